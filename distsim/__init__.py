@@ -1,0 +1,1 @@
+"""distsim: one torch.distributed program, run for real or simulated."""

@@ -1,0 +1,28 @@
+"""All exceptions of distsim, in one place.
+
+A `UsageError` is a user's mistake: the command line prints its one line and exits with 2.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DistsimError", "NotSimulated", "RankFailure", "UsageError"]
+
+
+class DistsimError(Exception):
+    """Base of everything distsim raises on its own account."""
+
+
+class UsageError(DistsimError):
+    """A user's mistake: one line that says what was expected, what came, and what to do."""
+
+
+class NotSimulated(DistsimError, NotImplementedError):
+    """A torch call the simulator refuses by name rather than answer wrongly."""
+
+    def __init__(self, call: str, remedy: str = "") -> None:
+        self.call = call
+        super().__init__(f"{call} is not simulated" + (f": {remedy}" if remedy else ""))
+
+
+class RankFailure(DistsimError):
+    """One or more ranks raised; the message holds every rank's traceback, equal ones merged."""
