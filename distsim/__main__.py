@@ -1,0 +1,10 @@
+"""`python -m distsim`: the command line without an installed script (a bare clone is enough)."""
+
+from __future__ import annotations
+
+import sys
+
+from distsim.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

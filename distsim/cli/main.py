@@ -1,0 +1,170 @@
+"""`distsim COMMAND ...`: chooses the command, imports only its module, turns errors into exit codes.
+
+Nothing here may import torch, rich or networkx: `distsim --help` has to answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from distsim.errors import DistsimError, UsageError
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS: dict[str, str] = {
+    "run": "run a torch.distributed program, simulated or for real",
+    "bench": "time one collective on a cluster, in nccl-tests' table",
+    "topo": "list the known clusters, show one",
+    "diagnose": "say post mortem which rank hung a job, and where",
+    "watch": "show a live job, group by group",
+    "scenario": "run scenario files: program, cluster, faults, expected outcome",
+    "sweep": "run one scenario under many settings",
+    "validate": "compare the network model with measurements",
+    "calibrate": "fit a cluster file to your own measurements",
+}
+"""Every command with its one line of help; the module is `distsim.cli.<command>`."""
+
+EXIT_CODES = """\
+exit codes:
+  0  finished
+  1  the program raised
+  2  usage: a flag, a file or a cluster that does not fit
+  3  a hang or deadlock was diagnosed
+  4  inconsistent collectives were diagnosed
+  5  an expectation of a scenario failed
+"""
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one `UsageError`, as everywhere else."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and answer the exit code; never raises for a user's mistake."""
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except UsageError as error:
+        print(f"distsim: error: {error}", file=sys.stderr)
+        return 2
+    except DistsimError as error:
+        print(f"distsim: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("distsim: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has what it wanted. Python would complain again while it closes
+        # stdout, so that goes nowhere.
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except (OSError, ValueError):
+            pass
+        return BROKEN_PIPE
+    return code
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_help(), end="")
+        return 0 if argv else 2
+    if argv[0] in ("-V", "--version"):
+        print(f"distsim {_version()}")
+        return 0
+    name = argv[0]
+    present = list(_present())
+    if name not in present:
+        raise UsageError(_unknown(name, present))
+    parser = Parser(prog="distsim")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    importlib.import_module(f"distsim.cli.{name}").add_parser(subparsers)
+    try:
+        args, unknown = parser.parse_known_args(argv)
+    except SystemExit as stop:  # argparse ends here for --help
+        return stop.code if isinstance(stop.code, int) else 0
+    if unknown:
+        raise UsageError(_unknown_flag(name, unknown, _flags(subparsers.choices[name])))
+    code = args.func(args)
+    return int(code)
+
+
+def _present() -> Iterable[str]:
+    """The commands whose module exists: a half-built feature is not offered."""
+    for name in COMMANDS:
+        if importlib.util.find_spec(f"distsim.cli.{name}") is not None:
+            yield name
+
+
+def _help() -> str:
+    present = list(_present())
+    width = max(len(name) for name in present)
+    lines = [f"  {name:<{width}}  {COMMANDS[name]}" for name in present]
+    return "\n".join(
+        [
+            "usage: distsim COMMAND ...",
+            "",
+            "Run an unmodified torch.distributed program for real, or simulated on a cluster of any size;",
+            "name the rank that hangs it.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "options:",
+            "  -h, --help     this text; distsim COMMAND --help says more",
+            "  -V, --version  the version",
+            "",
+            EXIT_CODES,
+        ]
+    )
+
+
+def _unknown(name: str, present: Sequence[str]) -> str:
+    if name.startswith("-"):
+        return f"expected a command, got the flag {name}; try distsim run {name} ..., or distsim --help"
+    if name.endswith(".py"):
+        return f"expected a command, got {name}; try distsim run {name}"
+    guess = _closest(name, present)
+    return f"no command {name!r}; {guess}the commands are {', '.join(present)}"
+
+
+def _unknown_flag(command: str, unknown: Sequence[str], flags: Sequence[str]) -> str:
+    first = next((word for word in unknown if word.startswith("-")), unknown[0])
+    guess = _closest(first.split("=", 1)[0], flags)
+    return f"distsim {command} does not know {first}; {guess}see distsim {command} --help"
+
+
+def _closest(word: str, known: Sequence[str]) -> str:
+    import difflib
+
+    found = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {found[0]}? " if found else ""
+
+
+def _flags(parser: argparse.ArgumentParser) -> list[str]:
+    return [flag for action in parser._actions for flag in action.option_strings]
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("torch-distsim")
+    except metadata.PackageNotFoundError:  # a bare clone
+        import tomllib
+        from pathlib import Path
+
+        project = Path(__file__).resolve().parents[2] / "pyproject.toml"
+        return str(tomllib.loads(project.read_text())["project"]["version"])
+

@@ -1,0 +1,287 @@
+"""`distsim run`: one torch.distributed program, simulated on a cluster or for real under torch elastic.
+
+torchrun's own parser is the parent, so every torchrun flag is taken; those that have no meaning in
+a simulation are accepted and named in a note.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from distsim.sim import RunRequest
+    from distsim.sim.outcome import Outcome
+
+__all__ = ["add_parser"]
+
+REAL_BACKENDS = ("gloo", "nccl", "mpi")
+DEFAULT_CLUSTER = "dgx-h100:1"
+
+NO_MEANING_IN_SIMULATION = (
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "rdzv_conf",
+    "max_restarts",
+    "monitor_interval",
+    "start_method",
+    "event_log_handler",
+    "role",
+    "local_ranks_filter",
+    "duplicate_stdout_filters",
+    "duplicate_stderr_filters",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "local_addr",
+    "logs_specs",
+    "numa_binding",
+    "signals_to_handle",
+    "shutdown_timeout",
+    "virtual_local_rank",
+)
+"""torchrun's settings for real processes and a real rendezvous; one process simulates all nodes.
+`--standalone` and `--run-path` are simply true of every simulation."""
+
+DESCRIPTION = """\
+Run a torch.distributed program, unmodified.
+
+  distsim run --on dgx-h100:4 train.py --lr 3e-4     simulated: 4 nodes of a preset, 32 ranks
+  distsim run --on cluster.toml train.py             simulated: your own cluster
+  distsim run --on gloo --nproc-per-node 4 train.py  for real, under guard
+
+Without --on it is simulated on one node (dgx-h100:1). In a simulation the world is every
+accelerator of the cluster unless --nnodes / --nproc-per-node ask for fewer.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `run`; this imports torch, for torchrun's own flags."""
+    from torch.distributed.run import get_args_parser
+
+    torchrun = get_args_parser()
+    parser = subparsers.add_parser(
+        "run",
+        help="run a torch.distributed program, simulated or for real",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="distsim run [--on CLUSTER] [flags] [-m] training_script [script's own arguments]",
+        parents=[torchrun],
+        add_help=False,
+        conflict_handler="resolve",
+    )
+    defaults = {action.dest: action.default for action in torchrun._actions}
+    _add_own_flags(parser)
+    parser.set_defaults(func=run, torchrun_defaults=defaults)
+    # The size of the world: torchrun's default is one rank, a simulation's the whole cluster.
+    for dest in ("nnodes", "nproc_per_node"):
+        if f"PET_{dest.upper()}" not in os.environ:
+            parser.set_defaults(**{dest: None})
+
+
+def _add_own_flags(parser: argparse.ArgumentParser) -> None:
+    parser._optionals.title = "torchrun's own flags"
+    where = parser.add_argument_group("where it runs")
+    where.add_argument(
+        "--on",
+        metavar="CLUSTER",
+        help="a preset with its number of nodes (dgx-h100:4; distsim topo list shows all), a cluster "
+        f"file (.toml), or gloo | nccl | mpi for a real run (default: {DEFAULT_CLUSTER})",
+    )
+    where.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random (default: 0)")
+    network = parser.add_argument_group("the simulated network")
+    network.add_argument(
+        "--fidelity",
+        choices=["fluid", "message"],
+        default="fluid",
+        help="fluid flows, or every message by itself: exact and slow (default: fluid)",
+    )
+    network.add_argument("--algo", metavar="NAME", help="one algorithm for all (ring, tree, ...), as NCCL_ALGO")
+    network.add_argument("--proto", metavar="NAME", help="one protocol for all (LL, LL128, Simple), as NCCL_PROTO")
+    network.add_argument("--nccl-version", metavar="X.Y", help="whose choice of algorithms to follow")
+    output = parser.add_argument_group("what it leaves")
+    output.add_argument("--report", metavar="FILE", help="the report as JSON (schema distsim.report/1)")
+    output.add_argument(
+        "--trace",
+        metavar="FILE|DIR/",
+        help="a trace for Perfetto, all ranks in one file; into a folder, one file a rank, as HTA wants",
+    )
+    output.add_argument("--quiet", action="store_true", help="no progress, and no report unless something is wrong")
+    output.add_argument(
+        "--host-timeout",
+        type=float,
+        default=None,
+        metavar="SECONDS",
+        help="wall time a rank may compute between two calls before it counts as stuck on the host",
+    )
+    # Ours first in the help text: torchrun's twenty are known, or looked up.
+    groups = parser._action_groups
+    own = [group for group in groups if group in (where, network, output)]
+    positionals = [group for group in groups if group is parser._positionals]
+    rest = [group for group in groups if group not in own and group not in positionals]
+    parser._action_groups[:] = positionals + own + rest
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run what the command line asks for and answer its exit code."""
+    if args.on in REAL_BACKENDS:
+        return _launch(args)
+    request, notes = build_request(args)
+    check_writable(args.report, "--report")
+    check_writable(args.trace, "--trace")
+    outcome = _simulate(request, quiet=args.quiet)
+    outcome.notes[:0] = notes
+    _leave(outcome, args)
+    return outcome.exit_code
+
+
+def _launch(args: argparse.Namespace) -> int:
+    for dest in ("nnodes", "nproc_per_node"):
+        if getattr(args, dest) is None:
+            setattr(args, dest, args.torchrun_defaults[dest])
+    if not args.no_python and not args.module:
+        _check_script(args.training_script)
+    if importlib.util.find_spec("distsim.realexec.launch") is None:
+        raise UsageError(f"--on {args.on}: real runs are not in this version; simulate with --on {DEFAULT_CLUSTER}")
+    launch = importlib.import_module("distsim.realexec.launch").launch
+    return int(launch(args))
+
+
+def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
+    """Translate torchrun's flags and ours for the simulator, with a note for each that has no meaning there."""
+    from distsim.sim import RunRequest
+
+    notes = []
+    on = args.on
+    if on is None:
+        on = DEFAULT_CLUSTER
+        notes.append(f"no --on given: simulated on {DEFAULT_CLUSTER} (distsim topo list shows other clusters)")
+    if args.no_python:
+        raise UsageError(
+            f"--no-python {args.training_script}: only Python can be simulated; give the Python script "
+            "itself, or run it for real with --on gloo"
+        )
+    if not args.module:
+        _check_script(args.training_script)
+    notes.extend(_ignored(args))
+    log_dir = _log_dir(args, notes)
+    request = RunRequest(
+        program=args.training_script,
+        module=args.module,
+        args=list(args.training_script_args),
+        on=on,
+        nnodes=_nnodes(args.nnodes, notes),
+        nproc_per_node=_nproc_per_node(args.nproc_per_node),
+        seed=args.seed,
+        fidelity=args.fidelity,
+        algo=args.algo,
+        proto=args.proto,
+        nccl_version=args.nccl_version,
+        log_dir=log_dir,
+        host_timeout_s=args.host_timeout,
+    )
+    return request, notes
+
+
+def _check_script(path: str) -> None:
+    script = Path(path)
+    if script.is_dir():
+        raise UsageError(f"expected a Python script, got the folder {path}; for a package use -m {script.name}")
+    if not script.exists():
+        raise UsageError(f"no script {path}: no such file (looked in {Path.cwd()})")
+
+
+def _ignored(args: argparse.Namespace) -> list[str]:
+    given = [
+        "--" + dest.replace("_", "-")
+        for dest in NO_MEANING_IN_SIMULATION
+        if dest in args.torchrun_defaults and getattr(args, dest) != args.torchrun_defaults[dest]
+    ]
+    if not given:
+        return []
+    return [f"no meaning in a simulation, ignored: {', '.join(given)}"]
+
+
+def _log_dir(args: argparse.Namespace, notes: list[str]) -> str | None:
+    redirects = args.redirects != args.torchrun_defaults["redirects"]
+    tee = args.tee != args.torchrun_defaults["tee"]
+    if args.log_dir is None and (redirects or tee):
+        folder = tempfile.mkdtemp(prefix="distsim_logs_")
+        notes.append(f"the ranks' output is in {folder} (--log-dir DIR chooses the place)")
+        return folder
+    return None if args.log_dir is None else str(args.log_dir)
+
+
+def _nnodes(text: str | None, notes: list[str]) -> int | None:
+    if text is None:
+        return None
+    parts = text.split(":")
+    if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise UsageError(f"--nnodes: expected a number of nodes, or MIN:MAX, got {text!r}")
+    if len(parts) == 2 and parts[0] != parts[1]:
+        notes.append(f"--nnodes {text}: simulated with {parts[1]} nodes, a simulation does not shrink or grow")
+    return int(parts[-1])
+
+
+def _nproc_per_node(text: str | None) -> int | None:
+    """None: one rank on every accelerator, or on every socket of a node that has none."""
+    if text is None or text in ("auto", "gpu", "xpu", "cpu"):
+        return None
+    if not text.isdigit() or int(text) == 0:
+        raise UsageError(f"--nproc-per-node: expected a number, auto, gpu or cpu, got {text!r}")
+    return int(text)
+
+
+def check_writable(path: str | None, flag: str) -> None:
+    """Refuse a path that cannot be written before the run, not after it."""
+    if path is None:
+        return
+    target = Path(path)
+    if flag == "--trace" and (path.endswith(os.sep) or target.is_dir()):
+        if target.exists() and not target.is_dir():
+            raise UsageError(f"{flag} {path}: expected a folder, got a file")
+        target = target / ".distsim-probe"
+        if not target.parent.exists():
+            if not target.parent.parent.is_dir():
+                raise UsageError(f"{flag} {path}: no folder {target.parent.parent}; create it first")
+            return
+    elif target.is_dir():
+        raise UsageError(f"{flag} {path}: expected a file, got a folder; try {flag} {target / 'report.json'}")
+    elif not target.parent.is_dir():
+        raise UsageError(f"{flag} {path}: no folder {target.parent}; create it first")
+    existed = target.exists()
+    try:
+        with target.open("ab"):
+            pass
+        if not existed:
+            target.unlink()
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: cannot be written ({error.strerror})") from None
+
+
+def _simulate(request: RunRequest, quiet: bool) -> Outcome:
+    from distsim.report.progress import live_progress
+    from distsim.sim import run_program
+
+    with live_progress(sys.stderr, quiet=quiet) as progress:
+        request.progress = progress
+        return run_program(request)
+
+
+def _leave(outcome: Outcome, args: argparse.Namespace) -> None:
+    from distsim.report import print_summary, write_report, write_trace
+
+    if args.report is not None:
+        write_report(outcome, args.report)
+    if args.trace is not None:
+        write_trace(outcome, args.trace)
+    if not args.quiet or outcome.exit_code != 0:
+        print_summary(outcome)
