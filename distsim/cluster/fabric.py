@@ -1,0 +1,139 @@
+"""What connects hosts: switches, the links between them, and the way from one to another.
+
+A fabric knows nothing of hosts but how many there are, how many NICs each has and how fast one is. Paths are
+computed from the structure (up and down a tree, dimension by dimension in a grid), never searched for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Cable", "Fabric", "Ports", "TreeFabric", "mix"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What a fabric has to connect."""
+
+    num_hosts: int
+    num_nics: int
+    nic_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cable:
+    """A directed link between two switches, by their positions in `Fabric.switches`."""
+
+    src: int
+    dst: int
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+
+class Fabric(Protocol):
+    """The interface of every fabric."""
+
+    @property
+    def switches(self) -> Sequence[tuple[str, str]]:
+        """Name and kind (leaf, spine or switch)."""
+
+    @property
+    def cables(self) -> Sequence[Cable]:
+        """Every directed link between switches."""
+
+    @property
+    def switch_latency_s(self) -> float:
+        """Port to port."""
+
+    def attach(self, host: int, nic: int) -> int:
+        """The switch that a NIC is plugged into."""
+
+    def path(self, src: int, dst: int, key: int) -> tuple[int, ...]:
+        """Cables from switch *src* to switch *dst*; *key* chooses among equal ones."""
+
+
+def mix(*values: int) -> int:
+    """A well-spread 64-bit hash of some integers, the same everywhere (splitmix64's finaliser)."""
+    state = 0x9E3779B97F4A7C15
+    for value in values:
+        state = (state ^ value) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 27
+        state = state * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state
+
+
+class TreeFabric:
+    """Leaves, spines in pods, and cores over the pods; a star is one leaf, two levels are one pod.
+
+    *rails* are the leaves side by side in a unit of *nodes_per_leaf* hosts: NIC k goes to leaf k % rails. A leaf has
+    one cable to each spine of its pod, a spine one to each core; together they carry what comes from below divided by
+    the oversubscription. Adaptive routing is one spine (and one core) that has the bandwidth of all.
+    """
+
+    def __init__(
+        self,
+        ports: Ports,
+        *,
+        nodes_per_leaf: int,
+        spines: int,
+        rails: int = 1,
+        oversubscription: float = 1.0,
+        leaves_per_pod: int | None = None,
+        cores: int = 0,
+        core_oversubscription: float = 1.0,
+        adaptive: bool = False,
+        switch_latency_s: float = 0.0,
+    ) -> None:
+        self.switch_latency_s = switch_latency_s
+        self._nodes_per_leaf, self._rails = nodes_per_leaf, rails
+        num_leaves = -(-ports.num_hosts // nodes_per_leaf) * rails
+        spines, cores = (min(spines, 1), min(cores, 1)) if adaptive else (spines, cores)
+        if num_leaves == 1:
+            spines = cores = 0
+        self._leaves_per_pod = leaves_per_pod or num_leaves
+        num_pods = -(-num_leaves // self._leaves_per_pod)
+        if num_pods == 1:
+            cores = 0
+        self._spines, self._cores, self._num_leaves, self._num_pods = spines, cores, num_leaves, num_pods
+        self.switches: list[tuple[str, str]] = [(f"leaf{i}", "leaf") for i in range(num_leaves)]
+        self.switches += [(f"spine{i}", "spine") for i in range(num_pods * spines)]
+        self.switches += [(f"core{i}", "switch") for i in range(cores)]
+        self.cables: list[Cable] = []
+        leaf_up = nodes_per_leaf * ports.num_nics / rails * ports.nic_bytes_per_s / oversubscription
+        for leaf in range(num_leaves):
+            pod = leaf // self._leaves_per_pod
+            for spine in range(spines):
+                self._join(leaf, num_leaves + pod * spines + spine, leaf_up / spines)
+        self._core_base = len(self.cables)
+        for spine in range(num_pods * spines if cores else 0):
+            spine_up = leaf_up / spines * self._leaves_per_pod / core_oversubscription
+            for core in range(cores):
+                self._join(num_leaves + spine, num_leaves + num_pods * spines + core, spine_up / cores)
+
+    def _join(self, low: int, high: int, bandwidth: float) -> None:
+        self.cables.append(Cable(low, high, bandwidth, self.switch_latency_s))
+        self.cables.append(Cable(high, low, bandwidth, self.switch_latency_s))
+
+    def attach(self, host: int, nic: int) -> int:
+        """The leaf of the host's unit and the NIC's rail."""
+        return host // self._nodes_per_leaf * self._rails + nic % self._rails
+
+    def path(self, src: int, dst: int, key: int) -> tuple[int, ...]:
+        """Up to a common spine or core and down again."""
+        if src == dst:
+            return ()
+        spines, cores = self._spines, self._cores
+        pod, other = src // self._leaves_per_pod, dst // self._leaves_per_pod
+        spine = key % spines
+        if pod == other:
+            return (src * spines + spine) * 2, (dst * spines + spine) * 2 + 1
+        core, down = key // spines % cores, key // (spines * cores) % spines
+        return (
+            (src * spines + spine) * 2,
+            self._core_base + ((pod * spines + spine) * cores + core) * 2,
+            self._core_base + ((other * spines + down) * cores + core) * 2 + 1,
+            (dst * spines + down) * 2 + 1,
+        )

@@ -1,0 +1,111 @@
+"""What the models of computation and of collectives read of a cluster: plain facts, no behaviour of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+__all__ = ["CpuModel", "GpuModel", "NcclFacts", "NodeModel"]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuModel:
+    """The host processor as one rank sees it: *flops_per_s* and *memory_bytes_per_s* are that rank's share when
+    *ranks_per_node* ranks divide the node evenly."""
+
+    model: str
+    vendor: str
+    """intel, amd or arm, as NCCL tells them apart."""
+    num_sockets: int
+    cores_per_socket: int
+    ranks_per_node: int
+    flops_per_s: float
+    memory_bytes_per_s: float
+    memory_bytes: int
+    op_overhead_s: float
+    """What an operator costs the host beyond its arithmetic: Python, dispatch, autograd."""
+    store_latency_s: float
+    """A TCPStore round trip."""
+    loopback_bytes_per_s: float
+    """TCP between two ranks of one host."""
+
+    def share(self, ranks_per_node: int) -> CpuModel:
+        """The same node divided among *ranks_per_node* ranks."""
+        factor = self.ranks_per_node / ranks_per_node
+        return replace(
+            self,
+            ranks_per_node=ranks_per_node,
+            flops_per_s=self.flops_per_s * factor,
+            memory_bytes_per_s=self.memory_bytes_per_s * factor,
+            memory_bytes=int(self.memory_bytes * factor),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """One accelerator, as its maker specifies it (dense rates, no sparsity)."""
+
+    model: str
+    compute_capability: int
+    """80 for Ampere A100, 90 for Hopper, 100 for Blackwell."""
+    memory_bytes: int
+    memory_bytes_per_s: float
+    flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    """By data type: fp64, fp32, tf32, fp16, bf16, fp8, fp4."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeModel:
+    """One host, as the models of collectives need it. Bandwidths are per direction and effective unless they say spec."""
+
+    num_gpus: int
+    gpu_model: str
+    """h100, a100, ...; empty on a node without accelerators."""
+    gpu: GpuModel | None
+    ranks_per_node: int
+    """Devices that take a rank: accelerators, or sockets on a node without."""
+    nvlink: str
+    """nvswitch, mesh (direct links between each pair), or none."""
+    nvlinks_per_gpu: int
+    nvlink_bytes_per_s: float
+    """All NVLinks of one GPU together."""
+    nvlink_spec_bytes_per_s: float
+    nvlink_pair_bytes_per_s: float
+    """Between two GPUs: all of it through an NVSwitch, the pair's own links in a mesh."""
+    nvlink_latency_s: float
+    num_nvswitches: int
+    nvls: bool
+    """The NVSwitch reduces in the switch (NVLink SHARP)."""
+    nvlink_domain_nodes: int
+    """Hosts that share one NVLink domain: 1, or 18 in an NVL72 rack."""
+    pcie_generation: int
+    pcie_bytes_per_s: float
+    """One x16 slot, as measured; NCCL's own search uses its table by generation."""
+    pcie_peer_to_peer: bool
+    """False where transfers between GPUs go through host memory."""
+    num_nics: int
+    nic_bytes_per_s: float
+    """One NIC."""
+    nic_spec_bytes_per_s: float
+    nic_latency_s: float
+    """Host to host over one cable, one way."""
+    gpu_direct_rdma: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NcclFacts:
+    """What NCCL's tuning asks of a machine."""
+
+    version: str
+    compute_capability: int
+    """0 without accelerators."""
+    cpu_vendor: str
+    cpu_class: str
+    """NCCL's own classes of Intel processors (bdw, skl, srp, erp); empty for others."""
+    net: str
+    """ib, roce, efa, slingshot, tcp, tcpx, tcpxo; none on a single node."""
+    num_nics: int
+    nic_bytes_per_s: float
+    nic_latency_s: float
+    collnet: bool
+    """The fabric reduces in its switches (InfiniBand SHARP) and NCCL is set up to use it."""

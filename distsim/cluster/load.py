@@ -1,0 +1,143 @@
+"""`load_cluster`: from what a user types after --on to a Cluster."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from distsim.cluster.assemble import assemble
+from distsim.cluster.cluster import Cluster
+from distsim.errors import UsageError
+
+__all__ = ["MAX_NODES", "load_cluster", "merged", "preset_names", "preset_text", "read_text"]
+
+MAX_NODES = 100_000
+"""More is a typing mistake rather than a cluster."""
+
+_SUFFIXES = (".toml", ".xml", ".json", ".yml", ".yaml")
+
+
+def preset_names() -> list[str]:
+    """Names of the presets that come with distsim, in alphabetical order."""
+    folder = resources.files("distsim.cluster") / "presets"
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
+    )
+
+
+def preset_text(name: str) -> str:
+    """The TOML file of a preset."""
+    return (resources.files("distsim.cluster") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def load_cluster(name: str) -> Cluster:
+    """A cluster from `preset[:nodes]` or a file: a cluster TOML, an NCCL topology XML, a networkx node-link JSON, or
+    an ASTRA-sim network YAML; `file:nodes` sets the number of nodes of the first two. Raises UsageError."""
+    stem, nodes = _split(name)
+    path = Path(stem)
+    file_like = path.suffix.lower() in _SUFFIXES or "/" in stem or path.exists()
+    if file_like and stem not in preset_names():
+        return _load_file(path, nodes)
+    if stem not in preset_names():
+        raise UsageError(_unknown(stem))
+    data = tomllib.loads(preset_text(stem))
+    return _from_data(data, nodes, f"preset {stem}")
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """*base* with *over* laid on it, table by table; a table that names another `kind` replaces the base's."""
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            same = value.get("kind", below.get("kind")) == below.get("kind")
+            result[key] = merged(below, value) if same else value
+        else:
+            result[key] = value
+    return result
+
+
+def read_text(path: Path) -> str:
+    """The text of a file a user named, or one clear line why not."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"no such file: {path} (expected a cluster file, or a preset: {_list()})") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a directory: expected a cluster file") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x} at {error.start}"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    if not text.strip():
+        raise UsageError(
+            f"{path} is empty: expected a cluster file (distsim topo show dgx-h100 --toml prints one)"
+        )
+    return text
+
+
+def _split(name: str) -> tuple[str, int | None]:
+    if not name.strip():
+        raise UsageError(f"expected a cluster: a preset ({_list()}) or a TOML file, got an empty name")
+    if Path(name).exists() or ":" not in name:
+        return name, None
+    stem, _, count = name.rpartition(":")
+    try:
+        nodes = int(count)
+    except ValueError:
+        raise UsageError(
+            f"{name}: expected a number of nodes after ':', got {count!r} (as in {stem}:2)"
+        ) from None
+    if not 1 <= nodes <= MAX_NODES:
+        raise UsageError(f"{name}: expected 1 to {MAX_NODES} nodes, got {nodes}")
+    return stem, nodes
+
+
+def _load_file(path: Path, nodes: int | None) -> Cluster:
+    text = read_text(path)
+    match path.suffix.lower():
+        case ".toml":
+            return _from_data(_parse_toml(text, path), nodes, str(path))
+        case other:
+            raise UsageError(f"{path}: expected a file ending in {', '.join(_SUFFIXES)}, got {other!r}")
+
+
+def _parse_toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+
+
+def _from_data(data: Mapping[str, Any], nodes: int | None, where: str) -> Cluster:
+    from distsim.cluster.spec import check_spec
+
+    data = dict(data)
+    if "base" in data:
+        base = data.pop("base")
+        if base not in preset_names():
+            raise UsageError(f"{where}: base: {_unknown(str(base))}")
+        data = merged(tomllib.loads(preset_text(base)), data)
+    if nodes is not None:
+        unit = data.get("unit_nodes", 1)
+        data["nodes"] = nodes * (unit if isinstance(unit, int) else 1)
+    spec = check_spec(data, where)
+    if spec.nodes > MAX_NODES:
+        raise UsageError(f"{where}: nodes: expected at most {MAX_NODES}, got {spec.nodes}")
+    return assemble(spec)
+
+
+def _list() -> str:
+    return ", ".join(preset_names())
+
+
+def _unknown(stem: str) -> str:
+    near = difflib.get_close_matches(stem, preset_names(), 1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return f"unknown cluster '{stem}': expected a preset ({_list()}) or a TOML file{hint}"
