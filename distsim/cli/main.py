@@ -6,6 +6,7 @@ Nothing here may import torch, rich or networkx: `distsim --help` has to answer 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -68,10 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader (`| head`) has what it wanted. Python would complain again while it closes
         # stdout, so that goes nowhere.
-        try:
+        with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except (OSError, ValueError):
-            pass
         return BROKEN_PIPE
     return code
 
@@ -81,7 +80,9 @@ def _dispatch(argv: list[str]) -> int:
         print(_help(), end="")
         return 0 if argv else 2
     if argv[0] in ("-V", "--version"):
-        print(f"distsim {_version()}")
+        from distsim.version import version
+
+        print(f"distsim {version()}")
         return 0
     name = argv[0]
     present = list(_present())
@@ -154,17 +155,3 @@ def _closest(word: str, known: Sequence[str]) -> str:
 
 def _flags(parser: argparse.ArgumentParser) -> list[str]:
     return [flag for action in parser._actions for flag in action.option_strings]
-
-
-def _version() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("torch-distsim")
-    except metadata.PackageNotFoundError:  # a bare clone
-        import tomllib
-        from pathlib import Path
-
-        project = Path(__file__).resolve().parents[2] / "pyproject.toml"
-        return str(tomllib.loads(project.read_text())["project"]["version"])
-

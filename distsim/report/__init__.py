@@ -1,0 +1,9 @@
+"""What a run leaves: the summary on the terminal, the JSON report, the trace, the live progress."""
+
+from __future__ import annotations
+
+from distsim.report.document import SCHEMA, report_document, write_report
+from distsim.report.summary import Summary, print_summary
+from distsim.report.trace import write_trace
+
+__all__ = ["SCHEMA", "Summary", "print_summary", "report_document", "write_report", "write_trace"]

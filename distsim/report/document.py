@@ -1,0 +1,126 @@
+"""The JSON report, `"schema": "distsim.report/1"`.
+
+The same content as the terminal's summary, for programs. Two runs with the same seed give the same
+bytes: nothing of it is measured on the machine that simulates. Fields are only ever added; what
+takes one away or changes its meaning changes the schema's number.
+
+- `schema`, `version`: of this document; of distsim
+- `program`, `cluster`, `backend`, `seed`, `world_size`: what ran
+- `exit_code`: 0 finished, 1 raised, 3 hang, 4 inconsistent collectives
+- `virtual_time_s`, `events`: how long the program took on the cluster; simulated events
+- `ranks[]`: `rank, host, device, phase, exit_code`, and `end_s, compute_s, communication_s,
+  exposed_s, idle_s`
+- `collectives[]`: `group, op, dtype, count, bytes, time_s, algbw_bytes_per_s, busbw_bytes_per_s`
+- `links[]`: the used ones: `name, kind, bandwidth_bytes_per_s, bytes, busy_s, mean_utilisation,
+  peak_utilisation`
+- `diagnoses[]`: `distsim.debug.diagnosis.Diagnosis.to_json`, the root cause first; empty for a
+  healthy run
+- `failures[]`: `ranks, exception, message, traceback`, equal ones merged
+- `notes[]`: one sentence each
+
+`exposed_s` is the part of `communication_s` during which the rank did nothing else. Bandwidths have
+nccl-tests' meaning. A figure that is not finite is null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distsim.report.failures import merge_failures
+from distsim.version import version
+
+if TYPE_CHECKING:
+    from distsim.sim.outcome import Outcome
+
+__all__ = ["SCHEMA", "report_document", "write_report"]
+
+SCHEMA = "distsim.report/1"
+
+_RANK_FIELDS = (
+    "rank",
+    "host",
+    "device",
+    "phase",
+    "exit_code",
+    "end_s",
+    "compute_s",
+    "communication_s",
+    "exposed_s",
+    "idle_s",
+)
+_COLLECTIVE_FIELDS = (
+    "group",
+    "op",
+    "dtype",
+    "count",
+    "bytes",
+    "time_s",
+    "algbw_bytes_per_s",
+    "busbw_bytes_per_s",
+)
+_LINK_FIELDS = (
+    "name",
+    "kind",
+    "bandwidth_bytes_per_s",
+    "bytes",
+    "busy_s",
+    "mean_utilisation",
+    "peak_utilisation",
+)
+
+
+def report_document(outcome: Outcome) -> dict[str, Any]:
+    """The report as plain JSON data."""
+    document = {
+        "schema": SCHEMA,
+        "version": version(),
+        "program": outcome.program,
+        "cluster": outcome.cluster,
+        "backend": outcome.backend,
+        "seed": outcome.seed,
+        "world_size": outcome.world_size,
+        "exit_code": outcome.exit_code,
+        "virtual_time_s": outcome.virtual_time_s,
+        "events": outcome.events,
+        "ranks": [_pick(rank, _RANK_FIELDS) for rank in outcome.ranks],
+        "collectives": [_pick(total, _COLLECTIVE_FIELDS) for total in outcome.collectives],
+        "links": [_pick(link, _LINK_FIELDS) for link in outcome.links if link.bytes > 0],
+        "diagnoses": [diagnosis.to_json() for diagnosis in outcome.diagnoses],
+        "failures": [
+            {
+                "ranks": list(failure.ranks),
+                "exception": failure.exception,
+                "message": failure.message,
+                "traceback": failure.traceback,
+            }
+            for failure in merge_failures(outcome.failures)
+        ],
+        "notes": list(outcome.notes),
+    }
+    clean = _finite(document)
+    assert isinstance(clean, dict)
+    return clean
+
+
+def write_report(outcome: Outcome, path: str) -> None:
+    """Write the JSON report to *path*."""
+    text = json.dumps(report_document(outcome), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def _pick(item: object, fields: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(item, name) for name in fields}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity (a loopback link's bandwidth) and no NaN: null stands for both."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

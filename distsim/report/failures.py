@@ -1,0 +1,68 @@
+"""What the ranks raised: equal tracebacks once, the ranks as ranges."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.padding import Padding
+from rich.text import Text
+
+from distsim.report.ranges import ranks_phrase
+
+if TYPE_CHECKING:
+    from distsim.sim.outcome import Failure
+
+__all__ = ["Failures", "MergedFailure", "merge_failures"]
+
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
+
+
+@dataclass(frozen=True, slots=True)
+class MergedFailure:
+    """One exception, and every rank that raised it alike."""
+
+    ranks: tuple[int, ...]
+    exception: str
+    message: str
+    traceback: str
+
+
+def merge_failures(failures: Iterable[Failure]) -> list[MergedFailure]:
+    """Equal failures joined, in the order of their first rank.
+
+    Addresses of objects are blanked: they differ from rank to rank and from run to run, and tell
+    nobody anything.
+    """
+    ranks: dict[tuple[str, str, str], set[int]] = {}
+    for failure in failures:
+        key = (failure.exception, _blank(failure.message), _blank(failure.traceback).rstrip())
+        ranks.setdefault(key, set()).update(failure.ranks)
+    merged = [MergedFailure(tuple(sorted(who)), *key) for key, who in ranks.items()]
+    return sorted(merged, key=lambda failure: failure.ranks)
+
+
+def _blank(text: str) -> str:
+    return _ADDRESS.sub("0x...", text)
+
+
+class Failures:
+    """The tracebacks, as a rich renderable; nothing where no rank raised."""
+
+    def __init__(self, failures: Iterable[Failure]) -> None:
+        self.failures = merge_failures(failures)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for failure in self.failures:
+            head = Text()
+            head.append("RAISED", style="bold red")
+            head.append(f"  {ranks_phrase(failure.ranks)}: {failure.exception}")
+            if failure.message:
+                head.append(f": {failure.message.splitlines()[0]}")
+            yield head
+            if failure.traceback:
+                yield Padding(Text(failure.traceback), (0, 0, 0, 2))
+            yield Text()

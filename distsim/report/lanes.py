@@ -1,0 +1,35 @@
+"""Tracks on which slices never overlap: Perfetto draws two overlapping slices of one track as nonsense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+__all__ = ["Lanes"]
+
+
+class Lanes:
+    """Numbers tracks from *first*: one for each label, more where slices of one label overlap."""
+
+    def __init__(self, first: int = 1) -> None:
+        self._first = first
+        self._free_from_s: list[float] = []
+        self._labels: list[str] = []
+        self._of_label: dict[str, list[int]] = {}
+
+    def place(self, label: str, start_s: float, end_s: float) -> int:
+        """The track for a slice; slices of a label must come in the order of their starts."""
+        for lane in self._of_label.setdefault(label, []):
+            if self._free_from_s[lane] <= start_s:
+                self._free_from_s[lane] = end_s
+                return self._first + lane
+        lane = len(self._labels)
+        count = len(self._of_label[label])
+        self._labels.append(label if not count else f"{label} ({count + 1})")
+        self._free_from_s.append(end_s)
+        self._of_label[label].append(lane)
+        return self._first + lane
+
+    def labels(self) -> Iterator[tuple[int, str]]:
+        """Every track with its label."""
+        for lane, label in enumerate(self._labels):
+            yield self._first + lane, label

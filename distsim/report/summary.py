@@ -1,0 +1,89 @@
+"""What a run prints at its end: the verdict first, then where the time went."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from distsim.report.failures import Failures
+from distsim.report.tables import collectives_table, links_table, ranks_table
+from distsim.units import format_time
+
+if TYPE_CHECKING:
+    from distsim.sim.outcome import Outcome
+
+__all__ = ["Summary", "print_summary"]
+
+PLAIN_WIDTH = 120
+"""Columns where the output is no terminal (a file, a CI log)."""
+
+
+class Summary:
+    """An outcome as a rich renderable. The wall time is shown only *with_wall_time*: it is the one
+    figure that differs between two runs with the same seed."""
+
+    def __init__(self, outcome: Outcome, with_wall_time: bool = True) -> None:
+        self.outcome = outcome
+        self.with_wall_time = with_wall_time
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        outcome = self.outcome
+        if outcome.diagnoses:
+            from distsim.debug.render import render_diagnoses
+
+            yield render_diagnoses(outcome.diagnoses, outcome.evidence)
+            yield Text()
+        yield Failures(outcome.failures)
+        yield from self._header()
+        yield from self._section("time by rank", ranks_table(outcome.ranks))
+        yield from self._section("collectives", collectives_table(outcome.collectives))
+        yield from self._section("busiest links", links_table(outcome.links))
+        if outcome.notes:
+            yield Text()
+        for note in outcome.notes:
+            yield Text(f"note: {note}", style="dim")
+
+    def _header(self) -> RenderResult:
+        outcome = self.outcome
+        ranks = f"{outcome.world_size} {'rank' if outcome.world_size == 1 else 'ranks'}"
+        yield Text.assemble(
+            (outcome.program, "bold"),
+            f" on {outcome.cluster}: {ranks}, backend {outcome.backend}, seed {outcome.seed}",
+        )
+        verdict, style = _verdict(outcome)
+        line = Text.assemble((verdict, style), " after ", (format_time(outcome.virtual_time_s), "bold"))
+        line.append(" of virtual time")
+        details = [f"{outcome.events:,} events"]
+        if self.with_wall_time:
+            details.insert(0, f"{format_time(outcome.wall_time_s)} of wall time")
+        line.append(f" ({', '.join(details)})")
+        yield line
+
+    def _section(self, title: str, body: object) -> RenderResult:
+        if body is not None:
+            yield Text()
+            yield Text(title, style="bold")
+            yield body  # type: ignore[misc]
+
+
+def _verdict(outcome: Outcome) -> tuple[str, str]:
+    if outcome.exit_code == 0:
+        return "finished", "bold green"
+    words = {1: "failed", 3: "hung", 4: "inconsistent collectives", 130: "interrupted"}
+    return words.get(outcome.exit_code, f"ended with exit code {outcome.exit_code}"), "bold red"
+
+
+def print_summary(outcome: Outcome, file: TextIO | None = None) -> None:
+    """Print the summary, as wide as the terminal, or 120 columns where there is none."""
+    stream = sys.stdout if file is None else file
+    width = None
+    if not stream.isatty() and "COLUMNS" not in os.environ:
+        width = PLAIN_WIDTH
+    elif not stream.isatty():
+        width = shutil.get_terminal_size().columns
+    Console(file=stream, width=width, highlight=False, soft_wrap=False).print(Summary(outcome))

@@ -1,0 +1,149 @@
+"""The three tables of the summary: time by rank, collectives, links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from distsim.report.ranges import rank_ranges
+from distsim.units import format_bandwidth, format_bytes, format_time
+
+if TYPE_CHECKING:
+    from distsim.sim.outcome import CollectiveTotal, LinkUse, RankSummary
+
+__all__ = ["collectives_table", "links_table", "ranks_table"]
+
+MOST_RANKS = 16
+"""More rows than this are joined: equal ranks first, then minimum, median and maximum."""
+MOST_COLLECTIVES = 12
+MOST_LINKS = 8
+BAR_WIDTH = 10
+
+_PARTS = ("end_s", "compute_s", "communication_s", "exposed_s", "idle_s")
+_FULL, _EIGHTHS = "█", " ▏▎▍▌▋▊▉"
+
+
+def ranks_table(ranks: Sequence[RankSummary]) -> Table:
+    """Where each rank's time went; at most sixteen rows."""
+    table = _table()
+    joined = _joined(ranks) if len(ranks) > MOST_RANKS else [[rank] for rank in ranks]
+    if len(joined) > MOST_RANKS:
+        return _spread(table, ranks)
+    table.add_column("rank", justify="right")
+    table.add_column("device")
+    for name in ("ran for", "compute", "communication", "exposed", "idle"):
+        table.add_column(name, justify="right")
+    for group in joined:
+        first = group[0]
+        where = f"{first.host}/{first.device}" if len(group) == 1 else f"{len(group)} ranks alike"
+        style = "red" if first.exit_code else ""
+        table.add_row(rank_ranges(rank.rank for rank in group), where, *_times(first), style=style)
+    return table
+
+
+def _joined(ranks: Sequence[RankSummary]) -> list[list[RankSummary]]:
+    """Ranks whose printed times are all equal, together, in the order of their first rank."""
+    alike: dict[tuple[str, ...], list[RankSummary]] = {}
+    for rank in ranks:
+        alike.setdefault((*_times(rank), str(rank.exit_code)), []).append(rank)
+    return list(alike.values())
+
+
+def _spread(table: Table, ranks: Sequence[RankSummary]) -> Table:
+    table.add_column("of all ranks")
+    for name in ("ran for", "compute", "communication", "exposed", "idle"):
+        table.add_column(name, justify="right")
+    for label, pick in (("minimum", min), ("median", median), ("maximum", max)):
+        values = [pick([getattr(rank, part) for rank in ranks]) for part in _PARTS]
+        table.add_row(label, *(format_time(value) for value in values))
+    slowest = [max(ranks, key=lambda rank: (getattr(rank, part), -rank.rank)).rank for part in _PARTS]
+    table.add_row("largest on", *(f"rank {rank}" for rank in slowest), style="dim")
+    return table
+
+
+def _times(rank: RankSummary) -> list[str]:
+    return [format_time(getattr(rank, part)) for part in _PARTS]
+
+
+def collectives_table(totals: Iterable[CollectiveTotal]) -> Table | None:
+    """Calls by group and operation, the longest first; None where there were none."""
+    rows = sorted(totals, key=lambda total: (-total.time_s, total.group, total.op, total.dtype))
+    if not rows:
+        return None
+    table = _table()
+    table.add_column("group")
+    table.add_column("operation")
+    for name in ("calls", "bytes", "time", "algbw", "busbw"):
+        table.add_column(name, justify="right")
+    for total in rows[:MOST_COLLECTIVES]:
+        table.add_row(
+            total.group,
+            f"{total.op} {total.dtype}".rstrip(),
+            f"{total.count:,}",
+            format_bytes(total.bytes),
+            format_time(total.time_s),
+            format_bandwidth(total.algbw_bytes_per_s) if total.bytes else "-",
+            format_bandwidth(total.busbw_bytes_per_s) if total.bytes else "-",
+        )
+    _rest(table, len(rows) - MOST_COLLECTIVES, "operations")
+    return table
+
+
+def links_table(links: Iterable[LinkUse]) -> Table | None:
+    """The busiest links with a bar; links used alike are one row. None where nothing moved."""
+    alike: dict[tuple[object, ...], list[LinkUse]] = {}
+    for link in links:
+        if link.bytes > 0:
+            key = (
+                link.kind,
+                link.bandwidth_bytes_per_s,
+                format_bytes(link.bytes),
+                f"{link.mean_utilisation:.0%}",
+                f"{link.peak_utilisation:.0%}",
+            )
+            alike.setdefault(key, []).append(link)
+    if not alike:
+        return None
+    rows = sorted(alike.values(), key=lambda group: (-group[0].mean_utilisation, -group[0].bytes))
+    table = _table()
+    table.add_column("link")
+    table.add_column("kind")
+    table.add_column("speed", justify="right")
+    table.add_column("bytes", justify="right")
+    table.add_column("busy on average")
+    table.add_column("peak", justify="right")
+    for group in rows[:MOST_LINKS]:
+        first = group[0]
+        name = first.name if len(group) == 1 else f"{first.name} (+{len(group) - 1} alike)"
+        table.add_row(
+            name,
+            first.kind,
+            format_bandwidth(first.bandwidth_bytes_per_s),
+            format_bytes(first.bytes),
+            bar(first.mean_utilisation),
+            f"{first.peak_utilisation:.0%}",
+        )
+    _rest(table, len(rows) - MOST_LINKS, "links")
+    return table
+
+
+def bar(fraction: float) -> Text:
+    """`"█████     50%"`: a fraction drawn to an eighth of a character."""
+    eighths = round(min(max(fraction, 0.0), 1.0) * BAR_WIDTH * 8)
+    drawn = _FULL * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+    style = "red" if fraction >= 0.9 else "yellow" if fraction >= 0.6 else "green"
+    return Text.assemble((f"{drawn:<{BAR_WIDTH}}", style), f" {fraction:>4.0%}")
+
+
+def _table() -> Table:
+    return Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+
+
+def _rest(table: Table, count: int, what: str) -> None:
+    if count > 0:
+        table.caption = f"and {count} more {what}: --report FILE has all"
+        table.caption_justify = "left"

@@ -1,0 +1,200 @@
+"""The trace: what every rank did when, in the format of PyTorch's profiler (Kineto).
+
+One file holds all ranks (Perfetto, chrome://tracing); a folder gets one file a rank, as Holistic
+Trace Analysis wants them. A rank is a process; its threads and its communication streams are
+tracks. A collective's slice begins where the rank called it, as a NCCL kernel does, and the part
+before the last member came is a slice of its own inside ("waits for ..."). An arrow leads from the
+rank that came last to the one that waited longest, and from a send to its receive. Link utilisation
+is drawn as counters of a second kind of process. Times are microseconds of virtual time.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distsim.debug.records import CallRecord
+from distsim.report.arrows import Placed, arrows
+from distsim.report.kineto import collective_args, is_kernel, kernel_name
+from distsim.report.lanes import Lanes
+
+if TYPE_CHECKING:
+    from distsim.sim.outcome import Outcome
+
+__all__ = ["rank_events", "trace_events", "write_trace"]
+
+FIRST_STREAM = 20
+"""Track of the first communication stream; host threads come before it. Holistic Trace Analysis
+takes any stream but -1 for the device's."""
+LINKS_PID = 1_000_000
+"""Process of the link counters, behind all ranks."""
+
+Event = dict[str, Any]
+Slice = tuple[float, float, str]
+
+
+def write_trace(outcome: Outcome, path: str) -> None:
+    """Write the trace to the file *path* (`.gz` is compressed), or, where it ends in a slash or is a
+    folder, to `rank0.json`, `rank1.json`, ... in it."""
+    folder = Path(path)
+    if not (path.endswith(("/", os.sep)) or folder.is_dir()):
+        _write(folder, _header(outcome, 0, folder.name), trace_events(outcome))
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for summary in outcome.ranks:
+        name = f"rank{summary.rank}.json"
+        events = rank_events(outcome, summary.rank, [])
+        if summary.rank == 0:
+            events = itertools.chain(events, link_events(outcome))
+        _write(folder / name, _header(outcome, summary.rank, name), events)
+
+
+def trace_events(outcome: Outcome) -> Iterator[Event]:
+    """All events of all ranks, the arrows between them, and the links."""
+    placed: list[Placed] = []
+    for summary in outcome.ranks:
+        yield from rank_events(outcome, summary.rank, placed)
+    for number, (start, start_s, end, end_s) in enumerate(arrows(placed)):
+        for phase, call, time_s in (("s", start, start_s), ("f", end, end_s)):
+            yield {
+                "ph": phase,
+                "bp": "e",
+                "cat": "distsim",
+                "name": call.record.op,
+                "id": number,
+                "pid": call.record.rank,
+                "tid": call.track,
+                "ts": us(time_s),
+            }
+    yield from link_events(outcome)
+
+
+def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[Event]:
+    """One rank's tracks: host threads, communication streams. Its calls are added to *placed*."""
+    summary = outcome.ranks[rank]
+    yield _meta(rank, "process_name", name=f"rank {rank} ({summary.host}/{summary.device})")
+    yield _meta(rank, "process_sort_index", sort_index=rank)
+    host, streams = Lanes(), Lanes(FIRST_STREAM)
+    slices: list[tuple[float, Slice | CallRecord]] = []
+    slices.extend((piece[0], piece) for piece in outcome.compute.get(rank, ()))
+    slices.extend((record.issued_s, record) for record in outcome.records.get(rank, ()))
+    slices.sort(key=lambda item: item[0])
+    events: list[Event] = []
+    for start_s, item in slices:
+        if not isinstance(item, CallRecord):
+            tid = host.place("MainThread", start_s, item[1])
+            events.append(_slice(rank, tid, item[2], "cpu_op", start_s, item[1], {}))
+            continue
+        end_s = outcome.virtual_time_s if item.completed_s is None else item.completed_s
+        if is_kernel(item):
+            tid = streams.place(f"stream of {item.group.label}", start_s, end_s)
+            placed.append(Placed(item, tid))
+            events.extend(_kernel_events(item, tid, end_s))
+        else:
+            tid = host.place(item.thread, start_s, end_s)
+            args = {"Process Group Name": item.group.name, "Seq": item.seq}
+            events.append(_slice(rank, tid, f"c10d::{item.op}", "cpu_op", start_s, end_s, args))
+    for lanes in (host, streams):
+        for tid, label in lanes.labels():
+            yield _meta(rank, "thread_name", tid=tid, name=label)
+            yield _meta(rank, "thread_sort_index", tid=tid, sort_index=tid)
+    yield from events
+
+
+def _kernel_events(record: CallRecord, stream: int, end_s: float) -> Iterator[Event]:
+    args = collective_args(record, stream)
+    yield _slice(record.rank, stream, kernel_name(record), "kernel", record.issued_s, end_s, args)
+    started_s = end_s if record.started_s is None else min(record.started_s, end_s)
+    if us(started_s) > us(record.issued_s):
+        what = f"waits for the others of {record.op} #{record.seq}"
+        if record.is_p2p:
+            what = f"waits for {'any rank' if record.peer is None else f'rank {record.peer}'}"
+        yield _slice(record.rank, stream, what, "wait", record.issued_s, started_s, {})
+
+
+def link_events(outcome: Outcome) -> Iterator[Event]:
+    """Utilisation of every link that has samples, in percent."""
+    if not outcome.link_samples:
+        return
+    yield _meta(LINKS_PID, "process_name", name=f"links of {outcome.cluster}")
+    yield _meta(LINKS_PID, "process_sort_index", sort_index=LINKS_PID)
+    for time_s, index, fraction in outcome.link_samples:
+        yield {
+            "ph": "C",
+            "pid": LINKS_PID,
+            "tid": 0,
+            "name": outcome.links[index].name,
+            "ts": us(time_s),
+            "args": {"utilisation %": round(100 * fraction, 3)},
+        }
+
+
+def _header(outcome: Outcome, rank: int, name: str) -> Event:
+    groups = {record.group.name: record.group for records in outcome.records.values() for record in records}
+    return {
+        "schemaVersion": 1,
+        "deviceProperties": [],
+        "distributedInfo": {
+            "backend": outcome.backend,
+            "rank": rank,
+            "world_size": outcome.world_size,
+            "pg_count": len(groups),
+            "pg_config": [
+                {
+                    "pg_name": group.name,
+                    "pg_desc": group.description,
+                    "backend_config": outcome.backend,
+                    "pg_size": len(group.ranks),
+                    "ranks": list(group.ranks),
+                }
+                for group in groups.values()
+                if rank in group.ranks
+            ],
+        },
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": 0,
+        "traceName": name,
+    }
+
+
+def _write(path: Path, header: Event, events: Iterable[Event]) -> None:
+    with path.open("wb") as raw:
+        # No time stamp in the gzip header: equal runs give equal bytes.
+        binary = gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0) if path.suffix == ".gz" else raw
+        with io.TextIOWrapper(binary, encoding="utf-8", newline="\n") as file:
+            head = json.dumps(header, indent=1)
+            file.write(head[: head.rindex("\n}")] + ',\n "traceEvents": [\n')
+            for number, event in enumerate(events):
+                file.write((",\n" if number else "") + json.dumps(event))
+            file.write("\n]}\n")
+
+
+def _slice(
+    pid: int, tid: int, name: str, category: str, start_s: float, end_s: float, args: dict[str, Any]
+) -> Event:
+    start, end = us(start_s), us(end_s)
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": start,
+        "dur": round(max(end - start, 0.0), 3),
+        "args": args,
+    }
+
+
+def _meta(pid: int, what: str, tid: int = 0, **args: Any) -> Event:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def us(seconds: float) -> float:
+    """Microseconds to the nanosecond: nested slices keep their order when rounded alike."""
+    return round(seconds * 1e6, 3)

@@ -1,0 +1,102 @@
+"""Imports point inward (design.md, section 2), read out of the syntax trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT, imports_of, modules
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "units": {"errors"},
+    "version": set(),
+    "debug": {"debug", "errors", "units"},
+    "realexec": {"realexec", "debug", "errors", "units"},
+    "cluster": {"cluster", "errors", "units"},
+    "collectives": {"collectives", "cluster", "errors", "units"},
+    "network": {"network", "collectives", "cluster", "errors", "units"},
+    "calibration": {"calibration", "bench", "network", "collectives", "cluster", "errors", "units"},
+    "bench": {"bench", "network", "collectives", "cluster", "errors", "units"},
+    "sim": {"sim", "network", "collectives", "cluster", "debug", "errors", "units"},
+    "report": {"report", "sim", "debug", "errors", "units", "version"},
+}
+"""Which parts of distsim a part may import. Parts that are not here (the command line, the Python
+API, the pytest plugin, the scenario runner) see everything."""
+
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    "simpy": ("distsim.sim", "distsim.network", "distsim.collectives"),
+    "networkx": ("distsim.cluster", "distsim.debug.waitfor"),
+    "pydantic": ("distsim.cluster", "distsim.scenario", "distsim.calibration"),
+    "rich": ("distsim.report", "distsim.cli", "distsim.debug.render", "distsim.scenario"),
+    "matplotlib": ("distsim.report", "distsim.cli"),
+    "numpy": ("distsim.",),
+}
+"""Third-party packages and the only modules that may import them."""
+
+NO_TORCH = ("distsim.cluster", "distsim.collectives", "distsim.network", "distsim.report")
+"""Parts that never import torch."""
+
+EXCEPTIONS: set[tuple[str, str]] = set()
+"""(module, imported part) pairs that break a rule for a reason written beside them."""
+
+
+def _part(module: str) -> str:
+    """`distsim.sim.task` is of part `sim`; the package itself has none."""
+    return module.partition(".")[2].split(".")[0]
+
+
+@pytest.mark.parametrize("part", sorted(MAY_IMPORT))
+def test_a_part_imports_only_what_lies_further_in(part: str) -> None:
+    """No part knows who uses it: debug neither simulator nor launcher, neither of these the other."""
+    wrong = []
+    for module, path in modules().items():
+        if not module.startswith("distsim.") or _part(module) != part:
+            continue
+        for imported, line, _ in imports_of(path):
+            target = _part(imported)
+            if imported.split(".")[0] != "distsim" or target in MAY_IMPORT[part]:
+                continue
+            if (module, target) not in EXCEPTIONS:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {imported}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", sorted(ONLY_IN))
+def test_a_third_party_package_is_imported_only_where_it_belongs(package: str) -> None:
+    """simpy is the simulator core's, networkx topology's, pydantic validation's, rich rendering's."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for module, path in modules().items()
+        for imported, line, typing_only in imports_of(path)
+        if imported.split(".")[0] == package and not typing_only and not module.startswith(ONLY_IN[package])
+    ]
+    assert wrong == []
+
+
+def test_the_network_and_the_reports_never_import_torch() -> None:
+    """What computes times and draws tables works without torch."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {imported}"
+        for module, path in modules().items()
+        for imported, line, typing_only in imports_of(path)
+        if imported.split(".")[0] == "torch" and not typing_only and module.startswith(NO_TORCH)
+    ]
+    assert wrong == []
+
+
+def test_the_rules_see_a_planted_breach(tmp_path: Path) -> None:
+    """The reader of imports finds them in functions and behind `from`, and knows the typing-only ones."""
+    path = tmp_path / "planted.py"
+    path.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    import torch\n"
+        "def f():\n    from distsim import realexec\n    import simpy.events\n"
+    )
+    assert list(imports_of(path)) == [
+        ("typing.TYPE_CHECKING", 1, False),
+        ("torch", 3, True),
+        ("distsim.realexec", 5, False),
+        ("simpy.events", 6, False),
+    ]

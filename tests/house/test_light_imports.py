@@ -1,0 +1,36 @@
+"""What must not import torch (1.3 s), rich or networkx, does not; one fresh interpreter for all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+STAGES = {
+    "distsim": "import distsim",
+    "records": "import distsim.debug.records",
+    "help": "import contextlib, io\nfrom distsim.cli import main\n"
+    "with contextlib.redirect_stdout(io.StringIO()):\n    code = main(['--help'])\nassert code == 0",
+    "mistake": "with contextlib.redirect_stderr(io.StringIO()):\n    code = main(['rnu'])\nassert code == 2",
+}
+HEAVY = ("torch", "numpy", "rich", "networkx", "simpy", "pydantic")
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, list[str]]:
+    """Heavy packages that are loaded after each stage."""
+    script = "import json, sys\nloaded = {}\n"
+    for name, code in STAGES.items():
+        script += f"{code}\nloaded[{name!r}] = [heavy for heavy in {HEAVY!r} if heavy in sys.modules]\n"
+    script += "print(json.dumps(loaded))\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    answer: dict[str, list[str]] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.mark.parametrize("stage", sorted(STAGES))
+def test_nothing_heavy_is_imported(stage: str, loaded: dict[str, list[str]]) -> None:
+    """`import distsim`, the call records, --help and a typing mistake cost milliseconds."""
+    assert loaded[stage] == []

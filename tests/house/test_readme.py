@@ -1,0 +1,35 @@
+"""The README's promises that a machine can check."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from tests.house.tree import ROOT
+
+COMMANDS = [
+    "pip install -c constraints.txt -e . && distsim run --on dgx-h100:2 scenarios/healthy/ddp_mlp.py",
+    'pip install -c constraints.txt -e ".[test]" && pytest',
+]
+
+
+def test_the_readme_opens_with_the_two_commands() -> None:
+    """A newcomer sees the whole set-up before anything else."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^pip install.*$", text, re.MULTILINE)[:2] == COMMANDS
+    assert text.index(COMMANDS[1]) < 600
+
+
+def test_every_file_the_readme_names_exists() -> None:
+    """Links and paths in the README lead somewhere."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\]\(([^)#:]+)\)", text)) | set(re.findall(r"\bscenarios/\S+\.(?:py|toml)", text))
+    assert named
+    assert sorted(path for path in named if not (ROOT / path).exists()) == []
+
+
+def test_ci_runs_the_readmes_own_test_command() -> None:
+    """.ci/run takes the command out of the README, so the two cannot part."""
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert "README.md" in script.read_text(encoding="utf-8")
