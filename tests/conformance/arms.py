@@ -1,0 +1,211 @@
+"""The two arms of a conformance test: real gloo processes, and the simulator.
+
+A body is a plain function `body(rank, world_size)` that uses torch.distributed as any program
+does and returns a dict of named values. `gloo(body)` runs it in four real processes, `sim(body)`
+in a simulated world of four ranks; both return one plain value per rank, ready to be compared.
+
+gloo kills a process on some mistakes, so every body gets four processes of its own. They are
+forked from a server that has imported torch once: about 20 ms each.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from conformance.plain import plain
+
+WORLD_SIZE = 4
+NPROC_PER_NODE = 2
+TIMEOUT_S = 20.0
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "pytest",
+)
+
+Body = Callable[..., Any]
+Conform = Callable[..., None]
+"""The fixture `conform`: `conform(body, *args)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the ranks of a body that initializes by itself can meet."""
+
+    directory: str
+    ports: tuple[int, ...]
+
+
+class ArmError(AssertionError):
+    """A body did not come to its end."""
+
+
+def own_init(body: Body) -> Body:
+    """Mark a body that calls init_process_group itself: it is called `body(rank, world_size, place)`."""
+    body.own_init = True  # type: ignore[attr-defined]
+    return body
+
+
+def run_body(body: Body, args: tuple[Any, ...], place: Place) -> Any:
+    """What every rank of both arms does."""
+    import torch
+    import torch.distributed as dist
+
+    torch.manual_seed(0)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if getattr(body, "own_init", False):
+        return plain(body(rank, world_size, place, *args))
+    dist.init_process_group("gloo")
+    answer = plain(body(rank, world_size, *args))
+    dist.destroy_process_group()
+    return answer
+
+
+def sim(body: Body, *args: Any) -> list[Any]:
+    """Run the body on four simulated ranks."""
+    import distsim
+
+    directory = tempfile.mkdtemp(prefix="conformance-")
+    try:
+        place = Place(directory, tuple(range(29600, 29608)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            outcome = distsim.simulate(
+                run_body,
+                on="ethernet-cpu:2",
+                nproc_per_node=NPROC_PER_NODE,
+                args=(body, args, place),
+            )
+        return list(outcome.results)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def gloo(body: Body, *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
+    """Run the body in four real processes on gloo."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOAD))
+    directory = tempfile.mkdtemp(prefix="conformance-")
+    ports = _free_ports(9)
+    reference = (body.__code__.co_filename, body.__name__)
+    workers = []
+    readers: list[Connection] = []
+    try:
+        for rank in range(WORLD_SIZE):
+            reader, writer = context.Pipe(duplex=False)
+            job = (rank, reference, args, Place(directory, ports[1:]), ports[0])
+            worker = context.Process(target=_worker, args=(writer, job), daemon=True)
+            worker.start()
+            writer.close()
+            workers.append(worker)
+            readers.append(reader)
+        return _collect(readers, workers, timeout_s, body.__name__)
+    finally:
+        for worker in workers:
+            worker.join(0.0 if worker.is_alive() and worker.exitcode is None else None)
+            if worker.is_alive():
+                worker.join(2.0)
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
+        for reader in readers:
+            reader.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _collect(readers: list[Connection], workers: list[Any], timeout_s: float, name: str) -> list[Any]:
+    """One answer per rank; the first death or the timeout ends the wait for all."""
+    answers: dict[int, Any] = {}
+    failures: dict[int, str] = {}
+    deadline = time.monotonic() + timeout_s
+    while len(answers) + len(failures) < len(readers):
+        waiting = [r for i, r in enumerate(readers) if i not in answers and i not in failures]
+        ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            missing = [i for i, r in enumerate(readers) if r in waiting]
+            failures.update({i: f"no answer after {timeout_s:g} s" for i in missing})
+        for reader in ready:
+            rank = readers.index(reader)  # type: ignore[arg-type]
+            try:
+                kind, value = readers[rank].recv()
+            except EOFError:
+                workers[rank].join(5.0)
+                code = workers[rank].exitcode
+                died = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+                failures[rank] = f"died: {died}"
+                continue
+            if kind == "answer":
+                answers[rank] = value
+            else:
+                failures[rank] = value
+        if failures:  # the others now wait for a rank that is gone: give them a moment to say so
+            deadline = min(deadline, time.monotonic() + 5.0)
+    if failures:
+        told = "\n".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
+        raise ArmError(f"{name} did not end on gloo\n{told}")
+    return [answers[rank] for rank in range(len(readers))]
+
+
+def _free_ports(count: int) -> tuple[int, ...]:
+    """Ports that were free a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = tuple(int(one.getsockname()[1]) for one in sockets)
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _worker(writer: Connection, job: tuple[Any, ...]) -> None:
+    """One real rank."""
+    rank, (path, name), args, place, port = job
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(WORLD_SIZE),
+        LOCAL_RANK=str(rank % NPROC_PER_NODE),
+        LOCAL_WORLD_SIZE=str(NPROC_PER_NODE),
+        GROUP_RANK=str(rank // NPROC_PER_NODE),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        OMP_NUM_THREADS="1",
+    )
+    try:
+        import torch
+
+        torch.set_num_threads(1)
+        torch.utils.data.get_worker_info()  # touched, so that it is imported before a body is timed
+        warnings.simplefilter("ignore")
+        sys.path.insert(0, str(Path(__file__).parent.parent))
+        spec = importlib.util.spec_from_file_location(f"body_{Path(path).stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        answer = run_body(getattr(module, name), args, place)
+        writer.send(("answer", answer))
+    except BaseException:
+        writer.send(("error", traceback.format_exc()))
+    finally:
+        writer.close()

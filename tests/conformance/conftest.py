@@ -1,0 +1,44 @@
+"""`conform(body)`: the same body on real gloo and in the simulator, with the same answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conformance.arms import Conform, gloo, sim
+from conformance.plain import differences
+
+
+
+@pytest.fixture(scope="session")
+def gloo_answers() -> dict[tuple[Any, ...], list[Any]]:
+    """What gloo answered in this session, so that the sim arm need not ask again."""
+    return {}
+
+
+@pytest.fixture(params=["gloo", "sim"])
+def conform(request: pytest.FixtureRequest, gloo_answers: dict[tuple[Any, ...], list[Any]]) -> Conform:
+    """On the arm "gloo" the body must end by itself; on "sim" it must answer what gloo answers."""
+
+    def check(body: Callable[..., Any], *args: Any) -> None:
+        key = (body, *args)
+        if key not in gloo_answers:
+            gloo_answers[key] = gloo(body, *args)
+        expected = gloo_answers[key]
+        assert len(expected) == 4
+        assert any(answer for answer in expected), f"{body.__name__} answers nothing: it checks nothing"
+        if request.param == "gloo":
+            return
+        got = sim(body, *args)
+        lines = [
+            f"rank {rank}: {line}"
+            for rank, (one, other) in enumerate(zip(expected, got, strict=True))
+            for line in differences(one, other)
+        ]
+        if lines:
+            pytest.fail(
+                f"{body.__name__} on sim is not what gloo answers:\n" + "\n".join(lines[:40]), pytrace=False
+            )
+
+    return check

@@ -1,0 +1,342 @@
+"""Row 5: point to point."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conformance.arms import Conform
+from conformance.plain import error_of, says
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+]
+
+
+def blocking(rank: int, world_size: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    t = torch.zeros(3)
+    if rank == 0:
+        for peer in range(1, world_size):
+            found[f"send returns {peer}"] = dist.send(torch.full((3,), float(peer)), peer)
+    else:
+        found["recv returns"] = dist.recv(t, 0)
+    found["t"] = t
+    # Around the ring, the even ranks first.
+    token = torch.tensor([float(rank)])
+    back, ahead = (rank - 1) % world_size, (rank + 1) % world_size
+    heard = torch.zeros(1)
+    if rank % 2 == 0:
+        dist.send(token, ahead)
+        dist.recv(heard, src=back)
+    else:
+        dist.recv(heard, src=back)
+        dist.send(token, dst=ahead)
+    found["ring"] = heard
+    return found
+
+
+def dtypes(rank: int, world_size: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for dtype in DTYPES:
+        t = torch.tensor([1, 0, 1, 1]).to(dtype) if rank == 0 else torch.zeros(4).to(dtype)
+        if rank == 0:
+            dist.send(t, 3)
+        if rank == 3:
+            dist.recv(t, 0)
+        found[str(dtype)] = t
+    return found
+
+
+def layouts(rank: int, world_size: int) -> dict[str, Any]:
+    """Views, several dimensions, one element, no element."""
+    found: dict[str, Any] = {}
+    base = torch.arange(12.0).reshape(3, 4) * (rank + 1)
+    if rank == 0:
+        dist.send(base[1], 1)
+        dist.send(base, 1)
+        dist.send(torch.tensor(7.5), 1)
+        dist.send(torch.empty(0), 1)
+        dist.send(base[1:, :], 1)
+        dist.send(base.clone(memory_format=torch.contiguous_format).view(4, 3), 1)
+        found["send of columns"] = error_of(dist.send, base.t(), 1)
+    if rank == 1:
+        row, scalar, nothing, part = torch.zeros(4), torch.tensor(0.0), torch.empty(0), torch.zeros(2, 4)
+        dist.recv(row, 0)
+        dist.recv(base, 0)
+        found["scalar returns"] = dist.recv(scalar, 0)
+        found["nothing returns"] = dist.recv(nothing, 0)
+        dist.recv(part, 0)
+        flat = torch.zeros(12)
+        dist.recv(flat, 0)
+        found |= {"row": row, "base": base, "scalar": scalar, "nothing": nothing, "part": part, "flat": flat}
+        found["recv into columns"] = error_of(dist.recv, base.t(), 0)
+    return found
+
+
+def any_source(rank: int, world_size: int) -> dict[str, Any]:
+    """recv() without a source takes whoever comes and says who it was."""
+    found: dict[str, Any] = {}
+    if rank == 0:
+        heard = {}
+        for _ in range(world_size - 1):
+            t = torch.zeros(2)
+            sender = dist.recv(t)
+            heard[sender] = t
+        found["heard"] = {key: heard[key] for key in sorted(heard)}
+        # Only one can come now.
+        t = torch.zeros(1)
+        work = dist.irecv(t)
+        assert work is not None
+        dist.barrier()
+        found["wait"] = work.wait()
+        found["source_rank"] = error_of(lambda: work.source_rank()) or "none"
+        found["t"] = t
+    else:
+        dist.send(torch.full((2,), float(rank)), 0)
+        dist.barrier()
+        if rank == 2:
+            dist.send(torch.tensor([22.0]), 0)
+    return found
+
+
+def tags(rank: int, world_size: int) -> dict[str, Any]:
+    """A message is matched by its tag; messages of one tag keep their order."""
+    found: dict[str, Any] = {}
+    if rank == 1:
+        works = [dist.isend(torch.tensor([float(tag)]), 2, tag=tag) for tag in (7, 3, 7, 0)]
+        for work in works:
+            assert work is not None
+            work.wait()
+    if rank == 2:
+        for name, tag in (("zero", 0), ("three", 3), ("seven", 7), ("seven again", 7)):
+            t = torch.zeros(1)
+            found[f"{name} from"] = dist.recv(t, 1, tag=tag)
+            found[name] = t
+    # Any source, by tag.
+    if rank == 3:
+        dist.send(torch.tensor([3.0]), 0, tag=11)
+    if rank == 0:
+        t = torch.zeros(1)
+        found["any with tag"] = dist.recv(t, tag=11)
+        found["t"] = t
+    return found
+
+
+def nonblocking(rank: int, world_size: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    incoming = [torch.zeros(2) for _ in range(world_size)]
+    receives = {peer: dist.irecv(incoming[peer], src=peer) for peer in range(world_size) if peer != rank}
+    sends = [dist.isend(torch.tensor([rank, peer]).float(), dst=peer) for peer in receives]
+    for peer, work in receives.items():
+        assert work is not None
+        found[f"wait {peer}"] = work.wait()
+        found[f"completed {peer}"] = work.is_completed()
+    for work in sends:
+        assert work is not None
+        work.wait()
+    found["incoming"] = incoming
+    found["type"] = isinstance(sends[0], dist.Work)
+    return found
+
+
+def many_in_order(rank: int, world_size: int) -> dict[str, Any]:
+    """Messages between two ranks do not overtake one another, sent and received ahead or behind."""
+    count = 20
+    buffers = [torch.zeros(1) for _ in range(count)]
+    if rank == 0:
+        works = [dist.isend(torch.tensor([float(i)]), 1) for i in range(count)]
+        for work in works:
+            assert work is not None
+            work.wait()
+    if rank == 1:
+        works = [dist.irecv(buffers[i], 0) for i in range(count)]
+        for work in reversed(works):
+            assert work is not None
+            work.wait()
+    return {"buffers": buffers}
+
+
+def in_groups(rank: int, world_size: int) -> dict[str, Any]:
+    """Peers by global rank, and by rank in the group."""
+    found: dict[str, Any] = {}
+    odd = dist.new_group([3, 1])
+    if rank in (1, 3):
+        t = torch.zeros(1)
+        if rank == 3:
+            dist.send(torch.tensor([31.0]), 1, group=odd)
+            dist.send(torch.tensor([32.0]), group=odd, group_dst=0)
+            found["both"] = error_of(dist.send, t, 1, group=odd, group_dst=0)
+            found["neither"] = error_of(dist.send, t, group=odd)
+            found["stranger"] = error_of(dist.send, t, 0, group=odd)
+        else:
+            found["from"] = dist.recv(t, 3, group=odd)
+            found["first"] = t.clone()
+            found["group_src"] = dist.recv(t, group=odd, group_src=1)
+            found["second"] = t.clone()
+            found["both"] = error_of(dist.recv, t, 3, group=odd, group_src=1)
+        # Any source in a group answers with the global rank.
+        if rank == 1:
+            dist.send(torch.tensor([13.0]), 3, group=odd)
+        else:
+            found["any"] = dist.recv(t, group=odd)
+            found["third"] = t.clone()
+        dist.barrier(odd)
+    else:
+        t = torch.ones(1)
+        found["send of a stranger"] = says(dist.send, t, 1, group=odd)
+        found["recv of a stranger"] = dist.recv(t, 1, group=odd)
+        found["isend of a stranger"] = dist.isend(t, 1, group=odd)
+        found["irecv of a stranger"] = dist.irecv(t, 1, group=odd)
+        found["t"] = t
+    # The same two ranks speak in two groups; a message stays in its group.
+    if rank == 1:
+        a = dist.isend(torch.tensor([100.0]), 3)
+        b = dist.isend(torch.tensor([200.0]), 3, group=odd)
+        assert a is not None
+        assert b is not None
+        a.wait()
+        b.wait()
+    if rank == 3:
+        t = torch.zeros(1)
+        dist.recv(t, 1, group=odd)
+        found["by group"] = t.clone()
+        dist.recv(t, 1)
+        found["by world"] = t.clone()
+    return found
+
+
+def mistakes(rank: int, world_size: int) -> dict[str, Any]:
+    t = torch.zeros(2)
+    return {
+        "send to self": says(dist.send, t, rank),
+        "isend to self": error_of(dist.isend, t, rank),
+        "send of a list": error_of(dist.send, [t], (rank + 1) % world_size),
+        "recv of a number": error_of(dist.recv, 3, (rank + 1) % world_size),
+        "isend of a string": error_of(dist.isend, "x", (rank + 1) % world_size),
+        "negative tag": error_of(dist.send, t, (rank + 1) % world_size, None, -5),
+        "sparse": error_of(dist.send, torch.eye(2).to_sparse(), (rank + 1) % world_size),
+    }
+
+
+def objects(rank: int, world_size: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    sent = [{"a": [1, 2]}, "text", None, (3.5, b"bytes"), list(range(50))]
+    if rank == 0:
+        found["send returns"] = dist.send_object_list(sent, dst=1)
+        dist.send_object_list(["to two"], 2)
+        dist.send_object_list([1, 2], group=dist.group.WORLD, group_dst=3)
+    elif rank == 1:
+        heard: list[Any] = [None] * 5
+        found["from"] = dist.recv_object_list(heard, src=0)
+        found["heard"] = heard
+        found["tuple stays"] = isinstance(heard[3], tuple)
+        found["empty"] = error_of(dist.recv_object_list, [], 0)
+    elif rank == 2:
+        heard = [None]
+        found["from anyone"] = says(dist.recv_object_list, heard)
+        dist.recv_object_list(heard, src=0)
+        found["heard"] = heard
+    else:
+        heard = [None, None]
+        found["group_src"] = dist.recv_object_list(heard, group_src=0)
+        found["heard"] = heard
+    return found
+
+
+def batch(rank: int, world_size: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    ahead, back = (rank + 1) % world_size, (rank - 1) % world_size
+    sent, heard = torch.full((2, 2), float(rank)), torch.zeros(2, 2)
+    ops = [dist.P2POp(dist.isend, sent, ahead), dist.P2POp(dist.irecv, heard, back)]
+    works = dist.batch_isend_irecv(ops)
+    found["works"] = len(works)
+    for work in works:
+        work.wait()
+    found["heard"] = heard
+    # Both neighbours at once, by rank in the group, with tags.
+    left, right = torch.zeros(1), torch.zeros(1)
+    ops = [
+        dist.P2POp(dist.irecv, left, group=dist.group.WORLD, group_peer=back, tag=1),
+        dist.P2POp(dist.irecv, right, ahead, tag=2),
+        dist.P2POp(dist.isend, torch.tensor([rank + 0.25]), ahead, tag=1),
+        dist.P2POp(dist.isend, torch.tensor([rank + 0.5]), back, tag=2),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    found["left"], found["right"] = left, right
+    op = ops[0]
+    found["op"] = [op.peer, op.tag, op.group_peer, op.op is dist.irecv]
+    found["empty"] = says(dist.batch_isend_irecv, [])
+    found["not ops"] = says(dist.batch_isend_irecv, [1])
+    found["not a list"] = error_of(dist.batch_isend_irecv, ops[0])
+    found["bad op"] = says(dist.P2POp, dist.all_reduce, sent, ahead)
+    found["no peer"] = error_of(dist.P2POp, dist.isend, sent)
+    return found
+
+
+def batch_of_two_groups(rank: int, world_size: int) -> dict[str, Any]:
+    group = dist.new_group()
+    t = torch.zeros(1)
+    ops = [dist.P2POp(dist.isend, t, 0), dist.P2POp(dist.isend, t, 0, group=group)]
+    return {"refused": error_of(dist.batch_isend_irecv, ops) if rank == 1 else "not asked"}
+
+
+def timeout(rank: int, world_size: int) -> dict[str, Any]:
+    """A receive nobody sends to ends with what gloo raises."""
+    found: dict[str, Any] = {}
+    group = dist.new_group([0, 1], timeout=timedelta(milliseconds=300))
+    if rank == 0:
+        found["recv"] = error_of(dist.recv, torch.zeros(1), 1, group=group)
+    dist.barrier()
+    return found or {"bystander": rank}
+
+
+def wait_with_timeout(rank: int, world_size: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"rank": rank}
+    group = dist.new_group([0, 1])
+    if rank == 0:
+        work = dist.irecv(torch.zeros(1), 1, group=group)
+        assert work is not None
+        found["early"] = work.is_completed()
+        found["wait"] = error_of(work.wait, timedelta(milliseconds=200))
+    dist.barrier()
+    return found
+
+
+BODIES = [
+    blocking,
+    dtypes,
+    layouts,
+    any_source,
+    tags,
+    nonblocking,
+    many_in_order,
+    in_groups,
+    mistakes,
+    objects,
+    batch,
+    batch_of_two_groups,
+    timeout,
+    wait_with_timeout,
+]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_point_to_point(conform: Conform, body: Any) -> None:
+    """Send and receive in all their forms answer what gloo answers."""
+    conform(body)
