@@ -1,0 +1,64 @@
+"""The live line: a terminal sees it, nobody else."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from distsim.report.progress import live_progress, progress_line
+
+NOW = SimpleNamespace(
+    virtual_time_s=0.0123,
+    ranks_alive=15,
+    ranks_total=16,
+    events=81_000,
+    events_per_s=40_500.4,
+    waiting="all_reduce #3",
+)
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _person(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def test_the_line_says_time_ranks_and_speed() -> None:
+    """Virtual time, ranks alive, events a second, what is waited for."""
+    assert progress_line(NOW) == (  # type: ignore[arg-type]
+        "12.3 ms of virtual time, 15/16 ranks alive, 81,000 events, 40,500/s, all_reduce #3"
+    )
+
+
+def test_a_terminal_sees_the_line_and_is_left_clean() -> None:
+    """The cursor is shown again and the line erased at the end."""
+    stream = Terminal()
+    with live_progress(stream) as report:
+        assert report is not None
+        report(NOW)  # type: ignore[arg-type]
+    text = stream.getvalue()
+    assert "15/16 ranks alive" in text
+    assert text.rstrip().endswith("\x1b[2K")
+    assert "\x1b[?25h" in text
+
+
+@pytest.mark.parametrize("why", ["pipe", "ci", "dumb", "quiet"])
+def test_nobody_else_sees_anything(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe, a CI log, a dumb terminal and --quiet get silence."""
+    stream: io.StringIO = io.StringIO() if why == "pipe" else Terminal()
+    if why == "ci":
+        monkeypatch.setenv("CI", "true")
+    if why == "dumb":
+        monkeypatch.setenv("TERM", "dumb")
+    with live_progress(stream, quiet=why == "quiet") as report:
+        assert report is None
+    assert stream.getvalue() == ""

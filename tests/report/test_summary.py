@@ -1,0 +1,96 @@
+"""What a person reads at the end of a run."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from distsim.report import Summary, print_summary
+from distsim.report.ranges import rank_ranges, ranks_phrase
+from tests.golden import assert_golden
+from tests.report.made import finished, outcome, raised, summary
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def _text(run: object, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
+    console.print(Summary(run, with_wall_time=False))  # type: ignore[arg-type]
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("make", [finished, raised])
+def test_the_summary_reads_as_it_did(make: object, width: int) -> None:
+    """The whole text, at the two usual widths."""
+    assert callable(make)
+    assert_golden(GOLDEN / f"{make.__name__}_{width}.txt", _text(make(), width))
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    """At 80 columns everything fits, and nothing is cut short."""
+    text = _text(finished())
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "…" not in text
+
+
+def test_the_first_line_of_a_failed_run_is_who_raised_what() -> None:
+    """The verdict comes before the tables."""
+    assert _text(raised()).splitlines()[0] == "RAISED  ranks 0-1: ValueError: no <dog 0x...>"
+
+
+def test_many_equal_ranks_are_one_row() -> None:
+    """A thousand ranks that ran alike take one line, and the odd one its own."""
+    ranks = [summary(rank) for rank in range(1024)]
+    ranks[17] = summary(17, end_s=0.5)
+    text = _text(outcome(1024, ranks=ranks))
+    assert "0-16,18-1023  1023 ranks alike" in text
+    assert "   17  node2/gpu1" in text
+
+
+def test_many_different_ranks_are_a_spread_that_names_the_slowest() -> None:
+    """Beyond sixteen different rows: minimum, median, maximum and whose the maximum is."""
+    ranks = [summary(rank, end_s=0.010 + 0.001 * (rank % 40)) for rank in range(80)]
+    text = _text(outcome(80, ranks=ranks))
+    lines = text.splitlines()
+    row = next(line for line in lines if line.startswith("maximum"))
+    assert row.split()[1:3] == ["49", "ms"]
+    assert next(line for line in lines if line.startswith("largest on")).split()[2:4] == ["rank", "39"]
+
+
+def test_links_used_alike_are_one_row() -> None:
+    """The busiest comes first, its equals are counted, unused ones are left out."""
+    text = _text(finished())
+    links = text[text.index("busiest links") :].splitlines()[2:4]
+    assert links[0].startswith("nic0->leaf0")
+    assert links[1].startswith("gpu0->nvswitch (+1 alike)")
+    assert "loopback" not in text
+
+
+def test_without_a_terminal_the_summary_is_plain_text_120_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file or a CI log gets no escape codes and no accidental width."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    file = io.StringIO()
+    print_summary(finished(), file)
+    text = file.getvalue()
+    assert "\x1b" not in text
+    assert "1.25 s of wall time" in text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [([], ""), ([3], "3"), ([2, 1, 0, 5], "0-2,5"), ([0, 2, 4], "0,2,4"), ([1, 1, 2], "1-2")],
+)
+def test_ranks_are_written_as_ranges(ranks: list[int], expected: str) -> None:
+    """Neighbours join, single ranks stay single, order and repeats do not matter."""
+    assert rank_ranges(ranks) == expected
+
+
+def test_one_rank_is_not_called_ranks() -> None:
+    """Grammar."""
+    assert ranks_phrase([4]) == "rank 4"
+    assert ranks_phrase([4, 5]) == "ranks 4-5"
