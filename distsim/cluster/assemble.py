@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from distsim.cluster.cluster import Cluster
 from distsim.cluster.fabric import Fabric, Ports, TreeFabric
 from distsim.cluster.facts import CpuModel, GpuModel, NcclFacts, NodeModel
+from distsim.cluster.grid import DragonflyFabric, MeshFabric, TorusFabric
 from distsim.cluster.host import HostTemplate, build_host
 from distsim.cluster.hosts import HostsOnFabric
 
@@ -83,7 +84,23 @@ def _fabric(spec: ClusterSpec) -> Fabric | None:
                 adaptive=fabric.routing == "adaptive",
                 switch_latency_s=latency,
             )
-    raise NotImplementedError(fabric.kind)
+        case "torus":
+            return TorusFabric(ports, fabric.dims, fabric.bandwidth, latency)
+        case "ring":
+            return TorusFabric(ports, (spec.nodes,), fabric.bandwidth, latency)
+        case "full-mesh":
+            return MeshFabric(ports, fabric.bandwidth, latency)
+        case "dragonfly":
+            return DragonflyFabric(
+                ports,
+                nodes_per_switch=fabric.nodes_per_switch,
+                switches_per_group=fabric.switches_per_group,
+                bandwidth_bytes_per_s=fabric.bandwidth,
+                global_bytes_per_s=fabric.global_bandwidth,
+                global_links=fabric.global_links,
+                adaptive=fabric.routing == "adaptive",
+                switch_latency_s=latency,
+            )
 
 
 def _cpu(spec: ClusterSpec, ranks: int) -> CpuModel:

@@ -44,8 +44,7 @@ def load_cluster(name: str) -> Cluster:
         return _load_file(path, nodes)
     if stem not in preset_names():
         raise UsageError(_unknown(stem))
-    data = tomllib.loads(preset_text(stem))
-    return _from_data(data, nodes, f"preset {stem}")
+    return _from_data(_preset_data(stem), nodes, f"preset {stem}")
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,6 +93,10 @@ def _split(name: str) -> tuple[str, int | None]:
         raise UsageError(
             f"{name}: expected a number of nodes after ':', got {count!r} (as in {stem}:2)"
         ) from None
+    if not stem:
+        raise UsageError(
+            f"expected a cluster before ':{count}': a preset ({_list()}) or a TOML file, got none"
+        )
     if not 1 <= nodes <= MAX_NODES:
         raise UsageError(f"{name}: expected 1 to {MAX_NODES} nodes, got {nodes}")
     return stem, nodes
@@ -123,7 +126,7 @@ def _from_data(data: Mapping[str, Any], nodes: int | None, where: str) -> Cluste
         base = data.pop("base")
         if base not in preset_names():
             raise UsageError(f"{where}: base: {_unknown(str(base))}")
-        data = merged(tomllib.loads(preset_text(base)), data)
+        data = merged(_preset_data(base), data)
     if nodes is not None:
         unit = data.get("unit_nodes", 1)
         data["nodes"] = nodes * (unit if isinstance(unit, int) else 1)
@@ -131,6 +134,12 @@ def _from_data(data: Mapping[str, Any], nodes: int | None, where: str) -> Cluste
     if spec.nodes > MAX_NODES:
         raise UsageError(f"{where}: nodes: expected at most {MAX_NODES}, got {spec.nodes}")
     return assemble(spec)
+
+
+def _preset_data(name: str) -> dict[str, Any]:
+    """A preset's content, laid on that of the preset it names as its base."""
+    data = tomllib.loads(preset_text(name))
+    return merged(_preset_data(data.pop("base")), data) if "base" in data else data
 
 
 def _list() -> str:

@@ -1,11 +1,13 @@
 """The schema of a cluster file, and its check: every fault at once, each with its path in the file.
 
-`distsim topo show CLUSTER --toml` prints a whole cluster in this schema, with each key explained.
+`distsim topo show CLUSTER --toml` prints a whole cluster in this schema; the comments it prints are the field
+descriptions below.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -15,128 +17,125 @@ from pydantic_core import PydanticCustomError
 from distsim.errors import UsageError
 from distsim.units import parse_bandwidth, parse_flops, parse_memory, parse_time
 
-__all__ = ["ClusterSpec", "FabricSpec", "check_spec"]
+__all__ = ["ClusterSpec", "FabricSpec", "NodeSpec", "Table", "check_spec"]
 
 
-def _quantity(parse: Callable[[Any], float]) -> BeforeValidator:
+def _quantity(parse: Callable[[Any], float], unit: str) -> tuple[Any, ...]:
     def check(value: Any) -> float:
         try:
             return parse(value)
         except UsageError as error:
             raise PydanticCustomError("quantity", "{text}", {"text": str(error)}) from None
 
-    return BeforeValidator(check)
+    return BeforeValidator(check), unit
 
 
-Bandwidth = Annotated[float, _quantity(parse_bandwidth)]
-Time = Annotated[float, _quantity(parse_time)]
-Memory = Annotated[int, _quantity(parse_memory)]
-Flops = Annotated[float, _quantity(parse_flops)]
+Bandwidth = Annotated[float, *_quantity(parse_bandwidth, "GBps")]
+Time = Annotated[float, *_quantity(parse_time, "us")]
+Memory = Annotated[int, *_quantity(parse_memory, "GB")]
+Flops = Annotated[float, *_quantity(parse_flops, "TFLOPS")]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+Ratio = Annotated[float, Field(ge=1)]
 Count = Annotated[int, Field(ge=0, le=1_000_000, strict=True)]
 Positive = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+def _note(text: str, default: Any = ...) -> Any:
+    return Field(default, description=text)
 
 
-class NvlinkSpec(_Table):
-    """NVLink of one GPU: *links* of *bandwidth* each (one direction, as specified) times *efficiency*."""
+class Table(BaseModel):
+    """A table of the file: unknown keys are faults, nothing changes afterwards."""
 
-    topology: Literal["nvswitch", "mesh"] = "nvswitch"
-    links: Positive
-    bandwidth: Bandwidth
-    efficiency: Fraction = 1.0
-    latency: Time
-    switches: Count = 1
-    sharp: bool = False
-    domain_nodes: Positive = 1
-
-    @model_validator(mode="after")
-    def _domain_needs_switches(self) -> NvlinkSpec:
-        if self.topology == "mesh" and self.domain_nodes > 1:
-            text = f"expected 1 with topology = 'mesh', got {self.domain_nodes}"
-            raise PydanticCustomError("domain", "{text}", {"text": text, "key": "domain_nodes"})
-        return self
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
 
 
-class GpuSpec(_Table):
+class NvlinkSpec(Table):
+    """NVLink of one GPU."""
+
+    topology: Literal["nvswitch", "mesh"] = _note(
+        "nvswitch: all to all at full speed; mesh: a GPU's links shared out to the others", "nvswitch"
+    )
+    links: Positive = _note("of one GPU")
+    bandwidth: Bandwidth = _note("of one link, one direction, as specified")
+    efficiency: Fraction = _note("what of it transfers get", 1.0)
+    latency: Time = _note("GPU to GPU, one way")
+    switches: Count = _note("NVSwitch chips in a node (for the record: the plane blocks nothing)", 1)
+    sharp: bool = _note("the NVSwitch reduces (NVLink SHARP, NCCL's NVLS)", False)
+    domain_nodes: Positive = _note("nodes that share one NVSwitch plane: 18 in an NVL72 rack", 1)
+
+
+class GpuSpec(Table):
     """One accelerator: dense rates, as its maker specifies them."""
 
-    model: str
-    compute_capability: Positive
-    memory: Memory
-    memory_bandwidth: Bandwidth
-    flops: dict[Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"], Flops] = {}
+    model: str = _note("h100, a100, ...")
+    compute_capability: Positive = _note("90 for sm_90")
+    memory: Memory = _note("of one accelerator")
+    memory_bandwidth: Bandwidth = _note("of one accelerator")
+    flops: dict[Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"], Flops] = _note(
+        "by data type, dense", {}
+    )
     nvlink: NvlinkSpec | None = None
 
 
-class CpuSpec(_Table):
-    """The host: *cores*, *flops* and *memory_bandwidth* are of one socket, *memory* is of the node."""
+class CpuSpec(Table):
+    """The host's processors."""
 
     model: str
-    vendor: Literal["intel", "amd", "arm"]
-    nccl_class: Literal["", "bdw", "skl", "srp", "erp"] = ""
-    sockets: Positive
-    cores: Positive
-    flops: Flops
-    flops_efficiency: Fraction = 0.5
-    memory: Memory
-    memory_bandwidth: Bandwidth
-    memory_efficiency: Fraction = 0.75
-    interconnect: Bandwidth
-    interconnect_latency: Time = 0.3e-6
-    loopback: Bandwidth = 5e9
-    loopback_latency: Time = 12e-6
-    op_overhead: Time = 5e-6
-    store_latency: Time = 100e-6
+    vendor: Literal["intel", "amd", "arm"] = _note("as NCCL tells processors apart")
+    nccl_class: Literal["", "bdw", "skl", "srp", "erp"] = _note("NCCL's classes of Intel processors", "")
+    sockets: Positive = _note("in a node; without accelerators a rank runs on each")
+    cores: Positive = _note("of one socket")
+    flops: Flops = _note("of one socket in fp32, as specified")
+    flops_efficiency: Fraction = _note("what of it operators get", 0.5)
+    memory: Memory = _note("of the node")
+    memory_bandwidth: Bandwidth = _note("of one socket, as specified")
+    memory_efficiency: Fraction = _note("what of it operators get", 0.75)
+    interconnect: Bandwidth = _note("between two sockets, one direction")
+    interconnect_latency: Time = _note("between two sockets", 0.3e-6)
+    loopback: Bandwidth = _note("TCP between two ranks of one node", 5e9)
+    loopback_latency: Time = _note("TCP between two ranks of one node, one way", 12e-6)
+    op_overhead: Time = _note("host time of one eager operator beyond its arithmetic", 5e-6)
+    store_latency: Time = _note("TCPStore round trip", 100e-6)
 
 
-class PcieSpec(_Table):
-    """PCIe: one slot's *bandwidth* (one direction) times *efficiency*; *switches* in a node, 0 for straight to a socket."""
+class PcieSpec(Table):
+    """What GPUs and NICs are plugged into."""
 
-    generation: Annotated[int, Field(ge=1, le=7, strict=True)]
-    bandwidth: Bandwidth
-    efficiency: Fraction = 1.0
-    latency: Time = 0.3e-6
-    switches: Count = 0
-    peer_to_peer: bool = True
-    c2c: Bandwidth | None = None
+    generation: Annotated[int, Field(ge=1, le=7, strict=True)] = _note("NCCL's search goes by it")
+    bandwidth: Bandwidth = _note("of one slot, one direction, as specified")
+    efficiency: Fraction = _note("what of it transfers get", 1.0)
+    latency: Time = _note("of one hop", 0.3e-6)
+    switches: Count = _note("in a node; GPUs and NICs are spread over them evenly; 0: straight to sockets", 0)
+    peer_to_peer: bool = _note("GPUs reach each other directly", True)
+    c2c: Bandwidth | None = _note("NVLink-C2C from a GPU to its socket, in place of PCIe", None)
 
 
-class NicSpec(_Table):
-    """*count* NICs of *bandwidth* each (one direction) times *efficiency*; *latency* is host to host on one cable."""
+class NicSpec(Table):
+    """NICs that carry the ranks' traffic (not storage or management)."""
 
     model: str = ""
-    net: Literal["ib", "roce", "efa", "slingshot", "tcp", "tcpx", "tcpxo"]
-    count: Positive
-    bandwidth: Bandwidth
-    efficiency: Fraction = 1.0
-    latency: Time
-    gpu_direct: bool = True
-    collnet: bool = False
+    net: Literal["ib", "roce", "efa", "slingshot", "tcp", "tcpx", "tcpxo"] = _note("NCCL's network plugin")
+    count: Positive = _note("in a node, spread evenly")
+    bandwidth: Bandwidth = _note("of one NIC, one direction, as specified")
+    efficiency: Fraction = _note("what of it transfers get", 1.0)
+    latency: Time = _note("host to host over one cable, one way; half of it on each NIC's link")
+    gpu_direct: bool = _note("reads and writes GPU memory", True)
+    collnet: bool = _note("the fabric reduces (InfiniBand SHARP) and NCCL uses it", False)
 
 
-class NodeSpec(_Table):
+class NodeSpec(Table):
     """One host."""
 
-    gpus: Count
+    gpus: Count = _note("accelerators in a node; 0: one rank a socket")
     gpu: GpuSpec | None = None
     cpu: CpuSpec
     pcie: PcieSpec
     nic: NicSpec | None = None
 
-    @model_validator(mode="after")
-    def _gpu_table(self) -> NodeSpec:
-        if self.gpus and self.gpu is None:
-            text = f"expected a table [node.gpu] for gpus = {self.gpus}, got none"
-            raise PydanticCustomError("gpu_table", "{text}", {"text": text, "key": "gpu"})
-        return self
 
-
-class _Switched(_Table):
-    switch_latency: Time = 0.0
+class _Switched(Table):
+    switch_latency: Time = _note("port to port, of every switch", 0.0)
 
 
 class StarSpec(_Switched):
@@ -146,74 +145,70 @@ class StarSpec(_Switched):
 
 
 class LeafSpineSpec(_Switched):
-    """Hosts on leaves (all NICs of a host on one), leaves on *spines*; *routing* adaptive spreads a flow over them all."""
+    """All NICs of a host on one leaf, leaves on spines."""
 
     kind: Literal["leaf-spine"]
-    nodes_per_leaf: Positive = 16
-    spines: Positive = 4
-    oversubscription: Annotated[float, Field(ge=1)] = 1.0
-    routing: Literal["ecmp", "adaptive"] = "ecmp"
+    nodes_per_leaf: Positive = _note("hosts under one leaf", 16)
+    spines: Positive = _note("each leaf has a cable to each", 4)
+    oversubscription: Ratio = _note("what comes into a leaf from below : what leads up", 1.0)
+    routing: Literal["ecmp", "adaptive"] = _note(
+        "ecmp: a hash picks the spine of a flow; adaptive: all carry it", "ecmp"
+    )
 
 
-class FatTreeSpec(_Switched):
-    """Three levels: leaves in pods of *leaves_per_pod*, *spines* a pod, *cores* above; each level may oversubscribe."""
+class FatTreeSpec(LeafSpineSpec):
+    """Three levels: leaves and spines in pods, cores above."""
 
-    kind: Literal["fat-tree"]
-    nodes_per_leaf: Positive = 16
-    leaves_per_pod: Positive = 8
-    spines: Positive = 4
-    cores: Positive = 4
-    oversubscription: Annotated[float, Field(ge=1)] = 1.0
-    core_oversubscription: Annotated[float, Field(ge=1)] = 1.0
-    routing: Literal["ecmp", "adaptive"] = "ecmp"
+    kind: Literal["fat-tree"]  # type: ignore[assignment]
+    spines: Positive = _note("in each pod", 4)
+    leaves_per_pod: Positive = _note("leaves under the same spines", 8)
+    cores: Positive = _note("each spine has a cable to each", 4)
+    core_oversubscription: Ratio = _note("what comes into a spine from below : what leads up", 1.0)
 
 
-class RailSpec(_Switched):
-    """NIC k of every host of a unit of *nodes_per_leaf* on leaf k of that unit; leaves on *spines*."""
+class RailSpec(LeafSpineSpec):
+    """NIC k of every host of a unit on the unit's leaf k."""
 
-    kind: Literal["rail-optimised"]
-    nodes_per_leaf: Positive = 32
-    spines: Positive = 4
-    oversubscription: Annotated[float, Field(ge=1)] = 1.0
-    routing: Literal["ecmp", "adaptive"] = "adaptive"
-
-
-class TorusSpec(_Switched):
-    """A router a host, in a grid of *dims* (2 or 3) with wraparound; links of *bandwidth*, by default the host's NICs."""
-
-    kind: Literal["torus"]
-    dims: Annotated[list[Positive], Field(min_length=1, max_length=3)]
-    bandwidth: Bandwidth | None = None
+    kind: Literal["rail-optimised"]  # type: ignore[assignment]
+    nodes_per_leaf: Positive = _note("hosts of a unit, which has a leaf for each rail", 32)
 
 
 class RingSpec(_Switched):
     """A router a host, each linked to the next."""
 
     kind: Literal["ring"]
-    bandwidth: Bandwidth | None = None
+    bandwidth: Bandwidth | None = _note("of one link, one direction; by default the NICs of a host", None)
+
+
+class TorusSpec(_Switched):
+    """A router a host, in a grid with wraparound."""
+
+    kind: Literal["torus"]
+    dims: Annotated[list[Positive], Field(min_length=1, max_length=3)] = _note("extent of each dimension")
+    bandwidth: Bandwidth | None = _note("of one link, one direction; by default the NICs of a host", None)
 
 
 class FullMeshSpec(_Switched):
-    """A router a host, each linked to every other by *bandwidth* (by default the host's NICs shared among all)."""
+    """A router a host, each linked to every other."""
 
     kind: Literal["full-mesh"]
-    bandwidth: Bandwidth | None = None
+    bandwidth: Bandwidth | None = _note(
+        "of one link, one direction; by default the NICs of a host over all links", None
+    )
 
 
 class DragonflySpec(_Switched):
-    """Groups of switches, all to all inside a group and between groups; minimal routes.
-
-    *bandwidth* is one link inside a group, *global_bandwidth* everything between two groups, spread over
-    *global_links* of them.
-    """
+    """Groups of switches, all to all inside and between groups."""
 
     kind: Literal["dragonfly"]
-    nodes_per_switch: Positive = 8
-    switches_per_group: Positive = 16
-    bandwidth: Bandwidth
-    global_bandwidth: Bandwidth
-    global_links: Positive = 4
-    routing: Literal["ecmp", "adaptive"] = "adaptive"
+    nodes_per_switch: Positive = _note("hosts on one switch, with all their NICs", 8)
+    switches_per_group: Positive = _note("all linked to each other", 16)
+    bandwidth: Bandwidth = _note("between two switches of a group, one direction")
+    global_bandwidth: Bandwidth = _note("between two groups in all, one direction")
+    global_links: Positive = _note("links that this is spread over", 4)
+    routing: Literal["ecmp", "adaptive"] = _note(
+        "ecmp: a hash picks the global link of a flow; adaptive: all carry it", "adaptive"
+    )
 
 
 FabricSpec = (
@@ -221,42 +216,46 @@ FabricSpec = (
 )
 
 
-class NcclSpec(_Table):
+class NcclSpec(Table):
     """What cannot be read off the hardware."""
 
-    version: str = "2.27.3"
+    version: str = _note("whose tuning is imitated", "2.27.3")
 
 
-class ClusterSpec(_Table):
+class ClusterSpec(Table):
     """A whole cluster file."""
 
     name: str
     description: str = ""
     source: str = ""
-    nodes: Positive = 1
-    unit_nodes: Positive = 1
+    nodes: Positive = _note("hosts", 1)
+    unit_nodes: Positive = _note("hosts that one of `name:N` stands for: 18 where N counts NVL72 racks", 1)
     node: NodeSpec
     fabric: Annotated[FabricSpec, Field(discriminator="kind")] = StarSpec(kind="star")
     nccl: NcclSpec = NcclSpec()
-    calibration: dict[str, float] = {}
+    calibration: dict[str, float] = _note("measured constants that replace the models' own", {})
 
     @model_validator(mode="after")
     def _fits(self) -> ClusterSpec:
-        if self.nodes > 1 and self.node.nic is None and not self._one_domain():
-            text = f"expected a table [node.nic] for a cluster of {self.nodes} nodes, got none"
-            raise PydanticCustomError("nic_table", "{text}", {"text": text, "key": "node.nic"})
-        if isinstance(self.fabric, TorusSpec):
-            size = 1
-            for extent in self.fabric.dims:
-                size *= extent
-            if size < self.nodes:
-                text = f"expected room for {self.nodes} nodes, got {self.fabric.dims} ({size} nodes)"
-                raise PydanticCustomError("dims", "{text}", {"text": text, "key": "fabric.dims"})
+        for key, text in self._misfits():
+            raise PydanticCustomError("misfit", "{text}", {"text": text, "key": key})
         return self
 
-    def _one_domain(self) -> bool:
-        nvlink = self.node.gpu.nvlink if self.node.gpu else None
-        return nvlink is not None and nvlink.domain_nodes >= self.nodes
+    def _misfits(self) -> list[tuple[str, str]]:
+        node, fabric, found = self.node, self.fabric, []
+        nvlink = node.gpu.nvlink if node.gpu else None
+        if node.gpus and node.gpu is None:
+            found.append(("node.gpu", f"expected a table for gpus = {node.gpus}, got nothing"))
+        if self.nodes > 1 and node.nic is None and not (nvlink and nvlink.domain_nodes >= self.nodes):
+            found.append(("node.nic", f"expected a table for a cluster of {self.nodes} nodes, got nothing"))
+        if nvlink and nvlink.topology == "mesh" and nvlink.domain_nodes > 1:
+            found.append(
+                ("node.gpu.nvlink.domain_nodes", f"expected 1 with a mesh, got {nvlink.domain_nodes}")
+            )
+        if isinstance(fabric, TorusSpec) and math.prod(fabric.dims) < self.nodes:
+            text = f"expected room for {self.nodes} nodes, got {math.prod(fabric.dims)} ({fabric.dims})"
+            found.append(("fabric.dims", text))
+        return found
 
 
 def check_spec(data: Mapping[str, Any], where: str) -> ClusterSpec:
@@ -274,7 +273,9 @@ _KINDS = ("star", "leaf-spine", "fat-tree", "rail-optimised", "torus", "ring", "
 
 
 def _fault(detail: Mapping[str, Any]) -> str:
-    location = [str(part) for part in detail["loc"] if str(part) not in _KINDS and part != "[key]"]
+    location = [str(part) for part in detail["loc"] if str(part) not in _KINDS]
+    is_key = location[-1:] == ["[key]"]
+    location = location[: -2 if is_key else None]
     context = detail.get("ctx", {})
     if "key" in context:
         location.append(context["key"])
@@ -283,29 +284,35 @@ def _fault(detail: Mapping[str, Any]) -> str:
         case "missing":
             return f"{path}: expected a value, got nothing"
         case "extra_forbidden":
-            return f"{path}: unknown key{_known(location)}"
+            return f"{path}: unknown key{_known(detail['loc'])}"
         case "union_tag_invalid" | "union_tag_not_found":
             kind = given.get("kind") if isinstance(given, Mapping) else given
-            near = difflib.get_close_matches(str(kind), _KINDS, 1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            return f"{path}.kind: expected one of {', '.join(_KINDS)}, got {kind!r}{hint}"
+            return f"{path}.kind: expected one of {', '.join(_KINDS)}, got {kind!r}{_near(kind, _KINDS)}"
         case "model_type" | "model_attributes_type" | "dict_type":
             return f"{path}: expected a table, got {given!r}"
     if "text" in context:
         return f"{path}: {context['text']}"
-    expected = str(detail["msg"]).replace("Input should be a valid", "a valid").replace("Input should be", "")
-    return f"{path}: expected {expected.strip()}, got {given!r} ({type(given).__name__})"
+    expected = str(detail["msg"]).replace("Input should be", "expected").replace("a valid ", "a ")
+    expected = expected.replace("a integer", "an integer").replace(
+        "List should", "expected a list that should"
+    )
+    if "expected" not in expected:
+        expected = f"expected otherwise: {expected}"
+    return f"{path}: {'a key: ' if is_key else ''}{expected}, got {given!r} ({type(given).__name__})"
 
 
-def _known(location: list[str]) -> str:
+def _known(location: tuple[Any, ...]) -> str:
     table: Any = ClusterSpec
     for key in location[:-1]:
-        annotation = table.model_fields[key].annotation if key in table.model_fields else None
-        options = [a for a in getattr(annotation, "__args__", (annotation,)) if isinstance(a, type)]
-        tables = [a for a in options if issubclass(a, _Table)]
-        if len(tables) != 1:
-            return ""
-        table = tables[0]
-    near = difflib.get_close_matches(location[-1], table.model_fields, 1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return f" (expected one of {', '.join(table.model_fields)}){hint}"
+        if key in _KINDS:
+            table = next(t for t in FabricSpec.__args__ if t.model_fields["kind"].annotation == Literal[key])
+            continue
+        annotation = table.model_fields[key].annotation
+        tables = [a for a in getattr(annotation, "__args__", (annotation,)) if isinstance(a, type)]
+        table = next((a for a in tables if issubclass(a, Table)), table)
+    return f" (expected one of {', '.join(table.model_fields)}){_near(location[-1], table.model_fields)}"
+
+
+def _near(given: Any, options: Any) -> str:
+    near = difflib.get_close_matches(str(given), list(options), 1)
+    return f"; did you mean '{near[0]}'?" if near else ""
