@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from distsim.cli.main import main
+from distsim.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,10 +22,10 @@ def project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def files(*tops: str) -> Iterator[Path]:
+def files(*tops: str, root: Path = ROOT) -> Iterator[Path]:
     """Every file under the given top folders, once: links are not followed."""
     for top in tops:
-        for folder, subfolders, names in os.walk(ROOT / top):
+        for folder, subfolders, names in os.walk(root / top):
             here = Path(folder)
             subfolders[:] = sorted(
                 name for name in subfolders if name not in SKIPPED and not (here / name).is_symlink()

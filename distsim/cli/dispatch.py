@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from distsim.errors import DistsimError, UsageError
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "main", "present"]
 
 COMMANDS: dict[str, str] = {
     "run": "run a torch.distributed program, simulated or for real",
@@ -85,9 +85,9 @@ def _dispatch(argv: list[str]) -> int:
         print(f"distsim {version()}")
         return 0
     name = argv[0]
-    present = list(_present())
-    if name not in present:
-        raise UsageError(_unknown(name, present))
+    offered = list(present())
+    if name not in offered:
+        raise UsageError(_unknown(name, offered))
     parser = Parser(prog="distsim")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     importlib.import_module(f"distsim.cli.{name}").add_parser(subparsers)
@@ -101,7 +101,7 @@ def _dispatch(argv: list[str]) -> int:
     return int(code)
 
 
-def _present() -> Iterable[str]:
+def present() -> Iterable[str]:
     """The commands whose module exists: a half-built feature is not offered."""
     for name in COMMANDS:
         if importlib.util.find_spec(f"distsim.cli.{name}") is not None:
@@ -109,9 +109,9 @@ def _present() -> Iterable[str]:
 
 
 def _help() -> str:
-    present = list(_present())
-    width = max(len(name) for name in present)
-    lines = [f"  {name:<{width}}  {COMMANDS[name]}" for name in present]
+    offered = list(present())
+    width = max(len(name) for name in offered)
+    lines = [f"  {name:<{width}}  {COMMANDS[name]}" for name in offered]
     return "\n".join(
         [
             "usage: distsim COMMAND ...",
@@ -131,13 +131,13 @@ def _help() -> str:
     )
 
 
-def _unknown(name: str, present: Sequence[str]) -> str:
+def _unknown(name: str, offered: Sequence[str]) -> str:
     if name.startswith("-"):
         return f"expected a command, got the flag {name}; try distsim run {name} ..., or distsim --help"
     if name.endswith(".py"):
         return f"expected a command, got {name}; try distsim run {name}"
-    guess = _closest(name, present)
-    return f"no command {name!r}; {guess}the commands are {', '.join(present)}"
+    guess = _closest(name, offered)
+    return f"no command {name!r}; {guess}the commands are {', '.join(offered)}"
 
 
 def _unknown_flag(command: str, unknown: Sequence[str], flags: Sequence[str]) -> str:

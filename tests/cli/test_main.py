@@ -1,0 +1,140 @@
+"""`distsim COMMAND`: which command, which exit code, which one line."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from distsim.cli import main
+from distsim.cli.dispatch import COMMANDS, Parser, present
+from distsim.errors import DistsimError, UsageError
+from tests.golden import assert_golden
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A stand-in for the command `bench`; its `act` is what the handler does."""
+    control = SimpleNamespace(act=lambda args: 0)
+
+    def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+        parser = subparsers.add_parser("bench")
+        parser.add_argument("--size", type=int, default=8)
+        parser.set_defaults(func=lambda args: control.act(args))
+
+    module = ModuleType("distsim.cli.bench")
+    module.add_parser = add_parser  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "distsim.cli.bench", module)
+    monkeypatch.setattr("distsim.cli.dispatch.present", lambda: ["run", "bench"])
+    return control
+
+
+def test_help_names_every_command_that_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands, what they are for, and the exit codes."""
+    assert main(["--help"]) == 0
+    assert_golden(GOLDEN / "help.txt", capsys.readouterr().out)
+
+
+def test_nothing_at_all_is_a_mistake_that_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """The bare word answers with the help, and with exit code 2 for scripts."""
+    assert main([]) == 2
+    assert "commands:" in capsys.readouterr().out
+
+
+def test_every_command_of_the_table_has_a_module_or_is_not_offered() -> None:
+    """The table and the folder agree: no module is forgotten."""
+    folder = Path(str(sys.modules["distsim.cli"].__file__)).parent
+    modules = {path.stem for path in folder.glob("*.py") if "def add_parser(" in path.read_text()}
+    assert modules == set(present())
+    assert modules <= set(COMMANDS)
+
+
+def test_version_is_pyprojects(capsys: pytest.CaptureFixture[str]) -> None:
+    """One number, in one place."""
+    from tests.house.tree import project
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"distsim {project()['project']['version']}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["rnu"], "no command 'rnu'; did you mean run? the commands are run, bench"),
+        (["xyzzy"], "no command 'xyzzy'; the commands are run, bench"),
+        (["train.py"], "expected a command, got train.py; try distsim run train.py"),
+        (
+            ["--on", "gloo"],
+            "expected a command, got the flag --on; try distsim run --on ..., or distsim --help",
+        ),
+        (
+            ["bench", "--sixe", "3"],
+            "distsim bench does not know --sixe; did you mean --size? see distsim bench --help",
+        ),
+        (["bench", "--size", "x"], "argument --size: invalid int value: 'x' (see distsim bench --help)"),
+        (["bench", "--size"], "argument --size: expected one argument (see distsim bench --help)"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    argv: list[str], line: str, bench: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was expected, what came, what to do; never a traceback."""
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.err == f"distsim: error: {line}\n"
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UsageError("no such cluster"), 2, "distsim: error: no such cluster\n"),
+        (DistsimError("broken"), 1, "distsim: error: broken\n"),
+        (KeyboardInterrupt(), 130, "distsim: interrupted\n"),
+        (BrokenPipeError(), 141, ""),
+    ],
+)
+def test_an_error_of_a_command_is_an_exit_code(
+    error: BaseException, code: int, line: str, bench: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user's mistake, our own refusal, Ctrl-C, and a reader that left."""
+
+    def act(args: argparse.Namespace) -> int:
+        raise error
+
+    bench.act = act
+    assert main(["bench"]) == code
+    assert capsys.readouterr().err == line
+
+
+def test_a_fault_of_ours_is_not_hidden(bench: SimpleNamespace) -> None:
+    """A bug keeps its traceback: it is to be reported, not explained away."""
+
+    def act(args: argparse.Namespace) -> int:
+        raise ZeroDivisionError
+
+    bench.act = act
+    with pytest.raises(ZeroDivisionError):
+        main(["bench"])
+
+
+def test_the_handler_gets_its_arguments_and_gives_the_exit_code(bench: SimpleNamespace) -> None:
+    """What the handler answers is what the shell sees."""
+    bench.act = lambda args: args.size
+    assert main(["bench", "--size", "5"]) == 5
+
+
+def test_python_dash_m_distsim_works_from_a_bare_clone() -> None:
+    """`python -m distsim` needs no installed script, and a closed pipe needs no words."""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "distsim", "--help"], cwd=root, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: distsim")
