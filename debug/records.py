@@ -11,12 +11,15 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from distsim.debug.kinds import Kind
+
 __all__ = [
     "COLLECTIVES",
     "P2P",
     "CallRecord",
     "CallWait",
     "Evidence",
+    "Finding",
     "Group",
     "HostWait",
     "Phase",
@@ -121,7 +124,8 @@ class CallRecord:
     input_splits: tuple[int, ...] | None = None
     output_splits: tuple[int, ...] | None = None
     new_ranks: tuple[int, ...] | None = None
-    """new_group only: the ranks asked for."""
+    """new_group only: the ranks asked for. Its `group` is the world, its `seq` counts new_group calls
+    alone, and every rank that calls it has a record, members or not; only members wait for each other."""
     nbytes: int = 0
     """Payload, with nccl-tests' meaning of size."""
     device: str = "cpu"
@@ -148,6 +152,8 @@ class CallRecord:
     @property
     def members(self) -> tuple[int, ...]:
         """Global ranks that must take part."""
+        if self.new_ranks is not None:
+            return self.new_ranks
         if not self.is_p2p:
             return self.group.ranks
         return self.group.ranks if self.peer is None else (self.rank, self.peer)
@@ -213,10 +219,30 @@ class RankState:
     exit_code: int | None = None
     signal: str | None = None
     exception: str | None = None
-    """`"ValueError: ..."`: the last line of its traceback."""
+    """`"ValueError: ..."`: the last line of its traceback. On a blocked rank: an exception that is
+    on its way while a `finally` or `except` block makes calls."""
     traceback: str | None = None
     host: str | None = None
     pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault that a guard saw with its own eyes: a NaN, a changed buffer, a cut link.
+
+    `diagnose` merges it with what the records say: a finding that explains a hang comes first.
+    """
+
+    kind: Kind
+    ranks: tuple[int, ...]
+    """Global ranks at fault."""
+    text: str
+    """One plain sentence: what was seen, with names (`parameter encoder.head.weight ...`)."""
+    group: Group | None = None
+    call: CallRecord | None = None
+    site: Site | None = None
+    suggestion: str = ""
+    at_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -230,3 +256,12 @@ class Evidence:
     now_s: float = 0.0
     notes: Sequence[str] = ()
     """Injected faults and other context, one sentence each."""
+    findings: Sequence[Finding] = ()
+    """What guards saw by themselves."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Text of the users' files named by sites, where the caller can read them. They tell a rank
+    that skipped a call from one that took the other branch; without them it is `op_mismatch`."""
+    straggler_after_s: float | None = None
+    """Name a running rank a straggler once others have waited this long for it; None: never."""
+    hang_after_s: float | None = None
+    """Take a running rank for missing once others have waited this long; None: never. Post mortem: 0."""

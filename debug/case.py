@@ -1,0 +1,113 @@
+"""A world under diagnosis: evidence, contradictions, wait-for graph, and what every answer needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from distsim.debug.align import Divergence
+from distsim.debug.explain import state_text
+from distsim.debug.kinds import Kind
+from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Phase, Site, StoreWait
+from distsim.debug.verdict import Call, Diagnosis, Stuck
+from distsim.debug.waitfor import WaitGraph
+from distsim.debug.world import World
+
+__all__ = ["Case"]
+
+
+@dataclass(slots=True)
+class Case:
+    """What the causes, cycles and mismatches are read from."""
+
+    world: World
+    graph: WaitGraph
+    divergences: Sequence[Divergence]
+
+    def site(self, rank: int) -> Site | None:
+        """The user's line a rank is at: of the call it waits in, else its own, else of its last call."""
+        calls = self.world.call_waits(rank)
+        if calls and calls[0].site is not None:
+            return calls[0].site
+        state = self.world.states[rank]
+        if state.site is not None:
+            return state.site
+        last = self.world.last(rank)
+        return last.site if last is not None and state.phase is not Phase.RUNNING else None
+
+    def sites(self, ranks: Iterable[int]) -> dict[int, Site]:
+        return {rank: site for rank in sorted(set(ranks)) if (site := self.site(rank)) is not None}
+
+    def stuck(self, ranks: Iterable[int]) -> dict[int, Stuck]:
+        """Where the blocked ones among *ranks* are blocked."""
+        found: dict[int, Stuck] = {}
+        for rank in sorted(set(ranks)):
+            if (at := self._stuck(rank)) is not None:
+                found[rank] = at
+        return found
+
+    def _stuck(self, rank: int) -> Stuck | None:
+        site = self.site(rank)
+        file, line = (site.file, site.line) if site else (None, None)
+        calls = self.world.call_waits(rank)
+        if calls:
+            call = calls[0]
+            return Stuck(call.op, call.group.ranks, call.seq, file, line)
+        if self.world.states[rank].phase is not Phase.BLOCKED:
+            return None
+        for wait in self.world.waits(rank):
+            if isinstance(wait, StoreWait):
+                return Stuck("store wait", (), None, file, line)
+            if isinstance(wait, HostWait):
+                return Stuck(wait.what, (), None, file, line)
+        return Stuck("unknown", (), None, file, line)
+
+    def where(self, rank: int) -> str:
+        """Where a rank is, as the rest of a sentence."""
+        return state_text(self.world.states[rank], self.world.waits(rank), self.world.last(rank))
+
+    def age_s(self, since_s: float | None) -> float | None:
+        return None if since_s is None else max(0.0, self.world.evidence.now_s - since_s)
+
+    def diagnosis(
+        self,
+        kind: Kind,
+        culprits: Iterable[int],
+        victims: Iterable[int],
+        *,
+        call: CallRecord | None,
+        explanation: str,
+        suggestion: str,
+        since_s: float | None,
+        group: Group | None = None,
+        cycle: tuple[int, ...] | None = None,
+        pair: tuple[int, int] | None = None,
+        sites: dict[int, Site] | None = None,
+    ) -> Diagnosis:
+        """Fill in what follows from the ranks: sites, stuck, group, call, age."""
+        guilty = tuple(sorted(set(culprits)))
+        others = tuple(sorted(set(victims) - set(guilty)))
+        everyone = (*guilty, *others)
+        return Diagnosis(
+            kind=kind,
+            culprits=guilty,
+            victims=others,
+            group=group or (call.group if call is not None else None),
+            call=None if call is None else Call(call.op, call.seq),
+            sites={**self.sites(everyone), **(sites or {})},
+            stuck=self.stuck(everyone),
+            cycle=cycle,
+            pair=pair,
+            detected_after_s=self.age_s(since_s),
+            explanation=explanation,
+            suggestion=suggestion,
+        )
+
+    def first_wait(self, ranks: Iterable[int]) -> CallRecord | None:
+        """The call that was waited in first, collectives before point-to-point of the same instant."""
+        calls = [
+            need.wait.record
+            for _, need in self.graph.waiters_on(tuple(ranks))
+            if isinstance(need.wait, CallWait)
+        ]
+        return min(calls, key=lambda c: (c.issued_s, c.is_p2p, c.rank), default=None)

@@ -1,0 +1,164 @@
+"""Ranks that wait for each other: cycles through groups, crossed sends, messages that never meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distsim.debug.case import Case
+from distsim.debug.explain import call_text, group_text, place, ranks_text
+from distsim.debug.kinds import Kind
+from distsim.debug.pairs import near_miss, unmatched
+from distsim.debug.records import CallRecord, CallWait, HostWait
+from distsim.debug.source import Order, relate
+from distsim.debug.verdict import Diagnosis
+
+__all__ = ["knot"]
+
+
+def knot(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
+    """The diagnosis of ranks that wait for each other."""
+    if (found := _message_missing(case, ranks, victims)) is not None:
+        return found
+    cycle = case.graph.cycle(ranks)
+    calls = {rank: _call_on_cycle(case, rank, cycle) for rank in cycle}
+    if (found := _other_group(case, ranks, victims)) is not None:
+        return found
+    return _cycle(case, cycle, calls, [*victims, *(r for r in ranks if r not in cycle)])
+
+
+def _call_on_cycle(case: Case, rank: int, cycle: Sequence[int]) -> CallRecord | None:
+    """The call in which a rank waits for the next one of the cycle."""
+    after = cycle[(list(cycle).index(rank) + 1) % len(cycle)]
+    for need in case.graph.needs.get(rank, ()):
+        if after in need.ranks and isinstance(need.wait, CallWait):
+            return need.wait.record
+    calls = case.world.call_waits(rank)
+    return calls[0] if calls else None
+
+
+def _cycle(
+    case: Case, cycle: tuple[int, ...], calls: dict[int, CallRecord | None], victims: Sequence[int]
+) -> Diagnosis:
+    steps = []
+    for i, rank in enumerate(cycle):
+        after = cycle[(i + 1) % len(cycle)]
+        call = calls[rank]
+        if call is None:
+            what = next((w.what for w in case.world.waits(rank) if isinstance(w, HostWait)), "it")
+            steps.append(f"rank {rank} waits on the host ({what}) for rank {after}")
+        else:
+            on = "" if call.is_p2p else f" on {group_text(call.group)}"
+            steps.append(
+                f"rank {rank} waits in {call_text(call)}{on}, at {place(call.site)}, for rank {after}"
+            )
+    made = [call for call in calls.values() if call is not None]
+    first = min(made, key=lambda c: (c.issued_s, c.rank), default=None)
+    if made and all(c.is_p2p for c in made):
+        suggestion = (
+            "Let one of them receive first, or use isend / irecv or batch_isend_irecv and wait for both."
+        )
+    elif any(c.is_p2p for c in made):
+        suggestion = "Make the send or receive and the collective in the same order on every rank."
+    else:
+        suggestion = "Use the groups in the same order on every rank, or start both with async_op=True and wait afterwards."
+    latest = max((c.issued_s for c in made), default=None)
+    return case.diagnosis(
+        Kind.DEADLOCK_CYCLE,
+        cycle,
+        victims,
+        call=first,
+        explanation=f"{ranks_text(cycle)[0].upper()}{ranks_text(cycle)[1:]} wait for each other in a circle. "
+        + _capital("; ".join(steps))
+        + ".",
+        suggestion=suggestion,
+        since_s=latest,
+        cycle=cycle,
+    )
+
+
+def _message_missing(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
+    """A send or receive in the knot whose other end is not just late, but somewhere else."""
+    inside = frozenset(ranks)
+    lonely: list[CallRecord] = []
+    for rank in ranks:
+        for need in case.graph.needs.get(rank, ()):
+            if (
+                isinstance(need.wait, CallWait)
+                and need.wait.record.is_p2p
+                and not inside.isdisjoint(need.ranks)
+            ):
+                lonely.append(need.wait.record)
+    lonely.sort(key=lambda c: (c.issued_s, c.op == "send", c.rank))
+    for call in lonely:
+        if near_miss(case.world, call) is not None:
+            return unmatched(case, call, [*ranks, *victims], cycle=None)
+    directed = [call for call in lonely if call.peer is not None]
+    if len(directed) != 1 or len(lonely) != 1:
+        return None
+    call = directed[0]
+    peer = call.peer
+    assert peer is not None
+    instead = case.world.call_waits(peer)
+    if not instead or instead[0].is_p2p or call.rank not in instead[0].group.ranks:
+        return None
+    if _comes_later(case, peer, call, instead[0]):
+        return None  # the peer's program has the other end, but after its collective: a cycle
+    return unmatched(case, call, [*ranks, *victims], cycle=case.graph.cycle(ranks))
+
+
+def _comes_later(case: Case, peer: int, call: CallRecord, instead: CallRecord) -> bool:
+    """The peer has earlier made the other end after that collective (in an earlier round)."""
+    other = "send" if call.op == "recv" else "recv"
+    seen = False
+    for record in case.world.records(peer):
+        if record is instead:
+            break
+        if record.op == instead.op and record.site == instead.site and record.site is not None:
+            seen = True
+        elif seen and record.op == other and record.peer == call.rank:
+            return True
+    from distsim.debug.source import calls_below
+
+    return calls_below(instead.site, other, case.world.evidence.sources)
+
+
+def _other_group(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
+    """One call of the program, made on different groups by ranks that should have met in it."""
+    waits: dict[int, CallRecord] = {}
+    for rank in ranks:
+        calls = case.world.call_waits(rank)
+        if calls and not calls[0].is_p2p:
+            waits[rank] = calls[0]
+    by_group: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for rank, call in waits.items():
+        by_group.setdefault((call.group.name, call.group.ranks), []).append(rank)
+    if len(by_group) != 2:
+        return None
+    sides = sorted(by_group.values(), key=lambda side: (len(side), side != min(by_group.values())))
+    few, many = sides[0], sides[1]
+    if len(few) == len(many) and min(few) < min(many):
+        few, many = many, few
+    mine, theirs = waits[few[0]], waits[many[0]]
+    a, b = frozenset(mine.group.ranks), frozenset(theirs.group.ranks)
+    if mine.op != theirs.op or not (a < b or b < a):
+        return None
+    relation = relate(mine, theirs, case.world.evidence.sources)
+    same_line = mine.site is not None and mine.site == theirs.site
+    branches = relation.certain and relation.order is Order.EXCLUSIVE and not relation.swapped
+    if not (same_line or branches):
+        return None
+    who = ranks_text(few)
+    return case.diagnosis(
+        Kind.GROUP_MISMATCH,
+        few,
+        [*victims, *(r for r in ranks if r not in few)],
+        call=theirs,
+        explanation=f"{_capital(who)} called {call_text(mine)} on {group_text(mine.group)}, at {place(mine.site)}. "
+        f"{_capital(ranks_text(many))} made the same call on {group_text(theirs.group)}, at {place(theirs.site)}.",
+        suggestion=f"Pass the same group= on every rank at {place(mine.site)}.",
+        since_s=max(mine.issued_s, theirs.issued_s),
+    )
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -1,0 +1,150 @@
+"""From evidence to diagnoses, root cause first. Pure: no I/O, no clock, no torch.
+
+The order of the work: which calls contradict each other (`align`), who can never go on and what
+that ends in (`waitfor`), what each such end is (`causes`, `cycles`, `pairs`, `mismatches`), and what
+guards have seen by themselves (`findings`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distsim.debug.align import find_divergence
+from distsim.debug.case import Case
+from distsim.debug.causes import absent_from_call, death, host_wait, in_flight_exception
+from distsim.debug.cycles import knot
+from distsim.debug.kinds import Kind
+from distsim.debug.merge import merge_findings, order
+from distsim.debug.mismatches import contradiction
+from distsim.debug.pairs import disagreeing, unmatched
+from distsim.debug.patience import lateness, patience
+from distsim.debug.records import CallRecord, CallWait, Evidence, Phase
+from distsim.debug.verdict import Call, Diagnosis, Stuck
+from distsim.debug.waitfor import Need, Root, WaitGraph
+from distsim.debug.world import World
+
+__all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
+
+
+def diagnose(evidence: Evidence) -> list[Diagnosis]:
+    """What is wrong, the root cause first; an empty list when nothing is."""
+    world = World(evidence)
+    divergences = [d for lane in world.lanes if (d := find_divergence(world, lane)) is not None]
+    blocking = {d.lane.id: d.seq for d in divergences if d.blocks}
+    late = lateness(world)
+    moving, stragglers = patience(world, late)
+    case = Case(world, WaitGraph(world, blocking, moving), divergences)
+    found = [*_explain_roots(case), *disagreeing(case)]
+    told = {d.culprits for d in found}
+    for divergence in divergences:
+        if (
+            not any(d.group == divergence.lane.group and d.call is not None for d in found)
+            or not divergence.blocks
+        ):
+            diagnosis = contradiction(case, divergence, ())
+            if diagnosis.culprits not in told or not divergence.blocks:
+                found.append(diagnosis)
+    found += _unwaited_deaths(case, found)
+    found += stragglers(case)
+    return order(merge_findings(case, found))
+
+
+def _explain_roots(case: Case) -> list[Diagnosis]:
+    found: list[Diagnosis] = []
+    gone: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
+    absent: dict[tuple[int, int], tuple[CallRecord, list[int], list[int]]] = {}
+    starved: dict[int, tuple[CallRecord, list[int]]] = {}
+    for root in case.graph.roots():
+        victims = list(case.graph.victims(root))
+        if root.mismatch is not None:
+            found.append(_mismatch(case, root, victims))
+            continue
+        dead = [r for r in root.ranks if case.world.states[r].phase is not Phase.BLOCKED]
+        if len(root.ranks) > 1 and not dead:
+            found.append(knot(case, root.ranks, victims))
+            continue
+        rank = dead[0] if dead else root.ranks[0]
+        victims += [r for r in root.ranks if r != rank]
+        state = case.world.states[rank]
+        if state.phase is Phase.BLOCKED:
+            found.append(_blocked_alone(case, rank, victims))
+        elif state.phase in (Phase.FINISHED, Phase.RUNNING) and not (
+            state.phase is Phase.FINISHED and state.exit_code
+        ):
+            _never_came(case, rank, victims, absent, starved, found)
+        else:
+            call = case.first_wait([rank])
+            key = (
+                state.phase,
+                state.exception,
+                state.signal,
+                state.exit_code,
+                state.site,
+                call and call.group,
+                call and call.seq,
+            )
+            ranks, all_victims = gone.setdefault(key, ([], []))
+            ranks.append(rank)
+            all_victims += victims
+    for ranks, victims in gone.values():
+        found.append(death(case, ranks, victims))
+    for call, ranks, victims in absent.values():
+        found.append(absent_from_call(case, call, ranks, victims))
+    for call, victims in starved.values():
+        found.append(unmatched(case, call, [call.rank, *victims]))
+    return found
+
+
+def _mismatch(case: Case, root: Root, victims: Sequence[int]) -> Diagnosis:
+    divergence = next(d for d in case.divergences if d.lane is root.mismatch)
+    fleeing = [
+        r
+        for r in divergence.culprits
+        if (state := case.world.states[r]).phase is Phase.BLOCKED and state.exception is not None
+    ]
+    if fleeing:
+        return in_flight_exception(case, fleeing, victims, divergence.expected)
+    return contradiction(case, divergence, victims)
+
+
+def _blocked_alone(case: Case, rank: int, victims: list[int]) -> Diagnosis:
+    needs: Sequence[Need] = case.graph.needs.get(rank, ())
+    for need in needs:
+        if isinstance(need.wait, CallWait) and need.wait.record.is_p2p:
+            return unmatched(case, need.wait.record, [rank, *victims])
+    return host_wait(case, rank, victims)
+
+
+def _never_came(
+    case: Case,
+    rank: int,
+    victims: list[int],
+    absent: dict[tuple[int, int], tuple[CallRecord, list[int], list[int]]],
+    starved: dict[int, tuple[CallRecord, list[int]]],
+    found: list[Diagnosis],
+) -> None:
+    """A rank that ended well, or still runs, and is waited for: sort it by the call it never made."""
+    call = case.first_wait([rank])
+    if call is None:  # only host or store waits point at it
+        waiter, _need = case.graph.waiters_on([rank])[0]
+        if not any(d.kind is Kind.HOST_STUCK and waiter in d.culprits for d in found):
+            found.append(host_wait(case, waiter, [v for v in victims if v != waiter]))
+        return
+    if call.is_p2p:
+        starved.setdefault(id(call), (call, []))[1].extend(v for v in victims if v != call.rank)
+        return
+    lane = case.world.lane(call)
+    _, ranks, all_victims = absent.setdefault((lane.id if lane else -1, call.seq), (call, [], []))
+    ranks.append(rank)
+    all_victims += victims
+
+
+def _unwaited_deaths(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Ranks that went wrong without anybody waiting for them yet."""
+    named = {rank for d in found for rank in (*d.culprits, *d.victims)}
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for rank, state in case.world.states.items():
+        if state.phase in (Phase.FINISHED, Phase.RUNNING, Phase.BLOCKED) or rank in named:
+            continue
+        groups.setdefault((state.phase, state.exception, state.signal, state.exit_code), []).append(rank)
+    return [death(case, ranks, ()) for ranks in groups.values()]

@@ -1,0 +1,131 @@
+"""The words of a diagnosis: calls, places and waits as people write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from distsim.debug.checks import BARRIERS, payload_text
+from distsim.debug.records import (
+    CallRecord,
+    CallWait,
+    Group,
+    HostWait,
+    Phase,
+    RankState,
+    Site,
+    StoreWait,
+    Wait,
+)
+from distsim.debug.stacks import format_ranks, short_path
+
+__all__ = [
+    "are",
+    "call_text",
+    "group_text",
+    "place",
+    "ranks_text",
+    "shape_of_call",
+    "state_text",
+    "wait_text",
+]
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0-2,4-7`."""
+    listed = sorted(set(ranks))
+    if not listed:
+        return "no rank"
+    return f"rank {listed[0]}" if len(listed) == 1 else f"ranks {format_ranks(listed)}"
+
+
+def are(ranks: Iterable[int], one: str, many: str) -> str:
+    """The verb's form for so many ranks."""
+    return one if len(set(ranks)) == 1 else many
+
+
+def group_text(group: Group) -> str:
+    """`group dp (ranks 0-7)`."""
+    return f"group {group.label or 'without a name'} ({ranks_text(group.ranks)})"
+
+
+def place(site: Site | None, *, function: bool = False) -> str:
+    """`train.py:131`, or `train.py:131 in step`."""
+    if site is None:
+        return "an unknown line"
+    text = f"{short_path(site.file)}:{site.line}"
+    return f"{text} in {site.function}" if function and site.function not in ("", "<module>") else text
+
+
+def call_text(call: CallRecord) -> str:
+    """`all_reduce #42`, `send to rank 1 (tag 7)`."""
+    if not call.is_p2p:
+        return f"{call.op} #{call.seq}"
+    tag = f" (tag {call.tag})" if call.tag is not None else ""
+    if call.op == "send":
+        return f"send to rank {call.peer}{tag}"
+    return f"recv from {'any rank' if call.peer is None else f'rank {call.peer}'}{tag}"
+
+
+def shape_of_call(call: CallRecord) -> str:
+    """`all_reduce float32[4096,1024] SUM`, for those who wait in it."""
+    if call.op in BARRIERS:
+        return call.op
+    if call.op == "new_group":
+        return f"new_group({list(call.new_ranks)})" if call.new_ranks is not None else "new_group"
+    head = call_text(call) if call.is_p2p else call.op
+    parts = [head, payload_text(call)]
+    if call.reduce_op:
+        parts.append(call.reduce_op)
+    if call.root is not None:
+        parts.append(f"root {call.root}")
+    return " ".join(parts)
+
+
+def wait_text(wait: Wait) -> str:
+    """What a rank waits for."""
+    if isinstance(wait, CallWait):
+        call = wait.record
+        on = "" if call.is_p2p else f" on {group_text(call.group)}"
+        return f"{call_text(call)}{on}"
+    if isinstance(wait, StoreWait):
+        keys = ", ".join(repr(k) for k in wait.keys[:3]) + (", ..." if len(wait.keys) > 3 else "")
+        purpose = f" ({wait.purpose})" if wait.purpose else ""
+        return f"store key{'s' if len(wait.keys) != 1 else ''} {keys}{purpose}"
+    return wait.what
+
+
+def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None) -> str:
+    """Where a rank is, as the rest of a sentence: `waits in barrier #3 ..., at train.py:9`."""
+    at = f", at {place(state.site, function=True)}" if state.site else ""
+    match state.phase:
+        case Phase.BLOCKED:
+            listed = list(waits)
+            if not listed:
+                return f"is blocked{at}"
+            first = listed[0]
+            where = state.site
+            if isinstance(first, CallWait):
+                where = first.record.site or where
+            at = f", at {place(where)}" if where else ""
+            verb = "waits on the host:" if isinstance(first, HostWait) else "waits in"
+            if isinstance(first, StoreWait):
+                verb = "waits for"
+            return f"{verb} {wait_text(first)}{at}"
+        case Phase.FINISHED:
+            return "has finished its program"
+        case Phase.EXITED:
+            code = f" with exit code {state.exit_code}" if state.exit_code is not None else ""
+            return f"has left its program{code}{at}"
+        case Phase.RAISED:
+            return f"raised {state.exception or 'an exception'}{at}"
+        case Phase.KILLED:
+            return f"was killed by {state.signal or 'a signal'}"
+        case Phase.FROZEN:
+            return f"is stopped and does not run{at}"
+        case Phase.HOST_STUCK:
+            return f"is stuck outside torch.distributed{at}"
+        case Phase.ABSENT:
+            return "never joined"
+        case _:
+            after = f", after {call_text(last)}" if last is not None else ""
+            return f"runs{at or after}"

@@ -1,0 +1,138 @@
+"""What guards saw and what records say, as one list: the root cause first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from distsim.debug.case import Case
+from distsim.debug.explain import place
+from distsim.debug.kinds import Kind
+from distsim.debug.records import Finding
+from distsim.debug.verdict import Diagnosis
+
+__all__ = ["merge_findings", "order"]
+
+SYMPTOMS = frozenset(
+    {
+        Kind.MISSING_RANK,
+        Kind.HOST_STUCK,
+        Kind.UNEVEN_ITERATIONS,
+        Kind.STRAGGLER,
+        Kind.P2P_UNMATCHED,
+        Kind.OP_MISMATCH,
+        Kind.SHAPE_MISMATCH,
+        Kind.EXTRA_COLLECTIVE,
+        Kind.RANK_RAISED,
+    }
+)
+"""Kinds that a finding about the same ranks explains."""
+
+EXPLAINING = frozenset(
+    {
+        Kind.DDP_UNUSED_PARAMETER,
+        Kind.NETWORK_FAULT,
+        Kind.THREAD_RACE,
+        Kind.PROCESS_FROZEN,
+        Kind.HOST_STUCK,
+        Kind.RANK_KILLED,
+        Kind.NEVER_JOINED,
+        Kind.RANK_EXITED,
+    }
+)
+
+_NEXT = {
+    Kind.NAN: "Look at the inputs and gradients of that rank before this call; torch.autograd.set_detect_anomaly(True) names the operator.",
+    Kind.BUFFER_MODIFIED_IN_FLIGHT: "Wait for the handle before writing to the tensor, or give the call its own copy.",
+    Kind.ASYNC_NEVER_WAITED: "Keep the handle that async_op=True returns and call wait() on it.",
+    Kind.DDP_UNUSED_PARAMETER: "Use every parameter in forward on every rank, or pass find_unused_parameters=True to DDP.",
+    Kind.NETWORK_FAULT: "Check that link, its switch port and its NIC.",
+    Kind.STRAGGLER: "Compare its host with the others: clocks, temperature, other jobs, data loading.",
+    Kind.THREAD_RACE: "Issue a group's collectives from one thread, or give each thread its own group.",
+}
+
+
+def merge_findings(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """A finding that explains a hang takes over its victims; the others stand by themselves."""
+    left = list(found)
+    merged: list[Diagnosis] = []
+    for finding in case.world.evidence.findings:
+        effect = next((d for d in left if finding.kind in EXPLAINING and _explains(finding, d)), None)
+        if effect is not None:
+            left.remove(effect)
+        same = next(
+            (d for d in left if d.kind is finding.kind and set(d.culprits) & set(finding.ranks)), None
+        )
+        if same is not None and effect is None:
+            left.remove(same)
+            effect = same
+        merged.append(_from_finding(case, finding, effect))
+    return [*merged, *left]
+
+
+def _explains(finding: Finding, diagnosis: Diagnosis) -> bool:
+    return diagnosis.kind in SYMPTOMS and bool(set(finding.ranks) & set(diagnosis.culprits))
+
+
+def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Diagnosis:
+    call = finding.call
+    site = finding.site or (call.site if call is not None else None)
+    text = finding.text[0].upper() + finding.text[1:] + ("" if finding.text.endswith(".") else ".")
+    since = finding.at_s if finding.at_s is not None else (call.issued_s if call is not None else None)
+    base = case.diagnosis(
+        finding.kind,
+        finding.ranks,
+        effect.victims if effect is not None else _waiting_in(case, finding),
+        call=call,
+        group=finding.group,
+        explanation=f"{text} {_consequence(effect, finding)}".strip(),
+        suggestion=finding.suggestion or _NEXT.get(finding.kind, f"Look at {place(site)}."),
+        since_s=since,
+        sites={} if site is None else dict.fromkeys(finding.ranks, site),
+    )
+    if effect is None:
+        return base
+    return replace(
+        base,
+        group=base.group or effect.group,
+        call=base.call or effect.call,
+        sites={**effect.sites, **base.sites},
+        stuck={**effect.stuck, **base.stuck},
+        cycle=effect.cycle,
+        pair=effect.pair,
+        detected_after_s=base.detected_after_s
+        if base.detected_after_s is not None
+        else effect.detected_after_s,
+    )
+
+
+def _waiting_in(case: Case, finding: Finding) -> list[int]:
+    """A network fault stalls calls that have all their members: whoever waits in one with its ranks."""
+    if finding.kind is not Kind.NETWORK_FAULT:
+        return []
+    hit = set(finding.ranks)
+    return [
+        rank
+        for rank in case.world.states
+        if any(hit & set(call.members) for call in case.world.call_waits(rank)) and rank not in hit
+    ]
+
+
+def _consequence(effect: Diagnosis | None, finding: Finding) -> str:
+    if effect is not None and effect.call is not None and effect.victims:
+        return f"The others wait for it in {effect.call}" + (
+            f" on group {effect.group.label}." if effect.group else "."
+        )
+    if finding.call is not None:
+        return f"It was in {finding.call.op} #{finding.call.seq} on group {finding.call.group.label}, at {place(finding.call.site)}."
+    return ""
+
+
+def order(found: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Errors before warnings; then what happened first, then what hurts most ranks."""
+
+    def key(d: Diagnosis) -> tuple[bool, float, int, tuple[int, ...]]:
+        age = d.detected_after_s if d.detected_after_s is not None else -1.0
+        return (d.is_warning, -age, -len(d.victims), d.culprits)
+
+    return sorted(found, key=key)

@@ -1,0 +1,89 @@
+"""Running ranks that others wait for: trusted to come, stragglers, or missing.
+
+A running rank is not a hang. Others may wait `Evidence.straggler_after_s` for it before it is
+named a straggler (a warning), and `Evidence.hang_after_s` before it counts as missing; where these
+are None, a running rank is trusted for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from distsim.debug.case import Case
+from distsim.debug.explain import are, call_text, group_text, place, ranks_text
+from distsim.debug.kinds import Kind
+from distsim.debug.records import CallRecord, Phase
+from distsim.debug.verdict import Diagnosis
+from distsim.debug.waitfor import WaitGraph
+from distsim.debug.world import World
+
+__all__ = ["lateness", "patience"]
+
+
+def lateness(world: World) -> dict[int, CallRecord]:
+    """Running ranks -> the call that others have waited in for them the longest."""
+    running = [rank for rank, state in world.states.items() if state.phase is Phase.RUNNING]
+    if not running or (world.evidence.straggler_after_s is None and world.evidence.hang_after_s is None):
+        return {}
+    graph = WaitGraph(world, {}, running)
+    late: dict[int, CallRecord] = {}
+    oldest: dict[int, tuple[tuple[int, ...], CallRecord]] = {}
+    for rank, needs in graph.needs.items():
+        for need in needs:
+            for call in world.call_waits(rank):
+                seen = oldest.get(id(need.ranks))
+                if seen is None or call.issued_s < seen[1].issued_s:
+                    oldest[id(need.ranks)] = (need.ranks, call)
+    for ranks, call in oldest.values():
+        for rank in ranks:
+            if world.states[rank].phase is Phase.RUNNING:
+                if rank not in late or call.issued_s < late[rank].issued_s:
+                    late[rank] = call
+    return late
+
+
+def patience(
+    world: World, late: Mapping[int, CallRecord]
+) -> tuple[list[int], Callable[[Case], list[Diagnosis]]]:
+    """The running ranks that are still trusted, and the stragglers among them as diagnoses."""
+    evidence = world.evidence
+    age = {rank: evidence.now_s - call.issued_s for rank, call in late.items()}
+    missing = {r for r, s in age.items() if evidence.hang_after_s is not None and s >= evidence.hang_after_s}
+    slow = [
+        r
+        for r, s in age.items()
+        if r not in missing and evidence.straggler_after_s is not None and s >= evidence.straggler_after_s
+    ]
+    moving = [r for r, s in world.states.items() if s.phase is Phase.RUNNING and r not in missing]
+
+    def stragglers(case: Case) -> list[Diagnosis]:
+        by_call: dict[tuple[str, int], tuple[CallRecord, list[int]]] = {}
+        for rank in sorted(slow):
+            call = late[rank]
+            by_call.setdefault((call.group.name, call.seq), (call, []))[1].append(rank)
+        found = []
+        for call, ranks in by_call.values():
+            waiting = [
+                r
+                for r in world.states
+                for c in world.call_waits(r)
+                if c.seq == call.seq and c.group == call.group
+            ]
+            who = ranks_text(ranks)
+            found.append(
+                case.diagnosis(
+                    Kind.STRAGGLER,
+                    ranks,
+                    waiting,
+                    call=call,
+                    explanation=f"{who[0].upper()}{who[1:]} {are(ranks, 'is', 'are')} late for {call_text(call)} on "
+                    f"{group_text(call.group)} but still {are(ranks, 'runs', 'run')}. {len(set(waiting))} "
+                    f"{'rank waits' if len(set(waiting)) == 1 else 'ranks wait'} at {place(call.site)} for "
+                    f"{evidence.now_s - call.issued_s:.1f} s so far.",
+                    suggestion=f"Look at what {who} {are(ranks, 'does', 'do')} between its calls: data loading, checkpoints, a slow device.",
+                    since_s=call.issued_s,
+                )
+            )
+        return found
+
+    return moving, stragglers

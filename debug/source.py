@@ -1,0 +1,193 @@
+"""How two lines of a user's program lie to each other: one before the other, or two branches.
+
+A rank that is at another call than the rest either skipped theirs, makes one more, or took the
+other branch of an `if`. The text of the program tells these apart; the records alone do not.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from distsim.debug.records import CallRecord, Site
+
+__all__ = ["Order", "Relation", "relate"]
+
+
+class Order(enum.StrEnum):
+    """Where one line is, seen from another."""
+
+    SAME = "same"
+    BEFORE = "before"
+    AFTER = "after"
+    EXCLUSIVE = "exclusive"  # two branches: one pass reaches only one of them
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """Line *mine* seen from line *theirs*, in the innermost function both stacks have."""
+
+    order: Order
+    mine: Site | None = None
+    theirs: Site | None = None
+    my_guard: int | None = None
+    """Line of an `if` around mine that is not around theirs: mine is made under a condition."""
+    their_guard: int | None = None
+    left_loop: bool = False
+    """Theirs is in a loop that mine is not in."""
+    still_in_loop: bool = False
+    """Mine is in a loop that theirs is not in."""
+    swapped: bool = False
+    """EXCLUSIVE, and each branch has the other's operation further down."""
+    certain: bool = True
+    """From the program's text, not from line numbers alone."""
+
+
+UNKNOWN = Relation(Order.UNKNOWN, certain=False)
+
+
+def relate(mine: CallRecord, theirs: CallRecord, sources: Mapping[str, str]) -> Relation:
+    """Compare the two calls in the innermost function that is in both stacks with different lines."""
+    my_frames = mine.stack or ((mine.site,) if mine.site else ())
+    their_frames = theirs.stack or ((theirs.site,) if theirs.site else ())
+    for a in my_frames:
+        for b in their_frames:
+            if (a.file, a.function) != (b.file, b.function):
+                continue
+            if a.line == b.line:
+                break
+            return _within(a, b, mine.op, theirs.op, sources.get(a.file))
+    if mine.site is not None and mine.site == theirs.site:
+        return Relation(Order.SAME, mine.site, theirs.site)
+    return UNKNOWN
+
+
+def _within(a: Site, b: Site, my_op: str, their_op: str, text: str | None) -> Relation:
+    by_line = Order.AFTER if a.line > b.line else Order.BEFORE
+    tree = _parse(text) if text else None
+    mine = _path(tree, a.line) if tree is not None else None
+    theirs = _path(tree, b.line) if tree is not None else None
+    if mine is None or theirs is None:
+        return Relation(by_line, a, b, certain=False)
+    shared = 0
+    while shared < min(len(mine), len(theirs)) and mine[shared] == theirs[shared]:
+        shared += 1
+    my_own, their_own = mine[shared:], theirs[shared:]
+    exclusive = bool(my_own and their_own) and my_own[0].node is their_own[0].node
+    return Relation(
+        order=Order.EXCLUSIVE if exclusive else by_line,
+        mine=a,
+        theirs=b,
+        my_guard=next((s.node.lineno for s in my_own if s.is_branch), None),
+        their_guard=next((s.node.lineno for s in their_own if s.is_branch), None),
+        left_loop=any(s.is_loop for s in their_own),
+        still_in_loop=any(s.is_loop for s in my_own),
+        swapped=exclusive
+        and my_own[0].later_call(a.line, their_op)
+        and their_own[0].later_call(b.line, my_op),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One compound statement on the way down to a line, and which of its blocks was entered."""
+
+    node: ast.stmt
+    block: str
+
+    @property
+    def is_loop(self) -> bool:
+        return isinstance(self.node, ast.For | ast.AsyncFor | ast.While)
+
+    @property
+    def is_branch(self) -> bool:
+        return isinstance(self.node, ast.If | ast.Match) or (
+            isinstance(self.node, ast.Try | ast.TryStar) and self.block == "handlers"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Step) and self.node is other.node and self.block == other.block
+
+    def __hash__(self) -> int:
+        return hash((id(self.node), self.block))
+
+    def later_call(self, line: int, op: str) -> bool:
+        """A call of *op* further down in the same block."""
+        block = self.block.split(":")[0]
+        body = getattr(self.node, block, ())
+        for statement in body if isinstance(body, list) else ():
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Call) and node.lineno > line:
+                    name = (
+                        node.func.attr
+                        if isinstance(node.func, ast.Attribute)
+                        else getattr(node.func, "id", "")
+                    )
+                    if str(name).lstrip("i") == op.lstrip("i"):
+                        return True
+        return False
+
+
+@lru_cache(maxsize=64)
+def _parse(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _path(tree: ast.Module, line: int) -> list[_Step] | None:
+    """The compound statements around *line*, outermost first."""
+    path: list[_Step] = []
+    block: list[ast.stmt] = tree.body
+    while True:
+        inside = next((s for s in block if s.lineno <= line <= (s.end_lineno or s.lineno)), None)
+        if inside is None:
+            return path if path else None
+        entered = _enter(inside, line)
+        if entered is None:
+            return path  # a plain statement, or the head of a compound one
+        name, block = entered
+        path.append(_Step(inside, name))
+
+
+def _enter(statement: ast.stmt, line: int) -> tuple[str, list[ast.stmt]] | None:
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(statement, name, None)
+        if isinstance(block, list) and block and block[0].lineno <= line <= (block[-1].end_lineno or 0):
+            return name, block
+    for i, part in enumerate([*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())]):
+        block = part.body
+        if block and block[0].lineno <= line <= (block[-1].end_lineno or 0):
+            return ("handlers" if hasattr(statement, "handlers") else f"cases:{i}"), block
+    return None
+
+
+def calls_below(site: Site | None, op: str, sources: Mapping[str, str]) -> bool:
+    """The function of *site* calls *op* (or its i-form) further down than *site*, on the same path."""
+    text = sources.get(site.file) if site is not None else None
+    tree = _parse(text) if text else None
+    if tree is None or site is None:
+        return False
+    path = _path(tree, site.line)
+    scopes = [
+        s
+        for s in path or ()
+        if isinstance(s.node, ast.If | ast.Match | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    for step in reversed(scopes):
+        if step.later_call(site.line, op):
+            return True
+        if isinstance(step.node, ast.FunctionDef | ast.AsyncFunctionDef):
+            return False
+    return any(
+        isinstance(node, ast.Call)
+        and node.lineno > site.line
+        and str(getattr(node.func, "attr", getattr(node.func, "id", ""))).lstrip("i") == op
+        for statement in tree.body
+        for node in ast.walk(statement)
+    )

@@ -1,0 +1,88 @@
+"""Ranks as ranges, and the stacks of many ranks as one prefix tree (after STAT).
+
+Equal frames are merged from the outermost inward, so 511 ranks in the same line are one branch and
+the one rank that is elsewhere is the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from distsim.debug.records import Site
+
+__all__ = ["StackNode", "format_ranks", "merge_equal", "merge_stacks", "short_path"]
+
+T = TypeVar("T", bound=Hashable)
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """`0-2,4-63`; two neighbours are written `0,1`."""
+    parts: list[str] = []
+    start = end = None
+    for rank in [*sorted(set(ranks)), None]:
+        if start is not None and end is not None:
+            if rank is not None and rank == end + 1:
+                end = rank
+                continue
+            gap = "-" if end - start > 1 else ","
+            parts.append(str(start) if start == end else f"{start}{gap}{end}")
+        start = end = rank
+    return ",".join(parts)
+
+
+def merge_equal(per_rank: Mapping[int, T]) -> list[tuple[tuple[int, ...], T]]:
+    """Group ranks that say the same (tracebacks, lines): the largest group last, so that what is
+    odd is read first; groups of one size by their lowest rank."""
+    groups: dict[T, list[int]] = {}
+    for rank in sorted(per_rank):
+        groups.setdefault(per_rank[rank], []).append(rank)
+    merged = [(tuple(ranks), value) for value, ranks in groups.items()]
+    return sorted(merged, key=lambda item: (len(item[0]), item[0]))
+
+
+@dataclass(slots=True)
+class StackNode:
+    """One frame and the ranks that are in it."""
+
+    site: Site | None
+    """None: the root, above every stack."""
+    ranks: list[int] = field(default_factory=list)
+    children: dict[Site, StackNode] = field(default_factory=dict)
+
+    def ordered(self) -> list[StackNode]:
+        """The branches with the fewest ranks first: the odd one out is the story."""
+        return sorted(self.children.values(), key=lambda n: (len(n.ranks), n.ranks))
+
+    def lines(self, depth: int = 0) -> list[tuple[int, StackNode]]:
+        """Depth-first with indentation; a chain of single children stays on one level."""
+        found: list[tuple[int, StackNode]] = []
+        for child in self.ordered():
+            found.append((depth, child))
+            forks = len(child.children) > 1 or any(
+                len(c.ranks) < len(child.ranks) for c in child.children.values()
+            )
+            found.extend(child.lines(depth + 1 if forks else depth))
+        return found
+
+
+def merge_stacks(stacks: Mapping[int, Sequence[Site]]) -> StackNode:
+    """Merge stacks (innermost frame first, as records hold them) into one tree of frames."""
+    root = StackNode(None)
+    for rank in sorted(stacks):
+        node = root
+        node.ranks.append(rank)
+        for frame in reversed(stacks[rank]):
+            child = node.children.get(frame)
+            if child is None:
+                child = node.children[frame] = StackNode(frame)
+            node = child
+            node.ranks.append(rank)
+    return root
+
+
+def short_path(file: str) -> str:
+    """The last two parts of a path: enough to know it by."""
+    parts = file.replace("\\", "/").rsplit("/", 2)
+    return "/".join(parts[-2:]) if len(parts) == 3 else file

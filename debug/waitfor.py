@@ -1,0 +1,271 @@
+"""The wait-for graph over collectives, point-to-point and host waits: who can never go on, and why.
+
+A collective waits for *all* its absent members (AND), a receive from any source for *one* sender
+(OR); this is the model of MUST (Hilbrich et al., "MPI runtime error detection with MUST", 2012).
+A blocked rank is freed when every one of its waits can be met by ranks that still move; what is
+left after that fixpoint is deadlocked. Its terminal components are the root causes: a rank that
+is gone, a call whose members contradict each other, or a cycle (with OR waits: a knot).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+
+from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, StoreWait, Wait
+from distsim.debug.world import DEAD, Lane, World
+
+__all__ = ["Need", "Root", "WaitGraph"]
+
+Node = int | tuple[str, int, int]
+"""A rank, a meeting ("meeting", lane, seq), or a contradiction ("mismatch", lane, seq)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One wait: the ranks it needs, all of them or any one."""
+
+    wait: Wait
+    ranks: tuple[int, ...]
+    any_of: bool = False
+    mismatch: Lane | None = None
+    """It can never be met: the calls of this group contradict each other."""
+
+    @property
+    def hopeless(self) -> bool:
+        return self.mismatch is not None or (self.any_of and not self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A terminal component: nothing it waits for lies outside it."""
+
+    ranks: tuple[int, ...]
+    """One rank that is gone or stuck by itself, or the ranks that wait for each other."""
+    mismatch: Lane | None = None
+
+
+class WaitGraph:
+    """Built once over a world. *contradicted* holds, per lane id, the first number at which its
+    members contradict each other; *moving* are running ranks that are trusted to come."""
+
+    def __init__(self, world: World, contradicted: dict[int, int], moving: Collection[int]) -> None:
+        self.world = world
+        self.contradicted = contradicted
+        self.moving = frozenset(moving)
+        self._missing: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.needs: dict[int, list[Need]] = {}
+        for rank in world.states:
+            if needs := self._needs_of(rank):
+                self.needs[rank] = needs
+        self.stuck: tuple[int, ...] = self._fixpoint()
+        self.graph = self._graph()
+
+    # --- edges
+
+    def _needs_of(self, rank: int) -> list[Need]:
+        calls = self.world.call_waits(rank)
+        needs = [need for call in calls if (need := self._call(call)) is not None]
+        if self.world.states[rank].phase is Phase.BLOCKED:
+            for wait in self.world.waits(rank):
+                if isinstance(wait, StoreWait):
+                    needs.append(self._store(rank, wait))
+                elif isinstance(wait, HostWait):
+                    others = tuple(r for r in wait.on_ranks if r != rank)
+                    needs.append(Need(wait, others, any_of=True))
+        return needs
+
+    def _call(self, call: CallRecord) -> Need | None:
+        if call.is_p2p:
+            if self.world.pairs.of(call) is not None:
+                return None  # bytes move
+            if call.peer is None:
+                return Need(CallWait(call), tuple(r for r in call.group.ranks if r != call.rank), any_of=True)
+            return Need(CallWait(call), (call.peer,))
+        lane = self.world.lane(call)
+        if lane is None:
+            return Need(CallWait(call), tuple(r for r in call.group.ranks if r != call.rank))
+        first = self.contradicted.get(lane.id)
+        missing = self._missing_ranks(lane, call.seq, call.rank)
+        if first is not None and call.seq >= first:
+            return Need(CallWait(call), missing, mismatch=lane)
+        return Need(CallWait(call), missing) if missing else None
+
+    def _missing_ranks(self, lane: Lane, seq: int, me: int) -> tuple[int, ...]:
+        """Members that are not there, or came but can not play their part any more."""
+        if (lane.id, seq) not in self._missing:
+            met = lane.meetings.get(seq, {})
+            gone = [
+                rank
+                for rank in lane.group.ranks
+                if rank not in met or (not met[rank].done and self._cannot_serve(rank))
+            ]
+            self._missing[lane.id, seq] = tuple(gone)
+        missing = self._missing[lane.id, seq]
+        return tuple(r for r in missing if r != me) if me in missing else missing
+
+    def _cannot_serve(self, rank: int) -> bool:
+        phase = self.world.states[rank].phase
+        if phase in (Phase.RAISED, Phase.HOST_STUCK):
+            return phase is Phase.RAISED and self.world.died_inside(rank) is None
+        return phase in DEAD
+
+    def _store(self, rank: int, wait: StoreWait) -> Need:
+        """Anybody could set the key, but first of all those who are not there themselves."""
+        states = self.world.states
+        absent = tuple(r for r, s in states.items() if s.phase is Phase.ABSENT)
+        if absent:
+            return Need(wait, absent)
+        elsewhere = tuple(r for r in states if r != rank and not self._waits_for_keys(r, wait.keys))
+        return Need(wait, elsewhere, any_of=True)
+
+    def _waits_for_keys(self, rank: int, keys: Sequence[str]) -> bool:
+        return any(
+            isinstance(w, StoreWait) and set(w.keys) & set(keys) for w in self.world.states[rank].waits
+        )
+
+    # --- who can never go on
+
+    def _fixpoint(self) -> tuple[int, ...]:
+        """Free whoever can be freed, until nothing changes; the rest is stuck."""
+        states = self.world.states
+        free = [
+            rank
+            for rank, state in states.items()
+            if rank in self.moving or (state.phase is Phase.BLOCKED and rank not in self.needs)
+        ]
+        freed = set(free)
+        open_needs: dict[int, int] = {rank: len(needs) for rank, needs in self.needs.items()}
+        counters: dict[int, list[tuple[int, int]]] = {}  # needed rank -> [(waiter, its need)]
+        lacking: dict[tuple[int, int], int] = {}
+        for waiter, needs in self.needs.items():
+            for i, need in enumerate(needs):
+                lacking[waiter, i] = -1 if need.hopeless else (1 if need.any_of else len(need.ranks))
+        # Waiters of one meeting share their needed ranks: index by the tuple, not by every pair.
+        shared: dict[int, tuple[tuple[int, ...], list[tuple[int, int]]]] = {}
+        for waiter, needs in self.needs.items():
+            for i, need in enumerate(needs):
+                if not need.hopeless:
+                    shared.setdefault(id(need.ranks), (need.ranks, []))[1].append((waiter, i))
+        for ranks, waiting in shared.values():
+            for rank in ranks:
+                counters.setdefault(rank, []).extend(waiting)
+        queue = deque(free)
+        while queue:
+            for waiter, i in counters.get(queue.popleft(), ()):
+                if lacking[waiter, i] <= 0:
+                    continue
+                lacking[waiter, i] -= 1
+                if lacking[waiter, i] == 0:
+                    open_needs[waiter] -= 1
+                    if (
+                        open_needs[waiter] == 0
+                        and states[waiter].phase is Phase.BLOCKED
+                        and waiter not in freed
+                    ):
+                        freed.add(waiter)
+                        queue.append(waiter)
+        return tuple(rank for rank in self.needs if rank not in freed)
+
+    # --- why
+
+    def _graph(self) -> nx.DiGraph[Node]:
+        graph: nx.DiGraph[Node] = nx.DiGraph()
+        stuck = frozenset(self.stuck)
+        states = self.world.states
+        blocked_for_good = {
+            r for r, s in states.items() if s.phase is not Phase.BLOCKED and r not in self.moving
+        }
+        for rank in self.stuck:
+            graph.add_node(rank)
+            for need in self.needs[rank]:
+                if need.mismatch is not None:
+                    graph.add_edge(rank, ("mismatch", need.mismatch.id, self.contradicted[need.mismatch.id]))
+                targets = [r for r in need.ranks if r in stuck or r in blocked_for_good]
+                if len(targets) < 2 or not isinstance(need.wait, CallWait):
+                    graph.add_edges_from((rank, r) for r in targets)
+                    continue
+                record = need.wait.record  # one node a meeting keeps the graph linear in the ranks
+                lane = self.world.lane(record)
+                meeting = ("meeting", lane.id if lane else -1 - rank, record.seq)
+                if record.is_p2p:
+                    meeting = ("any", rank, record.seq)
+                if not graph.has_node(meeting):
+                    graph.add_edges_from((meeting, r) for r in targets)
+                graph.add_edge(rank, meeting)
+        return graph
+
+    def roots(self) -> list[Root]:
+        """Terminal components, those of the lowest ranks first."""
+        condensed = nx.condensation(self.graph)
+        found: list[Root] = []
+        for component in condensed:
+            if condensed.out_degree(component):
+                continue
+            members: set[Node] = condensed.nodes[component]["members"]
+            ranks = tuple(sorted(n for n in members if isinstance(n, int)))
+            mismatch = next((n for n in members if isinstance(n, tuple) and n[0] == "mismatch"), None)
+            found.append(Root(ranks, None if mismatch is None else self.world.lanes[mismatch[1]]))
+        return sorted(found, key=lambda root: (root.ranks, root.mismatch.id if root.mismatch else -1))
+
+    def victims(self, root: Root) -> tuple[int, ...]:
+        """Every stuck rank from which the root is reached."""
+        starts: list[Node] = list(root.ranks)
+        if root.mismatch is not None:
+            starts.append(("mismatch", root.mismatch.id, self.contradicted[root.mismatch.id]))
+        reached: set[Node] = set(starts)
+        queue: deque[Node] = deque(starts)
+        while queue:
+            for node in self.graph.predecessors(queue.popleft()):
+                if node not in reached:
+                    reached.add(node)
+                    queue.append(node)
+        own = frozenset(root.ranks)
+        return tuple(sorted(n for n in reached if isinstance(n, int) and n not in own))
+
+    def waiters_on(self, ranks: Collection[int]) -> list[tuple[int, Need]]:
+        """Stuck ranks with a wait that needs one of *ranks* directly."""
+        wanted = frozenset(ranks)
+        found: list[tuple[int, Need]] = []
+        hit: dict[int, bool] = {}
+        for rank in self.stuck:
+            for need in self.needs[rank]:
+                key = id(need.ranks)
+                if key not in hit:
+                    hit[key] = not wanted.isdisjoint(need.ranks)
+                if hit[key]:
+                    found.append((rank, need))
+        return found
+
+    def cycle(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The shortest cycle within a component, from its lowest rank; each waits for the next."""
+        inside = frozenset(ranks)
+        best: list[int] | None = None
+        for start in sorted(ranks)[:64]:
+            came: dict[Node, Node] = {}
+            queue: deque[Node] = deque([start])
+            while queue and start not in came:
+                node = queue.popleft()
+                for after in sorted(self.graph.successors(node), key=str):
+                    if after in came or (isinstance(after, int) and after not in inside):
+                        continue
+                    came[after] = node
+                    queue.append(after)
+            if start not in came:
+                continue
+            path: list[int] = []
+            node = came[start]
+            while node != start:
+                if isinstance(node, int):
+                    path.append(node)
+                node = came[node]
+            path.append(start)
+            path.reverse()
+            if best is None or len(path) < len(best):
+                best = path
+            if len(best) == 2:
+                break
+        return tuple(best or ranks)

@@ -1,0 +1,217 @@
+"""Evidence, indexed: who came to which meeting, which sends met which receives, who waits for what."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, State, Wait
+
+__all__ = ["DEAD", "Lane", "Pairing", "World"]
+
+DEAD = frozenset(
+    {Phase.FINISHED, Phase.EXITED, Phase.RAISED, Phase.KILLED, Phase.FROZEN, Phase.HOST_STUCK, Phase.ABSENT}
+)
+"""Phases in which a rank makes no further call (or not until somebody outside helps)."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """The collectives of one group, by number. A world that is initialized again has a new lane."""
+
+    id: int
+    group: Group
+    meetings: dict[int, dict[int, CallRecord]] = field(default_factory=dict)
+    """Number -> rank -> what it called."""
+    calls: dict[int, list[CallRecord]] = field(default_factory=dict)
+    """Rank -> its calls, by number."""
+
+    def absent(self, seq: int) -> list[int]:
+        met = self.meetings.get(seq, {})
+        return [rank for rank in self.group.ranks if rank not in met]
+
+    def before(self, record: CallRecord) -> list[CallRecord]:
+        """The rank's earlier calls on this group."""
+        return [r for r in self.calls.get(record.rank, ()) if r.seq < record.seq]
+
+
+@dataclass(slots=True)
+class Pairing:
+    """Sends and receives, matched first come first served by (sender, receiver, tag, group)."""
+
+    partner: dict[int, CallRecord] = field(default_factory=dict)
+    """id(record) -> the other end."""
+    lonely_sends: list[CallRecord] = field(default_factory=list)
+    lonely_recvs: list[CallRecord] = field(default_factory=list)
+
+    def of(self, record: CallRecord) -> CallRecord | None:
+        return self.partner.get(id(record))
+
+
+class World:
+    """Evidence with the look-ups a diagnosis needs; nothing is judged here."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.states: dict[int, RankState] = {
+            rank: evidence.ranks.get(rank) or RankState(rank, Phase.ABSENT)
+            for rank in range(evidence.world_size)
+        }
+        self.lanes: list[Lane] = []
+        self._lane_of: dict[int, Lane] = {}  # id(record) -> lane
+        self._p2p: list[CallRecord] = []
+        self._index()
+        self.pairs = self._match()
+
+    # --- records
+
+    def _index(self) -> None:
+        by_key: dict[tuple[str, tuple[int, ...], int], Lane] = {}
+        for rank in sorted(self.evidence.records):
+            current: dict[int, Lane] = {}  # id(group) -> lane, as this rank goes along
+            epochs: dict[tuple[str, tuple[int, ...]], int] = {}
+            for record in self.evidence.records[rank]:
+                if record.is_p2p:
+                    self._p2p.append(record)
+                    continue
+                group = record.group
+                lane = current.get(id(group))
+                if lane is None or (record.seq <= 1 and rank in lane.meetings.get(record.seq, ())):
+                    key = (group.name, group.ranks)
+                    epoch = epochs.get(key, 0)
+                    lane = by_key.get((*key, epoch))
+                    if lane is not None and record.seq <= 1 and rank in lane.meetings.get(record.seq, ()):
+                        epochs[key] = epoch = epoch + 1  # initialized again: numbers start anew
+                        lane = by_key.get((*key, epoch))
+                    if lane is None:
+                        lane = by_key[(*key, epoch)] = Lane(len(self.lanes), group)
+                        self.lanes.append(lane)
+                    current[id(group)] = lane
+                self._lane_of[id(record)] = lane
+                if record.op == "destroy_process_group":
+                    continue  # nobody waits in it: who destroyed a group comes to no further meeting
+                lane.meetings.setdefault(record.seq, {}).setdefault(rank, record)
+                lane.calls.setdefault(rank, []).append(record)
+        for lane in self.lanes:
+            for calls in lane.calls.values():
+                if any(a.seq > b.seq for a, b in itertools.pairwise(calls)):
+                    calls.sort(key=lambda r: r.seq)
+
+    def lane(self, record: CallRecord) -> Lane | None:
+        """The group lane of a collective that is among the evidence's records."""
+        found = self._lane_of.get(id(record))
+        if found is None and not record.is_p2p:  # an equal copy
+            for lane in self.lanes:
+                if lane.group == record.group and record.rank in lane.meetings.get(record.seq, ()):
+                    return lane
+        return found
+
+    def records(self, rank: int) -> Sequence[CallRecord]:
+        return self.evidence.records.get(rank, ())
+
+    def truncated(self, rank: int) -> bool:
+        """Its oldest records were overwritten."""
+        records = self.records(rank)
+        return bool(records) and records[0].index > 0
+
+    def last(self, rank: int) -> CallRecord | None:
+        records = self.records(rank)
+        return records[-1] if records else None
+
+    # --- point to point
+
+    def _match(self) -> Pairing:
+        pairing = Pairing()
+        queues: dict[tuple[str, int, int, int | None], deque[CallRecord]] = {}
+        recvs: list[CallRecord] = []
+        for record in self._p2p:
+            if self.truncated(record.rank) or (record.peer is not None and self.truncated(record.peer)):
+                if record.done:
+                    continue  # its other end may be lost; done is done
+            if record.op == "send":
+                key = (
+                    record.group.name,
+                    record.rank,
+                    record.peer if record.peer is not None else -1,
+                    record.tag or 0,
+                )
+                queues.setdefault(key, deque()).append(record)
+            else:
+                recvs.append(record)
+        for recv in recvs:
+            if recv.peer is None:
+                continue
+            queue = queues.get((recv.group.name, recv.peer, recv.rank, recv.tag or 0))
+            if queue:
+                self._join(pairing, queue.popleft(), recv)
+            else:
+                pairing.lonely_recvs.append(recv)
+        for recv in recvs:  # from any source: what is left, the completed ones first come first served
+            if recv.peer is not None:
+                continue
+            candidates = [
+                queue
+                for source in recv.group.ranks
+                if (queue := queues.get((recv.group.name, source, recv.rank, recv.tag or 0)))
+            ]
+            if candidates:
+                earliest = min(candidates, key=lambda q: (q[0].issued_s, q[0].rank))
+                self._join(pairing, earliest.popleft(), recv)
+            else:
+                pairing.lonely_recvs.append(recv)
+        pairing.lonely_sends.extend(send for queue in queues.values() for send in queue)
+        pairing.lonely_sends.sort(key=lambda r: (r.rank, r.index))
+        return pairing
+
+    @staticmethod
+    def _join(pairing: Pairing, send: CallRecord, recv: CallRecord) -> None:
+        pairing.partner[id(send)] = recv
+        pairing.partner[id(recv)] = send
+
+    def pairs_in_order(self) -> Iterator[tuple[CallRecord, CallRecord]]:
+        for record in self._p2p:
+            if record.op == "send" and (recv := self.pairs.of(record)) is not None:
+                yield record, recv
+
+    # --- waits
+
+    def waits(self, rank: int) -> tuple[Wait, ...]:
+        """What the rank waits for; for a blocked rank that does not say, its last unfinished call."""
+        state = self.states[rank]
+        if state.phase is Phase.BLOCKED and not state.waits:
+            unfinished = [r for r in self.records(rank) if not r.done]
+            blocking = [r for r in unfinished if not r.is_async]
+            if blocking:
+                return (CallWait(blocking[-1]),)
+            return (CallWait(unfinished[0]),) if unfinished else ()
+        return state.waits
+
+    def died_inside(self, rank: int) -> CallRecord | None:
+        """The call that a rank raised in or was killed in: it is a victim of that call first."""
+        state = self.states[rank]
+        if state.phase not in (Phase.RAISED, Phase.KILLED):
+            return None
+        for wait in state.waits:
+            if isinstance(wait, CallWait):
+                return wait.record
+        last = self.last(rank)
+        if last is None:
+            return None
+        if last.state is State.FAILED or (not last.done and not last.is_async):
+            return last
+        return None
+
+    def call_waits(self, rank: int) -> list[CallRecord]:
+        """The calls the rank cannot get past, dead in one included."""
+        state = self.states[rank]
+        if state.phase is Phase.BLOCKED:
+            return [w.record for w in self.waits(rank) if isinstance(w, CallWait)]
+        died = self.died_inside(rank)
+        return [died] if died is not None else []
+
+    def oldest_wait_s(self, ranks: Sequence[int]) -> float | None:
+        """When the first of *ranks* began to wait in a call."""
+        times = [call.issued_s for rank in ranks for call in self.call_waits(rank)]
+        return min(times) if times else None
