@@ -1,7 +1,7 @@
 """Quantities with units: what cluster files and the command line accept, and how figures are printed.
 
-Bandwidths and times are decimal (`400Gbps` is 4e11 bits a second); memory takes both (`80GB`, `80GiB`); message sizes
-follow nccl-tests, where `K`, `M` and `G` are powers of 1024.
+Bandwidths and times are decimal (`400Gbps` is 4e11 bits a second); memory takes both (`80GB`, `80GiB`);
+message sizes follow nccl-tests, where `K`, `M` and `G` are powers of 1024.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SIZE_RE = re.compile(_NUMBER + r"([kKmMgGtT]?)(?:i?[bB])?\s*")
 
 
 def parse_bandwidth(text: str | int | float) -> float:
-    """Bytes a second of `"400Gbps"` (bits), `"125MBps"` or `"50GB/s"` (bytes), or of a plain number (bytes)."""
+    """Bytes a second of `"400Gbps"` (bits), `"125MBps"` or `"50GB/s"` (bytes), or a plain number (bytes)."""
     if isinstance(text, str):
         match = _BANDWIDTH_RE.fullmatch(text)
         if match is None:

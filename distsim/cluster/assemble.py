@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["assemble"]
 
 
-def assemble(spec: ClusterSpec, toml: str | None = None, host: HostTemplate | None = None) -> Cluster:
+def assemble(spec: ClusterSpec, host: HostTemplate | None = None) -> Cluster:
     """The cluster that *spec* describes; *host* replaces the host that it would build (for imported ones)."""
     nic, nvlink = spec.node.nic, spec.node.gpu.nvlink if spec.node.gpu else None
     template = host or build_host(spec.node)
@@ -40,7 +40,7 @@ def assemble(spec: ClusterSpec, toml: str | None = None, host: HostTemplate | No
         calibration=spec.calibration,
         description=spec.description,
         source=spec.source,
-        toml=toml,
+        spec=None if host else spec,
     )
 
 

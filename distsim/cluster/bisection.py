@@ -1,8 +1,8 @@
 """Bisection bandwidth: the largest flow from the first half of the devices to the second, in one direction.
 
-Where there are several hosts the halves are whole hosts. Only the network that routes between the halves use counts:
-NVLink inside an NVLink domain, otherwise NICs and fabric; that a host could also send through PCIe what its NVLinks
-cannot carry is left out, as no route does.
+Where there are several hosts the halves are whole hosts. Only the network that routes between the halves use
+counts: NVLink inside an NVLink domain, otherwise NICs and fabric; that a host could also send through PCIe
+what its NVLinks cannot carry is left out, as no route does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["MAX_LINKS", "bisect_hosts", "max_flow"]
 
 MAX_LINKS = 60_000
-"""Above this many links (after hosts are folded into their NICs) a maximum flow takes longer than a user waits."""
+"""Above this many links (after hosts are folded into their NICs) a maximum flow takes longer than a user
+waits.
+"""
 
 
 def max_flow(links: Iterable[tuple[str, str, float]], sources: list[str], sinks: list[str]) -> float:
@@ -44,7 +46,7 @@ def max_flow(links: Iterable[tuple[str, str, float]], sources: list[str], sinks:
 
 
 def bisect_hosts(wiring: HostsOnFabric) -> float:
-    """The bisection of equal hosts on a fabric, with each host folded into what it can send through each NIC."""
+    """The bisection of equal hosts on a fabric, each host folded into what it can send through each NIC."""
     if wiring.num_hosts == 1 or (wiring.template.port is not None and wiring.num_hosts <= wiring.domain):
         return _within_domain(wiring)
     template, fabric = wiring.template, wiring.fabric

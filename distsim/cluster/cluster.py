@@ -13,6 +13,8 @@ from distsim.errors import UsageError
 if TYPE_CHECKING:
     import networkx
 
+    from distsim.cluster.spec import ClusterSpec
+
 __all__ = ["Cluster", "Wiring"]
 
 _MAX_CACHED_ROUTES = 1 << 20
@@ -55,7 +57,7 @@ class Cluster:
         calibration: Mapping[str, float] | None = None,
         description: str = "",
         source: str = "",
-        toml: str | None = None,
+        spec: ClusterSpec | None = None,
     ) -> None:
         self.name = name
         self.num_nodes = num_nodes
@@ -66,12 +68,13 @@ class Cluster:
         self.description = description
         self.source = source
         self._wiring = wiring
-        self._toml = toml
+        self.spec = spec
         self._positions = {device: position for position, device in enumerate(wiring.devices)}
         self._routes: dict[tuple[str, str, int, int | None], tuple[int, ...]] = {}
 
     def __repr__(self) -> str:
-        return f"<Cluster {self.name}: {self.num_nodes} nodes, {len(self.devices)} devices, {len(self.links)} links>"
+        size = f"{self.num_nodes} nodes, {len(self.devices)} devices, {len(self.links)} links"
+        return f"<Cluster {self.name}: {size}>"
 
     @property
     def vertices(self) -> Sequence[Vertex]:
@@ -108,7 +111,8 @@ class Cluster:
         return graph
 
     def place(self, nnodes: int | None = None, nproc_per_node: int | None = None) -> list[Slot]:
-        """A slot for every rank: *nproc_per_node* on each of the first *nnodes* nodes, all devices by default.
+        """A slot for every rank: *nproc_per_node* on each of the first *nnodes* nodes, all devices by
+        default.
 
         A node without accelerators takes up to a rank a core, spread over its sockets in blocks.
         """
@@ -139,8 +143,8 @@ class Cluster:
     ) -> tuple[int, ...]:
         """Indices of the links from one device to another, in order; empty from an accelerator to itself.
 
-        Among equal ways, *flow_key* decides, as a switch's hash of a flow does. *rail* forces NIC *rail* at both
-        ends of a way between hosts; by default each end uses a NIC closest to it.
+        Among equal ways, *flow_key* decides, as a switch's hash of a flow does. *rail* forces NIC *rail* at
+        both ends of a way between hosts; by default each end uses a NIC closest to it.
         """
         asked = (src_device, dst_device, flow_key, rail)
         found = self._routes.get(asked)
@@ -168,9 +172,11 @@ class Cluster:
         return self._wiring.bisection_bandwidth_bytes_per_s()
 
     def to_toml(self) -> str:
-        """The cluster as a file that `load_cluster` reads."""
-        if self._toml is None:
+        """The cluster as a file that `load_cluster` reads, with every key explained."""
+        if self.spec is None:
             raise UsageError(
                 f"{self.name} was imported as a graph and has no TOML form: use --node-link or --graphml"
             )
-        return self._toml
+        from distsim.cluster.to_toml import to_toml
+
+        return to_toml(self.spec)

@@ -68,9 +68,10 @@ def mix(*values: int) -> int:
 class TreeFabric:
     """Leaves, spines in pods, and cores over the pods; a star is one leaf, two levels are one pod.
 
-    *rails* are the leaves side by side in a unit of *nodes_per_leaf* hosts: NIC k goes to leaf k % rails. A leaf has
-    one cable to each spine of its pod, a spine one to each core; together they carry what comes from below divided by
-    the oversubscription. Adaptive routing is one spine (and one core) that has the bandwidth of all.
+    *rails* are the leaves side by side in a unit of *nodes_per_leaf* hosts: NIC k goes to leaf k % rails. A
+    leaf has one cable to each spine of its pod, a spine one to each core; together they carry what comes from
+    below divided by the oversubscription. Adaptive routing is one spine (and one core) that has the bandwidth
+    of all.
     """
 
     def __init__(

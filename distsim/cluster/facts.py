@@ -1,4 +1,4 @@
-"""What the models of computation and of collectives read of a cluster: plain facts, no behaviour of the network."""
+"""What the models of computation and of collectives read of a cluster: plain facts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ __all__ = ["CpuModel", "GpuModel", "NcclFacts", "NodeModel"]
 
 @dataclass(frozen=True, slots=True)
 class CpuModel:
-    """The host processor as one rank sees it: *flops_per_s* and *memory_bytes_per_s* are that rank's share when
-    *ranks_per_node* ranks divide the node evenly."""
+    """The host processor as one rank sees it: *flops_per_s* and *memory_bytes_per_s* are that rank's share
+    when *ranks_per_node* ranks divide the node evenly.
+    """
 
     model: str
     vendor: str
@@ -56,7 +57,9 @@ class GpuModel:
 
 @dataclass(frozen=True, slots=True)
 class NodeModel:
-    """One host, as the models of collectives need it. Bandwidths are per direction and effective unless they say spec."""
+    """One host, as the models of collectives need it. Bandwidths are per direction, and effective unless
+    named spec.
+    """
 
     num_gpus: int
     gpu_model: str

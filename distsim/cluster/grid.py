@@ -1,4 +1,6 @@
-"""Fabrics without a hierarchy of switches: torus, ring, full mesh, dragonfly. A router a host, or a switch for several."""
+"""Fabrics without a hierarchy of switches: torus, ring, full mesh, dragonfly. A router a host, or a switch
+for several.
+"""
 
 from __future__ import annotations
 
@@ -93,9 +95,9 @@ class MeshFabric:
 class DragonflyFabric:
     """Groups of switches: all to all inside a group, and *global_links* cables between every two groups.
 
-    Global cable c between groups a and b ends at a switch of each that depends on all three, so that gateways are
-    spread over the group. Paths are minimal: to the gateway, across, and on. Adaptive routing is one cable with the
-    bandwidth of all between two groups, ending at one gateway.
+    Global cable c between groups a and b ends at a switch of each that depends on all three, so that gateways
+    are spread over the group. Paths are minimal: to the gateway, across, and on. Adaptive routing is one
+    cable with the bandwidth of all between two groups, ending at one gateway.
     """
 
     def __init__(

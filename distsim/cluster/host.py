@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -39,8 +39,9 @@ class Wire:
 
 @dataclass(frozen=True)
 class HostTemplate:
-    """A host's parts and wires. *devices* take ranks, *nics* lead out, and *port* is what a device offers to an
-    NVSwitch that several hosts share (None where NVLink ends at the host)."""
+    """A host's parts and wires. *devices* take ranks, *nics* lead out, and *port* is what a device offers to
+    an NVSwitch that several hosts share (None where NVLink ends at the host).
+    """
 
     parts: tuple[Part, ...]
     wires: tuple[Wire, ...]
@@ -60,7 +61,9 @@ class HostTemplate:
         return frozenset(part.name for part in self.parts if part.kind == "gpu")
 
     def _tree(self, source: str) -> dict[str, tuple[float, tuple[int, ...]]]:
-        """Cheapest cost and path from *source* to every part. NICs pass nothing on; GPUs only to or from NVLink."""
+        """Cheapest cost and path from *source* to every part. NICs pass nothing on; GPUs only to or from
+        NVLink.
+        """
         found: dict[str, tuple[float, tuple[int, ...]]] = {}
         heap: list[tuple[float, int, str, tuple[int, ...]]] = [(0.0, 0, source, ())]
         while heap:
@@ -107,7 +110,7 @@ class HostTemplate:
 
     @cached_property
     def own_nics(self) -> list[tuple[int, ...]]:
-        """The NICs each device uses: the closest, divided evenly among the devices that they are closest to."""
+        """The NICs each device uses: the closest, divided evenly among the devices closest to them."""
         nearest: list[tuple[int, ...]] = []
         for device in self.devices:
             tree = self._tree(device)
@@ -129,7 +132,9 @@ def _portion(items: Sequence[int], k: int, shares: int) -> tuple[int, ...]:
 
 
 def build_host(node: NodeSpec) -> HostTemplate:
-    """The host that *node* describes: parts spread evenly, GPU i under switch i * switches // gpus, and so on up."""
+    """The host that *node* describes: parts spread evenly, GPU i under switch i * switches // gpus, and so on
+    up.
+    """
     parts: list[Part] = []
     wires: list[Wire] = []
 
@@ -172,8 +177,12 @@ def build_host(node: NodeSpec) -> HostTemplate:
     return HostTemplate(tuple(parts), tuple(wires), tuple(gpus or sockets), tuple(nics), port)
 
 
-def _join_nvlink(node: NodeSpec, gpus: list[str], add: object, join: object) -> tuple[float, float] | None:
-    assert callable(add) and callable(join)
+def _join_nvlink(
+    node: NodeSpec,
+    gpus: list[str],
+    add: Callable[[str, int], list[str]],
+    join: Callable[[str, str, float, float, str], None],
+) -> tuple[float, float] | None:
     nvlink = node.gpu.nvlink if node.gpu else None
     if nvlink is None or not gpus:
         return None

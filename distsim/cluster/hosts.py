@@ -1,7 +1,8 @@
 """Many equal hosts on a fabric: the wiring of every cluster that a file describes.
 
-Everything has a computed place: host h's links are a block of the same size, a fabric's cables follow, so a route is
-put together from the host's own paths and the fabric's, in a few microseconds, on any number of hosts.
+Everything has a computed place: host h's links are a block of the same size, a fabric's cables follow, so a
+route is put together from the host's own paths and the fabric's, in a few microseconds, on any number of
+hosts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ __all__ = ["HostsOnFabric"]
 
 
 class HostsOnFabric:
-    """*num_hosts* of *template*, their NICs on *fabric*, their NVLink ports on one NVSwitch per *domain* hosts."""
+    """*num_hosts* of *template*, their NICs on *fabric*, their NVLink ports on one NVSwitch per *domain*
+    hosts.
+    """
 
     def __init__(
         self,

@@ -11,8 +11,8 @@ __all__ = ["Link", "Slot", "Vertex"]
 class Vertex:
     """A piece of hardware. *kind* is one of gpu, cpu, nvswitch, pcie, nic, leaf, spine, switch.
 
-    *host* is None for what several hosts share (switches, an NVLink domain of a rack); *local* is the index among
-    the vertices of that kind on the host, or in the fabric.
+    *host* is None for what several hosts share (switches, an NVLink domain of a rack); *local* is the index
+    among the vertices of that kind on the host, or in the fabric.
     """
 
     name: str

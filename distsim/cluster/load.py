@@ -11,6 +11,7 @@ from typing import Any
 
 from distsim.cluster.assemble import assemble
 from distsim.cluster.cluster import Cluster
+from distsim.cluster.host import HostTemplate
 from distsim.errors import UsageError
 
 __all__ = ["MAX_NODES", "load_cluster", "merged", "preset_names", "preset_text", "read_text"]
@@ -35,8 +36,10 @@ def preset_text(name: str) -> str:
 
 
 def load_cluster(name: str) -> Cluster:
-    """A cluster from `preset[:nodes]` or a file: a cluster TOML, an NCCL topology XML, a networkx node-link JSON, or
-    an ASTRA-sim network YAML; `file:nodes` sets the number of nodes of the first two. Raises UsageError."""
+    """A cluster from `preset[:nodes]` or a file: a cluster TOML, an NCCL topology XML, a networkx node-link
+    JSON, or an ASTRA-sim network YAML; `file:nodes` sets the number of nodes of the first two. Raises
+    UsageError.
+    """
     stem, nodes = _split(name)
     path = Path(stem)
     file_like = path.suffix.lower() in _SUFFIXES or "/" in stem or path.exists()
@@ -48,7 +51,7 @@ def load_cluster(name: str) -> Cluster:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """*base* with *over* laid on it, table by table; a table that names another `kind` replaces the base's."""
+    """*base* with *over* laid on it, table by table; a table of another `kind` replaces the base's."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
@@ -107,6 +110,21 @@ def _load_file(path: Path, nodes: int | None) -> Cluster:
     match path.suffix.lower():
         case ".toml":
             return _from_data(_parse_toml(text, path), nodes, str(path))
+        case ".xml":
+            from distsim.cluster.nccl_xml import from_nccl_xml
+
+            host, data = from_nccl_xml(text, str(path))
+            return _from_data(data, nodes, str(path), host)
+        case ".json" | ".yml" | ".yaml" if nodes is not None:
+            raise UsageError(f"{path} says itself how many nodes there are: leave out ':{nodes}'")
+        case ".json":
+            from distsim.cluster.node_link import from_node_link
+
+            return from_node_link(text, str(path))
+        case ".yml" | ".yaml":
+            from distsim.cluster.astra import from_astra
+
+            return from_astra(text, str(path))
         case other:
             raise UsageError(f"{path}: expected a file ending in {', '.join(_SUFFIXES)}, got {other!r}")
 
@@ -118,7 +136,9 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
 
 
-def _from_data(data: Mapping[str, Any], nodes: int | None, where: str) -> Cluster:
+def _from_data(
+    data: Mapping[str, Any], nodes: int | None, where: str, host: HostTemplate | None = None
+) -> Cluster:
     from distsim.cluster.spec import check_spec
 
     data = dict(data)
@@ -133,7 +153,7 @@ def _from_data(data: Mapping[str, Any], nodes: int | None, where: str) -> Cluste
     spec = check_spec(data, where)
     if spec.nodes > MAX_NODES:
         raise UsageError(f"{where}: nodes: expected at most {MAX_NODES}, got {spec.nodes}")
-    return assemble(spec)
+    return assemble(spec, host)
 
 
 def _preset_data(name: str) -> dict[str, Any]:

@@ -144,33 +144,36 @@ class StarSpec(_Switched):
     kind: Literal["star"]
 
 
-class LeafSpineSpec(_Switched):
-    """All NICs of a host on one leaf, leaves on spines."""
-
-    kind: Literal["leaf-spine"]
-    nodes_per_leaf: Positive = _note("hosts under one leaf", 16)
-    spines: Positive = _note("each leaf has a cable to each", 4)
+class _Leafy(_Switched):
+    nodes_per_leaf: Positive = _note(
+        "hosts under one leaf; with rails, hosts of a unit of one leaf a rail", 16
+    )
+    spines: Positive = _note("each leaf has a cable to each (of its pod)", 4)
     oversubscription: Ratio = _note("what comes into a leaf from below : what leads up", 1.0)
     routing: Literal["ecmp", "adaptive"] = _note(
         "ecmp: a hash picks the spine of a flow; adaptive: all carry it", "ecmp"
     )
 
 
-class FatTreeSpec(LeafSpineSpec):
+class LeafSpineSpec(_Leafy):
+    """All NICs of a host on one leaf, leaves on spines."""
+
+    kind: Literal["leaf-spine"]
+
+
+class FatTreeSpec(_Leafy):
     """Three levels: leaves and spines in pods, cores above."""
 
-    kind: Literal["fat-tree"]  # type: ignore[assignment]
-    spines: Positive = _note("in each pod", 4)
+    kind: Literal["fat-tree"]
     leaves_per_pod: Positive = _note("leaves under the same spines", 8)
     cores: Positive = _note("each spine has a cable to each", 4)
     core_oversubscription: Ratio = _note("what comes into a spine from below : what leads up", 1.0)
 
 
-class RailSpec(LeafSpineSpec):
+class RailSpec(_Leafy):
     """NIC k of every host of a unit on the unit's leaf k."""
 
-    kind: Literal["rail-optimised"]  # type: ignore[assignment]
-    nodes_per_leaf: Positive = _note("hosts of a unit, which has a leaf for each rail", 32)
+    kind: Literal["rail-optimised"]
 
 
 class RingSpec(_Switched):

@@ -1,0 +1,167 @@
+"""networkx node-link JSON, in and out, and GraphML, out.
+
+Nodes: `id`, `kind` (gpu, cpu, nvswitch, pcie, nic, leaf, spine, switch), `host` (for what is inside one).
+Edges (key `edges`, or `links` as networkx wrote before 3.4): `source`, `target`, `bandwidth_bytes_per_s` or
+`bandwidth` ("400Gbps"), `latency_s` or `latency` ("1us"), `kind`. An undirected graph has a link each way for
+every edge.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from distsim.cluster.cluster import Cluster
+from distsim.cluster.facts import CpuModel, GpuModel, NcclFacts, NodeModel
+from distsim.cluster.graphs import graph_cluster
+from distsim.cluster.link import Link, Vertex
+from distsim.errors import UsageError
+from distsim.units import parse_bandwidth, parse_time
+
+__all__ = ["from_node_link", "to_graphml", "to_node_link"]
+
+_KINDS = ("gpu", "cpu", "nvswitch", "pcie", "nic", "leaf", "spine", "switch")
+_MAX_FAULTS = 20
+
+
+def to_node_link(cluster: Cluster) -> dict[str, Any]:
+    """The cluster as networkx's node-link data (key `edges`), with its facts under `graph`."""
+    facts = {"cpu": asdict(cluster.cpu), "node": asdict(cluster.node), "nccl": asdict(cluster.nccl)}
+    return {
+        "directed": True,
+        "multigraph": False,
+        "graph": {"name": cluster.name, "distsim": facts},
+        "nodes": [{"id": v.name, "kind": v.kind, "host": v.host, "local": v.local} for v in cluster.vertices],
+        "edges": [
+            {
+                "source": link.src,
+                "target": link.dst,
+                "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
+                "latency_s": link.latency_s,
+                "kind": link.kind,
+            }
+            for link in cluster.links
+        ],
+    }
+
+
+def to_graphml(cluster: Cluster, path: Path) -> None:
+    """Write the cluster as GraphML (which knows no None: *host* is -1 for shared parts)."""
+    import networkx
+
+    graph = cluster.graph.copy()
+    for _, attributes in graph.nodes(data=True):
+        attributes["host"] = -1 if attributes["host"] is None else attributes["host"]
+    try:
+        networkx.write_graphml(graph, path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def from_node_link(text: str, where: str) -> Cluster:
+    """A cluster from node-link JSON; every fault at once."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{where}: not valid JSON (cut off?): {error}") from None
+    except RecursionError:
+        raise UsageError(f"{where}: not a graph: nested too deeply") from None
+    if not isinstance(data, dict) or not isinstance(data.get("nodes"), list):
+        raise UsageError(f"{where}: expected node-link JSON with a list 'nodes', got {_brief(data)}")
+    edges = data.get("edges", data.get("links"))
+    if not isinstance(edges, list):
+        raise UsageError(f"{where}: expected a list 'edges' (or 'links'), got {_brief(edges)}")
+    faults: list[str] = []
+    vertices = _vertices(data["nodes"], faults)
+    both_ways = data.get("directed") is False
+    links = _links(edges, {vertex.name for vertex in vertices}, both_ways, faults)
+    if faults:
+        more = [f"  and {len(faults) - _MAX_FAULTS} more"] if len(faults) > _MAX_FAULTS else []
+        listed = [f"  {fault}" for fault in faults[:_MAX_FAULTS]]
+        head = f"{where}: {len(faults)} fault{'s' if len(faults) > 1 else ''}"
+        raise UsageError("\n".join([head, *listed, *more]))
+    graph = data.get("graph")
+    graph = graph if isinstance(graph, dict) else {}
+    return graph_cluster(
+        str(graph.get("name") or Path(where).stem), vertices, links, where, _facts(graph.get("distsim"))
+    )
+
+
+def _vertices(nodes: list[Any], faults: list[str]) -> list[Vertex]:
+    vertices: list[Vertex] = []
+    seen: dict[str, int] = {}
+    locals_: dict[tuple[str, int | None], int] = {}
+    for position, node in enumerate(nodes):
+        path = f"nodes[{position}]"
+        if not isinstance(node, dict) or "id" not in node:
+            faults.append(f"{path}: expected an object with an 'id', got {_brief(node)}")
+            continue
+        name, kind, host = str(node["id"]), node.get("kind", "switch"), node.get("host")
+        if name in seen:
+            faults.append(f"{path}.id: {name!r} is already nodes[{seen[name]}]")
+        seen[name] = position
+        if kind not in _KINDS:
+            faults.append(f"{path}.kind: expected one of {', '.join(_KINDS)}, got {kind!r}")
+        if host is not None and (isinstance(host, bool) or not isinstance(host, int) or host < 0):
+            faults.append(f"{path}.host: expected a number of a host, got {host!r}")
+            host = None
+        local = locals_[kind, host] = locals_.get((str(kind), host), -1) + 1
+        vertices.append(Vertex(name, str(kind), host, local))
+    return vertices
+
+
+def _links(edges: list[Any], names: set[str], both_ways: bool, faults: list[str]) -> list[Link]:
+    links: list[Link] = []
+    seen: dict[tuple[str, str], int] = {}
+    for position, edge in enumerate(edges):
+        path = f"edges[{position}]"
+        if not isinstance(edge, dict):
+            faults.append(f"{path}: expected an object, got {_brief(edge)}")
+            continue
+        ends = [str(edge.get(end)) for end in ("source", "target")]
+        for end, name in zip(("source", "target"), ends, strict=True):
+            if name not in names:
+                faults.append(f"{path}.{end}: expected the id of a node, got {edge.get(end)!r}")
+        bandwidth = _figure(edge, "bandwidth", "bandwidth_bytes_per_s", path, faults)
+        latency = _figure(edge, "latency", "latency_s", path, faults)
+        kind = str(edge.get("kind", "fabric"))
+        for src, dst in [ends, ends[::-1]] if both_ways and ends[0] != ends[1] else [ends]:
+            if (src, dst) in seen:
+                faults.append(
+                    f"{path}: {src}->{dst} is already edges[{seen[src, dst]}]; give one edge with the sum"
+                )
+            seen[src, dst] = position
+            links.append(Link(len(links), src, dst, bandwidth, latency, kind))
+    return links
+
+
+def _figure(edge: Mapping[str, Any], key: str, exact: str, path: str, faults: list[str]) -> float:
+    used = exact if exact in edge else key
+    if used not in edge:
+        if key == "bandwidth":
+            faults.append(f"{path}: expected '{exact}' or '{key}', got neither")
+        return 1.0 if key == "bandwidth" else 0.0
+    try:
+        return parse_bandwidth(edge[used]) if key == "bandwidth" else parse_time(edge[used])
+    except UsageError as error:
+        faults.append(f"{path}.{used}: {error}")
+        return 1.0
+
+
+def _facts(data: Any) -> tuple[CpuModel, NodeModel, NcclFacts] | None:
+    """The facts that `to_node_link` wrote; None where the file has none or another version's."""
+    try:
+        node = dict(data["node"])
+        if node["gpu"] is not None:
+            node["gpu"] = GpuModel(**node["gpu"])
+        return CpuModel(**data["cpu"]), NodeModel(**node), NcclFacts(**data["nccl"])
+    except (TypeError, KeyError):
+        return None
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
