@@ -6,16 +6,17 @@ takes one away or changes its meaning changes the schema's number.
 
 - `schema`, `version`: of this document; of distsim
 - `program`, `cluster`, `backend`, `seed`, `world_size`: what ran
-- `exit_code`: 0 finished, 1 raised, 3 hang, 4 inconsistent collectives
+- `exit_code`: 0 finished, 1 raised, 3 hang, 4 inconsistent collectives; `interrupted`: by Ctrl-C
 - `virtual_time_s`, `events`: how long the program took on the cluster; simulated events
 - `ranks[]`: `rank, host, device, phase, exit_code`, and `end_s, compute_s, communication_s,
   exposed_s, idle_s`
-- `collectives[]`: `group, op, dtype, count, bytes, time_s, algbw_bytes_per_s, busbw_bytes_per_s`
+- `collectives[]`: `group, op, dtype, num_ranks, count, bytes, time_s, algbw_bytes_per_s,
+  busbw_bytes_per_s`
 - `links[]`: the used ones: `name, kind, bandwidth_bytes_per_s, bytes, busy_s, mean_utilisation,
   peak_utilisation`
 - `diagnoses[]`: `distsim.debug.diagnosis.Diagnosis.to_json`, the root cause first; empty for a
   healthy run
-- `failures[]`: `ranks, exception, message, traceback`, equal ones merged
+- `failures[]`: `ranks, type, message, traceback`, equal ones merged
 - `notes[]`: one sentence each
 
 `exposed_s` is the part of `communication_s` during which the rank did nothing else. Bandwidths have
@@ -55,6 +56,7 @@ _COLLECTIVE_FIELDS = (
     "group",
     "op",
     "dtype",
+    "num_ranks",
     "count",
     "bytes",
     "time_s",
@@ -83,6 +85,7 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
         "seed": outcome.seed,
         "world_size": outcome.world_size,
         "exit_code": outcome.exit_code,
+        "interrupted": outcome.interrupted,
         "virtual_time_s": outcome.virtual_time_s,
         "events": outcome.events,
         "ranks": [_pick(rank, _RANK_FIELDS) for rank in outcome.ranks],
@@ -92,7 +95,7 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
         "failures": [
             {
                 "ranks": list(failure.ranks),
-                "exception": failure.exception,
+                "type": failure.type,
                 "message": failure.message,
                 "traceback": failure.traceback,
             }

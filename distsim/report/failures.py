@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
-from distsim.report.ranges import ranks_phrase
+from distsim.debug.stacks import format_ranks
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Failure
@@ -26,7 +26,7 @@ class MergedFailure:
     """One exception, and every rank that raised it alike."""
 
     ranks: tuple[int, ...]
-    exception: str
+    type: str
     message: str
     traceback: str
 
@@ -39,7 +39,7 @@ def merge_failures(failures: Iterable[Failure]) -> list[MergedFailure]:
     """
     ranks: dict[tuple[str, str, str], set[int]] = {}
     for failure in failures:
-        key = (failure.exception, _blank(failure.message), _blank(failure.traceback).rstrip())
+        key = (failure.type, _blank(failure.message), _blank(failure.traceback).rstrip())
         ranks.setdefault(key, set()).update(failure.ranks)
     merged = [MergedFailure(tuple(sorted(who)), *key) for key, who in ranks.items()]
     return sorted(merged, key=lambda failure: failure.ranks)
@@ -59,7 +59,8 @@ class Failures:
         for failure in self.failures:
             head = Text()
             head.append("RAISED", style="bold red")
-            head.append(f"  {ranks_phrase(failure.ranks)}: {failure.exception}")
+            noun = "rank" if len(failure.ranks) == 1 else "ranks"
+            head.append(f"  {noun} {format_ranks(failure.ranks)}: {failure.type}")
             if failure.message:
                 head.append(f": {failure.message.splitlines()[0]}")
             yield head

@@ -72,9 +72,11 @@ class Summary:
 
 
 def _verdict(outcome: Outcome) -> tuple[str, str]:
+    if outcome.interrupted:
+        return "interrupted", "bold yellow"
     if outcome.exit_code == 0:
         return "finished", "bold green"
-    words = {1: "failed", 3: "hung", 4: "inconsistent collectives", 130: "interrupted"}
+    words = {1: "failed", 3: "hung", 4: "inconsistent collectives"}
     return words.get(outcome.exit_code, f"ended with exit code {outcome.exit_code}"), "bold red"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from distsim.report.ranges import rank_ranges
+from distsim.debug.stacks import format_ranks
 from distsim.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -39,10 +39,15 @@ def ranks_table(ranks: Sequence[RankSummary]) -> Table:
         table.add_column(name, justify="right")
     for group in joined:
         first = group[0]
-        where = f"{first.host}/{first.device}" if len(group) == 1 else f"{len(group)} ranks alike"
+        where = first.device if len(group) == 1 else f"{len(group)} ranks alike"
         style = "red" if first.exit_code else ""
-        table.add_row(rank_ranges(rank.rank for rank in group), where, *_times(first), style=style)
+        table.add_row(_short(format_ranks(rank.rank for rank in group)), where, *_times(first), style=style)
     return table
+
+
+def _short(ranges: str, most: int = 24) -> str:
+    """Many single ranks are cut: `0,2,4,6,...`; the row says how many they are."""
+    return ranges if len(ranges) <= most else ranges[:most].rpartition(",")[0] + ",..."
 
 
 def _joined(ranks: Sequence[RankSummary]) -> list[list[RankSummary]]:
@@ -111,17 +116,16 @@ def links_table(links: Iterable[LinkUse]) -> Table | None:
     rows = sorted(alike.values(), key=lambda group: (-group[0].mean_utilisation, -group[0].bytes))
     table = _table()
     table.add_column("link")
-    table.add_column("kind")
+    table.add_column("alike", justify="right")
     table.add_column("speed", justify="right")
     table.add_column("bytes", justify="right")
     table.add_column("busy on average")
     table.add_column("peak", justify="right")
     for group in rows[:MOST_LINKS]:
         first = group[0]
-        name = first.name if len(group) == 1 else f"{first.name} (+{len(group) - 1} alike)"
         table.add_row(
-            name,
-            first.kind,
+            first.name,
+            f"x{len(group)}" if len(group) > 1 else "",
             format_bandwidth(first.bandwidth_bytes_per_s),
             format_bytes(first.bytes),
             bar(first.mean_utilisation),

@@ -78,7 +78,7 @@ def trace_events(outcome: Outcome) -> Iterator[Event]:
 def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[Event]:
     """One rank's tracks: host threads, communication streams. Its calls are added to *placed*."""
     summary = outcome.ranks[rank]
-    yield _meta(rank, "process_name", name=f"rank {rank} ({summary.host}/{summary.device})")
+    yield _meta(rank, "process_name", name=f"rank {rank} ({summary.device})")
     yield _meta(rank, "process_sort_index", sort_index=rank)
     host, streams = Lanes(), Lanes(FIRST_STREAM)
     slices: list[tuple[float, Slice | CallRecord]] = []

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from distsim.debug.records import CallRecord, Group, Phase, Site, State
-
-CollectiveTotal = Failure = LinkUse = RankSummary = Outcome = SimpleNamespace
+from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
 
 __all__ = ["call", "finished", "raised", "summary"]
 
@@ -35,8 +33,8 @@ def call(
 def summary(rank: int, **more: Any) -> RankSummary:
     """A rank that finished after 10 ms: 6 of compute, 3 of communication, 2 of them exposed."""
     values: dict[str, Any] = {
-        "host": f"node{rank // 8}",
-        "device": f"gpu{rank % 8}",
+        "host": rank // 8,
+        "device": f"n{rank // 8}/gpu{rank % 8}",
         "end_s": 0.010,
         "compute_s": 0.006,
         "communication_s": 0.003,
@@ -95,6 +93,7 @@ def finished() -> Outcome:
             group="default_pg",
             op="all_reduce",
             dtype="float32",
+            num_ranks=2,
             count=1,
             bytes=4096,
             time_s=0.001,
@@ -105,6 +104,7 @@ def finished() -> Outcome:
             group="default_pg",
             op="barrier",
             dtype="",
+            num_ranks=2,
             count=12_000,
             bytes=0,
             time_s=0.0002,
@@ -123,10 +123,10 @@ def finished() -> Outcome:
             peak_utilisation=peak,
         )
         for name, kind, speed, moved, mean, peak in (
-            ("gpu0->nvswitch", "nvlink", 450e9, 4096, 0.42, 0.97),
-            ("gpu1->nvswitch", "nvlink", 450e9, 4096, 0.42, 0.97),
-            ("gpu0->self", "loopback", float("inf"), 0, 0.0, 0.0),
-            ("nic0->leaf0", "fabric", 50e9, 1 << 20, 0.93, 1.0),
+            ("n0/gpu0->n0/nvswitch0", "nvlink", 450e9, 4096, 0.42, 0.97),
+            ("n0/gpu1->n0/nvswitch0", "nvlink", 450e9, 4096, 0.42, 0.97),
+            ("n0/gpu0->n0/gpu0", "loopback", float("inf"), 0, 0.0, 0.0),
+            ("n0/nic0->leaf0", "fabric", 50e9, 1 << 20, 0.93, 1.0),
         )
     ]
     return outcome(
@@ -150,7 +150,7 @@ def raised() -> Outcome:
         failures=[
             Failure(
                 ranks=(rank,),
-                exception="ValueError",
+                type="ValueError",
                 message=f"no {what}",
                 traceback=text.format(what),
             )

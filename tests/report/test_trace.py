@@ -104,8 +104,8 @@ def test_links_are_counters_of_a_process_of_their_own(trace: dict[str, Any]) -> 
     """Utilisation in percent, named after the link."""
     counters = [event for event in trace["traceEvents"] if event["ph"] == "C"]
     assert [(event["name"], event["args"]) for event in counters] == [
-        ("gpu0->nvswitch", {"utilisation %": 97.0}),
-        ("gpu0->nvswitch", {"utilisation %": 0.0}),
+        ("n0/gpu0->n0/nvswitch0", {"utilisation %": 97.0}),
+        ("n0/gpu0->n0/nvswitch0", {"utilisation %": 0.0}),
     ]
     assert all(event["pid"] > 1_000 for event in counters)
 
