@@ -1,0 +1,42 @@
+"""Where the rings of a job lie, and what else lies beside them.
+
+One folder holds one job on one host: `rank00003.a0.JOB.ring` for each rank and restart, `rank00003.stacks`
+where faulthandler writes, `exit.00003.a0.json` from the launcher, `monitor.json` and `verdict.json`
+from the monitor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["default_directory", "job_name", "ring_path", "stack_path"]
+
+
+def job_name(environ: Mapping[str, str], where: str = "") -> str:
+    """The same short name on every rank of a job: from its rendezvous (*where*, or the environment)."""
+    parts = [
+        where or f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}",
+        environ.get("TORCHELASTIC_RUN_ID", ""),
+        environ.get("SLURM_JOB_ID", ""),
+        environ.get("SLURM_STEP_ID", ""),
+    ]
+    return hashlib.blake2b("|".join(parts).encode(), digest_size=6).hexdigest()
+
+
+def default_directory(job: str) -> Path:
+    """In memory where the system has it: rings are written at every call and need no disk."""
+    shared = Path("/dev/shm")
+    base = shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+    return base / f"distsim-{os.getuid()}" / job
+
+
+def ring_path(directory: Path, rank: int, attempt: int, job: str) -> Path:
+    return directory / f"rank{rank:05d}.a{attempt}.{job}.ring"
+
+
+def stack_path(directory: Path, rank: int) -> Path:
+    return directory / f"rank{rank:05d}.stacks"

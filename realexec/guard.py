@@ -1,0 +1,182 @@
+"""A process group under guard: torch's own group does the work, every call is recorded first.
+
+Two traps, both measured. The base of a Python process group must never be called (`super().allreduce`
+holds the GIL into gloo's queue lock and deadlocks): calls go to the plain C++ group inside, whose
+methods release it. And what is not overridden must reach the real backends, so they are registered here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._autograd import _profiler_enabled as profiler_enabled
+from torch._C._distributed_c10d import Backend, ProcessGroup
+from torch.nn import Parameter
+
+from distsim.debug import ring as rings
+from distsim.realexec.handle import Handle
+from distsim.realexec.recorder import Lane, Recorder
+from distsim.realexec.signature import DESCRIBERS, METHODS, Call, Describer
+
+__all__ = ["GuardedGroup"]
+
+PASSED_THROUGH = ("get_group_store", "split_group", "merge_remote_group", "abort", "shutdown", "set_timeout")
+"""Methods of the C++ group that need its own store or its backends' state, where the installed torch has them."""
+
+
+class GuardedGroup(ProcessGroup):
+    """A group that records its calls. `inner` is the C++ group it stands for."""
+
+    def __init__(self, inner: ProcessGroup, lane: Lane, recorder: Recorder) -> None:
+        super().__init__(inner.rank(), inner.size())
+        self.inner = inner
+        self.lane = lane
+        self.recorder: Recorder | None = recorder
+        self.watchers: tuple[Callable[[GuardedGroup, Call, int, tuple[Any, ...]], Callable[[], None] | None], ...] = ()
+        """Opt-in looks at the tensors of a call; each may answer a function to call after its wait()."""
+        self.strict: Any = None
+        """Strict level: compares a call with its peers before any byte goes out."""
+        self._set_group_name(inner.group_name)
+        self._set_group_desc(inner.group_desc)
+        bound = inner.bound_device_id
+        if bound is not None:
+            self.bound_device_id = bound
+        self.backends: dict[str, Any] = {}
+        """By type of device."""
+        for device in inner._device_types:
+            backend = inner._get_backend(device)
+            self.backends[device.type] = backend
+            self._register_backend(device, _backend_type(backend), backend)
+        if self.backends:
+            self._set_default_backend(_backend_type(next(iter(self.backends.values()))))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks in group order."""
+        return self.lane.ranks
+
+
+def _backend_type(backend: Any) -> Any:
+    kinds = ProcessGroup.BackendType
+    name = str(backend.name()).upper()
+    return getattr(kinds, name, kinds.CUSTOM)
+
+
+BACKEND_NAMES = {
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+}
+"""Methods that a backend still has under the old name."""
+
+
+def _method(name: str, describe: Describer) -> Callable[..., Any]:
+    of_group = getattr(ProcessGroup, name)
+    of_backend = getattr(Backend, BACKEND_NAMES.get(name, name), None)
+
+    def raw(self: GuardedGroup, said: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # The group goes through torch's dispatcher, which sparse and fake tensors and the profiler need,
+        # and which costs more than all of the guard; plain tensors go to their backend at once.
+        first = said.first
+        if (
+            first is not None
+            and said.direct
+            and not kwargs
+            and of_backend is not None
+            and (type(first) is Tensor or type(first) is Parameter)
+            and first.layout is torch.strided
+            and not profiler_enabled()
+        ):
+            backend = self.backends.get(first.device.type)
+            if backend is not None:
+                return of_backend(backend, *args)
+        return of_group(self.inner, *args, **kwargs)
+
+    def call(self: GuardedGroup, *args: Any, **kwargs: Any) -> Any:
+        recorder = self.recorder
+        if recorder is None:
+            return of_group(self.inner, *args, **kwargs)
+        lane = self.lane
+        said = describe(lane.ranks, args, kwargs)
+        place = recorder.sites.here()
+        index, is_async, seq, fingerprint = recorder.begin(lane, said, place)
+        after = None
+        if self.watchers:
+            after = self._watch(said, index, args)
+        if self.strict is not None:
+            deferred = self.strict.hold(self, said, index, seq, fingerprint, is_async, lambda: raw(self, said, args, kwargs))
+            if deferred is not None:
+                deferred._after = after
+                return deferred
+        try:
+            work = raw(self, said, args, kwargs)
+        except BaseException as error:
+            recorder.ring.error(index, f"{type(error).__name__}: {error}")
+            recorder.ring.finish(index, rings.FAILED)
+            lane.busy = 0
+            raise
+        if work is None:  # monitored_barrier has ended; a coalesced call ends with its block
+            recorder.ring.finish(index, rings.COMPLETED)
+            lane.busy = 0
+            return None
+        device = said.key[8]
+        handle = Handle(work, recorder, lane, index, is_async, device is None or device.type == "cpu")
+        handle._after = after
+        return handle
+
+    call.__name__ = name
+    call.__qualname__ = f"GuardedGroup.{name}"
+    return call
+
+
+def _watch(self: GuardedGroup, said: Call, index: int, args: tuple[Any, ...]) -> Callable[[], None] | None:
+    afters = [after for watcher in self.watchers if (after := watcher(self, said, index, args)) is not None]
+    if not afters:
+        return None
+
+    def run() -> None:
+        for after in afters:
+            after()
+
+    return run
+
+
+def _pass_through(name: str) -> Callable[..., Any]:
+    raw = getattr(ProcessGroup, name)
+
+    def call(self: GuardedGroup, *args: Any, **kwargs: Any) -> Any:
+        return raw(self.inner, *args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+def _install_methods() -> None:
+    for name, op in METHODS.items():
+        if hasattr(ProcessGroup, name):
+            setattr(GuardedGroup, name, _method(name, DESCRIBERS[op]))
+    for name in PASSED_THROUGH:
+        if hasattr(ProcessGroup, name):
+            setattr(GuardedGroup, name, _pass_through(name))
+    GuardedGroup._watch = _watch  # type: ignore[attr-defined]
+
+
+_install_methods()
+
+
+def unwrap(group: Any) -> Any:
+    """The C++ group behind a guard; anything else unchanged."""
+    return group.inner if isinstance(group, GuardedGroup) else group
+
+
+def backend_of(group: ProcessGroup, device: torch.device | str) -> Any:
+    """The backend object that serves a device."""
+    return group._get_backend(torch.device(device))
+
+
+def group_ranks(inner: ProcessGroup, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Global ranks; an empty list means the whole world, as in torch's own helper."""
+    return tuple(ranks) or tuple(range(inner.size()))

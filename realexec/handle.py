@@ -1,0 +1,121 @@
+"""The handle of a guarded call: torch's Work, noting when it is waited for and when it ended."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import Work
+
+from distsim.debug import ring as rings
+from distsim.realexec.recorder import Lane, Recorder
+
+__all__ = ["Handle"]
+
+
+class Handle(Work):
+    """Wraps the Work of a real backend. C++ (DDP, functional collectives) calls `wait` and `get_future`."""
+
+    def __init__(self, inner: Any, recorder: Recorder, lane: Lane, index: int, is_async: bool, on_host: bool) -> None:
+        Work.__init__(self)
+        self._inner = inner
+        self._recorder = recorder
+        self._lane = lane
+        self._index = index
+        self._is_async = is_async
+        self._on_host = on_host
+        """wait() returns when the data are there (CPU tensors); on an accelerator the stream waits."""
+        self._touched = not is_async
+        self._after: Any = None
+        """Called once when the first wait() has come back (NaN watch, checksums)."""
+        if is_async:
+            recorder.watch(index, inner)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        recorder, index = self._recorder, self._index
+        ring = recorder.ring
+        if self._is_async:
+            self._touched = True
+            ring.mark(index, rings.WAITING | rings.WAITED)
+        try:
+            answer = self._inner.wait() if timeout is None else self._inner.wait(timeout)
+        except BaseException as error:
+            ring.error(index, f"{type(error).__name__}: {error}")
+            ring.finish(index, rings.FAILED)
+            self._free()
+            raise
+        if self._on_host or self._inner.is_completed():
+            ring.finish(index, rings.COMPLETED)
+        else:
+            ring.unmark(index, rings.WAITING)
+            if not self._is_async:
+                recorder.watch(index, self._inner)
+        self._free()
+        if self._after is not None:
+            after, self._after = self._after, None
+            after()
+        return bool(answer)
+
+    def _free(self) -> None:
+        if not self._is_async:
+            self._lane.busy = 0
+
+    def is_completed(self) -> bool:
+        ended = self._inner.is_completed()
+        if ended:
+            # A loop over is_completed() is a way of waiting.
+            self._touched = True
+            self._recorder.ring.mark(self._index, rings.WAITED)
+        return bool(ended)
+
+    def is_success(self) -> bool:
+        return bool(self._inner.is_success())
+
+    def exception(self) -> Any:
+        return self._inner.exception()
+
+    def source_rank(self) -> int:
+        return int(self._inner.source_rank())
+
+    def _source_rank(self) -> int:
+        rank = int(self._inner._source_rank())
+        if 0 <= rank < len(self._lane.ranks):
+            self._recorder.ring.peer(self._index, self._lane.ranks[rank])
+        return rank
+
+    def result(self) -> Any:
+        return self._inner.result()
+
+    def synchronize(self) -> None:
+        self._touched = True
+        self._recorder.ring.mark(self._index, rings.WAITED)
+        self._inner.synchronize()
+
+    def block_current_stream(self) -> None:
+        self._touched = True
+        self._recorder.ring.mark(self._index, rings.WAITED)
+        self._inner.block_current_stream()
+
+    def get_future(self) -> Any:
+        self._touched = True
+        self._recorder.ring.mark(self._index, rings.FUTURE)
+        if not self._is_async:
+            # Only the host's own wait() would note the end.
+            self._recorder.watch(self._index, self._inner)
+        return self._inner.get_future()
+
+    def get_future_result(self) -> Any:
+        self._touched = True
+        return self._inner.get_future_result()
+
+    def _get_op_type(self) -> Any:
+        return self._inner._get_op_type()
+
+    def _get_duration(self) -> float:
+        return float(self._inner._get_duration())
+
+    def __del__(self) -> None:
+        if not self._touched:
+            with contextlib.suppress(Exception):  # the interpreter may be going down
+                self._recorder.ring.mark(self._index, rings.DROPPED)

@@ -1,0 +1,189 @@
+"""Where the guard enters torch.distributed: the private helpers that every way of making a group goes through.
+
+The helpers are looked up in `distributed_c10d` at each call, so also a script that said
+`from torch.distributed import init_process_group` before is met.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import ProcessGroup
+
+from distsim.debug import ring as rings
+from distsim.realexec.guard import GuardedGroup, group_ranks
+from distsim.realexec.session import Session
+
+__all__ = ["Hooks", "guard_world", "swap"]
+
+Register = tuple[Any, str, Any]
+
+
+class Hooks:
+    """Patches of distributed_c10d, undone by `remove`. *open_session(rank, world, where)* makes the ring."""
+
+    def __init__(self, open_session: Callable[[int, int, str], Session | None], session: Callable[[], Session | None]):
+        self._open = open_session
+        self._session = session
+        self._undo: list[Register] = []
+        self._inside = threading.local()
+
+    def install(self) -> None:
+        self._patch(c10d, "rendezvous", self._rendezvous)
+        self._patch(c10d, "_new_process_group_helper", self._helper)
+        self._patch(c10d, "_update_default_pg", self._update_default)
+        self._patch(c10d, "_new_group_with_tag", self._new_group)
+        self._patch(c10d, "_create_process_group_wrapper", self._no_wrapper)
+        if hasattr(c10d, "split_group"):
+            self._patch(c10d, "split_group", self._split, also=(dist,))
+        # batch_isend_irecv coalesces on NCCL only `if type(group) is ProcessGroup`.
+        self._set(c10d, "type", _type_of)
+
+    def remove(self) -> None:
+        while self._undo:
+            module, name, original = self._undo.pop()
+            if original is _ABSENT:
+                delattr(module, name)
+            else:
+                setattr(module, name, original)
+
+    def _patch(self, module: Any, name: str, around: Callable[..., Any], also: tuple[Any, ...] = ()) -> None:
+        original = getattr(module, name, None)
+        if original is None:  # another version of torch
+            return
+
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        for place in (module, *also):
+            if getattr(place, name, None) is original:
+                self._set(place, name, patched)
+
+    def _set(self, module: Any, name: str, value: Any) -> None:
+        self._undo.append((module, name, module.__dict__.get(name, _ABSENT)))
+        setattr(module, name, value)
+
+    # init_process_group -------------------------------------------------------------------------
+
+    def _rendezvous(self, original: Any, url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
+        self._begin_init(rank, world_size, "" if url.startswith("env://") else url.partition("?")[0])
+        return original(url, rank, world_size, **kwargs)
+
+    def _begin_init(self, rank: int, world_size: int, where: str = "") -> None:
+        rank = rank if rank >= 0 else int(os.environ.get("RANK", "-1"))
+        world_size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "-1"))
+        if rank < 0 or world_size <= 0:
+            return
+        session = self._session() or self._open(rank, world_size, where)
+        if session is None:
+            return
+        lane = session.recorder.lane("init", "init_process_group", range(world_size))
+        self._inside.init = session.recorder.note(lane, "init_process_group", next(lane.seq))
+
+    def _update_default(self, original: Any, pg: Any) -> Any:
+        answer = original(pg)
+        session = self._session()
+        index = getattr(self._inside, "init", None)
+        if session is not None and pg is not None:
+            session.joined()
+            if index is not None:
+                session.ring.finish(index, rings.COMPLETED)
+        self._inside.init = None
+        return answer
+
+    def _helper(self, original: Any, size: int, rank: int, ranks: Any, *args: Any, **kwargs: Any) -> Any:
+        default = not ranks
+        if default and getattr(self._inside, "init", None) is None:
+            self._begin_init(rank, size)  # an explicit store: there was no rendezvous
+        pg, store = original(size, rank, ranks, *args, **kwargs)
+        return self._guard(pg, () if default else tuple(ranks)), store
+
+    def _guard(self, pg: Any, ranks: tuple[int, ...]) -> Any:
+        session = self._session()
+        if session is None:  # backend mpi: ranks are known only now
+            if not isinstance(pg, ProcessGroup):
+                return pg
+            session = self._open(pg.rank(), pg.size(), "")
+        if session is None or not isinstance(pg, ProcessGroup) or isinstance(pg, GuardedGroup):
+            return pg
+        guard = session.guard(pg, group_ranks(pg, ranks))
+        swap(pg, guard)
+        return guard
+
+    # new_group, split_group ---------------------------------------------------------------------
+
+    def _new_group(self, original: Any, ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        session = self._session()
+        if session is None:
+            return original(ranks, *args, **kwargs)
+        world = range(session.world_size)
+        asked = tuple(world) if ranks is None else tuple(ranks)
+        if kwargs.get("sort_ranks", True):
+            asked = tuple(sorted(asked))
+        local = kwargs.get("use_local_synchronization", False)
+        if local and session.rank not in asked:
+            return original(ranks, *args, **kwargs)
+        index = session.recorder.note_new_group(asked, local)
+        try:
+            answer = original(ranks, *args, **kwargs)
+        except BaseException as error:
+            session.ring.error(index, f"{type(error).__name__}: {error}")
+            session.ring.finish(index, rings.FAILED)
+            raise
+        session.ring.finish(index, rings.COMPLETED)
+        return answer
+
+    def _split(self, original: Any, parent_pg: Any = None, *args: Any, **kwargs: Any) -> Any:
+        split = original(parent_pg, *args, **kwargs)
+        if isinstance(split, ProcessGroup) and not isinstance(split, GuardedGroup):
+            ranks = tuple(c10d._world.pg_group_ranks.get(split, {}))
+            return self._guard(split, ranks)
+        return split
+
+    def _no_wrapper(self, original: Any, wrapped_pg: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """TORCH_DISTRIBUTED_DEBUG=DETAIL: this guard takes the place of torch's wrapper."""
+        if self._session() is None or wrapped_pg is None:
+            return original(wrapped_pg, *args, **kwargs) if wrapped_pg is not None else original(*args, **kwargs)
+        return wrapped_pg
+
+
+_ABSENT = object()
+
+
+def _type_of(thing: Any) -> Any:
+    kind = type(thing)
+    return ProcessGroup if kind is GuardedGroup else kind
+
+
+def swap(old: Any, new: Any) -> None:
+    """Put *new* in the place of *old* everywhere torch keeps groups, the C++ registry of names included."""
+    world = c10d._world
+    for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
+        if old in table:
+            table[new] = table.pop(old)  # type: ignore[index, attr-defined]
+    for groups in world.tags_to_pg.values():
+        groups[:] = [new if group is old else group for group in groups]
+    name = world.pg_names.get(new)
+    if name is not None:
+        try:
+            c10d._unregister_process_group(name)
+        except RuntimeError:
+            pass
+        c10d._register_process_group(name, new)
+    if world.default_pg is old:
+        c10d.GroupMember.WORLD = new
+
+
+def guard_world(session: Session) -> None:
+    """Put every group that exists already under guard."""
+    world = c10d._world
+    for pg in list(world.pg_map):
+        if not isinstance(pg, GuardedGroup):
+            swap(pg, session.guard(pg, tuple(world.pg_group_ranks.get(pg, range(pg.size())))))

@@ -1,0 +1,118 @@
+"""`distsim.debug.install()` and `remove()`: the guard in this process, on and off."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from distsim.debug.levels import Level, Settings
+from distsim.realexec.session import EndHooks, Session
+
+__all__ = ["current_session", "install", "remove"]
+
+_session: Session | None = None
+_settings: Settings | None = None
+_hooks: list[Any] = []
+
+
+def current_session() -> Session | None:
+    """The session of this process; None before its rank is known, and when nothing is installed."""
+    return _session
+
+
+def install(
+    level: str | None = None,
+    on_hang: str | None = None,
+    dir: str | os.PathLike[str] | None = None,
+    *,
+    hang_after_s: float | None = None,
+    report: str | None = None,
+    nan: bool | None = None,
+    checksum: bool | None = None,
+) -> None:
+    """Put every process group of this process under guard, those that exist and those made later.
+
+    *level* is `record`, `check` (default), `strict` or `off`; *on_hang* is `report` (default), `abort`
+    or `wait`. What is not given comes from the environment (`DISTSIM_LEVEL`, `DISTSIM_ON_HANG`,
+    `DISTSIM_DIR`, ...). Call it in every rank, best before `init_process_group`.
+    """
+    global _settings
+    given = {
+        "level": level,
+        "on_hang": on_hang,
+        "directory": None if dir is None else os.fspath(dir),
+        "hang_after_s": hang_after_s,
+        "report": report,
+        "nan": nan,
+        "checksum": checksum,
+    }
+    settings = Settings.read(given)
+    if _settings is not None:
+        remove()
+    if settings.level is Level.OFF:
+        return
+    _settings = settings
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    from distsim.realexec.hooks import Hooks, guard_world
+
+    hooks = Hooks(_open, current_session)
+    hooks.install()
+    ends = EndHooks(current_session)
+    ends.install()
+    _hooks[:] = [hooks, ends]
+    os.register_at_fork(after_in_child=_forget)
+    if dist.is_initialized():
+        session = _open(dist.get_rank(), dist.get_world_size(), "")
+        if session is not None:
+            session.joined()
+            guard_world(session)
+    elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        # The ring exists from here on: who dies before init_process_group is seen, too.
+        _open(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "")
+
+
+def remove() -> None:
+    """Take the guard off again: groups made under guard go on, unrecorded."""
+    global _session, _settings
+    for hook in _hooks:
+        hook.remove()
+    _hooks.clear()
+    session, _session, _settings = _session, None, None
+    if session is not None:
+        for guard in list(session.guards):
+            guard.recorder = None
+        session.close()
+
+
+def _open(rank: int, world_size: int, where: str) -> Session | None:
+    global _session
+    if _settings is None:
+        return None
+    if _session is None:
+        _session = Session.open(_settings, rank, world_size, where)
+        if _session is not None and _settings.monitor:
+            _start_monitor(_session)
+    return _session
+
+
+def _start_monitor(session: Session) -> None:
+    from distsim.debug.start import start_monitor
+
+    try:
+        start_monitor(session.directory, session.settings, session.ring.job)
+    except OSError as error:
+        print(f"distsim: no monitor ({error}); distsim diagnose {session.directory} works", file=sys.stderr)
+
+
+def _forget() -> None:
+    """In a forked child (a data loader's worker): it is no rank."""
+    global _session, _settings
+    if _session is None:
+        return  # the parent was no rank itself; its child may become one
+    for guard in list(_session.guards):
+        guard.recorder = None
+    _session = _settings = None

@@ -1,0 +1,205 @@
+"""What one process notes about its own calls: the hot path between a guarded group and the ring."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, Protocol
+
+from distsim.debug import ring as rings
+from distsim.debug.callsite import CallSites, Place, user_frames
+from distsim.debug.ring import RingWriter
+from distsim.realexec.signature import Call, content
+
+__all__ = ["Lane", "Recorder"]
+
+SYNCHRONOUS_P2P = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
+"""Public functions of torch.distributed that wait for their own isend / irecv."""
+
+
+class Completable(Protocol):
+    """The part of torch's Work that is polled."""
+
+    def is_completed(self) -> bool: ...
+
+
+class Lane:
+    """One group's counters in this process."""
+
+    __slots__ = ("busy", "group", "name", "ordinals", "p2p", "ranks", "seq")
+
+    def __init__(self, name: str, ranks: Sequence[int], group: int) -> None:
+        self.name = name
+        self.ranks = tuple(ranks)
+        self.group = group
+        self.seq = count(1)
+        self.p2p = count(1)
+        self.ordinals: dict[tuple[str, int, int], int] = {}
+        self.busy = 0
+        """Thread that is inside a synchronous call on this group, 0: none."""
+
+
+class Recorder:
+    """Writes this process's calls into its ring."""
+
+    def __init__(self, ring: RingWriter) -> None:
+        self.ring = ring
+        self.sites = CallSites(ring)
+        self._threads: dict[int, int] = {}
+        self._pending: BaseException | None = None
+        self.outstanding: deque[tuple[int, Completable]] = deque()
+        """Asynchronous calls whose end nobody has seen yet."""
+        self._creations: Lane | None = None
+        self._lanes: dict[tuple[str, tuple[int, ...]], int] = {}
+        main = threading.main_thread().ident
+        ring.header(rings.W_MAIN_THREAD, main or 0)
+
+    def lane(self, name: str, description: str, ranks: Sequence[int]) -> Lane:
+        """Counters for a group, which is written into the ring's table. A group that is made again under
+        the same name (after destroy_process_group) is another one."""
+        key = (name, tuple(ranks))
+        generation = self._lanes[key] = self._lanes.get(key, -1) + 1
+        return Lane(name, ranks, self.ring.group(name, description, ranks, generation))
+
+    def begin(self, lane: Lane, call: Call, place: Place) -> tuple[int, bool, int, int]:
+        """Record that a call is being made: its index, whether the caller goes on, its number, its fingerprint."""
+        key, is_async, _, _, peer, tag = call
+        ring = self.ring
+        signature, fingerprint = ring.signature(key, content)
+        me = threading.get_ident()
+        op = key[0]
+        ordinal = 0
+        if op == "send" or op == "recv":
+            flags = rings.ISSUED | rings.P2P_CALL
+            seq = next(lane.p2p)
+            end = (op, peer, tag)
+            ordinal = lane.ordinals[end] = lane.ordinals.get(end, 0) + 1
+            is_async = place[2] not in SYNCHRONOUS_P2P
+        else:
+            flags = rings.ISSUED
+            seq = next(lane.seq)
+        if lane.busy and lane.busy != me:
+            flags |= rings.RACE
+        if is_async:
+            flags |= rings.ASYNC
+        else:
+            flags |= rings.WAITING
+            lane.busy = me
+        if sys.exc_info()[1] is not None:
+            flags |= self._exception_on_its_way()
+        thread = self._threads.get(me)
+        if thread is None:
+            thread = self._thread(me)
+        index = ring.issue(
+            flags, lane.group, thread, seq, signature, place[0], fingerprint, place[1], peer, tag, ordinal
+        )
+        if self.outstanding:
+            self.poll()
+        return index, is_async, seq, fingerprint
+
+    def note(self, lane: Lane, op: str, seq: int, new_ranks: tuple[int, ...] | None = None) -> int:
+        """Record a call that is no method of a group: init_process_group, new_group."""
+        place = self.sites.here(3)
+        me = threading.get_ident()
+        thread = self._threads.get(me) or self._thread(me)
+        signature, fingerprint = self.ring.signature((op, new_ranks), _plain)
+        return self.ring.issue(
+            rings.ISSUED | rings.WAITING, lane.group, thread, seq, signature, place[0], fingerprint, place[1], -1, 0
+        )
+
+    def note_new_group(self, ranks: tuple[int, ...], local: bool) -> int:
+        """new_group is numbered by itself; with local synchronization only its members take part."""
+        world = range(self.ring.world_size)
+        lane = self._creations
+        if lane is None:
+            lane = self._creations = self.lane("new_group", "default_pg", world)
+        if local:
+            # Its number counts the same creation on each member; other ranks may make others in between.
+            lane = self.lane("new_group " + ",".join(map(str, ranks)), "default_pg", world)
+        return self.note(lane, "new_group", next(lane.seq), ranks)
+
+    def _thread(self, ident: int) -> int:
+        name = threading.current_thread().name
+        offset = self._threads[ident] = self.ring.entry(rings.TABLE_THREAD, (ident, name), [ident, name])
+        self.ring.header(rings.W_THREADS, len(self._threads))
+        return offset
+
+    def _exception_on_its_way(self) -> int:
+        """A call made in a `finally` or `except` block: say what was raised, once."""
+        error = sys.exc_info()[1]
+        if error is not self._pending and error is not None:
+            self._pending = error
+            self.ring.header(rings.W_PENDING, self.exception(error))
+        return rings.PENDING_EXCEPTION
+
+    def exception(self, error: BaseException) -> int:
+        """Offset of an exception's text: its last line, then the user's frames where it was raised."""
+        frames: list[tuple[str, int, str]] = []
+        trace = error.__traceback__
+        while trace is not None:
+            frames[:0] = user_frames_of(trace)
+            trace = trace.tb_next
+        import traceback
+
+        text = "".join(traceback.format_exception(error))
+        last = traceback.format_exception_only(error)[-1].strip()
+        return self.ring.entry(
+            rings.TABLE_TEXT, (id(error), last), {"error": last, "frames": frames[:8], "traceback": text[-8000:]}
+        )
+
+    def end(self, index: int, state: int) -> None:
+        """Stamp the end of a call."""
+        self.ring.finish(index, state)
+
+    def watch(self, index: int, work: Completable) -> None:
+        """Look at an asynchronous call now and then until it has ended."""
+        self.outstanding.append((index, work))
+
+    def poll(self) -> None:
+        """Stamp the asynchronous calls at the head of the queue that have ended."""
+        outstanding = self.outstanding
+        for _ in range(min(len(outstanding), 4)):
+            try:
+                index, work = outstanding.popleft()
+            except IndexError:  # another thread took it
+                return
+            if not _has_ended(work):
+                outstanding.append((index, work)) if len(outstanding) > 64 else outstanding.appendleft((index, work))
+                return
+            self.ring.finish(index, rings.COMPLETED)
+
+    def sweep(self) -> None:
+        """Look at every asynchronous call once."""
+        for _ in range(len(self.outstanding)):
+            try:
+                index, work = self.outstanding.popleft()
+            except IndexError:
+                return
+            if _has_ended(work):
+                self.ring.finish(index, rings.COMPLETED)
+            else:
+                self.outstanding.append((index, work))
+
+
+def _plain(key: tuple[str, tuple[int, ...] | None]) -> tuple[dict[str, Any], bool]:
+    op, ranks = key
+    return ({"op": op} if ranks is None else {"op": op, "new": list(ranks)}), False
+
+
+def _has_ended(work: Completable) -> bool:
+    try:
+        return work.is_completed()
+    except RuntimeError:
+        return True  # it failed; wait() says so to whom it concerns
+
+
+def user_frames_of(trace: Any) -> list[tuple[str, int, str]]:
+    """The user's frame of one traceback entry, as a list of none or one."""
+    found = user_frames(trace.tb_frame, depth=1)
+    if found and found[0][2] == trace.tb_frame.f_code.co_qualname:
+        file, _, function = found[0]
+        return [(file, trace.tb_lineno, function)]
+    return []

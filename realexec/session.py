@@ -1,0 +1,176 @@
+"""The guard of one process: its ring, its hooks into torch.distributed, its heartbeat."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distsim.debug import ring as rings
+from distsim.debug.jobdir import default_directory, job_name, ring_path, stack_path
+from distsim.debug.levels import Settings
+from distsim.debug.ring import RingWriter
+from distsim.realexec.heartbeat import Heartbeat
+from distsim.realexec.recorder import Recorder
+
+__all__ = ["Session"]
+
+STACK_SIGNAL = signal.SIGRTMIN + 7
+"""Makes faulthandler write all stacks; not SIGUSR1 or 2, which Slurm and users take."""
+
+
+@dataclass
+class Session:
+    """Open from the moment the rank is known until the process ends or `remove()`."""
+
+    settings: Settings
+    directory: Path
+    rank: int
+    world_size: int
+    ring: RingWriter
+    recorder: Recorder
+    heartbeat: Heartbeat
+    strict: Any = None
+    watchers: tuple[Any, ...] = ()
+    guards: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+
+    @classmethod
+    def open(cls, settings: Settings, rank: int, world_size: int, where: str = "") -> Session | None:
+        """Make the ring of this rank; None, with one line on stderr, where there is no place for it."""
+        environ = os.environ
+        job = job_name(environ, where)
+        directory = Path(settings.directory) if settings.directory else default_directory(job)
+        attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            ring = RingWriter(
+                ring_path(directory, rank, attempt, job),
+                rank=rank,
+                world_size=world_size,
+                local_rank=int(environ.get("LOCAL_RANK", rank)),
+                job=job,
+                attempt=attempt,
+            )
+        except OSError as error:
+            print(
+                f"distsim: rank {rank} runs unguarded: no ring in {directory} ({error.strerror}); "
+                "choose another place with DISTSIM_DIR",
+                file=sys.stderr,
+                flush=True,
+            )
+            return None
+        recorder = Recorder(ring)
+        session = cls(settings, directory, rank, world_size, ring, recorder, Heartbeat(recorder))
+        session._catch_stacks()
+        session.heartbeat.start()
+        return session
+
+    def _catch_stacks(self) -> None:
+        try:
+            file = open(stack_path(self.directory, self.rank), "w")  # noqa: SIM115  (faulthandler keeps it)
+            faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
+            if not faulthandler.is_enabled():
+                faulthandler.enable(file=file)
+        except (OSError, RuntimeError, ValueError):
+            return
+        self._stack_file = file
+        self.ring.header(rings.W_STACK_SIGNAL, int(STACK_SIGNAL))
+
+    def guard(self, pg: Any, ranks: tuple[int, ...]) -> Any:
+        """A guarded group in the place of *pg*."""
+        from distsim.realexec.guard import GuardedGroup
+
+        lane = self.recorder.lane(str(pg.group_name), str(pg.group_desc), ranks)
+        guard = GuardedGroup(pg, lane, self.recorder)
+        if self.strict is not None:
+            guard.strict = self.strict
+        guard.watchers = self.watchers
+        self.guards.add(guard)
+        return guard
+
+    def joined(self) -> None:
+        """init_process_group came back."""
+        import time
+
+        self.ring.header(rings.W_JOINED, time.monotonic_ns())
+        self.ring.header(rings.W_LIFE, rings.LIFE_JOINED)
+
+    def raised(self, error: BaseException) -> None:
+        """The program ends with this exception."""
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+            self.ring.header(rings.W_EXIT_CODE, 1000 + code)
+            return
+        self.ring.header(rings.W_EXCEPTION, self.recorder.exception(error))
+        self.ring.header(rings.W_LIFE, rings.LIFE_RAISED)
+
+    def exits(self, code: int | None = None) -> None:
+        """The process goes down by itself."""
+        if code is not None:
+            self.ring.header(rings.W_EXIT_CODE, 1000 + code)
+        self.recorder.sweep()
+        if self.ring.words[rings.WORDS_AT // 8 + rings.W_LIFE] != rings.LIFE_RAISED:
+            self.ring.header(rings.W_LIFE, rings.LIFE_EXITING)
+
+    def close(self) -> None:
+        """Stop the heartbeat and unmap; the ring stays on file."""
+        self.heartbeat.stop()
+        with contextlib.suppress(Exception):
+            faulthandler.unregister(STACK_SIGNAL)
+        self.ring.header(rings.W_STACK_SIGNAL, 0)
+        self.exits(0)
+
+
+class EndHooks:
+    """Notices how the process ends: exceptions, sys.exit, os._exit, the interpreter's end."""
+
+    def __init__(self, session: Callable[[], Session | None]) -> None:
+        self._session = session
+        self._excepthook: Any = None
+        self._exit: Any = None
+
+    def install(self) -> None:
+        self._excepthook = sys.excepthook
+        self._exit = os._exit
+        previous, exit_ = self._excepthook, self._exit
+
+        def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            session = self._session()
+            if session is not None:
+                with contextlib.suppress(Exception):
+                    session.raised(error)
+            previous(kind, error, trace)
+
+        def leave(status: int) -> None:
+            session = self._session()
+            if session is not None and threading.current_thread() is threading.main_thread():
+                with contextlib.suppress(Exception):
+                    session.exits(status)
+            exit_(status)
+
+        self._ours = (excepthook, leave)
+        sys.excepthook = excepthook
+        os._exit = leave  # type: ignore[assignment]
+        atexit.register(self._at_exit)
+
+    def remove(self) -> None:
+        if sys.excepthook is self._ours[0]:
+            sys.excepthook = self._excepthook
+        if os._exit is self._ours[1]:
+            os._exit = self._exit
+        atexit.unregister(self._at_exit)
+
+    def _at_exit(self) -> None:
+        session = self._session()
+        if session is not None:
+            with contextlib.suppress(Exception):
+                session.exits()
