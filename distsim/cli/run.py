@@ -225,6 +225,8 @@ def _ignored(args: argparse.Namespace) -> list[str]:
 def _log_dir(args: argparse.Namespace, notes: list[str]) -> str | None:
     redirects = args.redirects != args.torchrun_defaults["redirects"]
     tee = args.tee != args.torchrun_defaults["tee"]
+    if tee:
+        notes.append("--tee: a simulated rank writes to its files only, not to the terminal as well")
     if args.log_dir is None and (redirects or tee):
         folder = tempfile.mkdtemp(prefix="distsim_logs_")
         notes.append(f"the ranks' output is in {folder} (--log-dir DIR chooses the place)")
