@@ -145,8 +145,7 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.trace, "--trace")
     outcome = _simulate(request, quiet=args.quiet)
     outcome.notes[:0] = notes
-    _leave(outcome, args)
-    return outcome.exit_code
+    return _leave(outcome, args)
 
 
 def _launch(args: argparse.Namespace) -> int:
@@ -292,12 +291,19 @@ def _simulate(request: RunRequest, quiet: bool) -> Outcome:
         return run_program(request)
 
 
-def _leave(outcome: Outcome, args: argparse.Namespace) -> None:
+def _leave(outcome: Outcome, args: argparse.Namespace) -> int:
+    """Print the summary, write the files; the exit code is the run's, or 2 where a file failed."""
     from distsim.report import print_summary, write_report, write_trace
 
-    if args.report is not None:
-        write_report(outcome, args.report)
-    if args.trace is not None:
-        write_trace(outcome, args.trace)
     if not args.quiet or outcome.exit_code != 0:
         print_summary(outcome)
+    failed = False
+    for flag, path, write in (("--report", args.report, write_report), ("--trace", args.trace, write_trace)):
+        if path is None:
+            continue
+        try:
+            write(outcome, path)
+        except OSError as error:  # a full disk: the run itself is not lost
+            print(f"distsim: error: {flag} {path}: cannot be written ({error.strerror})", file=sys.stderr)
+            failed = True
+    return outcome.exit_code or (2 if failed else 0)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.padding import Padding
 from rich.text import Text
 
 from distsim.debug.stacks import format_ranks
@@ -65,5 +64,6 @@ class Failures:
                 head.append(f": {failure.message.splitlines()[0]}")
             yield head
             if failure.traceback:
-                yield Padding(Text(failure.traceback), (0, 0, 0, 2))
+                indented = "\n".join(f"  {line}" for line in failure.traceback.splitlines())
+                yield Text(indented, no_wrap=True, overflow="ignore")
             yield Text()

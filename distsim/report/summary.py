@@ -88,4 +88,5 @@ def print_summary(outcome: Outcome, file: TextIO | None = None) -> None:
         width = PLAIN_WIDTH
     elif not stream.isatty():
         width = shutil.get_terminal_size().columns
-    Console(file=stream, width=width, highlight=False, soft_wrap=False).print(Summary(outcome))
+    console = Console(file=stream, width=width, highlight=False)
+    console.print(Summary(outcome), crop=False)  # lines of a traceback stay whole

@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["collectives_table", "links_table", "ranks_table"]
 
-MOST_RANKS = 16
-"""More rows than this are joined: equal ranks first, then minimum, median and maximum."""
+MOST_RANKS = 8
+"""More ranks than this: equal ones share a row."""
+MOST_ROWS = 16
+"""More different rows than this: minimum, median and maximum only."""
 MOST_COLLECTIVES = 12
 MOST_LINKS = 8
+FEWEST_LINKS = 3
+IDLE = 0.005
+"""Beyond the first three rows, links with less mean utilisation than this are not shown."""
 BAR_WIDTH = 10
 
 _PARTS = ("end_s", "compute_s", "communication_s", "exposed_s", "idle_s")
@@ -28,10 +33,10 @@ _FULL, _EIGHTHS = "█", " ▏▎▍▌▋▊▉"
 
 
 def ranks_table(ranks: Sequence[RankSummary]) -> Table:
-    """Where each rank's time went; at most sixteen rows."""
+    """Where each rank's time went."""
     table = _table()
     joined = _joined(ranks) if len(ranks) > MOST_RANKS else [[rank] for rank in ranks]
-    if len(joined) > MOST_RANKS:
+    if len(joined) > MOST_ROWS:
         return _spread(table, ranks)
     table.add_column("rank", justify="right")
     table.add_column("device")
@@ -39,13 +44,13 @@ def ranks_table(ranks: Sequence[RankSummary]) -> Table:
         table.add_column(name, justify="right")
     for group in joined:
         first = group[0]
-        where = first.device if len(group) == 1 else f"{len(group)} ranks alike"
+        where = first.device if len(group) == 1 else f"{len(group)} ranks"
         style = "red" if first.exit_code else ""
         table.add_row(_short(format_ranks(rank.rank for rank in group)), where, *_times(first), style=style)
     return table
 
 
-def _short(ranges: str, most: int = 24) -> str:
+def _short(ranges: str, most: int = 18) -> str:
     """Many single ranks are cut: `0,2,4,6,...`; the row says how many they are."""
     return ranges if len(ranges) <= most else ranges[:most].rpartition(",")[0] + ",..."
 
@@ -106,14 +111,17 @@ def links_table(links: Iterable[LinkUse]) -> Table | None:
             key = (
                 link.kind,
                 link.bandwidth_bytes_per_s,
-                format_bytes(link.bytes),
                 f"{link.mean_utilisation:.0%}",
                 f"{link.peak_utilisation:.0%}",
             )
             alike.setdefault(key, []).append(link)
     if not alike:
         return None
+    for group in alike.values():
+        group.sort(key=lambda link: -link.bytes)
     rows = sorted(alike.values(), key=lambda group: (-group[0].mean_utilisation, -group[0].bytes))
+    shown = [row for n, row in enumerate(rows) if n < FEWEST_LINKS or row[0].mean_utilisation >= IDLE]
+    shown = shown[:MOST_LINKS]
     table = _table()
     table.add_column("link")
     table.add_column("alike", justify="right")
@@ -121,7 +129,7 @@ def links_table(links: Iterable[LinkUse]) -> Table | None:
     table.add_column("bytes", justify="right")
     table.add_column("busy on average")
     table.add_column("peak", justify="right")
-    for group in rows[:MOST_LINKS]:
+    for group in shown:
         first = group[0]
         table.add_row(
             first.name,
@@ -131,7 +139,7 @@ def links_table(links: Iterable[LinkUse]) -> Table | None:
             bar(first.mean_utilisation),
             f"{first.peak_utilisation:.0%}",
         )
-    _rest(table, len(rows) - MOST_LINKS, "links")
+    _rest(table, sum(map(len, rows)) - sum(map(len, shown)), "links")
     return table
 
 

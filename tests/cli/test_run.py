@@ -220,6 +220,21 @@ def test_the_exit_code_is_the_runs(code: int, script: str, simulator: Simulator)
     assert main(["run", script]) == code
 
 
+def test_a_full_disk_does_not_lose_the_summary(
+    script: str, simulator: Simulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tables were printed, the file's fate is one line, the exit code says so."""
+
+    def write(outcome: object, path: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("distsim.report.write_trace", write)
+    assert main(["run", "--trace", "t.json", script]) == 2
+    captured = capsys.readouterr()
+    assert "time by rank" in captured.out
+    assert captured.err == "distsim: error: --trace t.json: cannot be written (No space left on device)\n"
+
+
 @pytest.mark.parametrize(("code", "silent"), [(0, True), (3, False)])
 def test_quiet_speaks_only_when_something_is_wrong(
     code: int, silent: bool, script: str, simulator: Simulator, capsys: pytest.CaptureFixture[str]

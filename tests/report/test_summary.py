@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from distsim.report import Summary, print_summary
+from distsim.sim.outcome import LinkUse
 from tests.golden import assert_golden
 from tests.report.made import finished, outcome, raised, summary
 
@@ -47,7 +48,7 @@ def test_many_equal_ranks_are_one_row() -> None:
     ranks = [summary(rank) for rank in range(1024)]
     ranks[17] = summary(17, end_s=0.5)
     text = _text(outcome(1024, ranks=ranks))
-    assert "0-16,18-1023  1023 ranks alike" in text
+    assert "0-16,18-1023  1023 ranks" in text
     assert "   17  n2/gpu1" in text
 
 
@@ -65,7 +66,30 @@ def test_a_long_list_of_ranks_is_cut() -> None:
     """Every second rank of a thousand fits its column."""
     ranks = [summary(rank, end_s=0.010 * (1 + rank % 2)) for rank in range(1000)]
     text = _text(outcome(1000, ranks=ranks))
-    assert "0,2,4,6,8,10,12,14,...  500 ranks alike" in text
+    assert "0,2,4,6,8,10,12,...  500 ranks" in text
+
+
+def test_lines_of_a_traceback_stay_whole() -> None:
+    """A path or a message is not broken where the terminal ends: it has to be copied."""
+    run = raised()
+    run.failures[0].traceback += "x" * 300
+    file = io.StringIO()
+    print_summary(run, file)
+    assert "x" * 300 in file.getvalue()
+    assert "  \n" not in file.getvalue()
+
+
+def test_idle_links_are_not_listed() -> None:
+    """Three rows at least, then only links that were busy; the others are counted."""
+    run = finished()
+    run.links = [
+        LinkUse(f"a{n}->b", "fabric", 1e9, 100.0 * (n + 1), 0.1, mean, 1.0)
+        for n, mean in enumerate((0.0011, 0.5, 0.3, 0.2, 0.002, 0.0, 0.0))
+    ]
+    text = _text(run)
+    rows = text[text.index("busiest links") :].splitlines()[2:]
+    assert [row.split()[0] for row in rows[:3]] == ["a1->b", "a2->b", "a3->b"]
+    assert rows[3] == "and 4 more links: --report FILE has all"
 
 
 def test_links_used_alike_are_one_row() -> None:
