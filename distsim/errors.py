@@ -5,6 +5,12 @@ A `UsageError` is a user's mistake: the command line prints its one line and exi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distsim.sim.outcome import Failure
+
 __all__ = ["DistsimError", "NotSimulated", "RankFailure", "UsageError"]
 
 
@@ -25,4 +31,14 @@ class NotSimulated(DistsimError, NotImplementedError):
 
 
 class RankFailure(DistsimError):
-    """One or more ranks raised; the message holds every rank's traceback, equal ones merged."""
+    """One or more ranks raised. *failures* has one entry for each different traceback, with its ranks."""
+
+    def __init__(self, failures: Sequence[Failure]) -> None:
+        self.failures = list(failures)
+        parts = []
+        for failure in failures:
+            ranks = ", ".join(map(str, failure.ranks))
+            parts.append(
+                f"rank{'s' if len(failure.ranks) > 1 else ''} {ranks}:\n{failure.traceback.rstrip()}"
+            )
+        super().__init__("\n\n".join(parts))

@@ -1,0 +1,91 @@
+"""What computing costs: every operator's flops and bytes at the rates of the cluster's CPU.
+
+A laptop's speed never enters: an operator on CPU tensors takes the larger of its flops over the
+rank's share of flops/s and its bytes over the rank's share of memory bandwidth (the roofline
+model, Williams et al. 2009), and at least the modelled overhead of launching it from Python.
+Flops come from torch's own formulas (torch.utils.flop_counter).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from distsim.sim.task import Task
+
+__all__ = ["ComputeMode"]
+
+_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+
+
+class ComputeMode(TorchDispatchMode):
+    """Active in every thread of a rank: charges each operator to the thread's virtual time."""
+
+    def __init__(self, task: Task, flops_per_s: float, memory_bytes_per_s: float, op_overhead_s: float) -> None:
+        super().__init__()
+        self._task = task
+        self._flops_per_s = flops_per_s
+        self._bytes_per_s = memory_bytes_per_s
+        self._overhead_s = op_overhead_s
+        self._kinds: dict[Any, tuple[bool, Callable[..., int] | None, str]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None or FakeTensor in types:
+            return func(*args, **kwargs)  # shapes only (DTensor's sharding rules): nothing is computed
+        for kind in types:
+            if kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+                return NotImplemented  # DTensor, AsyncCollectiveTensor, ...: it takes itself apart first
+        known = self._kinds.get(func)
+        if known is None:
+            known = self._kinds[func] = self._classify(func)
+        free, flop_formula, name = known
+        task = self._task
+        world = task.world
+        if free:
+            world.ticks += 1
+            return func(*args, **kwargs)
+        world.in_operator = True
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            world.in_operator = False
+            world.ticks += 1
+        flops = 0
+        if flop_formula is not None:
+            flops = int(flop_formula(*args, **kwargs, out_val=result))
+        moved = _nbytes(args) + _nbytes(result)
+        seconds = max(self._overhead_s, flops / self._flops_per_s, moved / self._bytes_per_s)
+        task.process.add_compute(task.now_s(), seconds, name)
+        task.compute(seconds)
+        return result
+
+    def _classify(self, func: Any) -> tuple[bool, Callable[..., int] | None, str]:
+        packet = getattr(func, "_overloadpacket", func)
+        namespace = getattr(func, "namespace", "")
+        view = bool(getattr(func, "is_view", False))
+        free = view or namespace in _COLLECTIVES or func is torch.ops.aten.detach.default
+        return free, flop_registry.get(packet), f"{namespace}::{getattr(packet, '__name__', packet)}"
+
+
+def _nbytes(values: Any) -> int:
+    if isinstance(values, Tensor):
+        return values.numel() * values.element_size()
+    if isinstance(values, tuple | list):
+        total = 0
+        for value in values:
+            if isinstance(value, Tensor):
+                total += value.numel() * value.element_size()
+            elif isinstance(value, tuple | list):
+                total += sum(t.numel() * t.element_size() for t in tree_leaves(value) if isinstance(t, Tensor))
+        return total
+    return 0

@@ -1,0 +1,85 @@
+"""What a collective does to CPU tensors: exactly what torch's backends compute.
+
+Pure functions over the tensors of all members, in group order. Writes go through `.data`, as a
+real backend writes memory: no autograd, no version bump.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+__all__ = ["Tensors", "copy_into", "reduce_op_name", "reduce_tensors"]
+
+Tensors = Sequence[Tensor]
+
+_NAMES = {
+    ReduceOp.SUM: "SUM",
+    ReduceOp.AVG: "AVG",
+    ReduceOp.PRODUCT: "PRODUCT",
+    ReduceOp.MIN: "MIN",
+    ReduceOp.MAX: "MAX",
+    ReduceOp.BAND: "BAND",
+    ReduceOp.BOR: "BOR",
+    ReduceOp.BXOR: "BXOR",
+    ReduceOp.PREMUL_SUM: "PREMUL_SUM",
+}
+
+
+def reduce_op_name(op: object) -> str:
+    """`"SUM"` for `ReduceOp.SUM`, as enum value or as `ReduceOp` object."""
+    for value, name in _NAMES.items():
+        if op == value:
+            return name
+    return str(op)
+
+
+def copy_into(target: Tensor, source: Tensor) -> None:
+    """Write *source* (same number of elements) into *target*'s memory."""
+    if target.numel() == 0:
+        return
+    with torch.inference_mode(target.is_inference()), torch.no_grad():
+        target.data.copy_(source.detach().reshape(target.shape))
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    return a.mul_(b)
+
+
+def _minimum(a: Tensor, b: Tensor) -> Tensor:
+    return torch.minimum(a, b, out=a)
+
+
+def _maximum(a: Tensor, b: Tensor) -> Tensor:
+    return torch.maximum(a, b, out=a)
+
+
+def _add(a: Tensor, b: Tensor) -> Tensor:
+    return a.add_(b)
+
+
+_FOLD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "SUM": _add,
+    "AVG": _add,
+    "PRODUCT": _product,
+    "MIN": _minimum,
+    "MAX": _maximum,
+    "BAND": lambda a, b: a.bitwise_and_(b),
+    "BOR": lambda a, b: a.bitwise_or_(b),
+    "BXOR": lambda a, b: a.bitwise_xor_(b),
+}
+
+
+@torch.no_grad()
+def reduce_tensors(tensors: Tensors, op: str) -> Tensor:
+    """The reduction of equal-sized *tensors* by *op*, folded in group order into a new tensor."""
+    first = tensors[0].detach()
+    total = first.clone(memory_format=torch.contiguous_format)
+    total = functools.reduce(_FOLD[op], (t.detach().reshape(total.shape) for t in tensors[1:]), total)
+    if op == "AVG":
+        total = total.div_(len(tensors)) if total.is_floating_point() or total.is_complex() else total.floor_divide_(len(tensors))
+    return total

@@ -1,0 +1,106 @@
+"""What a simulated run leaves behind. Plain data: reports, traces and tests read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from distsim.debug.diagnosis import Diagnosis
+from distsim.debug.records import CallRecord, Evidence, Phase
+
+__all__ = ["CollectiveTotal", "Failure", "LinkUse", "Outcome", "Progress", "RankSummary"]
+
+
+@dataclass(slots=True)
+class RankSummary:
+    """One rank's time. compute + exposed + idle is its run; communication counts hidden calls too."""
+
+    rank: int
+    host: int
+    device: str
+    end_s: float
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    idle_s: float
+    phase: Phase
+    exit_code: int | None
+
+
+@dataclass(slots=True)
+class Failure:
+    """An exception, and every rank that raised it."""
+
+    ranks: tuple[int, ...]
+    type: str
+    message: str
+    traceback: str
+
+
+@dataclass(slots=True)
+class CollectiveTotal:
+    """All calls of one operation on one group with one dtype. Time is from the last arrival to the end."""
+
+    group: str
+    op: str
+    dtype: str
+    num_ranks: int
+    count: int
+    bytes: int
+    time_s: float
+    algbw_bytes_per_s: float
+    busbw_bytes_per_s: float
+
+
+@dataclass(slots=True)
+class LinkUse:
+    """What one link carried. Utilisation is of its bandwidth; mean over the whole run."""
+
+    name: str
+    kind: str
+    bandwidth_bytes_per_s: float
+    bytes: float
+    busy_s: float
+    mean_utilisation: float
+    peak_utilisation: float
+
+
+@dataclass(slots=True)
+class Progress:
+    """A glance at a simulation that runs."""
+
+    virtual_time_s: float
+    ranks_alive: int
+    ranks_total: int
+    events: int
+    events_per_s: float
+    waiting: str
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The whole of a run. *exit_code* as in the README: 0 finished, 1 raised, 3 hang, 4 inconsistent."""
+
+    world_size: int
+    cluster: str
+    backend: str
+    seed: int
+    program: str
+    exit_code: int
+    virtual_time_s: float
+    wall_time_s: float
+    events: int
+    results: list[Any] = field(default_factory=list)
+    ranks: list[RankSummary] = field(default_factory=list)
+    records: dict[int, list[CallRecord]] = field(default_factory=dict)
+    diagnoses: list[Diagnosis] = field(default_factory=list)
+    evidence: Evidence | None = None
+    """What the diagnoses were made from, for their report."""
+    failures: list[Failure] = field(default_factory=list)
+    collectives: list[CollectiveTotal] = field(default_factory=list)
+    links: list[LinkUse] = field(default_factory=list)
+    link_samples: Sequence[tuple[float, int, float]] = ()
+    compute: dict[int, list[tuple[float, float, str]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    interrupted: bool = False

@@ -1,0 +1,170 @@
+"""A simulated process: what one rank sees as its own world.
+
+Environment, argv, `__main__`, its user modules, torch.distributed's state, generators and
+streams belong to a process; `enter` and `leave` swap what Python keeps in one global place.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from distsim.debug.records import CallRecord, CallWait, Phase, Site, Wait
+
+if TYPE_CHECKING:
+    import torch
+    from distsim.cluster import Slot
+
+    from distsim.sim.output import RankStream
+    from distsim.sim.task import Task
+    from distsim.sim.world import World
+
+__all__ = ["SimProcess"]
+
+_TORCH_GLOBALS = (
+    # per-process state of torch.distributed that lives in module globals
+    ("torch.distributed.tensor._random", "_rng_tracker"),
+    ("torch.distributed.distributed_c10d", "_default_pg_init_method"),
+)
+
+
+class SimProcess:
+    """One process of the simulated job. *index* numbers processes in order of creation."""
+
+    def __init__(self, world: World, index: int, slot: Slot, environ: dict[str, str], argv: list[str]) -> None:
+        self.world = world
+        self.index = index
+        self.slot = slot
+        self.rank: int = slot.rank
+        self.has_begun = False
+        self.signal_name: str | None = None
+        self.is_rank = True
+        """False for a launcher that only starts others (the parent of `mp.spawn`)."""
+        self.environ = {os.environ.encodekey(k): os.environ.encodevalue(v) for k, v in environ.items()}  # type: ignore[attr-defined]
+        self.argv = argv
+        self.sys_path = list(sys.path)
+        self.user_names: dict[str, None] = {}
+        """Names of the user's modules that this process has begun to import."""
+        self.modules: dict[str, ModuleType] = {}
+        self.main: ModuleType | None = None
+        self.excepthook: Any = sys.__excepthook__
+        self.c10d: Any = None
+        self.stdout: RankStream | None = None
+        self.stderr: RankStream | None = None
+        self.tasks: list[Task] = []
+        self.main_task: Task | None = None
+        self.random = random.Random(f"{world.seed}:{index}")
+        self.numpy_random: Any = None
+        self.torch_rng: torch.Tensor | None = None
+        self.torch_globals: dict[tuple[str, str], Any] = {}
+        self.group_objects: list[Any] = []
+        self.records: list[CallRecord] = []
+        self.next_seq: dict[tuple[str, bool], int] = {}
+        self.due: deque[Callable[[], None]] = deque()
+        """Completions (futures) to carry out in this process's own thread."""
+        self.phase = Phase.RUNNING
+        self.exit_code: int | None = None
+        self.result: Any = None
+        self.exception: BaseException | None = None
+        self.traceback_text: str | None = None
+        self.end_s: float | None = None
+        self.ended = world.env.event()
+        self.last_site: Site | None = None
+        self.last_stack: tuple[Site, ...] = ()
+        self.exposed_s = 0.0
+        self.idle_s = 0.0
+        self.compute_s = 0.0
+        self.slices: list[tuple[float, float, str]] = []
+        self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self.signals: dict[Any, Any] = {}
+        self.main_thread: threading.Thread | None = None
+        self.program: Any = None
+        """The script or module it runs (`rank.Program`); None for a function."""
+        self.inbox: dict[str, Any] = {}
+        """Small notes from one of our hooks to another in the same process."""
+
+    # -- the global places
+
+    def enter(self) -> None:
+        """Put this process's state where Python and torch look for it."""
+        os.environ._data = self.environ  # type: ignore[attr-defined]
+        sys.argv = self.argv
+        sys.path[:] = self.sys_path
+        sys.excepthook = self.excepthook
+        sys.modules.update(self.modules)
+        if self.main is not None:
+            sys.modules["__main__"] = self.main
+        import torch
+
+        if self.torch_rng is None:
+            self.torch_rng = self.world.initial_torch_rng
+        torch.default_generator.set_state(self.torch_rng)
+        for (module, name), value in self.torch_globals.items():
+            setattr(sys.modules[module], name, value)
+
+    def leave(self) -> None:
+        """Take it away again, with whatever the process has changed."""
+        import torch
+
+        self.argv = sys.argv
+        self.sys_path = list(sys.path)
+        self.excepthook = sys.excepthook
+        modules = sys.modules
+        self.modules = {name: modules.pop(name) for name in self.user_names if name in modules}
+        self.torch_rng = torch.default_generator.get_state()
+        for module, name in _TORCH_GLOBALS:
+            holder = modules.get(module)
+            if holder is not None:
+                self.torch_globals[module, name] = getattr(holder, name)
+                setattr(holder, name, None)
+
+    # -- bookkeeping
+
+    def next_number(self, group_name: str, p2p: bool) -> int:
+        key = (group_name, p2p)
+        number = self.next_seq.get(key, 0) + 1
+        self.next_seq[key] = number
+        return number
+
+    def account_wait(self, why: Wait | None, since_s: float, until_s: float) -> None:
+        """Split a wait into communication nobody hid (exposed) and waiting for others (idle)."""
+        if isinstance(why, CallWait):
+            started = why.record.started_s
+            moving = since_s if started is None else min(max(started, since_s), until_s)
+            if started is None:
+                moving = until_s
+            self.idle_s += moving - since_s
+            self.exposed_s += until_s - moving
+        else:
+            self.idle_s += until_s - since_s
+
+    def add_compute(self, start_s: float, seconds: float, name: str) -> None:
+        self.compute_s += seconds
+        slices = self.slices
+        if slices and slices[-1][2] == name and start_s - slices[-1][1] < 1e-9:
+            slices[-1] = (slices[-1][0], start_s + seconds, name)
+        elif len(slices) < self.world.max_slices:
+            slices.append((start_s, start_s + seconds, name))
+
+    def complete_futures(self) -> None:
+        """Carry out completions that fell due while this process slept."""
+        while self.due:
+            self.due.popleft()()
+
+    @property
+    def alive(self) -> bool:
+        return self.phase is Phase.RUNNING
+
+    @property
+    def label(self) -> str:
+        """What stands before its lines: its rank, or `main` for the parent of spawned ranks."""
+        return str(self.rank) if self.is_rank else "main"
+
+    def __repr__(self) -> str:
+        return f"SimProcess(rank={self.rank})"

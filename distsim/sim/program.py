@@ -1,0 +1,222 @@
+"""Running something simulated: a script (`run_program`) or a function (`simulate`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import simpy
+import torch
+
+from distsim.cluster import Cluster, Slot, load_cluster
+from distsim.debug.diagnosis import diagnose
+from distsim.errors import RankFailure, UsageError
+from distsim.network import Network
+from distsim.sim.output import open_streams
+from distsim.sim.outcome import Outcome, Progress
+from distsim.sim.patches import simulation
+from distsim.sim.process import SimProcess
+from distsim.sim.rank import Program
+from distsim.sim.stores import KeyValues
+from distsim.sim.summing_up import summing_up
+from distsim.sim.world import World
+
+__all__ = ["RunRequest", "run_program", "simulate"]
+
+MASTER_PORT = 29_500
+DEFAULT_HOST_TIMEOUT_S = 30.0
+_real_perf_counter = time.perf_counter
+_STACK_BYTES = 16 << 20
+
+
+@dataclass
+class RunRequest:
+    """All that describes one simulated run; the names are the command line's."""
+
+    program: str
+    """Path of a script, or the name of a module with *module*."""
+    module: bool = False
+    args: list[str] = field(default_factory=list)
+    on: str | Cluster = "dgx-h100:1"
+    nnodes: int | None = None
+    nproc_per_node: int | None = None
+    seed: int = 0
+    fidelity: str = "fluid"
+    algo: str | None = None
+    proto: str | None = None
+    nccl_version: str | None = None
+    log_dir: str | None = None
+    host_timeout_s: float | None = None
+    progress: Callable[[Progress], None] | None = None
+
+
+def run_program(request: RunRequest) -> Outcome:
+    """Simulate a script or module on every rank. Raises `UsageError` for what the user got wrong;
+    an exception, hang or mismatch of the program is in the outcome."""
+    program = _find(request)
+    folder = os.getcwd() if request.module else os.path.dirname(os.path.abspath(request.program))
+
+    def enter(process: SimProcess) -> Callable[[], Any]:
+        process.program = program
+        process.argv = [program.path, *request.args]
+        process.sys_path = [folder, *(p for p in sys.path if p not in ("", folder))]
+        return lambda: program.run_in(process, "__main__") and None
+
+    return _run(request, enter, f"{request.program}")
+
+
+def simulate(
+    fn: Callable[..., Any],
+    on: str | Cluster = "dgx-h100:1",
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    nnodes: int | None = None,
+    nproc_per_node: int | None = None,
+    seed: int = 0,
+    fidelity: str = "fluid",
+    algo: str | None = None,
+    proto: str | None = None,
+    nccl_version: str | None = None,
+    host_timeout_s: float | None = None,
+    log_dir: str | None = None,
+    check: bool = True,
+) -> Outcome:
+    """Call `fn(*args, **kwargs)` on every rank of a simulated cluster.
+
+    *fn* finds its rank as under torchrun: in the environment, or after `init_process_group`.
+    `Outcome.results` holds what each rank returned. A rank that raises raises `RankFailure` here,
+    with all ranks' tracebacks merged, unless *check* is False; a hang or mismatch without an
+    exception is reported in `Outcome.diagnoses`.
+    """
+    request = RunRequest(
+        program=getattr(fn, "__qualname__", repr(fn)),
+        on=on,
+        nnodes=nnodes,
+        nproc_per_node=nproc_per_node,
+        seed=seed,
+        fidelity=fidelity,
+        algo=algo,
+        proto=proto,
+        nccl_version=nccl_version,
+        host_timeout_s=host_timeout_s,
+        log_dir=log_dir,
+    )
+    call = dict(kwargs or {})
+    outcome = _run(request, lambda process: lambda: fn(*args, **call), request.program)
+    if check and outcome.failures:
+        raise RankFailure(outcome.failures)
+    return outcome
+
+
+def _find(request: RunRequest) -> Program:
+    if request.module:
+        sys.path.insert(0, os.getcwd())
+        try:
+            spec = importlib.util.find_spec(request.program)
+            if spec is not None and spec.submodule_search_locations is not None:
+                spec = importlib.util.find_spec(request.program + ".__main__")
+        except (ImportError, ValueError):
+            spec = None
+        finally:
+            sys.path.remove(os.getcwd())
+        if spec is None or spec.loader is None:
+            raise UsageError(f"no module named {request.program!r}: -m expects a module that Python can import from here")
+        return Program(spec.origin or request.program, request.program, spec)
+    if not os.path.isfile(request.program):
+        raise UsageError(f"no script {request.program}: no such file (looked in {os.getcwd()})")
+    return Program(os.path.abspath(request.program))
+
+
+def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> dict[str, str]:
+    """What torchrun puts into a worker's environment."""
+    environ = dict(os.environ)
+    environ.update(
+        RANK=str(slot.rank),
+        LOCAL_RANK=str(slot.local_rank),
+        WORLD_SIZE=str(len(slots)),
+        LOCAL_WORLD_SIZE=str(per_node),
+        GROUP_RANK=str(slot.host),
+        GROUP_WORLD_SIZE=str(nodes),
+        ROLE_RANK=str(slot.rank),
+        ROLE_NAME="default",
+        ROLE_WORLD_SIZE=str(len(slots)),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(MASTER_PORT),
+        TORCHELASTIC_RESTART_COUNT="0",
+        TORCHELASTIC_MAX_RESTARTS="0",
+        TORCHELASTIC_RUN_ID="none",
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_ERROR_FILE="",
+    )
+    return environ
+
+
+def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str) -> Outcome:
+    started = _real_perf_counter()
+    cluster = request.on if isinstance(request.on, Cluster) else load_cluster(request.on)
+    slots = cluster.place(request.nnodes, request.nproc_per_node)
+    env = simpy.Environment()
+    network = Network(
+        env,
+        cluster,
+        fidelity=request.fidelity,
+        algo=request.algo,
+        proto=request.proto,
+        nccl_version=request.nccl_version,
+        seed=request.seed,
+    )
+    world = World(cluster, env, network, request.seed, request.host_timeout_s or DEFAULT_HOST_TIMEOUT_S)
+    per_node = max(slot.local_rank for slot in slots) + 1
+    nodes = len({slot.host for slot in slots})
+    world.cpu = dataclasses.replace(cluster.cpu.share(per_node), ranks_per_node=per_node)
+    world.slots, world.world_size = list(slots), len(slots)
+    world.stores["tcp", MASTER_PORT] = KeyValues(env)
+    width = len(str(len(slots) - 1))
+    out, err = sys.stdout, sys.stderr
+    world.open_streams = lambda process: open_streams(process.label, width, request.log_dir, out, err)
+    if request.progress is not None:
+        report = request.progress
+        world.on_progress = lambda w: report(_progress(w, _real_perf_counter() - started))
+    interrupted = False
+    stack_bytes = threading.stack_size(_STACK_BYTES)
+    try:
+        with simulation():
+            world.initial_torch_rng = _fresh_rng()
+            for slot in slots:
+                process = world.new_process(slot, _environ(slot, slots, per_node, nodes), sys.argv, rank=slot.rank)
+                world.start_process(process, enter(process))
+            try:
+                world.run()
+            except KeyboardInterrupt:
+                interrupted = True
+                world.diagnoses = diagnose(world.evidence())
+            evidence = world.final_evidence()
+            world.end()
+    finally:
+        threading.stack_size(stack_bytes)
+    return summing_up(world, evidence, request, name, interrupted, _real_perf_counter() - started)
+
+
+def _fresh_rng() -> torch.Tensor:
+    """torch's generator as a new process has it: every process begins with the same default seed."""
+    return torch.Generator().get_state()
+
+
+def _progress(world: World, wall_s: float) -> Progress:
+    alive = sum(p.alive for p in world.rank_processes.values())
+    waiting = ""
+    task = world.running
+    if task is not None:
+        waiting = f"rank {task.process.rank} computes"
+    return Progress(
+        float(world.env.now), alive, world.world_size, world.events, world.events / wall_s if wall_s > 0 else 0.0, waiting
+    )
+

@@ -1,0 +1,173 @@
+"""The life of a simulated process: its threads are made ready, its program runs, it ends."""
+
+from __future__ import annotations
+
+import concurrent.futures.thread as pool_threads
+import io
+import os
+import sys
+import threading
+import tokenize
+import traceback
+from collections.abc import Callable
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+import torch
+
+from distsim.debug.records import HostWait, Phase
+from distsim.sim.backend import adopt_groups
+from distsim.sim.compute import ComputeMode
+from distsim.sim.process import SimProcess
+from distsim.sim.sites import user_stack
+from distsim.sim.task import Killed, Unwind, require_task
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+__all__ = ["Program", "live", "prepare_thread"]
+
+
+class Program:
+    """The user's script or module, compiled once for all ranks."""
+
+    def __init__(self, path: str, module: str | None = None, spec: Any = None) -> None:
+        self.path = path
+        self.module = module
+        self.spec = spec
+        self._code: CodeType | None = None
+
+    def code(self) -> CodeType:
+        if self._code is None:
+            if self.spec is not None:
+                self._code = self.spec.loader.get_code(self.spec.name)
+                assert self._code is not None
+            else:
+                with tokenize.open(self.path) as source:
+                    self._code = compile(source.read(), self.path, "exec")
+        return self._code
+
+    def run_in(self, process: SimProcess, name: str) -> ModuleType:
+        """Execute as *name* (`__main__`, or `__mp_main__` in a spawned child) in *process*."""
+        main = ModuleType(name)
+        main.__file__ = self.path
+        main.__dict__["__builtins__"] = __builtins__
+        if self.spec is not None:
+            main.__package__ = self.spec.parent
+            main.__spec__ = self.spec
+        else:
+            main.__dict__["__cached__"] = None
+        process.main = main
+        sys.modules["__main__"] = main
+        if name != "__main__":
+            process.user_names[name] = None
+            sys.modules[name] = main
+        exec(self.code(), main.__dict__)
+        return main
+
+
+def prepare_thread(process: SimProcess) -> None:
+    """Make the calling thread a thread of *process* as far as torch is concerned."""
+    task = require_task()
+    torch.set_num_threads(1)
+    torch.autograd.set_multithreading_enabled(False)
+    adopt_groups(process)
+    cpu = process.world.cpu
+    ComputeMode(task, cpu.flops_per_s, cpu.memory_bytes_per_s, cpu.op_overhead_s).__enter__()
+
+
+def live(process: SimProcess, program: Callable[[], Any]) -> None:
+    """Body of a process's main thread: run *program*, then end as a Python process ends."""
+    task = require_task()
+    _name_main_thread(process)
+    prepare_thread(process)
+    phase, code = Phase.FINISHED, 0
+    try:
+        process.result = program()
+        task.flush()
+    except Unwind as end:
+        if isinstance(end, Killed):
+            return
+        phase = Phase.RUNNING
+    except SystemExit as exit_:
+        phase, code = Phase.EXITED, _exit_code(exit_, process)
+    except BaseException as exc:
+        phase, code = Phase.RAISED, 1
+        _keep_failure(process, exc)
+    if phase is Phase.RUNNING:
+        return
+    try:
+        if phase is not Phase.RAISED:
+            _join_threads(process)
+        for function, args, kwargs in reversed(process.at_exit):
+            function(*args, **kwargs)
+        task.flush()
+    except Unwind:
+        return
+    except BaseException as exc:
+        if process.exception is None:
+            phase, code = Phase.RAISED, 1
+            _keep_failure(process, exc)
+    process.phase, process.exit_code = phase, code
+    process.end_s = task.now_s()
+
+
+def _name_main_thread(process: SimProcess) -> None:
+    """`threading.current_thread()` in a rank's main thread says MainThread, as in a process."""
+    thread = threading._DummyThread()  # type: ignore[attr-defined]
+    thread.name = "MainThread"
+    process.main_thread = thread
+
+
+def _exit_code(exit_: SystemExit, process: SimProcess) -> int:
+    process.last_stack = _stack_of(exit_.__traceback__)
+    if exit_.code is None:
+        return 0
+    if isinstance(exit_.code, int):
+        return exit_.code
+    if process.stderr is not None:
+        process.stderr.write(f"{exit_.code}\n")
+    return 1
+
+
+def _keep_failure(process: SimProcess, exc: BaseException) -> None:
+    process.exception = exc
+    process.traceback_text = format_user_traceback(exc)
+    process.last_stack = _stack_of(exc.__traceback__)
+
+
+def _stack_of(trace: TracebackType | None) -> tuple[Any, ...]:
+    """The user's frames where an exception was raised, innermost first."""
+    last = None
+    while trace is not None:
+        if user_stack(trace.tb_frame, limit=1) and trace.tb_frame.f_code.co_filename != __file__:
+            last = trace
+        trace = trace.tb_next
+    if last is None:
+        return ()
+    stack = user_stack(last.tb_frame)
+    if stack and stack[0].line != last.tb_lineno:
+        first = type(stack[0])(stack[0].file, last.tb_lineno, stack[0].function)
+        stack = (first, *stack[1:])
+    return stack
+
+
+def format_user_traceback(exc: BaseException) -> str:
+    """The traceback as the program would have printed it for real: whole, without the simulator's frames."""
+    shown = traceback.TracebackException.from_exception(exc)
+    part: traceback.TracebackException | None = shown
+    while part is not None:
+        kept = [frame for frame in part.stack if not frame.filename.startswith(_OURS)]
+        part.stack = traceback.StackSummary.from_list(kept)
+        part = part.__cause__ or part.__context__
+    return "".join(shown.format())
+
+
+def _join_threads(process: SimProcess) -> None:
+    """A process lives until its non-daemon threads have ended."""
+    task = require_task()
+    for thread, work_queue in list(pool_threads._threads_queues.items()):  # type: ignore[attr-defined]
+        if getattr(thread, "_distsim_task", None) in process.tasks:
+            work_queue.put(None)
+    for other in list(process.tasks):
+        if other is not task and not other.daemon and not other.finished:
+            task.wait(other.done, HostWait(f"thread {other.name!r} to end"))

@@ -1,0 +1,162 @@
+"""From a world that has ended to its Outcome."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from distsim.debug.records import P2P, CallRecord, Evidence, Phase
+from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
+
+if TYPE_CHECKING:
+    from distsim.sim.process import SimProcess
+    from distsim.sim.program import RunRequest
+    from distsim.sim.world import World
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+__all__ = ["bus_factor", "summing_up"]
+
+
+def bus_factor(op: str, num_ranks: int) -> float:
+    """busbw / algbw, as nccl-tests' PERFORMANCE.md defines it."""
+    n = num_ranks
+    if n < 2:
+        return 1.0
+    if op.startswith("all_reduce"):
+        return 2 * (n - 1) / n
+    if op.startswith(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")):
+        return (n - 1) / n
+    return 1.0
+
+
+def summing_up(
+    world: World, evidence: Evidence, request: RunRequest, name: str, interrupted: bool, wall_s: float
+) -> Outcome:
+    ranks = [world.rank_processes[r] for r in sorted(world.rank_processes) if r < world.world_size]
+    failures = _failures([*ranks, *([world.launcher] if world.launcher is not None else [])])
+    virtual_s = max([float(world.env.now), *(p.end_s or 0.0 for p in ranks)])
+    backend = next((b for p in ranks for b in _backends(p)), "none")
+    diagnoses = list(world.diagnoses)
+    notes = list(world.notes)
+    healthy = all(p.phase in (Phase.FINISHED, Phase.EXITED) and not p.exit_code for p in ranks) and len(ranks) == world.world_size
+    if diagnoses and healthy and not interrupted:
+        notes.append(f"{diagnoses[0].kind} at {diagnoses[0].detected_after_s:g} s, but the program caught the error and finished")
+        diagnoses = []
+    return Outcome(
+        world_size=world.world_size,
+        cluster=world.cluster.name if not isinstance(request.on, str) else request.on,
+        backend=backend,
+        seed=world.seed,
+        program=name,
+        exit_code=_exit_code(diagnoses, failures, ranks, interrupted),
+        virtual_time_s=virtual_s,
+        wall_time_s=wall_s,
+        events=world.events,
+        results=[p.result for p in ranks],
+        ranks=[_summary(p, virtual_s) for p in ranks],
+        records={p.rank: p.records for p in ranks},
+        diagnoses=diagnoses,
+        evidence=evidence,
+        failures=failures,
+        collectives=_totals(ranks),
+        links=_links(world, virtual_s),
+        link_samples=world.network.utilisation_samples,
+        compute={p.rank: p.slices for p in ranks},
+        notes=notes,
+        interrupted=interrupted,
+    )
+
+
+def _exit_code(diagnoses: Sequence[object], failures: Sequence[Failure], ranks: Sequence[SimProcess], interrupted: bool) -> int:
+    if interrupted:
+        return 130
+    for diagnosis in diagnoses:
+        code = getattr(diagnosis, "exit_code", 0)
+        if code:
+            return int(code)
+    if failures or any(p.exit_code for p in ranks):
+        return 1
+    return 0
+
+
+def _backends(process: SimProcess) -> list[str]:
+    return [group.name() for group in process.group_objects[:1]]
+
+
+def _failures(processes: Sequence[SimProcess]) -> list[Failure]:
+    merged: dict[tuple[str, str], list[SimProcess]] = {}
+    for process in processes:
+        if process.exception is not None:
+            text = process.traceback_text or ""
+            key = (type(process.exception).__name__, _ADDRESS.sub("0x", text))
+            merged.setdefault(key, []).append(process)
+    return [
+        Failure(
+            ranks=tuple(p.rank for p in group if p.is_rank),
+            type=kind,
+            message=str(group[0].exception),
+            traceback=group[0].traceback_text or "",
+        )
+        for (kind, _), group in merged.items()
+    ]
+
+
+def _summary(process: SimProcess, virtual_s: float) -> RankSummary:
+    return RankSummary(
+        rank=process.rank,
+        host=process.slot.host,
+        device=process.slot.device,
+        end_s=virtual_s if process.end_s is None else process.end_s,
+        compute_s=process.compute_s,
+        communication_s=_union_s(process.records),
+        exposed_s=process.exposed_s,
+        idle_s=process.idle_s,
+        phase=process.phase,
+        exit_code=process.exit_code,
+    )
+
+
+def _union_s(records: Sequence[CallRecord]) -> float:
+    """Time in which at least one call's bytes moved."""
+    spans = sorted((r.started_s, r.completed_s) for r in records if r.started_s is not None and r.completed_s is not None)
+    total, end = 0.0, float("-inf")
+    for begin, finish in spans:
+        if finish > end:
+            total += finish - max(begin, end)
+            end = finish
+    return total
+
+
+def _totals(ranks: Sequence[SimProcess]) -> list[CollectiveTotal]:
+    """Calls by group and operation; a collective counts once, a send once."""
+    found: dict[tuple[str, tuple[int, ...], str, str], list[CallRecord]] = {}
+    for process in ranks:
+        for record in process.records:
+            if record.started_s is None or record.completed_s is None or not (record.dtypes or record.op == "barrier"):
+                continue
+            if record.op == "recv" or (record.op not in P2P and record.rank != record.group.ranks[0]):
+                continue
+            key = (record.group.label, record.group.ranks, record.op, record.dtypes[0] if record.dtypes else "")
+            found.setdefault(key, []).append(record)
+    totals = []
+    for (label, members, op, dtype), records in found.items():
+        num_bytes = sum(r.nbytes for r in records)
+        time_s = sum((r.completed_s or 0.0) - (r.started_s or 0.0) for r in records)
+        algbw = num_bytes / time_s if time_s > 0 else 0.0
+        totals.append(
+            CollectiveTotal(label, op, dtype, len(members), len(records), num_bytes, time_s, algbw, algbw * bus_factor(op, len(members)))
+        )
+    return sorted(totals, key=lambda t: (-t.time_s, t.group, t.op))
+
+
+def _links(world: World, virtual_s: float) -> list[LinkUse]:
+    uses = []
+    for use in world.network.links_busy():
+        link = world.cluster.links[use.index]
+        mean = use.bytes / (link.bandwidth_bytes_per_s * virtual_s) if virtual_s > 0 else 0.0
+        uses.append(
+            LinkUse(link.name, link.kind, link.bandwidth_bytes_per_s, use.bytes, use.busy_s, mean, use.peak_utilisation)
+        )
+    return uses

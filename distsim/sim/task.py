@@ -1,0 +1,264 @@
+"""A task: one thread of the user's program, and the baton that lets exactly one run.
+
+Every thread of a simulated rank is an OS thread (autograd and dispatch state are thread-local)
+paired with a simpy process. The thread runs until it needs something from the world; it then
+leaves a `Request` and gives the baton back to the scheduler, whose simpy process yields the
+event the thread waits for. So the order of everything is the order of simpy's event heap.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import simpy
+
+from distsim.debug.records import CallWait, HostWait, Wait
+
+if TYPE_CHECKING:
+    from distsim.sim.process import SimProcess
+    from distsim.sim.world import World
+
+__all__ = ["Killed", "Task", "Unwind", "current_process", "current_task", "require_task"]
+
+_here = threading.local()
+
+
+def current_task() -> Task | None:
+    """The task of the calling thread; None outside a simulation."""
+    return getattr(_here, "task", None)
+
+
+def require_task() -> Task:
+    """The task of the calling thread, for code that only makes sense inside a rank."""
+    task = current_task()
+    if task is None:
+        raise RuntimeError("this call belongs inside a simulated rank")
+    return task
+
+
+def current_process() -> SimProcess | None:
+    task = current_task()
+    return None if task is None else task.process
+
+
+class Unwind(BaseException):
+    """Raised inside a rank's thread to end it: the simulation is over. Users cannot catch it for long."""
+
+
+class Killed(Unwind):
+    """The rank died by `os._exit`, a signal or a planted crash: no cleanup of its own runs."""
+
+
+@dataclass(slots=True)
+class Request:
+    """What a thread asks of the scheduler when it hands the baton back."""
+
+    event: simpy.Event | None
+    why: Wait | None
+    timeout_s: float | None = None
+    on_timeout: Callable[[], BaseException] | None = None
+    explicit_timeout: bool = False
+    poll: bool = False
+
+
+class Task:
+    """One simulated thread. Methods without an underscore are called in its own thread."""
+
+    def __init__(self, world: World, process: SimProcess, body: Callable[[], Any], name: str, daemon: bool = False):
+        self.world = world
+        self.process = process
+        self.name = name
+        self.daemon = daemon
+        self.ident: int | None = None
+        self.finished = False
+        self.abandoned = False
+        self.done: simpy.Event = world.env.event()
+        self.debt_s = 0.0
+        """Compute time this thread has used up and the world has not yet seen."""
+        self.request: Request | None = None
+        self.blocked_since_s: float | None = None
+        self.quiet_polls = 0
+        self.time_queries = 0
+        self.doom: Unwind | None = None
+        self._body = body
+        self._go = _thread.allocate_lock()
+        self._go.acquire()
+        self._throw: BaseException | None = None
+        self._driver: simpy.Process = world.env.process(self._drive())
+
+    # -- in the thread itself
+
+    def now_s(self) -> float:
+        """Virtual seconds since the simulation began, this thread's unseen compute included."""
+        return float(self.world.env.now) + self.debt_s
+
+    def compute(self, seconds: float) -> None:
+        """Spend virtual time on the host without handing the baton over."""
+        self.debt_s += seconds
+        self.quiet_polls = 0
+        self.time_queries = 0
+
+    def wait(
+        self,
+        event: simpy.Event,
+        why: Wait,
+        timeout_s: float | None = None,
+        on_timeout: Callable[[], BaseException] | None = None,
+        explicit_timeout: bool = False,
+    ) -> Any:
+        """Sleep until *event* has happened and return its value; *on_timeout* makes what is raised
+        after *timeout_s* of virtual time."""
+        self.quiet_polls = 0
+        self.time_queries = 0
+        self._hand_over(Request(event, why, timeout_s, on_timeout, explicit_timeout))
+        return event.value
+
+    def flush(self) -> None:
+        """Let the world catch up with this thread's compute time."""
+        if self.debt_s > 0.0:
+            self._hand_over(Request(None, None))
+        elif self.doom is not None:
+            raise self.doom
+
+    def sleep(self, seconds: float) -> None:
+        self.quiet_polls = 0
+        self.debt_s += max(0.0, seconds)
+        self._hand_over(Request(None, HostWait("sleep")))
+
+    def poll(self, why: Wait) -> None:
+        """One turn of a loop that looks again and again: come back when something has happened."""
+        self.quiet_polls += 1
+        self.time_queries = 0
+        self._hand_over(Request(self.world.poll_event(self.quiet_polls), why, poll=True))
+
+    def time_query(self) -> float:
+        """The clock was read; a loop that does nothing else must not stand still in virtual time."""
+        self.time_queries += 1
+        if self.time_queries > 10_000:
+            self.quiet_polls += 1
+            self._hand_over(Request(self.world.poll_event(self.quiet_polls), HostWait("reading the clock"), poll=True))
+            self.time_queries = 10_000
+        return self.now_s()
+
+    def _hand_over(self, request: Request) -> None:
+        if self.doom is not None:
+            raise self.doom
+        if _here.task is not self:
+            raise RuntimeError("a rank's thread used another thread's task")
+        self.request = request
+        self.world.baton.release()
+        self._go.acquire()
+        self.request = None
+        throw, self._throw = self._throw, None
+        self.process.complete_futures()
+        if throw is not None:
+            raise throw
+
+    def _thread_main(self) -> None:
+        _here.task = self
+        self.ident = threading.get_ident()
+        self._go.acquire()
+        try:
+            if self.doom is None:
+                self._body()
+        finally:
+            self.finished = True
+            self.request = None
+            _here.task = None
+            if not self.abandoned:
+                self.world.baton.release()
+
+    # -- in the scheduler
+
+    def _drive(self) -> Generator[simpy.Event, Any, None]:
+        env = self.world.env
+        yield env.timeout(0)
+        if self.finished:
+            return
+        _thread.start_new_thread(self._thread_main, ())
+        throw: BaseException | None = None
+        while self.resume(throw):
+            throw = None
+            request = self.request
+            assert request is not None
+            deadline = None
+            try:
+                if self.debt_s > 0.0:
+                    debt, self.debt_s = self.debt_s, 0.0
+                    yield env.timeout(debt)
+                if request.event is not None:
+                    self.blocked_since_s = float(env.now)
+                    if request.timeout_s is not None:
+                        deadline = self.world.add_deadline(self, request)
+                    yield request.event
+            except simpy.Interrupt as interrupt:
+                throw = interrupt.cause
+            except Exception as exc:  # the event failed: its exception belongs to the thread
+                throw = exc
+            finally:
+                if deadline is not None:
+                    deadline.cancelled = True
+                if self.blocked_since_s is not None:
+                    self.process.account_wait(request.why, self.blocked_since_s, float(env.now))
+                    self.blocked_since_s = None
+        if self.abandoned:
+            return
+        if not self.done.triggered:
+            self.done.succeed()
+        if self is self.process.main_task:
+            self.world.process_ended(self.process)
+
+    def resume(self, throw: BaseException | None) -> bool:
+        """Give the thread the baton until it hands it back; False once it has ended."""
+        if self.finished or self.abandoned:
+            return False
+        self._throw = throw
+        self.world.enter(self.process)
+        self._go.release()
+        self.world.take_baton_from(self)
+        if self.finished or self.abandoned:
+            self.world.live_tasks -= 1
+            return False
+        return True
+
+    def interrupt(self, cause: BaseException) -> None:
+        if self._driver.is_alive:
+            self._driver.interrupt(cause)
+
+    def end(self, unwind: Unwind) -> None:
+        """Make the thread unwind now, whatever it waits for. Used when its process or the world ends."""
+        self.doom = unwind
+        for _ in range(10_000):
+            if not self.resume(unwind):
+                if not self.done.triggered:
+                    self.done.succeed()
+                return
+        self.abandoned = True
+
+    def cancel(self) -> None:
+        """End a thread that has not begun."""
+        self.finished = True
+        self.world.live_tasks -= 1
+
+    def raise_inside(self, unwind: type[Unwind]) -> None:
+        """Ask a thread that never comes back (`while True: pass`) to end, at its next bytecode."""
+        if not self.finished and self.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(unwind))
+
+    @property
+    def wait_reason(self) -> Wait | None:
+        return None if self.request is None else self.request.why
+
+    @property
+    def communicates(self) -> bool:
+        return isinstance(self.wait_reason, CallWait)
+
+    def frame(self) -> Any:
+        """The innermost Python frame of the thread, for a report on where it is."""
+        return None if self.ident is None else sys._current_frames().get(self.ident)

@@ -1,0 +1,191 @@
+"""`torch.distributed.Work` of a simulated call: waiting for it takes virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import simpy
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+from torch.futures import Future
+
+from distsim.debug.records import CallRecord, CallWait, HostWait, State
+from distsim.sim.task import Unwind, current_task, require_task
+
+if TYPE_CHECKING:
+    from distsim.sim.process import SimProcess
+
+__all__ = ["SimWork", "future_patches"]
+
+NO_TIMEOUT = timedelta(0)
+
+
+class SimWork(Work):  # type: ignore[misc]
+    """The handle of one call of one rank. *done* happens when the network has moved the last byte."""
+
+    def __init__(
+        self,
+        process: SimProcess,
+        record: CallRecord,
+        done: simpy.Event,
+        outputs: list[Tensor],
+        timeout_s: float,
+        explicit_timeout: bool,
+        timeout_error: Callable[[float], BaseException],
+        on_give_up: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__()
+        self._process = process
+        self._record = record
+        self._done = done
+        self._outputs = outputs
+        self._timeout_s = timeout_s
+        self._explicit = explicit_timeout
+        self._timeout_error = timeout_error
+        self._on_give_up = on_give_up
+        self._error: BaseException | None = None
+        self._future: Future[Any] | None = None
+        self._future_result: Future[Any] | None = None
+        self._settlers: list[Callable[[], None]] = []
+        self.sender: int | None = None
+
+    # -- torch.distributed.Work
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        task = require_task()
+        self._record.waited = True
+        own = timeout is not None and timeout.total_seconds() > 0
+        if not self._done.processed:
+            limit_s = timeout.total_seconds() if own else self._timeout_s
+            left_s = limit_s if own else max(0.0, self._record.issued_s + limit_s - task.now_s())
+            error = self._timeout_error(limit_s)
+            try:
+                task.wait(self._done, CallWait(self._record), left_s, lambda: error, own or self._explicit)
+            except Unwind:
+                raise
+            except BaseException as exc:
+                if exc is error:
+                    self._error = self._error or error
+                    self._record.state = State.FAILED
+                    self._record.error = str(exc)
+                    self._on_give_up(error)
+                raise
+        else:
+            task.flush()
+        self._settle_all()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        task = current_task()
+        if not self._done.processed and task is not None:
+            task.poll(CallWait(self._record))
+        return bool(self._done.processed)
+
+    def is_success(self) -> bool:
+        return bool(self._done.processed) and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def source_rank(self) -> int:
+        return self._source_rank()
+
+    def _source_rank(self) -> int:
+        if self.sender is None:
+            raise RuntimeError("sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call.")
+        return self.sender
+
+    def result(self) -> list[Tensor]:
+        if not self._done.processed:
+            raise RuntimeError("Work needs to be completed before calling result(). Should call wait() before result().")
+        return self._outputs
+
+    def synchronize(self) -> None:
+        """CPU tensors need no stream: nothing to do (as on gloo)."""
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def get_future(self) -> Future[Any]:
+        if self._future is None:
+            self._future = Future()
+            self._when_done(lambda: _settle(self._future, self._outputs, self._error))
+        return self._future
+
+    def get_future_result(self) -> Future[Any]:
+        if self._future_result is None:
+            self._future_result = Future()
+            self._when_done(lambda: _settle(self._future_result, int(self._error is not None), None))
+        return self._future_result
+
+    # -- completion
+
+    def _when_done(self, settle: Callable[[], None]) -> None:
+        """Settle a future in the owner's own thread: at once, when it next wakes, or, inside
+        backward, at its end (DDP's reducer waits there in C++, where nobody could pass the baton)."""
+        if self._done.processed:
+            settle()
+            return
+        self._record.waited = True
+        process = self._process
+        self._settlers.append(settle)
+        if len(self._settlers) == 1:
+            assert self._done.callbacks is not None
+            self._done.callbacks.append(lambda _: process.due.append(self._settle_all))
+        if torch._C._current_graph_task_id() != -1:
+            process.inbox.setdefault("backward", []).append(self)
+            if len(process.inbox["backward"]) == 1:
+                torch.autograd.Variable._execution_engine.queue_callback(lambda: _drain_backward(process))
+
+    def _settle_all(self) -> None:
+        settlers, self._settlers = self._settlers, []
+        for settle in settlers:
+            settle()
+
+    def fail(self, error: BaseException) -> None:
+        """The call ends with *error* (scheduler side)."""
+        if self._error is None and not self._done.triggered:
+            self._error = error
+            self._record.state = State.FAILED
+            self._record.error = str(error)
+            self._done.succeed()
+
+
+def _settle(future: Future[Any] | None, value: object, error: BaseException | None) -> None:
+    assert future is not None
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)  # type: ignore[arg-type]
+
+
+def _drain_backward(process: SimProcess) -> None:
+    """Runs at the end of backward, before DDP's own finalizer: wait in virtual time."""
+    works: list[SimWork] = process.inbox.pop("backward", [])
+    for work in works:
+        work.wait()
+    process.complete_futures()
+
+
+_real_wait = torch._C.Future.wait
+
+
+def _future_wait(self: Any) -> Any:
+    task = current_task()
+    if task is not None:
+        task.process.complete_futures()
+        while not self.done():
+            task.poll(HostWait("a torch.futures.Future"))
+    return _real_wait(self)
+
+
+def future_patches() -> list[tuple[Any, str, Any]]:
+    """`Future.wait` blocks in C++ and would keep the baton."""
+    return [(torch._C.Future, "wait", _future_wait)]

@@ -1,0 +1,467 @@
+"""The world of one simulation: virtual time, processes, groups, and the moment nothing moves.
+
+Read this first: `run` is the whole scheduler. simpy owns the clock; each thread of a rank is a
+simpy process (task.py); a deadlock is an empty event heap with ranks still blocked.
+"""
+
+from __future__ import annotations
+
+import _thread
+import heapq
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import simpy
+
+from distsim.cluster import Cluster, CpuModel, Slot
+from distsim.errors import UsageError
+from distsim.debug.diagnosis import Diagnosis, diagnose
+from distsim.debug.records import CallWait, Evidence, Group, HostWait, Phase, RankState
+from distsim.network import Network
+from distsim.sim.process import SimProcess
+from distsim.sim.sites import user_stack
+from distsim.sim.task import Killed, Request, Task, Unwind, current_task
+
+if TYPE_CHECKING:
+    from distsim.sim.communicator import Communicator
+    from distsim.sim.output import RankStream
+
+__all__ = ["Deadline", "PollEvent", "World"]
+
+QUIET_LIMIT_S = 3_600.0
+"""A world in which ranks only poll for this long (virtual) is a deadlock."""
+
+_real_monotonic = time.monotonic
+
+
+class PollEvent(simpy.Event):
+    """Wakes a thread that looks again and again for something to change."""
+
+
+@dataclass(order=True, slots=True)
+class Deadline:
+    """When a wait gives up. Kept out of simpy's heap: a pending timeout must not hide a deadlock."""
+
+    at_s: float
+    number: int
+    task: Task = field(compare=False)
+    request: Request = field(compare=False)
+    cancelled: bool = field(default=False, compare=False)
+
+
+class World:
+    """One simulated job. *network* shares the clock *env*."""
+
+    def __init__(self, cluster: Cluster, env: simpy.Environment, network: Network, seed: int, host_timeout_s: float) -> None:
+        self.cluster = cluster
+        self.env = env
+        self.network = network
+        self.seed = seed
+        self.host_timeout_s = host_timeout_s
+        self.cpu: CpuModel = cluster.cpu
+        """The rates of one rank's share of its node."""
+        self.store_latency_s = cluster.cpu.store_latency_s
+        self.max_slices = 20_000
+        self.processes: list[SimProcess] = []
+        self.rank_processes: dict[int, SimProcess] = {}
+        self.world_size = 0
+        self.stores: dict[tuple[str, Any], Any] = {}
+        self.communicators: dict[tuple[Any, ...], Communicator] = {}
+        self.current: SimProcess | None = None
+        self.running: Task | None = None
+        self.baton = _thread.allocate_lock()
+        self.baton.acquire()
+        self.initial_torch_rng: Any = None
+        self.diagnoses: list[Diagnosis] = []
+        self.recovered: list[Diagnosis] = []
+        self.notes: list[str] = []
+        self.ticks = 0
+        """Counts signs of life of the running thread: operators, calls, module loads."""
+        self.in_operator = False
+        self.events = 0
+        self.ended = False
+        self.live_tasks = 0
+        self.on_progress: Callable[[World], None] | None = None
+        self.slots: list[Slot] = []
+        self.children_started = 0
+        self.launcher: SimProcess | None = None
+        self.open_streams: Callable[[SimProcess], tuple[RankStream, RankStream]]
+        self._mismatch = False
+        self._stuck: Task | None = None
+        self._pollers: list[PollEvent] = []
+        self._quiet_s = 0.0
+        self._deadlines: list[Deadline] = []
+        self._count = itertools.count()
+        self._store_waiters: list[simpy.Event] = []
+        self._next_port = 40_000
+        self._next_progress_s = 0.0
+
+    # -- building
+
+    def start_task(self, process: SimProcess, body: Callable[[], Any], name: str, daemon: bool = False) -> Task:
+        task = Task(self, process, body, name, daemon)
+        process.tasks.append(task)
+        self.live_tasks += 1
+        if process.main_task is None:
+            process.main_task = task
+        return task
+
+    def note(self, text: str) -> None:
+        """Tell the user once about something the simulation does differently."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def free_port(self) -> int:
+        self._next_port += 1
+        return self._next_port
+
+    def next_store(self) -> simpy.Event:
+        event = self.env.event()
+        self._store_waiters.append(event)
+        return event
+
+    def store_opened(self) -> None:
+        waiting, self._store_waiters = self._store_waiters, []
+        for event in waiting:
+            event.succeed()
+
+    def device_of(self, rank: int) -> str:
+        return self.slots[rank].device
+
+    def widen(self, world_size: int) -> None:
+        """The program starts its own ranks and says how many they are."""
+        if world_size > len(self.slots):
+            raise UsageError(
+                f"the program makes a group of {world_size} ranks, the cluster {self.cluster.name!r} has room for "
+                f"{len(self.slots)}: take a larger one (--on), or start fewer ranks"
+            )
+        if self.launcher is not None:
+            self.world_size = max(self.world_size, world_size)
+
+    def new_process(self, slot: Slot, environ: dict[str, str], argv: list[str], rank: int | None) -> SimProcess:
+        """A process on *slot*; *rank* None where it is only a helper of a rank."""
+        process = SimProcess(self, len(self.processes), slot, environ, argv)
+        process.is_rank = rank is not None
+        if rank is not None:
+            process.rank = rank
+            self.rank_processes.setdefault(rank, process)
+        self.processes.append(process)
+        process.stdout, process.stderr = self.open_streams(process)
+        return process
+
+    def start_process(self, process: SimProcess, program: Callable[[], Any], daemon: bool = False) -> None:
+        from distsim.sim.rank import live
+
+        def body() -> None:
+            process.has_begun = True
+            live(process, program)
+
+        self.start_task(process, body, "MainThread", daemon)
+
+    def only_first_has_begun(self) -> bool:
+        """Whether the first process runs before any other has: it may be a launcher of ranks."""
+        return self.processes[0].has_begun and not any(p.has_begun for p in self.processes[1:])
+
+    def become_launcher(self, process: SimProcess) -> None:
+        """*process* starts the ranks itself: it is none, and its copies never run."""
+        process.is_rank = False
+        process.stdout, process.stderr = self.open_streams(process)
+        for other in self.processes:
+            if other is not process and other.main_task is not None:
+                other.phase = Phase.FINISHED
+                other.main_task.cancel()
+        self.rank_processes.clear()
+        self.world_size = 0
+        self.launcher = process
+        self.note("the program starts its own ranks: it ran once, and the processes it started are the ranks")
+
+    def kill_process(self, process: SimProcess, signal_name: str, exit_code: int) -> None:
+        """Another process ends *process*: it does not run again."""
+        process.phase, process.exit_code, process.signal_name = Phase.KILLED, exit_code, signal_name
+        process.end_s = float(self.env.now)
+        for task in process.tasks:
+            task.doom = Killed()
+            task.interrupt(task.doom)
+
+    def end_process(self, process: SimProcess, phase: Phase, exit_code: int, signal_name: str | None = None) -> None:
+        """The running process ends itself without cleaning up (`os._exit`, a signal). Does not return."""
+        task = current_task()
+        assert task is not None and task.process is process
+        process.last_stack = user_stack(sys._getframe(1))
+        process.phase, process.exit_code, process.signal_name = phase, exit_code, signal_name
+        process.end_s = task.now_s()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.finish()
+                stream.muted = True
+        for other in process.tasks:
+            other.doom = Killed()
+            if other is not task:
+                other.interrupt(other.doom)
+        assert task.doom is not None
+        raise task.doom
+
+    def process_ended(self, process: SimProcess) -> None:
+        """Its main thread is over: daemon threads die with it."""
+        for task in process.tasks:
+            if not task.finished and not task.abandoned and task is not process.main_task:
+                task.end(Unwind())
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.finish()
+        if not process.ended.triggered:
+            process.ended.succeed()
+
+    def claim_rank(self, process: SimProcess, rank: int) -> None:
+        """*process* has said which rank it is (spawned ranks say so in init_process_group)."""
+        process.rank = rank
+        process.is_rank = True
+        self.rank_processes[rank] = process
+
+    # -- the baton
+
+    def enter(self, process: SimProcess) -> None:
+        if self.current is not process:
+            if self.current is not None:
+                self.current.leave()
+            process.enter()
+            self.current = process
+
+    def leave(self) -> None:
+        if self.current is not None:
+            self.current.leave()
+            self.current = None
+
+    def take_baton_from(self, task: Task) -> None:
+        """Wait until the running thread hands the baton back; watch that it does."""
+        self.running = task
+        if not self.baton.acquire(timeout=0.25):
+            self._watch(task)
+        self.running = None
+
+    def _watch(self, task: Task) -> None:
+        limit_s = 2.0 if task.doom is not None else self.host_timeout_s
+        ticks, since = self.ticks, _real_monotonic()
+        while not self.baton.acquire(timeout=0.1):
+            self._report_progress()
+            if self.ticks != ticks or self.in_operator:
+                ticks, since = self.ticks, _real_monotonic()
+            elif _real_monotonic() - since > limit_s:
+                task.abandoned = True
+                if task.doom is None:
+                    self._stuck = task
+                else:
+                    task.raise_inside(Unwind)
+                return
+
+    # -- time
+
+    def add_deadline(self, task: Task, request: Request) -> Deadline:
+        assert request.timeout_s is not None
+        deadline = Deadline(float(self.env.now) + request.timeout_s, next(self._count), task, request)
+        heapq.heappush(self._deadlines, deadline)
+        return deadline
+
+    def _next_deadline(self, explicit_only: bool) -> Deadline | None:
+        while self._deadlines and self._deadlines[0].cancelled:
+            heapq.heappop(self._deadlines)
+        if not explicit_only:
+            return self._deadlines[0] if self._deadlines else None
+        waiting = [d for d in self._deadlines if not d.cancelled and d.request.explicit_timeout]
+        return min(waiting, default=None)
+
+    def _expire(self, deadline: Deadline) -> None:
+        deadline.cancelled = True
+        request = deadline.request
+        assert request.on_timeout is not None
+        error = request.on_timeout()
+
+        def fire(_: object) -> None:
+            if deadline.task.request is request:
+                deadline.task.interrupt(error)
+
+        alarm = self.env.timeout(max(0.0, deadline.at_s - float(self.env.now)))
+        assert alarm.callbacks is not None
+        alarm.callbacks.append(fire)
+
+    def poll_event(self, quiet_polls: int) -> PollEvent:
+        event = PollEvent(self.env)
+        self._pollers.append(event)
+        return event
+
+    def _wake_pollers(self) -> None:
+        waiting, self._pollers = self._pollers, []
+        for event in waiting:
+            event.succeed()
+
+    # -- the scheduler
+
+    def run(self) -> None:
+        """Run until every process has ended, a mismatch met, or nothing can move any more."""
+        env = self.env
+        while self.live_tasks:
+            upcoming = env.peek()
+            if self._pollers and self._poll_turn(upcoming):
+                continue
+            deadline = self._next_deadline(explicit_only=False)
+            if upcoming == float("inf"):
+                if not self._nothing_moves():
+                    return
+                continue
+            if deadline is not None and deadline.at_s < upcoming:
+                heapq.heappop(self._deadlines)
+                self._note_timeout()
+                self._expire(deadline)
+                continue
+            is_poll = isinstance(env._queue[0][3], PollEvent)
+            env.step()
+            self.events += 1
+            if not is_poll:
+                self._quiet_s = 0.0
+                if self._pollers:
+                    self._wake_pollers()
+            if not self.events & 255:
+                self._report_progress()
+            if self._mismatch:
+                self.diagnoses = diagnose(self.evidence())
+                return
+            if self._stuck is not None:
+                self._host_stuck(self._stuck)
+        if any(process.phase is Phase.HOST_STUCK for process in self.processes):
+            self.diagnoses = self.diagnoses or diagnose(self.evidence())
+
+    def _poll_turn(self, upcoming: float) -> bool:
+        """Threads poll and nothing else is near: let time pass, in growing steps."""
+        step_s = max(1e-6, 0.1 * self._quiet_s)
+        if upcoming - float(self.env.now) <= step_s:
+            return False
+        deadline = self._next_deadline(explicit_only=False)
+        if deadline is not None and deadline.at_s <= float(self.env.now) + step_s:
+            return False
+        if self._quiet_s > QUIET_LIMIT_S and upcoming == float("inf"):
+            self._pollers.clear()
+            return False
+        quiet_s = self._quiet_s + step_s
+        alarm = PollEvent(self.env)
+        alarm._ok, alarm._value = True, None
+        self.env.schedule(alarm, delay=step_s)
+        assert alarm.callbacks is not None
+        alarm.callbacks.append(lambda _: self._wake_pollers())
+        self._quiet_s = quiet_s
+        self.env.step()
+        self.events += 1
+        return True
+
+    def _note_timeout(self) -> None:
+        """A timeout strikes while others still run: what is stuck now is what they will ask about."""
+        if not self.diagnoses:
+            self.diagnoses = diagnose(self.evidence())
+
+    def _nothing_moves(self) -> bool:
+        """Empty heap, blocked ranks: a deadlock. False ends the world."""
+        if not self.diagnoses:
+            self.diagnoses = diagnose(self.evidence())
+        deadline = self._next_deadline(explicit_only=True)
+        if deadline is None:
+            return False
+        self._expire(deadline)
+        return True
+
+    def stop_for_mismatch(self) -> None:
+        """Collectives met that do not fit: nothing may move on wrong data."""
+        self._mismatch = True
+
+    def _host_stuck(self, task: Task) -> None:
+        """A rank spins or blocks on the host: keep its stack and let the others go on without it."""
+        self._stuck = None
+        process = task.process
+        frame = task.frame()
+        process.phase, process.end_s = Phase.HOST_STUCK, float(self.env.now)
+        process.last_stack = () if frame is None else user_stack(frame)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.finish()
+                stream.muted = True
+        task.doom = Unwind()
+        task.raise_inside(Unwind)
+
+    def final_evidence(self) -> Evidence:
+        """What the report shows beside the diagnoses: where everyone was when the world stopped."""
+        return self.evidence()
+
+    def end(self, unwind: Callable[[], Unwind] = Unwind) -> None:
+        """Unwind every thread that is left."""
+        self.ended = True
+        for process in self.processes:
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.finish()
+                    stream.muted = True
+        for process in self.processes:
+            for task in process.tasks:
+                if task.abandoned:
+                    task.raise_inside(Unwind)
+                elif not task.finished:
+                    task.end(unwind())
+        self.leave()
+
+    # -- looking
+
+    def evidence(self) -> Evidence:
+        """Where every rank stands, for a diagnosis."""
+        states = {rank: self.rank_state(rank) for rank in range(self.world_size)}
+        records = {rank: self.rank_processes[rank].records for rank in states if rank in self.rank_processes}
+        return Evidence(self.world_size, states, records, float(self.env.now), tuple(self.notes))
+
+    def rank_state(self, rank: int) -> RankState:
+        process = self.rank_processes.get(rank)
+        if process is None:
+            return RankState(rank, Phase.ABSENT)
+        waits = []
+        since: float | None = process.end_s
+        stack = process.last_stack
+        if process.alive:
+            for task in process.tasks:
+                if task.finished or (task.daemon and task is not process.main_task):
+                    continue
+                if task.wait_reason is not None and (task is process.main_task or isinstance(task.wait_reason, CallWait)):
+                    waits.append(task.wait_reason)
+                    since = task.blocked_since_s
+                if task is process.main_task and task.ident is not None:
+                    frame = sys._current_frames().get(task.ident)
+                    stack = () if frame is None else user_stack(frame)
+        phase = process.phase
+        if phase is Phase.RUNNING and waits and not all(isinstance(w, HostWait) and w.what == "sleep" for w in waits):
+            phase = Phase.BLOCKED
+        return RankState(
+            rank,
+            phase,
+            tuple(waits),
+            site=stack[0] if stack else process.last_site,
+            stack=stack,
+            since_s=since,
+            exit_code=process.exit_code,
+            exception=None if process.exception is None else f"{type(process.exception).__name__}: {process.exception}",
+            traceback=process.traceback_text,
+            signal=process.signal_name,
+            host=f"node{process.slot.host}",
+        )
+
+    def world_group(self) -> Group:
+        return Group("0", "default_pg", tuple(range(self.world_size)))
+
+    def _report_progress(self) -> None:
+        if self.on_progress is not None:
+            now = _real_monotonic()
+            if now >= self._next_progress_s:
+                self._next_progress_s = now + 0.2
+                self.on_progress(self)
+
+
+def running_world() -> World | None:
+    task = current_task()
+    return None if task is None else task.world
