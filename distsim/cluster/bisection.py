@@ -1,8 +1,8 @@
 """Bisection bandwidth: the largest flow from the first half of the devices to the second, in one direction.
 
-Where there are several hosts the halves are whole hosts. Only the network that routes between the halves use
-counts: NVLink inside an NVLink domain, otherwise NICs and fabric; that a host could also send through PCIe
-what its NVLinks cannot carry is left out, as no route does.
+Where there are several hosts the halves are whole hosts, and whole NVLink domains where hosts share them.
+Only the network that routes between the halves use counts: NVLink inside an NVLink domain, otherwise NICs and
+fabric; that a host could also send through PCIe what its NVLinks cannot carry is left out, as no route does.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ def bisect_hosts(wiring: HostsOnFabric) -> float:
     names = [name for name, _ in fabric.switches]
     links = [(names[c.src], names[c.dst], c.bandwidth_bytes_per_s) for c in fabric.cables]
     half = wiring.num_hosts // 2
+    if template.port is not None:
+        half = -(-wiring.num_hosts // wiring.domain) // 2 * wiring.domain
     for host in range(wiring.num_hosts):
         for k in range(len(template.nics)):
             leaf = names[fabric.attach(host, k)]

@@ -167,7 +167,8 @@ class Cluster:
     def bisection_bandwidth_bytes_per_s(self) -> float:
         """What the first half of the devices can send to the second at once, in one direction.
 
-        Whole nodes where there are several; only links that routes between the halves use.
+        Whole nodes (or NVLink domains) where there are several; only links that routes between the halves
+        use.
         """
         return self._wiring.bisection_bandwidth_bytes_per_s()
 

@@ -100,6 +100,7 @@ def graph_cluster(
         raise UsageError(
             f"{where}: expected the same number of devices on every host, got {sizes[0]} to {sizes[-1]}"
         )
+    described = f"imported from {where}" + ("" if facts else "; what it does not say is as on dgx-h100")
     order = {device: position for position, device in enumerate(wiring.devices)}
     wiring.devices.sort(key=lambda device: (host_of[device] or 0, order[device]))
     return Cluster(
@@ -107,7 +108,7 @@ def graph_cluster(
         len(per_host),
         wiring,
         *(facts or _guess(wiring, sizes[0])),
-        description=f"imported from {where}",
+        description=described,
     )
 
 

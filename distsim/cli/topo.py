@@ -1,0 +1,125 @@
+"""`distsim topo`: the known clusters, and one cluster as text, JSON, TOML, GraphML, node-link JSON or a
+picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["add_parser"]
+
+_DESCRIPTION = "List the clusters that come with distsim, or show one: its links, a node, the fabric."
+_CLUSTER_HELP = (
+    "a preset with a number of nodes (dgx-h100:4), a cluster TOML, an NCCL topology XML, "
+    "a networkx node-link JSON or an ASTRA-sim network YAML"
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Register `topo list` and `topo show`."""
+    parser = subparsers.add_parser("topo", help="list and show clusters", description=_DESCRIPTION)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="{list,show}")
+    listing = actions.add_parser("list", help="the presets", description="The presets, one a line.")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    show = actions.add_parser(
+        "show", help="one cluster", description="One cluster: links, a node, the fabric."
+    )
+    show.add_argument("cluster", help=_CLUSTER_HELP)
+    instead = show.add_mutually_exclusive_group()
+    instead.add_argument("--json", action="store_true", help="print its figures as JSON")
+    instead.add_argument(
+        "--toml", action="store_true", help="print it as a cluster file, every key explained"
+    )
+    show.add_argument("--graphml", metavar="FILE", type=Path, help="write its graph as GraphML")
+    show.add_argument(
+        "--node-link", metavar="FILE", type=Path, help="write its graph as networkx node-link JSON"
+    )
+    show.add_argument(
+        "--plot", metavar="FILE", type=Path, help="draw it (.png, .svg, .pdf; needs matplotlib)"
+    )
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the arguments ask for; the exit code."""
+    return _list(args) if args.action == "list" else _show(args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from distsim.cluster import load_cluster, preset_names
+
+    clusters = [(name, load_cluster(name)) for name in preset_names()]
+    if args.json:
+        rows = [
+            {
+                "name": name,
+                "nodes": cluster.num_nodes,
+                "gpus_per_node": cluster.node.num_gpus,
+                "nvlink_bytes_per_s": cluster.node.nvlink_bytes_per_s,
+                "nics_per_node": cluster.node.num_nics,
+                "nic_bytes_per_s": cluster.node.nic_bytes_per_s,
+                "description": cluster.description,
+                "source": cluster.source,
+            }
+            for name, cluster in clusters
+        ]
+        print(json.dumps({"schema": "distsim.topo_list/1", "clusters": rows}, indent=2))
+        return 0
+    from rich.console import Console
+
+    from distsim.cluster.render import render_list
+
+    console = Console(highlight=False)
+    console.print(render_list(clusters, console.width))
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    from distsim.cluster import load_cluster
+
+    cluster = load_cluster(args.cluster)
+    if args.graphml:
+        from distsim.cluster.node_link import to_graphml
+
+        to_graphml(cluster, args.graphml)
+        _wrote(args.graphml)
+    if args.node_link:
+        from distsim.cluster.node_link import to_node_link
+
+        _write(args.node_link, json.dumps(to_node_link(cluster), indent=1) + "\n")
+        _wrote(args.node_link)
+    if args.plot:
+        from distsim.cluster.plot import plot
+
+        plot(cluster, args.plot)
+        _wrote(args.plot)
+    if args.json:
+        from distsim.cluster.summary import to_json
+
+        print(json.dumps(to_json(cluster), indent=2))
+    elif args.toml:
+        print(cluster.to_toml(), end="")
+    elif not (args.graphml or args.node_link or args.plot):
+        from rich.console import Console
+
+        from distsim.cluster.render import render_cluster
+
+        Console(highlight=False).print(render_cluster(cluster))
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    from distsim.errors import UsageError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _wrote(path: Path) -> None:
+    print(f"wrote {path}", file=sys.stderr)
