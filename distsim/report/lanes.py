@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 __all__ = ["Lanes"]
 
+ROUNDING_S = 5e-10
+"""Sums of floats end a hair after the next slice begins; the trace is written in nanoseconds."""
+
 
 class Lanes:
     """Numbers tracks from *first*: one for each label, more where slices of one label overlap."""
@@ -19,7 +22,7 @@ class Lanes:
     def place(self, label: str, start_s: float, end_s: float) -> int:
         """The track for a slice; slices of a label must come in the order of their starts."""
         for lane in self._of_label.setdefault(label, []):
-            if self._free_from_s[lane] <= start_s:
+            if self._free_from_s[lane] <= start_s + ROUNDING_S:
                 self._free_from_s[lane] = end_s
                 return self._first + lane
         lane = len(self._labels)

@@ -81,18 +81,18 @@ def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[E
     yield _meta(rank, "process_name", name=f"rank {rank} ({summary.device})")
     yield _meta(rank, "process_sort_index", sort_index=rank)
     host, streams = Lanes(), Lanes(FIRST_STREAM)
-    slices: list[tuple[float, Slice | CallRecord]] = []
-    slices.extend((piece[0], piece) for piece in outcome.compute.get(rank, ()))
-    slices.extend((record.issued_s, record) for record in outcome.records.get(rank, ()))
-    slices.sort(key=lambda item: item[0])
+    slices: list[tuple[float, float, Slice | CallRecord]] = []
+    slices.extend((*piece[:2], piece) for piece in outcome.compute.get(rank, ()))
+    for record in outcome.records.get(rank, ()):
+        end_s = outcome.virtual_time_s if record.completed_s is None else record.completed_s
+        slices.append((record.issued_s, end_s, record))
+    slices.sort(key=lambda item: item[:2])
     events: list[Event] = []
-    for start_s, item in slices:
+    for start_s, end_s, item in slices:
         if not isinstance(item, CallRecord):
-            tid = host.place("MainThread", start_s, item[1])
-            events.append(_slice(rank, tid, item[2], "cpu_op", start_s, item[1], {}))
-            continue
-        end_s = outcome.virtual_time_s if item.completed_s is None else item.completed_s
-        if is_kernel(item):
+            tid = host.place("MainThread", start_s, end_s)
+            events.append(_slice(rank, tid, item[2], "cpu_op", start_s, end_s, {}))
+        elif is_kernel(item):
             tid = streams.place(f"stream of {item.group.label}", start_s, end_s)
             placed.append(Placed(item, tid))
             events.extend(_kernel_events(item, tid, end_s))

@@ -29,8 +29,14 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "simpy": ("distsim.sim", "distsim.network", "distsim.collectives"),
     "networkx": ("distsim.cluster", "distsim.debug.waitfor"),
     "pydantic": ("distsim.cluster", "distsim.scenario", "distsim.calibration"),
-    "rich": ("distsim.report", "distsim.cli", "distsim.debug.render", "distsim.scenario"),
-    "matplotlib": ("distsim.report", "distsim.cli"),
+    "rich": (
+        "distsim.report",
+        "distsim.cli",
+        "distsim.debug.render",
+        "distsim.cluster.render",
+        "distsim.scenario",
+    ),
+    "matplotlib": ("distsim.cluster.plot", "distsim.cli"),
     "numpy": ("distsim.",),
 }
 """Third-party packages and the only modules that may import them."""

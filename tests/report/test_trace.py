@@ -201,6 +201,12 @@ def test_new_group_is_no_kernel() -> None:
     assert not is_kernel(call(0, "new_group", 1, 0, 0, 0))
 
 
+def test_rounding_opens_no_track() -> None:
+    """0.1 + 0.2 ends after 0.3 begins, by nothing."""
+    lanes = Lanes()
+    assert [lanes.place("host", 0.0, 0.1 + 0.2), lanes.place("host", 0.3, 0.4)] == [1, 1]
+
+
 def test_lanes_grow_only_where_slices_overlap() -> None:
     """Slices that follow each other share a track; a second one opens for what runs beside."""
     lanes = Lanes(20)
