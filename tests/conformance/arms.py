@@ -161,7 +161,10 @@ def _collect(readers: list[Connection], workers: list[Any], timeout_s: float, na
         if failures:  # the others now wait for a rank that is gone: give them a moment to say so
             deadline = min(deadline, time.monotonic() + 5.0)
     if failures:
-        told = "\n".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
+        ranks: dict[str, list[int]] = {}
+        for rank, text in sorted(failures.items()):
+            ranks.setdefault("\n".join(text.strip().splitlines()[-12:]), []).append(rank)
+        told = "\n".join(f"ranks {who}: {text}" for text, who in ranks.items())
         raise ArmError(f"{name} did not end on gloo\n{told}")
     return [answers[rank] for rank in range(len(readers))]
 
