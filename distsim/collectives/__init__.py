@@ -1,0 +1,20 @@
+"""Collectives: each algorithm compiled to phases of coupled flows, and what chooses between them."""
+
+from __future__ import annotations
+
+from distsim.collectives.compiler import Compiler, Explained
+from distsim.collectives.plan import Cost, Loads, Message, Phase, Plan
+from distsim.collectives.transfer import OPS, Transfer, canonical_op
+
+__all__ = [
+    "OPS",
+    "Compiler",
+    "Cost",
+    "Explained",
+    "Loads",
+    "Message",
+    "Phase",
+    "Plan",
+    "Transfer",
+    "canonical_op",
+]

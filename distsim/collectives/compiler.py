@@ -1,0 +1,127 @@
+"""From a transfer to a plan: picks the flavour's selector, keeps what was compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.cluster import Cluster
+from distsim.collectives.gloo import compile_gloo
+from distsim.collectives.group import Group
+from distsim.collectives.ideal import compile_ideal
+from distsim.collectives.mpi import compile_mpi
+from distsim.collectives.nccl import NcclSelector
+from distsim.collectives.plan import Plan
+from distsim.collectives.transfer import Transfer, canonical_op
+from distsim.errors import UsageError
+
+__all__ = ["Compiler", "Explained"]
+
+_MAX_PLANS = 1 << 16
+_MAX_GROUPS = 1 << 13
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One way of running a collective."""
+
+    algo: str
+    proto: str
+    channels: int
+    predicted_s: float | None
+    """What it would cost here, alone on its links; None where it is ruled out."""
+    why: str
+    chosen: bool
+
+
+class Compiler:
+    """Plans for one cluster; *algo*, *proto* and *nccl_version* force NCCL's choices."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        capacity: NDArray[np.float64],
+        *,
+        algo: str | None = None,
+        proto: str | None = None,
+        nccl_version: str | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.capacity = capacity
+        self.algo = algo
+        self.version = nccl_version or cluster.nccl.version
+        self.ideal = self.version == "ideal"
+        self._nccl = NcclSelector(cluster, capacity, algo=algo, proto=proto, version=self.version)
+        self._groups: dict[tuple[tuple[str, ...], int], Group] = {}
+        self._plans: dict[object, Plan] = {}
+
+    def group(self, devices: tuple[str, ...], key: int) -> Group:
+        """The group of these devices, made once."""
+        found = self._groups.get((devices, key))
+        if found is None:
+            if len(self._groups) >= _MAX_GROUPS:
+                self._groups.clear()
+            found = self._groups[(devices, key)] = Group(self.cluster, devices, key, self.capacity)
+        return found
+
+    def compile(self, transfer: Transfer) -> Plan:
+        """The plan of one collective."""
+        plan = self._plans.get(transfer)
+        if plan is None:
+            plan = self._make(transfer)
+            self._keep(transfer, plan)
+        return plan
+
+    def compile_send(self, src: str, dst: str, nbytes: int, flavour: str, key: int) -> Plan:
+        """The plan of one point-to-point transfer."""
+        asked = (src, dst, nbytes, flavour, key)
+        plan = self._plans.get(asked)
+        if plan is None:
+            group = self.group((src, dst), key)
+            if self.ideal:
+                splits = ((0, nbytes), (0, 0))
+                plan = compile_ideal(group, "all_to_all", nbytes, 0, splits, None)
+            elif flavour == "nccl":
+                plan = self._nccl.send(group, nbytes)
+            else:
+                plan = (compile_mpi if flavour == "mpi" else compile_gloo)(group, "send", nbytes, 0, None)
+            self._keep(asked, plan)
+        return plan
+
+    def _keep(self, asked: object, plan: Plan) -> None:
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        self._plans[asked] = plan
+
+    def _make(self, transfer: Transfer) -> Plan:
+        op = canonical_op(transfer.op)
+        size = len(transfer.devices)
+        if not 0 <= transfer.root < size:
+            raise UsageError(f"expected a root from 0 to {size - 1}, got {transfer.root}")
+        group = self.group(transfer.devices, transfer.key)
+        nbytes = transfer.nbytes
+        if self.ideal:
+            total = nbytes * size if op in ("gather", "scatter") else nbytes
+            if size == 1:
+                return Plan("none", "ideal", 0, 0.0)
+            return compile_ideal(group, op, total, transfer.root, transfer.splits, self.algo)
+        if transfer.flavour == "nccl":
+            return self._nccl.compile(group, op, nbytes, transfer.root, transfer.splits)
+        if transfer.flavour in ("gloo", "mpi"):
+            make = compile_gloo if transfer.flavour == "gloo" else compile_mpi
+            return make(group, op, nbytes, transfer.root, transfer.splits)
+        raise UsageError(f"expected the flavour nccl, gloo or mpi, got {transfer.flavour!r}")
+
+    def explain(self, transfer: Transfer) -> list[Explained]:
+        """Every algorithm and protocol for *transfer*; one line where there is no choice."""
+        op = canonical_op(transfer.op)
+        if transfer.flavour == "nccl" and not self.ideal:
+            group = self.group(transfer.devices, transfer.key)
+            rows = self._nccl.explain(group, op, transfer.nbytes, transfer.root, transfer.splits)
+            return [Explained(*row) for row in rows]
+        plan = self.compile(transfer)
+        return [
+            Explained(plan.algo, plan.proto, plan.channels, plan.alone_s(self.capacity), "the only way", True)
+        ]

@@ -1,0 +1,107 @@
+"""Direct exchanges: all-to-all, gather and scatter as one transfer per pair of ranks, and plain sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distsim.collectives.group import Group
+from distsim.collectives.plan import Cost, Loads, Message, Phase
+
+__all__ = ["all_to_all_loads", "direct_messages", "direct_phase", "rooted_loads"]
+
+_MAX_PAIRS = 1 << 14
+"""Beyond, routes between nodes are sampled: links at the ends stay exact, the fabric's are even."""
+
+Pairs = dict[tuple[int, int], float]
+
+
+def all_to_all_loads(group: Group) -> Loads:
+    """Bytes over each link per byte that goes from one rank to another."""
+    found: Loads = group.cached("all_to_all loads", lambda: group.loads(_even_paths(group)))
+    return found
+
+
+def _even_paths(group: Group) -> Iterator[tuple[tuple[int, ...], float]]:
+    size = group.size
+    if size * size <= _MAX_PAIRS:
+        for src in range(size):
+            for dst in range(size):
+                if src != dst:
+                    yield group.route(src, dst), 1.0
+        return
+    for domain in group.domains:
+        if len(domain) * len(domain) <= _MAX_PAIRS:
+            for src in domain:
+                for dst in domain:
+                    if src != dst:
+                        yield group.route(src, dst), 1.0
+    # Each shift of all ranks is a permutation, so every sender and receiver has its exact share of it.
+    budget = max(1, _MAX_PAIRS // size)
+    stride = max(1, size // budget)
+    offsets = [offset for offset in range(1, size) if (offset - 1) % stride == stride // 2]
+    inter: list[tuple[int, int]] = []
+    for number, offset in enumerate(offsets):
+        shift = (offset + number) % size or 1
+        for src in range(size):
+            dst = (src + shift) % size
+            if not group.same_domain(src, dst):
+                inter.append((src, dst))
+    sizes = {id(domain): len(domain) for domain in group.domains}
+    total = size * size - sum(count * count for count in sizes.values())
+    for src, dst in inter:
+        yield group.route(src, dst), total / len(inter)
+
+
+def rooted_loads(group: Group, root: int, to_root: bool) -> Loads:
+    """The same for a gather to (or a scatter from) *root*."""
+
+    def make() -> Loads:
+        others = [member for member in range(group.size) if member != root]
+        if to_root:
+            return group.loads((group.route(member, root), 1.0) for member in others)
+        return group.loads((group.route(root, member), 1.0) for member in others)
+
+    found: Loads = group.cached(("rooted", root, to_root), make)
+    return found
+
+
+def split_loads(group: Group, pairs: Pairs, largest: float) -> Loads:
+    """Loads of uneven pairs, per byte of the largest."""
+    return group.loads((group.route(src, dst), nbytes / largest) for (src, dst), nbytes in pairs.items())
+
+
+def longest_latency_s(group: Group) -> float:
+    """The links' latency between the farthest two members (of a sample, in a large group)."""
+
+    def make() -> float:
+        size = group.size
+        steps = [step for step in (1, 2, 3, size // 3, size // 2, size - 1) if 0 < step < size]
+        members = range(0, size, max(1, size // 64))
+        return max(
+            (group.latency_s(group.route(a, (a + step) % size)) for a in members for step in steps),
+            default=0.0,
+        )
+
+    found: float = group.cached("longest latency", make)
+    return found
+
+
+def direct_phase(group: Group, loads: Loads, pair_bytes: float, cost: Cost, hops: float = 1.0) -> Phase:
+    """All pairs at once; *hops* is how many times the start-up of a message is paid one after the other."""
+    hop_s = cost.inter_hop_s if group.num_nodes > 1 else cost.intra_hop_s
+    latency_s = longest_latency_s(group) + hops * hop_s
+    return Phase(Loads(loads.links, loads.weights * cost.wire), pair_bytes, cost.edge_bytes_per_s, latency_s)
+
+
+def direct_messages(group: Group, pairs: Pairs, cost: Cost) -> list[Message]:
+    """Every pair as one message, all at once."""
+    messages: list[Message] = []
+    for (src, dst), nbytes in pairs.items():
+        links = group.route(src, dst)
+        hop_s = cost.intra_hop_s if group.same_domain(src, dst) else cost.inter_hop_s
+        messages.append(
+            Message(
+                links, nbytes * cost.wire, group.latency_s(links) + hop_s, cost.edge_bytes_per_s * cost.wire
+            )
+        )
+    return messages

@@ -1,0 +1,118 @@
+"""Gloo's algorithms, as torch's ProcessGroupGloo calls them (bcube is never used by it).
+
+Sources: facebookincubator/gloo: allreduce.cc (ring), allgather.cc (ring), broadcast.cc (binomial tree), reduce.cc
+(ring reduce-scatter, then gather to the root), gather.cc and scatter.cc (straight to and from the root),
+alltoall.cc (all pairs at once), barrier.cc (dissemination); torch/csrc/distributed/c10d/ProcessGroupGloo.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+
+from distsim.collectives.direct import (
+    all_to_all_loads,
+    direct_messages,
+    direct_phase,
+    longest_latency_s,
+    rooted_loads,
+    split_loads,
+)
+from distsim.collectives.group import Group
+from distsim.collectives.plan import Cost, Phase, Plan
+from distsim.collectives.ring import Shape, ring_messages, ring_phase
+
+__all__ = ["compile_gloo"]
+
+_LAUNCH_S = 60e-6
+"""Hand-over to gloo's worker thread and back; on 2 shared cores, torch 2.13 (see `distsim calibrate --on gloo`)."""
+_HOP_S = 20e-6
+"""What a message costs beyond the wire: epoll, system calls, the copy."""
+_SEGMENT_BYTES = 1 << 20
+"""gloo/allreduce.cc kMaxSegmentSize: larger pieces are sent in segments."""
+
+
+def compile_gloo(
+    group: Group, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None
+) -> Plan:
+    """*op* as gloo does it. *nbytes* as in `Transfer`."""
+    given = group.cluster.calibration
+    launch_s = given.get("gloo_launch_s", _LAUNCH_S)
+    hop_s = given.get("gloo_hop_s", _HOP_S)
+    cost = Cost(
+        wire=1.0 / given.get("gloo_efficiency", 1.0),
+        edge_bytes_per_s=given.get("gloo_rank_bytes_per_s", math.inf),
+        intra_hop_s=hop_s,
+        inter_hop_s=hop_s,
+        chunk_bytes=_SEGMENT_BYTES,
+    )
+    size = group.size
+    if size == 1:
+        return Plan("none", "gloo", 1, launch_s)
+    if op in ("all_reduce", "all_gather", "reduce_scatter"):
+        shape = Shape.of(op, size, nbytes)
+        phase = ring_phase(group, shape, cost)
+        return Plan("ring", "gloo", 1, launch_s, (phase,), lambda: ring_messages(group, shape, cost))
+    if op == "barrier":
+        rounds = math.ceil(math.log2(size))
+        return Plan("dissemination", "gloo", 1, launch_s + rounds * (longest_latency_s(group) + hop_s))
+    if op == "broadcast":
+        return Plan("binomial", "gloo", 1, launch_s, _binomial(group, nbytes, root, cost))
+    if op == "reduce":
+        scatter = ring_phase(group, Shape.of("reduce_scatter", size, nbytes), cost)
+        collect = direct_phase(group, rooted_loads(group, root, True), nbytes / size, cost)
+        return Plan("ring + gather", "gloo", 1, launch_s, (scatter, collect))
+    if op in ("gather", "scatter"):
+        to_root = op == "gather"
+        phase = direct_phase(group, rooted_loads(group, root, to_root), nbytes, cost)
+        pairs = {((m, root) if to_root else (root, m)): float(nbytes) for m in range(size) if m != root}
+        return Plan("direct", "gloo", 1, launch_s, (phase,), lambda: direct_messages(group, pairs, cost))
+    if op in ("send", "sendrecv"):
+        loads = _next_loads(group) if op == "sendrecv" else group.loads([(group.route(0, 1), 1.0)])
+        return Plan("send", "gloo", 1, launch_s, (direct_phase(group, loads, nbytes, cost),))
+    return _all_to_all(group, nbytes, splits, cost, launch_s)
+
+
+def _all_to_all(
+    group: Group, nbytes: float, splits: tuple[tuple[int, ...], ...] | None, cost: Cost, launch_s: float
+) -> Plan:
+    size = group.size
+    if splits is None:
+        share = nbytes / size
+        phase = direct_phase(group, all_to_all_loads(group), share, cost)
+        pairs = {(s, d): share for s in range(size) for d in range(size) if s != d} if size <= 128 else {}
+    else:
+        pairs = {(s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d}
+        largest = max(pairs.values(), default=0.0)
+        phase = direct_phase(group, split_loads(group, pairs, largest), largest, cost)
+    return Plan(
+        "direct",
+        "gloo",
+        1,
+        launch_s,
+        (phase,),
+        (lambda: direct_messages(group, pairs, cost)) if pairs else None,
+    )
+
+
+def _next_loads(group: Group):  # type: ignore[no-untyped-def]
+    size = group.size
+    return group.cached(
+        "next loads", lambda: group.loads((group.route(m, (m + 1) % size), 1.0) for m in range(size))
+    )
+
+
+def _binomial(group: Group, nbytes: float, root: int, cost: Cost) -> tuple[Phase, ...]:
+    """Rounds in which every member that has the data sends it on, doubling their number."""
+    size = group.size
+    phases: list[Phase] = []
+    span = 1
+    while span < size:
+
+        def make(span: int = span):  # type: ignore[no-untyped-def]
+            pairs = [(k, k + span) for k in range(span) if k + span < size]
+            return group.loads((group.route((root + a) % size, (root + b) % size), 1.0) for a, b in pairs)
+
+        loads = group.cached(("binomial", root, span), make)
+        phases.append(direct_phase(group, loads, nbytes, cost))
+        span *= 2
+    return tuple(phases)

@@ -1,0 +1,127 @@
+"""The members of a collective on their cluster: who shares a node, over which links any two talk, by which NICs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.cluster import Cluster
+from distsim.collectives.plan import Loads
+
+__all__ = ["Group"]
+
+
+class Group:
+    """Devices in group-rank order. Members are named by their group rank; a *node* is its members' list."""
+
+    def __init__(
+        self, cluster: Cluster, devices: tuple[str, ...], key: int, capacity: NDArray[np.float64]
+    ) -> None:
+        self.cluster = cluster
+        self.devices = devices
+        self.key = key
+        self.capacity = capacity
+        self.size = len(devices)
+        self._cache: dict[Hashable, Any] = {}
+        per_node = max(1, len(cluster.devices) // cluster.num_nodes)
+        positions = cluster_positions(cluster)
+        self.host = [positions[device] // per_node for device in devices]
+        self.local = [positions[device] % per_node for device in devices]
+        by_host: dict[int, list[int]] = {}
+        for member, host in enumerate(self.host):
+            by_host.setdefault(host, []).append(member)
+        self.nodes: list[list[int]] = list(by_host.values())
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that have a member."""
+        return len(self.nodes)
+
+    @cached_property
+    def per_node(self) -> int:
+        """Members of the fullest node."""
+        return max(len(node) for node in self.nodes)
+
+    @cached_property
+    def domains(self) -> list[list[int]]:
+        """Members by NVLink domain: by node, but for racks whose NVSwitches join many nodes."""
+        span = self.cluster.node.nvlink_domain_nodes
+        if span <= 1:
+            return self.nodes
+        found: dict[int, list[int]] = {}
+        for member, host in enumerate(self.host):
+            found.setdefault(host // span, []).append(member)
+        return list(found.values())
+
+    def same_domain(self, a: int, b: int) -> bool:
+        """Whether two members talk without a NIC."""
+        span = self.cluster.node.nvlink_domain_nodes
+        return self.host[a] // span == self.host[b] // span
+
+    def rails(self, member: int) -> tuple[int, ...]:
+        """The NICs of the node that *member* uses: an even share of those on its side."""
+        nics = self.cluster.node.num_nics
+        ranks = max(1, self.cluster.node.ranks_per_node)
+        local = self.local[member]
+        if not nics:
+            return ()
+        first, last = local * nics // ranks, (local + 1) * nics // ranks
+        return tuple(range(first, max(last, first + 1)))
+
+    @cached_property
+    def shared_rails(self) -> list[int | None]:
+        """The NICs that members use, of the domain that has fewest; None where there is none."""
+        every = [
+            sorted({rail for member in domain for rail in self.rails(member)}) for domain in self.domains
+        ]
+        fewest: list[int | None] = list(min(every, key=len))
+        return fewest or [None]
+
+    def route(self, a: int, b: int, rail: int | None = None) -> tuple[int, ...]:
+        """Links from member *a* to member *b*."""
+        if rail is not None and self.same_domain(a, b):
+            rail = None
+        return self.cluster.route(self.devices[a], self.devices[b], self.key, rail)
+
+    def latency_s(self, links: Iterable[int]) -> float:
+        """The links' own latencies together."""
+        every = self.cluster.links
+        return sum([every[link].latency_s for link in links])
+
+    def loads(self, paths: Iterable[tuple[tuple[int, ...], float]]) -> Loads:
+        """The loads of transfers given as (links, bytes per byte of progress)."""
+        flat: list[int] = []
+        share: list[float] = []
+        for links, weight in paths:
+            flat.extend(links)
+            share.extend([weight] * len(links))
+        if not flat:
+            return Loads(np.zeros(0, dtype=np.int64), np.zeros(0))
+        total = np.bincount(np.asarray(flat), np.asarray(share), minlength=len(self.capacity))
+        used = np.flatnonzero(total)
+        return Loads(used, total[used])
+
+    def slowest_s_per_byte(self, loads: Loads) -> float:
+        """Seconds per byte of progress over otherwise idle links."""
+        if not len(loads.links):
+            return 0.0
+        return float((loads.weights / self.capacity[loads.links]).max())
+
+    def cached(self, name: Hashable, make: Any) -> Any:
+        """*make()*, once."""
+        if name not in self._cache:
+            self._cache[name] = make()
+        return self._cache[name]
+
+
+def cluster_positions(cluster: Cluster) -> dict[str, int]:
+    """Position of each device in the cluster, made once per cluster."""
+    found: dict[str, int] | None = getattr(cluster, "_distsim_positions", None)
+    if found is None:
+        found = {device: position for position, device in enumerate(cluster.devices)}
+        cluster._distsim_positions = found  # type: ignore[attr-defined]
+    return found

@@ -1,0 +1,78 @@
+"""Plain alpha-beta: the links' own latency and bandwidth, no launch, no protocol. For closed forms and the referee.
+
+Asked for by `--nccl-version ideal`, or by `version = "ideal"` in a cluster file's [nccl] table.
+"""
+
+from __future__ import annotations
+
+from distsim.collectives.direct import (
+    all_to_all_loads,
+    direct_messages,
+    direct_phase,
+    rooted_loads,
+    split_loads,
+)
+from distsim.collectives.group import Group
+from distsim.collectives.plan import Cost, Phase, Plan
+from distsim.collectives.ring import Shape, ring_messages, ring_phase
+from distsim.collectives.tree import tree_messages, tree_phase
+
+__all__ = ["compile_ideal"]
+
+_RING = ("all_reduce", "all_gather", "reduce_scatter")
+_TREE_CHUNKS = 256.0
+"""Pieces of a tree's payload: enough for the pipeline's fill to vanish."""
+
+
+def compile_ideal(
+    group: Group,
+    op: str,
+    nbytes: float,
+    root: int,
+    splits: tuple[tuple[int, ...], ...] | None,
+    algo: str | None,
+) -> Plan:
+    """*op* (one of the canonical names) at the links' own speed."""
+    size = group.size
+    if op in _RING and algo != "tree":
+        shape = Shape.of(op, size, nbytes)
+        return Plan(
+            "ring",
+            "ideal",
+            1,
+            0.0,
+            (ring_phase(group, shape, Cost()),),
+            lambda: ring_messages(group, shape, Cost()),
+        )
+    if op in ("all_reduce", "broadcast", "reduce", "barrier"):
+        cost = Cost(chunk_bytes=max(1.0, nbytes / _TREE_CHUNKS))
+        phase = tree_phase(group, nbytes, cost)
+        if op != "all_reduce":
+            phase = Phase(phase.loads, nbytes, phase.cap_bytes_per_s, phase.latency_s / 2)
+        messages = (lambda: tree_messages(group, nbytes, cost)) if op == "all_reduce" else None
+        return Plan("tree", "ideal", 1, 0.0, (phase,), messages)
+    pairs = {}
+    if op in ("gather", "scatter"):
+        to_root = op == "gather"
+        share = nbytes / size
+        pairs = {((m, root) if to_root else (root, m)): share for m in range(size) if m != root}
+        phase = direct_phase(group, rooted_loads(group, root, to_root), share, Cost())
+    elif splits is not None:
+        pairs = {(s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d}
+        largest = max(pairs.values(), default=0.0)
+        phase = direct_phase(group, split_loads(group, pairs, largest), largest, Cost())
+    else:
+        share = nbytes / size
+        phase = direct_phase(group, all_to_all_loads(group), share, Cost())
+        everyone = range(size)
+        return Plan(
+            "direct",
+            "ideal",
+            1,
+            0.0,
+            (phase,),
+            lambda: direct_messages(
+                group, {(s, d): share for s in everyone for d in everyone if s != d}, Cost()
+            ),
+        )
+    return Plan("direct", "ideal", 1, 0.0, (phase,), lambda: direct_messages(group, pairs, Cost()))

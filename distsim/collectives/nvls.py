@@ -1,0 +1,60 @@
+"""NVLink SHARP: the NVSwitch adds up what the GPUs hold and multicasts the result; between nodes, a tree on top."""
+
+from __future__ import annotations
+
+from distsim.collectives.group import Group
+from distsim.collectives.plan import Cost, Loads, Phase
+from distsim.collectives.tree import tree_hops, tree_phase
+
+__all__ = ["nvls_phase", "nvls_tree_phase"]
+
+
+def _switch_loads(group: Group, op: str) -> Loads:
+    """Each GPU owns one n-th of the buffer. It fetches the sum of its part (one n-th comes in, every GPU's whole
+    buffer goes out) and stores it to all (one n-th goes out, the whole buffer comes in)."""
+
+    def make() -> Loads:
+        size = max(2, group.per_node)
+        out = {"all_reduce": 1.0 + 1.0 / size, "all_gather": 1.0 / size, "reduce_scatter": 1.0}.get(op, 1.0)
+        back = {"all_reduce": 1.0 + 1.0 / size, "all_gather": 1.0, "reduce_scatter": 1.0 / size}.get(op, 1.0)
+        paths: list[tuple[tuple[int, ...], float]] = []
+        for domain in group.domains:
+            for member, after in zip(domain, [*domain[1:], domain[0]], strict=True):
+                links = group.route(member, after)
+                if links:
+                    paths += [((links[0],), out), ((links[-1],), back)]
+        return group.loads(paths)
+
+    found: Loads = group.cached(("nvls loads", op), make)
+    return found
+
+
+def nvls_phase(group: Group, op: str, nbytes: float, cost: Cost) -> Phase:
+    """Reduction (and multicast) inside one NVSwitch."""
+    loads = _switch_loads(group, op)
+    latency_s = 2 * (group.cluster.node.nvlink_latency_s + cost.intra_hop_s)
+    return Phase(Loads(loads.links, loads.weights * cost.wire), nbytes, cost.edge_bytes_per_s, latency_s)
+
+
+def nvls_tree_phase(group: Group, nbytes: float, cost: Cost) -> Phase:
+    """NVLS inside nodes and the double tree between them, in one pipeline."""
+    switch, tree = _switch_loads(group, "all_reduce"), tree_phase(group, nbytes, cost)
+    _, between = tree_hops(group)
+
+    def make() -> Loads:
+        import numpy as np
+
+        wire = np.zeros(len(group.capacity))
+        nics = [
+            k
+            for k in range(len(tree.loads.links))
+            if group.cluster.links[int(tree.loads.links[k])].kind != "nvlink"
+        ]
+        wire[tree.loads.links[nics]] += tree.loads.weights[nics] / cost.wire
+        wire[switch.links] += switch.weights
+        used = np.flatnonzero(wire)
+        return Loads(used, wire[used])
+
+    loads = group.cached("nvls tree loads", make)
+    latency_s = 2 * cost.intra_hop_s + 2 * between * (cost.inter_hop_s + group.cluster.node.nic_latency_s)
+    return Phase(Loads(loads.links, loads.weights * cost.wire), nbytes, cost.edge_bytes_per_s, latency_s)

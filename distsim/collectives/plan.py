@@ -1,0 +1,85 @@
+"""What an algorithm compiles to: phases of coupled flows for the fluid engine, messages for its referee."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Cost", "Loads", "Message", "Phase", "Plan"]
+
+INFINITY = float("inf")
+
+
+@dataclass(frozen=True)
+class Loads:
+    """The links that lockstep transfers cross, each with the bytes that cross it per byte of progress."""
+
+    links: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a protocol adds to the bare links."""
+
+    wire: float = 1.0
+    """Bytes on the wire for each byte of payload (flags, or the inverse of an efficiency)."""
+    edge_bytes_per_s: float = INFINITY
+    """What one rank can push to its neighbour over all channels, however fast the links are."""
+    intra_hop_s: float = 0.0
+    """Added to the links' latency at each hop inside a node."""
+    inter_hop_s: float = 0.0
+    """Added to the links' latency at each hop between nodes."""
+    chunk_bytes: float = INFINITY
+    """What moves on as one piece (over all channels together); infinite where nothing is pipelined."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One fluid object: *progress_bytes* over *loads*, and a latency after its last byte."""
+
+    loads: Loads
+    progress_bytes: float
+    cap_bytes_per_s: float = INFINITY
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One explicit transfer. It starts when the messages *after* have arrived and the one before it in its *queue*
+    has left; it arrives *latency_s* after its last byte has left."""
+
+    links: tuple[int, ...]
+    nbytes: float
+    latency_s: float = 0.0
+    cap_bytes_per_s: float = INFINITY
+    after: tuple[int, ...] = ()
+    """Positions in the list of messages, all smaller than this one's."""
+    queue: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A collective, compiled: a fixed start-up time, then phases one after the other."""
+
+    algo: str
+    proto: str
+    channels: int
+    floor_s: float
+    phases: tuple[Phase, ...] = ()
+    messages: Callable[[], list[Message]] | None = field(default=None, repr=False)
+    """The same as explicit messages, where the algorithm has them."""
+    messages_bytes: float = 0.0
+
+    def alone_s(self, capacity: NDArray[np.float64]) -> float:
+        """How long it takes where nothing else uses its links."""
+        total = self.floor_s
+        for phase in self.phases:
+            rate = phase.cap_bytes_per_s
+            if len(phase.loads.links):
+                rate = min(rate, float((capacity[phase.loads.links] / phase.loads.weights).min()))
+            total += phase.latency_s + (phase.progress_bytes / rate if phase.progress_bytes else 0.0)
+        return total

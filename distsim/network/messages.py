@@ -1,0 +1,93 @@
+"""The referee: a collective as explicit messages, each a flow of its own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import simpy
+
+from distsim.collectives import Message
+from distsim.network.engine import Flow, FluidEngine
+
+__all__ = ["MAX_MESSAGES", "MessageRun"]
+
+MAX_MESSAGES = 2_000_000
+
+
+class MessageRun:
+    """Sends messages as soon as what they wait for has arrived and their queue is free; calls *finish* at the end."""
+
+    def __init__(
+        self, env: simpy.Environment, engine: FluidEngine, messages: list[Message], finish: Callable[[], None]
+    ) -> None:
+        self._env = env
+        self._engine = engine
+        self._messages = messages
+        self._finish = finish
+        self._missing = [len(message.after) for message in messages]
+        self._next: list[list[int]] = [[] for _ in messages]
+        for index, message in enumerate(messages):
+            for before in message.after:
+                self._next[before].append(index)
+        self._left = len(messages)
+        self._queues: dict[tuple[int, int, int], deque[int]] = {}
+        self._arrays: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
+
+    def begin(self) -> None:
+        """Send every message that waits for nothing."""
+        if not self._messages:
+            self._finish()
+            return
+        for index, missing in enumerate(self._missing):
+            if missing == 0:
+                self._ready(index)
+
+    def _ready(self, index: int) -> None:
+        queue = self._messages[index].queue
+        if queue is None:
+            self._send(index)
+            return
+        waiting = self._queues.get(queue)
+        if waiting is None:
+            self._queues[queue] = deque()
+            self._send(index)
+        else:
+            waiting.append(index)
+
+    def _send(self, index: int) -> None:
+        message = self._messages[index]
+        arrays = self._arrays.get(message.links)
+        if arrays is None:
+            links, weights = np.unique(np.asarray(message.links, dtype=np.int64), return_counts=True)
+            arrays = self._arrays[message.links] = (links, weights.astype(np.float64))
+        if message.nbytes <= 0.0:
+            self._left_sender(index)
+            return
+        self._engine.start(
+            Flow(*arrays, message.nbytes, message.cap_bytes_per_s, lambda: self._left_sender(index))
+        )
+
+    def _left_sender(self, index: int) -> None:
+        message = self._messages[index]
+        if message.queue is not None:
+            waiting = self._queues[message.queue]
+            if waiting:
+                self._send(waiting.popleft())
+            else:
+                del self._queues[message.queue]
+        if message.latency_s <= 0.0:
+            self._arrived(index)
+            return
+        timer = self._env.timeout(message.latency_s)
+        timer.callbacks.append(lambda _: self._arrived(index))
+
+    def _arrived(self, index: int) -> None:
+        self._left -= 1
+        for after in self._next[index]:
+            self._missing[after] -= 1
+            if self._missing[after] == 0:
+                self._ready(after)
+        if self._left == 0:
+            self._finish()
