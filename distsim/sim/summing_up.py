@@ -62,7 +62,7 @@ def summing_up(
         failures=failures,
         collectives=_totals(ranks),
         links=_links(world, virtual_s),
-        link_samples=world.network.utilisation_samples,
+        link_samples=_link_samples(world),
         compute={p.rank: p.slices for p in ranks},
         notes=notes,
         interrupted=interrupted,
@@ -149,6 +149,12 @@ def _totals(ranks: Sequence[SimProcess]) -> list[CollectiveTotal]:
             CollectiveTotal(label, op, dtype, len(members), len(records), num_bytes, time_s, algbw, algbw * bus_factor(op, len(members)))
         )
     return sorted(totals, key=lambda t: (-t.time_s, t.group, t.op))
+
+
+def _link_samples(world: World) -> list[tuple[float, int, float]]:
+    """The network's samples, with the place in `Outcome.links` instead of the cluster's index."""
+    place = {use.index: number for number, use in enumerate(world.network.links_busy())}
+    return [(time_s, place[index], used) for time_s, index, used in world.network.utilisation_samples()]
 
 
 def _links(world: World, virtual_s: float) -> list[LinkUse]:
