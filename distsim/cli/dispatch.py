@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+from distsim import __version__
 from distsim.errors import DistsimError, UsageError
 
 __all__ = ["COMMANDS", "main", "present"]
@@ -80,9 +81,7 @@ def _dispatch(argv: list[str]) -> int:
         print(_help(), end="")
         return 0 if argv else 2
     if argv[0] in ("-V", "--version"):
-        from distsim.version import version
-
-        print(f"distsim {version()}")
+        print(f"distsim {__version__}")
         return 0
     name = argv[0]
     offered = list(present())

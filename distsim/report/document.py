@@ -30,8 +30,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distsim import __version__
 from distsim.report.failures import merge_failures
-from distsim.version import version
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome
@@ -78,7 +78,7 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
     """The report as plain JSON data."""
     document = {
         "schema": SCHEMA,
-        "version": version(),
+        "version": __version__,
         "program": outcome.program,
         "cluster": outcome.cluster,
         "backend": outcome.backend,

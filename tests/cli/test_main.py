@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -55,12 +56,10 @@ def test_every_command_of_the_table_has_a_module_or_is_not_offered() -> None:
     assert modules <= set(COMMANDS)
 
 
-def test_version_is_pyprojects(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
     """One number, in one place."""
-    from tests.house.tree import project
-
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"distsim {project()['project']['version']}\n"
+    assert capsys.readouterr().out == f"distsim {metadata.version('torch-distsim')}\n"
 
 
 @pytest.mark.parametrize(
