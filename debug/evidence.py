@@ -1,0 +1,315 @@
+"""From rings and /proc to Evidence: how every rank is, and the calls that matter."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distsim.debug import ring as rings
+from distsim.debug.procfs import Process, look, signal_name
+from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site
+from distsim.debug.ring_reader import GroupEntry, Records, RingReader
+from distsim.debug.stackdump import crash_stack, is_library, user_part
+
+__all__ = ["Snapshot", "build_evidence", "call_records", "rank_state", "read_exits", "sources"]
+
+HISTORY = 48
+"""Calls before the last common one of each group that a diagnosis may look at."""
+STILL_S = 0.3
+"""A main thread that stood this long inside a library is blocked there, if a call of its own is under way."""
+
+
+@dataclass
+class Snapshot:
+    """What one look at a rank found."""
+
+    reader: RingReader
+    process: Process | None
+    unfinished: Records
+    exit_code: int | None = None
+
+    @property
+    def dead(self) -> bool:
+        return self.process is None or self.process.state in "ZX"
+
+
+@dataclass
+class Knowledge:
+    """What only the monitor can know, added to what the rings say."""
+
+    exits: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """(rank, attempt) -> exit code, negative for a signal."""
+    stacks: Mapping[int, Sequence[Site]] = field(default_factory=dict)
+    hang_after_s: float | None = None
+    straggler_after_s: float | None = None
+    post_mortem: bool = False
+    """Nothing moves any more: pids and heartbeats say nothing."""
+    directory: Path | None = None
+    now_ns: int | None = None
+
+
+def read_exits(directory: Path) -> dict[tuple[int, int], int]:
+    """Exit codes that the launcher left."""
+    found: dict[tuple[int, int], int] = {}
+    for path in directory.glob("exit.*.json"):
+        try:
+            said = json.loads(path.read_text())
+            found[int(said["rank"]), int(said["attempt"])] = int(said["code"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return found
+
+
+def snapshot(reader: RingReader, known: Knowledge) -> Snapshot:
+    """Look at one rank now."""
+    header = reader.header
+    process = None if known.post_mortem else look(header.pid, header.start_ticks)
+    code = known.exits.get((header.rank, header.attempt))
+    if code is None and process is not None:
+        code = process.exit_code
+    if code is None and (word := reader.word(rings.W_EXIT_CODE)):
+        code = word - 1000
+    return Snapshot(reader, process, reader.unfinished(), code)
+
+
+def rank_state(snap: Snapshot, records: Sequence[CallRecord], known: Knowledge, now_ns: int) -> RankState:
+    """How one rank is. *records* are its decoded calls, of which the unfinished ones are looked up."""
+    reader = snap.reader
+    header = reader.header
+    state = RankState(header.rank, host=header.host, pid=header.pid)
+    _exception(state, reader)
+    inner, frames = reader.position()
+    stack = tuple(known.stacks.get(header.rank, ()))
+    state.stack = stack or frames
+    own = user_part(stack) or frames
+    state.site = own[0] if own else None
+    state.since_s = None
+    unfinished = {int(record["commit"]) - 1: int(record["flags"]) for record in snap.unfinished}
+    waiting = [r for r in records if unfinished.get(r.index, 0) & rings.WAITING]
+    life = reader.word(rings.W_LIFE)
+    if snap.dead and not (known.post_mortem and _looks_alive(snap, life)):
+        _dead(state, snap, life, known, waiting)
+        return state
+    state.exception = state.exception if _pending(reader, waiting, unfinished) else None
+    process = snap.process
+    if process is not None and process.state == "T":
+        state.phase = Phase.FROZEN
+        return state
+    silent_s = (now_ns - reader.word(rings.W_BEAT)) / 1e9
+    if not waiting:
+        waiting = _implicit(reader, records, unfinished, inner, process, now_ns)
+    if waiting:
+        state.phase = Phase.BLOCKED
+        state.waits = tuple(CallWait(record) for record in waiting)
+        first = min(waiting, key=lambda r: r.issued_s)
+        state.since_s = first.issued_s
+        state.site = first.site or state.site
+        state.stack = first.stack or state.stack
+    elif known.hang_after_s is not None and silent_s > max(known.hang_after_s, 1.0) and not known.post_mortem:
+        state.phase = Phase.HOST_STUCK
+    return state
+
+
+def _looks_alive(snap: Snapshot, life: int) -> bool:
+    """Post mortem: a ring that says nothing of an end was cut off in the middle of its work."""
+    return life in (rings.LIFE_STARTED, rings.LIFE_JOINED) and snap.exit_code is None
+
+
+def _exception(state: RankState, reader: RingReader) -> None:
+    said = reader.text(rings.W_EXCEPTION) or reader.text(rings.W_PENDING)
+    if isinstance(said, dict):
+        state.exception = said.get("error")
+        state.traceback = said.get("traceback")
+
+
+def _pending(reader: RingReader, waiting: Sequence[CallRecord], unfinished: Mapping[int, int]) -> bool:
+    return any(unfinished.get(record.index, 0) & rings.PENDING_EXCEPTION for record in waiting)
+
+
+def _raise_site(reader: RingReader) -> tuple[Site, ...]:
+    said = reader.text(rings.W_EXCEPTION)
+    if not isinstance(said, dict):
+        return ()
+    return tuple(Site(*frame) for frame in said.get("frames", ()))
+
+
+def _dead(
+    state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting: Sequence[CallRecord]
+) -> None:
+    reader, code = snap.reader, snap.exit_code
+    state.exit_code = code
+    raised = _raise_site(reader)
+    if life == rings.LIFE_RAISED:
+        state.phase = Phase.RAISED
+        state.site = raised[0] if raised else state.site
+        state.stack = raised or state.stack
+    elif code is not None and code < 0:
+        state.phase = Phase.KILLED
+        state.signal = signal_name(-code)
+        crashed = crash_stack(reader, known.directory) if known.directory else ()
+        own = user_part(crashed)
+        if own:
+            state.site, state.stack = own[0], own
+    elif life == rings.LIFE_EXITING or code is not None:
+        state.phase = Phase.EXITED if code else Phase.FINISHED
+    else:
+        state.phase = Phase.KILLED
+    if state.phase is not Phase.RAISED:
+        state.exception = state.traceback = None
+    if waiting:
+        state.waits = tuple(CallWait(record) for record in waiting)
+        if state.phase is Phase.KILLED:
+            first = waiting[0]
+            state.site, state.stack = first.site, first.stack
+
+
+def _implicit(
+    reader: RingReader,
+    records: Sequence[CallRecord],
+    unfinished: Mapping[int, int],
+    inner: Site | None,
+    process: Process | None,
+    now_ns: int,
+) -> list[CallRecord]:
+    """Calls that C++ waits for without telling: DDP's futures, a stream that the host synchronizes with."""
+    if not unfinished or inner is None or (process is not None and process.state not in "SD"):
+        return []
+    still_s = (now_ns - reader.word(rings.W_POSITION_SINCE)) / 1e9
+    if still_s < STILL_S or now_ns - reader.word(rings.W_BEAT) > 1e9:
+        return []
+    open_calls = [r for r in records if r.index in unfinished]
+    on_device = [r for r in open_calls if r.device != "cpu"]
+    if on_device:
+        return on_device[:1]
+    if not is_library(inner):
+        return []
+    futures = [r for r in open_calls if unfinished[r.index] & rings.FUTURE]
+    return futures[:1]
+
+
+# Calls ------------------------------------------------------------------------------------------
+
+
+def call_records(
+    readers: Sequence[RingReader], origins: Mapping[int, int], focus: Mapping[tuple[Any, ...], int] | None = None
+) -> dict[int, list[CallRecord]]:
+    """The calls that a diagnosis needs, decoded: of each group the last ones that all its members still
+    have, and everything unfinished. *focus* holds numbers (by group key) that must be among them."""
+    tails: dict[int, Records] = {}
+    seen: dict[tuple[Any, ...], dict[int, tuple[int, int]]] = defaultdict(dict)
+    overrun: dict[int, bool] = {}
+    newest: dict[tuple[str, tuple[int, ...]], int] = {}
+    for reader in readers:
+        rank = reader.header.rank
+        records, _ = reader.since(0)
+        tails[rank] = records
+        overrun[rank] = reader.count >= rings.RECORDS
+        collective = (records["flags"] & rings.P2P_CALL) == 0
+        for offset in np.unique(records["group"]):
+            entry = reader.group(int(offset))
+            numbers = records["seq"][(records["group"] == offset) & collective]
+            name = (entry.group.name, entry.group.ranks)
+            newest[name] = max(newest.get(name, 0), entry.generation)
+            if len(numbers):
+                seen[entry.key][rank] = (int(numbers.min()), int(numbers.max()))
+    cuts = {key: _cut(key, spans, overrun, (focus or {}).get(key)) for key, spans in seen.items()}
+    found: dict[int, list[CallRecord]] = {}
+    budget = max(64, 32768 // max(len(readers), 1))
+    for reader in readers:
+        rank = reader.header.rank
+        found[rank] = _decode(reader, tails[rank], cuts, newest, origins[rank], budget)
+    return found
+
+
+def _cut(
+    key: tuple[Any, ...], spans: Mapping[int, tuple[int, int]], overrun: Mapping[int, bool], focus: int | None
+) -> int:
+    """First number of a group to look at: all members must have it, or have overwritten nothing."""
+    members = [rank for rank in key[1] if rank in overrun]
+    common = min((spans[rank][1] if rank in spans else 0) for rank in members) if members else 0
+    if any(rank not in spans and overrun[rank] for rank in members):
+        common = max(last for _, last in spans.values())  # somebody's calls on it are overwritten: only the last count
+    start = max(common - HISTORY, 1)
+    if focus is not None:
+        start = min(start, max(focus - HISTORY, 1))
+    oldest = max((spans[rank][0] for rank in spans if overrun.get(rank)), default=1)
+    return max(start, oldest)
+
+
+def _decode(
+    reader: RingReader,
+    records: Records,
+    cuts: Mapping[tuple[Any, ...], int],
+    newest: Mapping[tuple[str, tuple[int, ...]], int],
+    origin_ns: int,
+    budget: int,
+) -> list[CallRecord]:
+    keep = np.zeros(len(records), dtype=bool)
+    p2p = (records["flags"] & rings.P2P_CALL) != 0
+    keep |= p2p
+    for offset in np.unique(records["group"]):
+        entry: GroupEntry = reader.group(int(offset))
+        mine = records["group"] == offset
+        if entry.generation < newest.get((entry.group.name, entry.group.ranks), 0):
+            keep &= ~mine
+            continue
+        keep |= mine & ~p2p & (records["seq"] >= cuts.get(entry.key, 1))
+    keep |= (records["flags"] & rings.STATE_MASK) < rings.COMPLETED
+    chosen = np.flatnonzero(keep)
+    if len(chosen) > budget:  # the unfinished ones, then the newest
+        ended = (records["flags"][chosen] & rings.STATE_MASK) >= rings.COMPLETED
+        surplus = np.flatnonzero(ended)[: len(chosen) - budget]
+        chosen = np.delete(chosen, surplus)
+    return [reader.decode(records[place], origin_ns) for place in chosen]
+
+
+def build_evidence(
+    readers: Sequence[RingReader],
+    known: Knowledge,
+    world_size: int,
+    extra: Mapping[int, RankState] | None = None,
+    focus: Mapping[tuple[Any, ...], int] | None = None,
+) -> Evidence:
+    """All that a diagnosis may look at. *extra* are states of ranks without a ring."""
+    import time
+
+    now_ns = known.now_ns if known.now_ns is not None else time.monotonic_ns()
+    origin_wall = min((r.word(rings.W_OPENED) + r.header.wall_offset_ns for r in readers), default=0)
+    origins = {r.header.rank: origin_wall - r.header.wall_offset_ns for r in readers}
+    snaps = {reader.header.rank: snapshot(reader, known) for reader in readers}
+    records = call_records(readers, origins, focus)
+    states = dict(extra or {})
+    for rank, snap in snaps.items():
+        states[rank] = rank_state(snap, records[rank], known, now_ns)
+    first = readers[0] if readers else None
+    now_s = (now_ns - origins[first.header.rank]) / 1e9 if first is not None else 0.0
+    return Evidence(
+        world_size=world_size,
+        ranks=states,
+        records=records,
+        now_s=now_s,
+        straggler_after_s=known.straggler_after_s,
+        hang_after_s=known.hang_after_s,
+        sources=sources(records.values()),
+    )
+
+
+def sources(records: Iterable[Sequence[CallRecord]]) -> dict[str, str]:
+    """Text of the user's files that calls were made from, where they can be read."""
+    found: dict[str, str] = {}
+    for calls in records:
+        for call in calls:
+            if call.site is None or call.site.file in found or len(found) >= 64:
+                continue
+            try:
+                path = Path(call.site.file)
+                found[call.site.file] = path.read_text() if path.stat().st_size < 1 << 20 else ""
+            except (OSError, UnicodeDecodeError):
+                found[call.site.file] = ""
+    return {file: text for file, text in found.items() if text}

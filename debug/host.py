@@ -1,0 +1,144 @@
+"""One host's ranks, as its monitor sees them: rings found, calls compared, states looked up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from distsim.debug import ring as rings
+from distsim.debug.compare import Comparer, LaneKey
+from distsim.debug.evidence import Knowledge, read_exits
+from distsim.debug.procfs import look
+from distsim.debug.records import Group, Phase, RankState
+from distsim.debug.ring_reader import RingReader
+from distsim.errors import UsageError
+
+__all__ = ["Host"]
+
+
+class Host:
+    """Looks at a directory of rings again and again."""
+
+    def __init__(self, directory: Path, job: str | None) -> None:
+        self.directory = directory
+        self.job = job
+        self.readers: dict[int, RingReader] = {}
+        self.comparer = Comparer()
+        self.exits: dict[tuple[int, int], int] = {}
+        self.outbox: list[tuple[int, LaneKey, np.ndarray[tuple[int, ...], np.dtype[np.uint64]]]] = []
+        """New rows of groups with members elsewhere, for the other hosts' monitor."""
+        self.forward = False
+        self._next: dict[int, int] = {}
+        self._bad: set[Path] = set()
+        self.notes: list[str] = []
+
+    @property
+    def world_size(self) -> int:
+        return max((reader.header.world_size for reader in self.readers.values()), default=0)
+
+    @property
+    def attempt(self) -> int:
+        return max((reader.header.attempt for reader in self.readers.values()), default=0)
+
+    def find(self) -> None:
+        """Map rings that are new; a restart's rings replace those of the attempt before it."""
+        for path in sorted(self.directory.glob("rank*.ring")):
+            if path in self._bad or any(path == reader.path for reader in self.readers.values()):
+                continue
+            try:
+                reader = RingReader(path)
+            except UsageError as error:
+                self._bad.add(path)
+                self.notes.append(str(error))
+                continue
+            if self.job is not None and reader.header.job != self.job:
+                self._bad.add(path)
+                continue
+            old = self.readers.get(reader.header.rank)
+            if old is not None and old.header.attempt > reader.header.attempt:
+                self._bad.add(path)
+                continue
+            if old is not None and old.header.attempt < reader.header.attempt:
+                self._restart(reader.header.attempt)
+            self.readers[reader.header.rank] = reader
+            self._next[reader.header.rank] = 0
+
+    def _restart(self, attempt: int) -> None:
+        for rank in [rank for rank, reader in self.readers.items() if reader.header.attempt < attempt]:
+            del self.readers[rank]
+        self.comparer = Comparer()
+
+    def read(self) -> int:
+        """Take in the calls made since the last look; answers how many."""
+        total = 0
+        for rank, reader in self.readers.items():
+            records, self._next[rank] = reader.since(self._next[rank])
+            total += len(records)
+            if len(records):
+                self.comparer.feed(rank, records, lambda offset, reader=reader: self._lane(reader, offset))
+        return total
+
+    def _lane(self, reader: RingReader, offset: int) -> LaneKey | None:
+        entry = reader.group(offset)
+        return entry.key if entry.group.ranks else None
+
+    def knowledge(self, hang_after_s: float | None, straggler_after_s: float | None) -> Knowledge:
+        self.exits = read_exits(self.directory)
+        return Knowledge(
+            exits=self.exits,
+            hang_after_s=hang_after_s,
+            straggler_after_s=straggler_after_s,
+            directory=self.directory,
+        )
+
+    def missing_states(self, ranks: Mapping[int, object], grace_s: float) -> dict[int, RankState]:
+        """States of ranks of this host without a ring: dead before they could make one, or not there yet."""
+        states: dict[int, RankState] = {}
+        attempt = self.attempt
+        now = time.monotonic_ns()
+        first = min((reader.word(rings.W_OPENED) for reader in self.readers.values()), default=now)
+        late = (now - first) / 1e9 > grace_s
+        for rank in range(self.world_size):
+            if rank in ranks:
+                continue
+            code = self.exits.get((rank, attempt))
+            if code is None:
+                states[rank] = RankState(rank, Phase.ABSENT if late else Phase.RUNNING)
+            elif code < 0:
+                from distsim.debug.procfs import signal_name
+
+                states[rank] = RankState(rank, Phase.KILLED, exit_code=code, signal=signal_name(-code))
+            else:
+                states[rank] = RankState(rank, Phase.EXITED if code else Phase.FINISHED, exit_code=code)
+        return states
+
+    def oldest_wait_s(self) -> float:
+        """How long the longest-blocked rank has been waiting in a call; 0: nobody waits."""
+        now = time.monotonic_ns()
+        oldest = now
+        for reader in self.readers.values():
+            for record in reader.unfinished():
+                if int(record["flags"]) & (rings.WAITING | rings.FUTURE):
+                    oldest = min(oldest, int(record["issued"]))
+        return (now - oldest) / 1e9
+
+    def counts(self) -> tuple[int, ...]:
+        return tuple(self.readers[rank].count for rank in sorted(self.readers))
+
+    def ended(self) -> dict[int, bool]:
+        """Rank -> its process is gone."""
+        answer = {}
+        for rank, reader in self.readers.items():
+            process = look(reader.header.pid, reader.header.start_ticks)
+            answer[rank] = process is None or process.state in "ZX"
+        return answer
+
+    def group(self, key: LaneKey) -> Group:
+        for reader in self.readers.values():
+            for entry in reader._groups.values():
+                if entry.key == key:
+                    return entry.group
+        return Group(key[0], "", key[1])

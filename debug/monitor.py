@@ -1,0 +1,313 @@
+"""The monitor process of a host: reads its ranks' rings, names what is wrong, ends the job if asked to.
+
+It needs nothing from the ranks: one that was killed, stopped, or holds the interpreter is diagnosed all
+the same. It imports no torch. Started by `distsim.debug.start`; ends when the ranks have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from distsim.debug.diagnosis import diagnose
+from distsim.debug.evidence import build_evidence
+from distsim.debug.findings import findings
+from distsim.debug.host import Host
+from distsim.debug.jobdir import default_directory
+from distsim.debug.levels import Level, OnHang, Settings
+from distsim.debug.records import Evidence, Phase
+from distsim.debug.stackdump import as_text, collect
+from distsim.debug.verdict import Diagnosis
+
+__all__ = ["Monitor", "main"]
+
+BUSY_POLL_S = 0.1
+QUIET_POLL_S = 0.05
+"""Polls when ranks make calls, and when they do not: then somebody may be stuck."""
+SETTLE_S = 0.25
+"""Nothing is judged before a call has waited this long, and twice in a row with nothing moving in between."""
+DEATH_SETTLE_S = 0.35
+"""After a death: its peers' own errors arrive, and the launcher's word how it died."""
+PATIENCE_S = 20.0
+"""A monitor whose job's first ring never comes gives up."""
+
+
+class Monitor:
+    """One host's watch over its ranks."""
+
+    def __init__(self, directory: Path, settings: Settings, job: str | None, exchange: Any = None) -> None:
+        self.directory = directory
+        self.settings = settings
+        self.host = Host(directory, job)
+        self.exchange = exchange
+        self.told: set[tuple[Any, ...]] = set()
+        self.diagnoses: list[Diagnosis] = []
+        self.evidence: Evidence | None = None
+        self._started = time.monotonic()
+        self._last_counts: tuple[int, ...] = ()
+        self._still_since = time.monotonic()
+        self._next_judgement = 0.0
+        self._delay = SETTLE_S
+        self._first_death: float | None = None
+        self._lines_due: float | None = None
+        self.aborted = False
+
+    # The loop -----------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Watch until the ranks are gone; answers the exit code of the verdict."""
+        while True:
+            self.host.find()
+            moved = self.host.read()
+            if self.exchange is not None:
+                self.exchange.step(self)
+            self._compare()
+            self._judge(moved)
+            if self._over():
+                break
+            time.sleep(BUSY_POLL_S if moved else QUIET_POLL_S)
+        self._farewell()
+        return self.exit_code
+
+    @property
+    def exit_code(self) -> int:
+        return next((code for d in self.diagnoses if (code := d.exit_code)), 0)
+
+    def _over(self) -> bool:
+        if not self.host.readers:
+            return time.monotonic() - self._started > PATIENCE_S or self._released()
+        if not all(self.host.ended().values()):
+            return False
+        # A restart's rings may be on their way.
+        return self._released() or not (self.directory / "launcher.json").exists()
+
+    def _released(self) -> bool:
+        return (self.directory / "done.json").exists()
+
+    # Calls that contradict each other -------------------------------------------------------------
+
+    def _compare(self) -> None:
+        if self.settings.level is Level.RECORD:
+            return
+        suspicions = self.host.comparer.check()
+        odd = [s for s in suspicions if not s.lines_only]
+        lines = [s for s in suspicions if s.lines_only]
+        now = time.monotonic()
+        if lines and self._lines_due is None:
+            # Whether two lines were swapped is known only when both have been reached by all.
+            self._lines_due = now + SETTLE_S
+            self._lines_focus = {s.lane: s.seq for s in reversed(lines)}
+        if odd:
+            self._tell_inconsistent({s.lane: s.seq for s in reversed(odd)})
+        elif self._lines_due is not None and now >= self._lines_due:
+            self._lines_due = None
+            self._tell_inconsistent(self._lines_focus)
+
+    def _tell_inconsistent(self, focus: dict[Any, int]) -> None:
+        evidence = self.look(focus=focus)
+        found = [d for d in diagnose(evidence) if d.exit_code == 4]
+        self.tell(found, evidence)
+
+    # Ranks that cannot go on ------------------------------------------------------------------------
+
+    def _judge(self, moved: int) -> None:
+        now = time.monotonic()
+        counts = self.host.counts()
+        if moved or counts != self._last_counts:
+            self._last_counts = counts
+            self._still_since = now
+        ended = self.host.ended()
+        if any(ended.values()):
+            self._first_death = self._first_death or now
+            self._next_judgement = min(self._next_judgement, self._first_death + DEATH_SETTLE_S)
+        waits = self.host.oldest_wait_s()
+        blocked = waits > SETTLE_S and now - self._still_since > SETTLE_S
+        dead = self._first_death is not None and now - self._first_death > DEATH_SETTLE_S
+        if not (blocked or dead):
+            self._delay = SETTLE_S
+            self._next_judgement = now if not dead else self._next_judgement
+            return
+        if now < self._next_judgement:
+            return
+        evidence = self.look()
+        found = self._judgement(evidence)
+        if found:
+            # Twice the same, with nothing moving in between: rings are not read at one instant.
+            time.sleep(0.1)
+            self.host.read()
+            if self.host.counts() == counts or all(ended.values()):
+                again = self._judgement(self.look())
+                same = {_key(d) for d in again}
+                found = [d for d in found if _key(d) in same]
+            else:
+                found = []
+        if found:
+            self._with_stacks(found)
+        self._delay = min(self._delay * 1.5, 2.0)
+        self._next_judgement = now + self._delay
+
+    def _judgement(self, evidence: Evidence) -> list[Diagnosis]:
+        found = diagnose(evidence)
+        if not any(d.exit_code for d in found):
+            return [d for d in found if _key(d) not in self.told and d.victims]
+        return [d for d in found if _key(d) not in self.told]
+
+    def _with_stacks(self, found: Sequence[Diagnosis]) -> None:
+        """Look once more with stacks, which stop the ranks for a moment, and say it."""
+        if not any(d.exit_code for d in found):
+            self.tell(found, self.look())
+            return
+        evidence = self.look(stacks=True)
+        better = [d for d in diagnose(evidence) if _key(d) not in self.told]
+        self.tell(better or found, evidence)
+
+    def look(self, stacks: bool = False, focus: dict[Any, int] | None = None) -> Evidence:
+        """The evidence at this moment, of all hosts where there are several."""
+        settings = self.settings
+        known = self.host.knowledge(settings.hang_after_s, settings.straggler_after_s)
+        readers = [self.host.readers[rank] for rank in sorted(self.host.readers)]
+        if stacks:
+            evidence = build_evidence(readers, known, self.host.world_size)
+            frozen = [r for r, s in evidence.ranks.items() if s.phase is Phase.FROZEN]
+            living = [r for r in readers if evidence.ranks[r.header.rank].phase in (Phase.RUNNING, Phase.BLOCKED, Phase.FROZEN, Phase.HOST_STUCK)]
+            known.stacks = collect(living, self.directory, frozen)
+            with contextlib.suppress(OSError):
+                (self.directory / "stacks.txt").write_text(as_text(known.stacks))
+        extra = self.exchange.states() if self.exchange is not None else None
+        if extra is None:
+            extra = self.host.missing_states(self.host.readers, settings.hang_after_s)
+        evidence = build_evidence(readers, known, self.host.world_size, extra, focus)
+        evidence.findings = findings(readers, evidence)
+        if self.exchange is not None:
+            self.exchange.add(evidence)
+        return evidence
+
+    # What follows -----------------------------------------------------------------------------------
+
+    def tell(self, found: Sequence[Diagnosis], evidence: Evidence) -> None:
+        """Print what is new, write it down, and do what --on-hang asks for."""
+        new = [d for d in found if _key(d) not in self.told]
+        if not new:
+            return
+        new = [replace(d, detected_after_s=d.detected_after_s) for d in new]
+        self.told.update(_key(d) for d in new)
+        fatal = [d for d in new if d.exit_code]
+        if fatal:
+            self.diagnoses = [d for d in self.diagnoses if d.exit_code]
+        self.diagnoses += new
+        self.evidence = evidence
+        self._print(new, evidence)
+        self._write()
+        if fatal and self.settings.on_hang is OnHang.ABORT and not self.aborted:
+            self.abort()
+
+    def _print(self, new: Sequence[Diagnosis], evidence: Evidence) -> None:
+        from rich.console import Console
+
+        from distsim.debug.render import render_diagnoses
+
+        console = Console(stderr=True, soft_wrap=True) if sys.stderr.isatty() else Console(file=sys.stderr, width=120)
+        with contextlib.suppress(OSError):
+            console.print(render_diagnoses(new, evidence))
+            sys.stderr.flush()
+
+    def _write(self) -> None:
+        from distsim.debug.report_json import diagnoses_to_json
+
+        report: dict[str, Any] = {
+            "schema": "distsim.report/1",
+            **diagnoses_to_json(self.diagnoses),
+            "exit_code": self.exit_code,
+            "world_size": self.host.world_size,
+            "rings": str(self.directory),
+        }
+        for path in filter(None, (str(self.directory / "verdict.json"), self.settings.report)):
+            scratch = Path(f"{path}.{os.getpid()}.new")
+            try:
+                scratch.write_text(json.dumps(report, indent=1))
+                os.replace(scratch, path)
+            except OSError as error:
+                print(f"distsim: no report in {path} ({error.strerror})", file=sys.stderr)
+
+    def abort(self) -> None:
+        """End the ranks of this host: politely, then not."""
+        self.aborted = True
+        (self.directory / "aborted.json").write_text("{}")
+        if self.exchange is not None:
+            self.exchange.abort()
+        self.kill(signal.SIGTERM)
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline and not all(self.host.ended().values()):
+            time.sleep(0.05)
+        self.kill(signal.SIGKILL)
+
+    def kill(self, number: int) -> None:
+        """Send a signal to every rank of this host that still lives."""
+        for rank, gone in self.host.ended().items():
+            if not gone:
+                with contextlib.suppress(OSError):
+                    os.kill(self.host.readers[rank].header.pid, number)
+
+    def _farewell(self) -> None:
+        """All ranks are gone: what they leave behind, and the rings of a healthy job go."""
+        self.host.find()
+        self.host.read()
+        self._compare()
+        if self._lines_due is not None:
+            self._lines_due = 0.0
+            self._compare()
+        if self.host.readers and not self.aborted:
+            evidence = self.look()
+            found = [d for d in diagnose(evidence) if _key(d) not in self.told]
+            if self.exit_code:
+                found = []  # what died after the verdict died of it
+            self.tell(found, evidence)
+        if not self.diagnoses:
+            self.diagnoses = []
+            self._write()
+            if self._ours():
+                shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _ours(self) -> bool:
+        """A folder that we chose, in memory: nobody would look there for a healthy job's rings."""
+        return (
+            not (self.directory / "launcher.json").exists()
+            and self.directory.parent == default_directory("x").parent
+            and not self.settings.directory
+        )
+
+
+def _key(diagnosis: Diagnosis) -> tuple[Any, ...]:
+    call = diagnosis.call
+    return (
+        diagnosis.kind,
+        diagnosis.culprits,
+        diagnosis.group.name if diagnosis.group else None,
+        (call.op, call.seq) if call else None,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m distsim.debug.monitor DIR --job JOB`; the settings come from the environment."""
+    parser = argparse.ArgumentParser(prog="distsim.debug.monitor")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--job")
+    args = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the ranks; the report follows
+    settings = Settings.read()
+    monitor = Monitor(args.directory, settings, args.job)
+    return monitor.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

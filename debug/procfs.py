@@ -1,0 +1,52 @@
+"""What /proc says about a process that cannot speak for itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Process", "look", "signal_name"]
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process at one moment."""
+
+    state: str
+    """R, S, D, T (stopped), t (traced), Z (dead, not yet reaped)."""
+    start_ticks: int
+    cpu_ticks: int
+    wait_status: int | None
+    """Of a zombie: how it ended, as os.waitpid says it; None where the kernel does not tell."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of a zombie: its exit code, negative for a signal."""
+        if self.state != "Z" or self.wait_status is None:
+            return None
+        return os.waitstatus_to_exitcode(self.wait_status)
+
+
+def look(pid: int, start_ticks: int = 0) -> Process | None:
+    """The process, or None when it is gone (or its number belongs to another one by now)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    words = text.rpartition(")")[2].split()
+    start = int(words[19])
+    if start_ticks and start != start_ticks:
+        return None
+    # Field 52, exit_code, is 0 for readers without ptrace rights as well; as a zombie's it is taken at its word.
+    status = int(words[49]) if len(words) > 49 else None
+    return Process(words[0], start, int(words[11]) + int(words[12]), status)
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
