@@ -20,7 +20,7 @@ from distsim.debug.source import Order, Relation, relate
 from distsim.debug.vote import Vote, majority
 from distsim.debug.world import Lane, World
 
-__all__ = ["Divergence", "find_divergence"]
+__all__ = ["Divergence", "find_divergences"]
 
 HORIZON = 12
 """Calls laid beside each other after a divergence: more only repeats the loop."""
@@ -53,10 +53,13 @@ class Divergence:
         return self.kind in SHIFTS or any(r.state is not State.COMPLETED for r in met)
 
 
-def find_divergence(world: World, lane: Lane) -> Divergence | None:
-    """The earliest contradiction among the calls of one group."""
+def find_divergences(world: World, lane: Lane) -> list[Divergence]:
+    """The contradictions among the calls of one group, up to the first that nobody gets past.
+
+    One that did no visible harm (a reduce op that differs) is told once, however often it comes.
+    """
+    found: list[Divergence] = []
     unlike_sites: list[int] = []
-    mismatch: Mismatch | None = None
     for seq in sorted(lane.meetings):
         met = lane.meetings[seq]
         if len(met) < 2:
@@ -67,13 +70,21 @@ def find_divergence(world: World, lane: Lane) -> Divergence | None:
             rest = first.op.startswith("all_to_all") and all(r.state is State.COMPLETED for r in records)
             mismatch = None if rest else check_meeting(records, lane.calls)
             if mismatch is not None:
-                break
+                divergence = _classify(world, lane, mismatch)
+                if not any(d.kind is divergence.kind and d.culprits == divergence.culprits for d in found):
+                    found.append(divergence)
+                if divergence.blocks:
+                    break
+                continue
         if first.site is not None and any(r.site != first.site for r in records):
             unlike_sites.append(seq)
     for seq in unlike_sites:
-        if (found := _by_site(world, lane, seq)) is not None:
-            return found
-    return None if mismatch is None else _classify(world, lane, mismatch)
+        if (silent := _by_site(world, lane, seq)) is not None:
+            found.append(silent)
+            break
+    found.sort(key=lambda d: d.seq)
+    first_block = next((i for i, d in enumerate(found) if d.blocks), len(found))
+    return found[: first_block + 1]
 
 
 # --- hypotheses ------------------------------------------------------------------------------------
@@ -117,20 +128,30 @@ def _permuted(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: i
 def _hypotheses(
     mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int
 ) -> list[tuple[int, Kind]]:
-    """Every way the two stretches can be explained, the best supported first."""
-    scored: list[tuple[int, Kind]] = []
+    """Every way the two stretches can be explained, the best supported first; where several are
+    supported alike, the one that explains why one of them is longer."""
+    longer = len(mine) - len(theirs)
+    scored: list[tuple[int, bool, Kind]] = []
     if (score := _permuted(mine, theirs, least)) is not None:
-        scored.append((score, Kind.WRONG_ORDER))
+        scored.append((score, longer == 0, Kind.WRONG_ORDER))
     for k in (1, 2, 3):
         if len(theirs) > k and (score := _support(mine, theirs[k:], least)):
-            scored.append((score, Kind.MISSING_RANK))
+            scored.append((score, longer == -k, Kind.MISSING_RANK))
         if len(mine) > k and (score := _support(mine[k:], theirs, least)):
-            scored.append((score, Kind.EXTRA_COLLECTIVE))
+            scored.append((score, longer == k, Kind.EXTRA_COLLECTIVE))
     if least < 2:
         score = _support(mine[1:], theirs[1:], least) or 0
         same_line = mine[0].site is not None and mine[0].site == theirs[0].site
-        scored.append((score + same_line, Kind.OP_MISMATCH))
-    return sorted(scored, key=lambda s: -s[0])
+        scored.append((score + same_line, longer == 0, Kind.OP_MISMATCH))
+    scored.sort(key=lambda s: (-s[0], not s[1]))
+    return [(score, kind) for score, _, kind in scored]
+
+
+def _from(lane: Lane, rank: int, seq: int) -> list[CallRecord]:
+    """The rank's calls on this group from *seq* on, as far as they are worth a look."""
+    calls = lane.calls.get(rank, [])
+    start = next((i for i, r in enumerate(calls) if r.seq >= seq), len(calls))
+    return calls[start : start + 3 * HORIZON]
 
 
 def _ahead(lane: Lane, rank: int, seq: int) -> list[CallRecord]:
@@ -143,7 +164,7 @@ def _ahead(lane: Lane, rank: int, seq: int) -> list[CallRecord]:
     tail = ahead[-1]
     whole = past + ahead
     best, best_context = None, 0
-    for at in range(len(whole) - 2, max(-1, len(whole) - 513), -1):
+    for at in range(len(past) - 2, max(-1, len(past) - 513), -1):
         if _likeness(whole[at], tail) < 2:
             continue
         context = 1
@@ -176,17 +197,17 @@ def _classify(world: World, lane: Lane, mismatch: Mismatch) -> Divergence:
     )
     if "new_group" in (mine.op, theirs.op):
         culprits, reference = _creators(mismatch)
-        return replace(found, kind=Kind.GROUP_CREATION_ORDER, culprits=culprits, reference=reference)
+        kind = Kind.GROUP_CREATION_ORDER
+        if culprits != mismatch.culprits or mine.op != theirs.op:
+            met = mismatch.records
+            found = replace(found, tie=False, expected=met[reference[0]], got=met[culprits[0]])
+        return replace(found, kind=kind, culprits=culprits, reference=reference)
     relation = relate(mine, theirs, world.evidence.sources)
     found = replace(found, relation=relation)
-    my_calls, their_calls = _ahead(lane, culprit, mismatch.seq), _ahead(lane, witness, mismatch.seq)
-    real = _hypotheses(
-        [r for r in lane.calls[culprit] if r.seq >= mismatch.seq],
-        [r for r in lane.calls[witness] if r.seq >= mismatch.seq],
-        least=1,
-    )
+    mine_ahead, theirs_ahead = _from(lane, culprit, mismatch.seq), _from(lane, witness, mismatch.seq)
+    real = _hypotheses(mine_ahead, theirs_ahead, least=1)
     if real[0][0] < 2:
-        real = _hypotheses(my_calls, their_calls, least=1)
+        real = _hypotheses(mine_ahead, _ahead(lane, witness, mismatch.seq), least=1)
     score, kind = real[0]
     if score >= 2 and kind is not Kind.OP_MISMATCH:
         if kind is Kind.WRONG_ORDER and _threads_raced(lane, culprit, witness, mismatch.seq):
@@ -272,9 +293,9 @@ def _by_site(world: World, lane: Lane, seq: int) -> Divergence | None:
     culprits: list[int] = []
     kinds: Counter[Kind] = Counter()
     witness = vote.reference[0]
-    theirs = [r for r in lane.calls[witness] if r.seq >= seq]
+    theirs = _common(lane, vote.reference, seq)
     for rank in vote.culprits:
-        mine = [r for r in lane.calls[rank] if r.seq >= seq]
+        mine = _from(lane, rank, seq)
         kind = _silent_kind(world, lane, mine, theirs)
         if kind is not None:
             culprits.append(rank)
@@ -305,9 +326,27 @@ def _by_site(world: World, lane: Lane, seq: int) -> Divergence | None:
     )
 
 
+def _common(lane: Lane, ranks: Sequence[int], seq: int) -> list[CallRecord]:
+    """What all of *ranks* do from *seq* on, as long as most of the group does it at one line."""
+    common: list[CallRecord] = []
+    for at in range(seq, seq + HORIZON):
+        met = lane.meetings.get(at, {})
+        if not met:
+            break
+        sites = Counter(r.site for r in met.values())
+        site, votes = sites.most_common(1)[0]
+        agreed = [met[r] for r in ranks if r in met and met[r].site == site]
+        if votes * 2 < len(met) or len(agreed) * 2 <= len(ranks):
+            break
+        common.append(agreed[0])
+    return common
+
+
 def _silent_kind(
     world: World, lane: Lane, mine: Sequence[CallRecord], theirs: Sequence[CallRecord]
 ) -> Kind | None:
+    if not mine or not theirs:
+        return None
     relation = relate(mine[0], theirs[0], world.evidence.sources)
     if relation.order is Order.EXCLUSIVE and not relation.swapped:
         return None  # two branches of one decision: legal

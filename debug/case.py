@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from distsim.debug.align import Divergence
-from distsim.debug.explain import state_text
+from distsim.debug.checks import Mismatch
+from distsim.debug.explain import are, call_text, capital, group_text, place, ranks_text, state_text
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Phase, Site, StoreWait
 from distsim.debug.verdict import Call, Diagnosis, Stuck
@@ -23,6 +24,8 @@ class Case:
     world: World
     graph: WaitGraph
     divergences: Sequence[Divergence]
+    pairs: Sequence[tuple[Mismatch, CallRecord, CallRecord]]
+    """Matched sends and receives that disagree."""
 
     def site(self, rank: int) -> Site | None:
         """The user's line a rank is at: of the call it waits in, else its own, else of its last call."""
@@ -111,3 +114,22 @@ class Case:
             if isinstance(need.wait, CallWait)
         ]
         return min(calls, key=lambda c: (c.issued_s, c.is_p2p, c.rank), default=None)
+
+    def waiting(self, call: CallRecord | None, victims: Sequence[int]) -> str:
+        """The sentence about those who wait: all of *victims* that are in *call*."""
+        if call is None:
+            if not victims:
+                return "No other rank waits for it."
+            return f"{capital(ranks_text(victims))} {are(victims, 'waits', 'wait')} for it."
+        inside = [
+            rank
+            for rank in victims
+            for own in self.world.call_waits(rank)
+            if (own.op, own.seq, own.group) == (call.op, call.seq, call.group)
+        ]
+        if call.is_p2p or not inside:
+            return f"Rank {call.rank} waits in {call_text(call)} at {place(call.site)}."
+        return (
+            f"{capital(ranks_text(inside))} {are(inside, 'waits', 'wait')} in {call_text(call)} "
+            f"on {group_text(call.group)}, at {place(call.site)}."
+        )

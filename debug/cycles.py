@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distsim.debug.case import Case
-from distsim.debug.explain import call_text, group_text, place, ranks_text
+from distsim.debug.explain import call_text, capital, group_text, place, ranks_text
 from distsim.debug.kinds import Kind
 from distsim.debug.pairs import near_miss, unmatched
 from distsim.debug.records import CallRecord, CallWait, HostWait
-from distsim.debug.source import Order, relate
+from distsim.debug.source import Order, calls_below, relate
 from distsim.debug.verdict import Diagnosis
 
 __all__ = ["knot"]
@@ -67,8 +67,8 @@ def _cycle(
         cycle,
         victims,
         call=first,
-        explanation=f"{ranks_text(cycle)[0].upper()}{ranks_text(cycle)[1:]} wait for each other in a circle. "
-        + _capital("; ".join(steps))
+        explanation=f"{capital(ranks_text(cycle))} wait for each other in a circle. "
+        + capital("; ".join(steps))
         + ".",
         suggestion=suggestion,
         since_s=latest,
@@ -117,8 +117,6 @@ def _comes_later(case: Case, peer: int, call: CallRecord, instead: CallRecord) -
             seen = True
         elif seen and record.op == other and record.peer == call.rank:
             return True
-    from distsim.debug.source import calls_below
-
     return calls_below(instead.site, other, case.world.evidence.sources)
 
 
@@ -153,12 +151,8 @@ def _other_group(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Di
         few,
         [*victims, *(r for r in ranks if r not in few)],
         call=theirs,
-        explanation=f"{_capital(who)} called {call_text(mine)} on {group_text(mine.group)}, at {place(mine.site)}. "
-        f"{_capital(ranks_text(many))} made the same call on {group_text(theirs.group)}, at {place(theirs.site)}.",
+        explanation=f"{capital(who)} called {call_text(mine)} on {group_text(mine.group)}, at {place(mine.site)}. "
+        f"{capital(ranks_text(many))} made the same call on {group_text(theirs.group)}, at {place(theirs.site)}.",
         suggestion=f"Pass the same group= on every rank at {place(mine.site)}.",
         since_s=max(mine.issued_s, theirs.issued_s),
     )
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distsim.debug.align import find_divergence
+from distsim.debug.absence import absent_from_call
+from distsim.debug.align import find_divergences
 from distsim.debug.case import Case
-from distsim.debug.causes import absent_from_call, death, host_wait, in_flight_exception
+from distsim.debug.causes import death, host_wait, in_flight_exception
 from distsim.debug.cycles import knot
 from distsim.debug.kinds import Kind
 from distsim.debug.merge import merge_findings, order
 from distsim.debug.mismatches import contradiction
-from distsim.debug.pairs import disagreeing, unmatched
+from distsim.debug.pairs import disagreeing, disagreement, unmatched
 from distsim.debug.patience import lateness, patience
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase
 from distsim.debug.verdict import Call, Diagnosis, Stuck
-from distsim.debug.waitfor import Need, Root, WaitGraph
+from distsim.debug.waitfor import Contradictions, Need, WaitGraph
 from distsim.debug.world import World
 
 __all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
@@ -29,27 +30,28 @@ __all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
 def diagnose(evidence: Evidence) -> list[Diagnosis]:
     """What is wrong, the root cause first; an empty list when nothing is."""
     world = World(evidence)
-    divergences = [d for lane in world.lanes if (d := find_divergence(world, lane)) is not None]
-    blocking = {d.lane.id: d.seq for d in divergences if d.blocks}
-    late = lateness(world)
-    moving, stragglers = patience(world, late)
-    case = Case(world, WaitGraph(world, blocking, moving), divergences)
-    found = [*_explain_roots(case), *disagreeing(case)]
-    told = {d.culprits for d in found}
-    for divergence in divergences:
-        if (
-            not any(d.group == divergence.lane.group and d.call is not None for d in found)
-            or not divergence.blocks
-        ):
-            diagnosis = contradiction(case, divergence, ())
-            if diagnosis.culprits not in told or not divergence.blocks:
-                found.append(diagnosis)
+    divergences = [d for lane in world.lanes for d in find_divergences(world, lane)]
+    pairs = disagreeing(world)
+    contradictions = Contradictions(
+        {d.lane.id: (i, d.seq, frozenset(d.culprits)) for i, d in enumerate(divergences) if d.blocks},
+        {id(end): len(divergences) + i for i, pair in enumerate(pairs) for end in pair[1:] if not end.done},
+    )
+    moving, stragglers = patience(world, lateness(world))
+    case = Case(world, WaitGraph(world, moving, contradictions), divergences, pairs)
+    hit: set[int] = set()
+    found = _explain_roots(case, hit)
+    for i, divergence in enumerate(divergences):
+        if i not in hit:
+            found.append(contradiction(case, divergence, ()))
+    for i, pair in enumerate(pairs, start=len(divergences)):
+        if i not in hit:
+            found.append(disagreement(case, pair, ()))
     found += _unwaited_deaths(case, found)
     found += stragglers(case)
     return order(merge_findings(case, found))
 
 
-def _explain_roots(case: Case) -> list[Diagnosis]:
+def _explain_roots(case: Case, hit: set[int]) -> list[Diagnosis]:
     found: list[Diagnosis] = []
     gone: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
     absent: dict[tuple[int, int], tuple[CallRecord, list[int], list[int]]] = {}
@@ -57,7 +59,8 @@ def _explain_roots(case: Case) -> list[Diagnosis]:
     for root in case.graph.roots():
         victims = list(case.graph.victims(root))
         if root.mismatch is not None:
-            found.append(_mismatch(case, root, victims))
+            hit.add(root.mismatch)
+            found.append(_mismatch(case, root.mismatch, victims))
             continue
         dead = [r for r in root.ranks if case.world.states[r].phase is not Phase.BLOCKED]
         if len(root.ranks) > 1 and not dead:
@@ -66,9 +69,9 @@ def _explain_roots(case: Case) -> list[Diagnosis]:
         rank = dead[0] if dead else root.ranks[0]
         victims += [r for r in root.ranks if r != rank]
         state = case.world.states[rank]
-        if state.phase is Phase.BLOCKED:
+        if state.phase is Phase.BLOCKED and rank not in case.graph.too_late:
             found.append(_blocked_alone(case, rank, victims))
-        elif state.phase in (Phase.FINISHED, Phase.RUNNING) and not (
+        elif state.phase in (Phase.BLOCKED, Phase.FINISHED, Phase.RUNNING) and not (
             state.phase is Phase.FINISHED and state.exit_code
         ):
             _never_came(case, rank, victims, absent, starved, found)
@@ -95,8 +98,10 @@ def _explain_roots(case: Case) -> list[Diagnosis]:
     return found
 
 
-def _mismatch(case: Case, root: Root, victims: Sequence[int]) -> Diagnosis:
-    divergence = next(d for d in case.divergences if d.lane is root.mismatch)
+def _mismatch(case: Case, number: int, victims: Sequence[int]) -> Diagnosis:
+    if number >= len(case.divergences):
+        return disagreement(case, case.pairs[number - len(case.divergences)], victims)
+    divergence = case.divergences[number]
     fleeing = [
         r
         for r in divergence.culprits

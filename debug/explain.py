@@ -21,9 +21,11 @@ from distsim.debug.stacks import format_ranks, short_path
 __all__ = [
     "are",
     "call_text",
+    "capital",
     "group_text",
     "place",
     "ranks_text",
+    "several",
     "shape_of_call",
     "state_text",
     "wait_text",
@@ -36,6 +38,23 @@ def ranks_text(ranks: Iterable[int]) -> str:
     if not listed:
         return "no rank"
     return f"rank {listed[0]}" if len(listed) == 1 else f"ranks {format_ranks(listed)}"
+
+
+def capital(text: str) -> str:
+    """The first letter made large, nothing else touched."""
+    return text[:1].upper() + text[1:]
+
+
+def several(text: str, ranks: Iterable[int]) -> str:
+    """`is stopped` -> `are stopped` where more than one rank does it."""
+    if len(set(ranks)) == 1:
+        return text
+    text = text.replace(" its program", " their program")
+    verbs = (("has ", "have "), ("is ", "are "), ("was ", "were "), ("waits ", "wait "), ("runs", "run"))
+    for one, many in verbs:
+        if text.startswith(one):
+            return many + text[len(one) :]
+    return text
 
 
 def are(ranks: Iterable[int], one: str, many: str) -> str:
@@ -125,7 +144,8 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
         case Phase.HOST_STUCK:
             return f"is stuck outside torch.distributed{at}"
         case Phase.ABSENT:
-            return "never joined"
+            return "never joined the rendezvous"
         case _:
-            after = f", after {call_text(last)}" if last is not None else ""
-            return f"runs{at or after}"
+            if state.site is not None:
+                return f"is at {place(state.site, function=True)}"
+            return f"runs, after {call_text(last)}" if last is not None else "runs"

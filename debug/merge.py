@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from distsim.debug.advice import advice
 from distsim.debug.case import Case
-from distsim.debug.explain import place
+from distsim.debug.explain import place, ranks_text
 from distsim.debug.kinds import Kind
 from distsim.debug.records import Finding
 from distsim.debug.verdict import Diagnosis
@@ -40,16 +41,6 @@ EXPLAINING = frozenset(
         Kind.RANK_EXITED,
     }
 )
-
-_NEXT = {
-    Kind.NAN: "Look at the inputs and gradients of that rank before this call; torch.autograd.set_detect_anomaly(True) names the operator.",
-    Kind.BUFFER_MODIFIED_IN_FLIGHT: "Wait for the handle before writing to the tensor, or give the call its own copy.",
-    Kind.ASYNC_NEVER_WAITED: "Keep the handle that async_op=True returns and call wait() on it.",
-    Kind.DDP_UNUSED_PARAMETER: "Use every parameter in forward on every rank, or pass find_unused_parameters=True to DDP.",
-    Kind.NETWORK_FAULT: "Check that link, its switch port and its NIC.",
-    Kind.STRAGGLER: "Compare its host with the others: clocks, temperature, other jobs, data loading.",
-    Kind.THREAD_RACE: "Issue a group's collectives from one thread, or give each thread its own group.",
-}
 
 
 def merge_findings(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
@@ -86,7 +77,8 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
         call=call,
         group=finding.group,
         explanation=f"{text} {_consequence(effect, finding)}".strip(),
-        suggestion=finding.suggestion or _NEXT.get(finding.kind, f"Look at {place(site)}."),
+        suggestion=finding.suggestion
+        or advice(finding.kind, who=ranks_text(finding.ranks), mine=place(site), theirs=place(site)),
         since_s=since,
         sites={} if site is None else dict.fromkeys(finding.ranks, site),
     )

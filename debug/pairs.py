@@ -13,7 +13,7 @@ from distsim.debug.records import CallRecord, CallWait, Phase
 from distsim.debug.verdict import Diagnosis
 from distsim.debug.world import World
 
-__all__ = ["NearMiss", "disagreeing", "near_miss", "unmatched"]
+__all__ = ["NearMiss", "disagreeing", "disagreement", "near_miss", "unmatched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +124,27 @@ def unmatched(
     )
 
 
-def disagreeing(case: Case) -> list[Diagnosis]:
+Disagreement = tuple[Mismatch, CallRecord, CallRecord]
+
+
+def disagreeing(world: World) -> list[Disagreement]:
     """Matched pairs whose sizes or dtypes differ; pairs that went wrong in the same line are told once."""
-    found: list[Diagnosis] = []
+    found: list[Disagreement] = []
     told: set[tuple[object, ...]] = set()
-    for send, recv in case.world.pairs_in_order():
+    for send, recv in world.pairs_in_order():
         mismatch = check_pair(send, recv)
         if mismatch is None:
             continue
-        key = (send.rank, recv.rank, send.site, recv.site, mismatch.kind)
-        if key in told:
-            continue
-        told.add(key)
-        found.append(_disagree(case, mismatch, send, recv))
+        key = (send.rank, recv.rank, send.site, recv.site, mismatch.kind, send.done and recv.done)
+        if key not in told:
+            told.add(key)
+            found.append((mismatch, send, recv))
     return found
 
 
-def _disagree(case: Case, mismatch: Mismatch, send: CallRecord, recv: CallRecord) -> Diagnosis:
+def disagreement(case: Case, found: Disagreement, victims: Sequence[int]) -> Diagnosis:
+    """`p2p_size_mismatch`, or `dtype_mismatch` of a pair."""
+    mismatch, send, recv = found
     culprits = mismatch.culprits
     odd = [r.rank for r in (send, recv) if _other_size_than_before(case.world, r)]
     if len(odd) == 1:
@@ -149,7 +153,7 @@ def _disagree(case: Case, mismatch: Mismatch, send: CallRecord, recv: CallRecord
     return case.diagnosis(
         mismatch.kind,
         culprits,
-        [r for r in (send.rank, recv.rank) if _suffers(case, r)],
+        [*victims, *(r for r in (send.rank, recv.rank) if _suffers(case, r))],
         call=recv,
         explanation=f"Rank {send.rank} sends {payload_text(send)} to rank {recv.rank}, at {place(send.site)}. "
         f"Rank {recv.rank} receives {payload_text(recv)}, at {place(recv.site)}.",

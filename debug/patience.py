@@ -25,7 +25,7 @@ def lateness(world: World) -> dict[int, CallRecord]:
     running = [rank for rank, state in world.states.items() if state.phase is Phase.RUNNING]
     if not running or (world.evidence.straggler_after_s is None and world.evidence.hang_after_s is None):
         return {}
-    graph = WaitGraph(world, {}, running)
+    graph = WaitGraph(world, running)
     late: dict[int, CallRecord] = {}
     oldest: dict[int, tuple[tuple[int, ...], CallRecord]] = {}
     for rank, needs in graph.needs.items():

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import networkx as nx
 
-from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, StoreWait, Wait
+from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, State, StoreWait, Wait
 from distsim.debug.world import DEAD, Lane, World
 
-__all__ = ["Need", "Root", "WaitGraph"]
+__all__ = ["Contradictions", "Need", "Root", "WaitGraph"]
 
 Node = int | tuple[str, int, int]
-"""A rank, a meeting ("meeting", lane, seq), or a contradiction ("mismatch", lane, seq)."""
+"""A rank, a meeting ("meeting", lane, seq), or a contradiction ("mismatch", its number, 0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Need:
     wait: Wait
     ranks: tuple[int, ...]
     any_of: bool = False
-    mismatch: Lane | None = None
-    """It can never be met: the calls of this group contradict each other."""
+    mismatch: int | None = None
+    """It can never be met: number of the contradiction that the call ran into."""
 
     @property
     def hopeless(self) -> bool:
@@ -45,16 +45,28 @@ class Root:
 
     ranks: tuple[int, ...]
     """One rank that is gone or stuck by itself, or the ranks that wait for each other."""
-    mismatch: Lane | None = None
+    mismatch: int | None = None
+    """Number of a contradiction."""
+
+
+@dataclass(slots=True)
+class Contradictions:
+    """Calls that met and can not go together, numbered as the caller likes."""
+
+    lanes: dict[int, tuple[int, int, frozenset[int]]] = field(default_factory=dict)
+    """Lane id -> (its number, the call from which on nothing fits, the culprits)."""
+    pairs: dict[int, int] = field(default_factory=dict)
+    """id(record) of a send or receive -> number."""
 
 
 class WaitGraph:
-    """Built once over a world. *contradicted* holds, per lane id, the first number at which its
-    members contradict each other; *moving* are running ranks that are trusted to come."""
+    """Built once over a world. *moving* are the running ranks that are trusted to come."""
 
-    def __init__(self, world: World, contradicted: dict[int, int], moving: Collection[int]) -> None:
+    def __init__(
+        self, world: World, moving: Collection[int], contradictions: Contradictions | None = None
+    ) -> None:
         self.world = world
-        self.contradicted = contradicted
+        self.contradictions = contradictions or Contradictions()
         self.moving = frozenset(moving)
         self._missing: dict[tuple[int, int], tuple[int, ...]] = {}
         self.needs: dict[int, list[Need]] = {}
@@ -62,6 +74,7 @@ class WaitGraph:
             if needs := self._needs_of(rank):
                 self.needs[rank] = needs
         self.stuck: tuple[int, ...] = self._fixpoint()
+        self.too_late = self._too_late()
         self.graph = self._graph()
 
     # --- edges
@@ -80,6 +93,8 @@ class WaitGraph:
 
     def _call(self, call: CallRecord) -> Need | None:
         if call.is_p2p:
+            if id(call) in self.contradictions.pairs:
+                return Need(CallWait(call), (), mismatch=self.contradictions.pairs[id(call)])
             if self.world.pairs.of(call) is not None:
                 return None  # bytes move
             if call.peer is None:
@@ -88,24 +103,40 @@ class WaitGraph:
         lane = self.world.lane(call)
         if lane is None:
             return Need(CallWait(call), tuple(r for r in call.group.ranks if r != call.rank))
-        first = self.contradicted.get(lane.id)
         missing = self._missing_ranks(lane, call.seq, call.rank)
+        number, first, culprits = self.contradictions.lanes.get(lane.id, (0, None, frozenset()))
         if first is not None and call.seq >= first:
-            return Need(CallWait(call), missing, mismatch=lane)
+            others = tuple(r for r in missing if r not in culprits)
+            return Need(CallWait(call), others, mismatch=number)
         return Need(CallWait(call), missing) if missing else None
 
     def _missing_ranks(self, lane: Lane, seq: int, me: int) -> tuple[int, ...]:
         """Members that are not there, or came but can not play their part any more."""
         if (lane.id, seq) not in self._missing:
             met = lane.meetings.get(seq, {})
+            given_up = min(
+                (
+                    r.completed_s
+                    for r in met.values()
+                    if r.completed_s is not None and r.state is State.FAILED
+                ),
+                default=None,
+            )
             gone = [
                 rank
                 for rank in lane.group.ranks
-                if rank not in met or (not met[rank].done and self._cannot_serve(rank))
+                if (rank not in met and not self._overwritten(lane, seq, rank))
+                or (rank in met and not met[rank].done and self._cannot_serve(rank))
+                or (rank in met and given_up is not None and met[rank].issued_s > given_up)
             ]
             self._missing[lane.id, seq] = tuple(gone)
         missing = self._missing[lane.id, seq]
         return tuple(r for r in missing if r != me) if me in missing else missing
+
+    def _overwritten(self, lane: Lane, seq: int, rank: int) -> bool:
+        """It was there, but its record is lost: only later ones are kept."""
+        calls = lane.calls.get(rank)
+        return calls is not None and calls[0].seq > seq and self.world.truncated(rank)
 
     def _cannot_serve(self, rank: int) -> bool:
         phase = self.world.states[rank].phase
@@ -170,6 +201,20 @@ class WaitGraph:
                         queue.append(waiter)
         return tuple(rank for rank in self.needs if rank not in freed)
 
+    def _too_late(self) -> frozenset[int]:
+        """Ranks that still move, but whom others have given up on: these raised (a timeout) in the
+        call they waited for them in, and nobody dead is to blame."""
+        late: set[int] = set()
+        gone = {
+            r for r, s in self.world.states.items() if s.phase in DEAD and self.world.died_inside(r) is None
+        }
+        for rank in self.stuck:
+            if self.world.states[rank].phase is Phase.RAISED:
+                for need in self.needs[rank]:
+                    if need.mismatch is None and gone.isdisjoint(need.ranks):
+                        late.update(r for r in need.ranks if r not in self.needs)
+        return frozenset(late)
+
     # --- why
 
     def _graph(self) -> nx.DiGraph[Node]:
@@ -183,8 +228,14 @@ class WaitGraph:
             graph.add_node(rank)
             for need in self.needs[rank]:
                 if need.mismatch is not None:
-                    graph.add_edge(rank, ("mismatch", need.mismatch.id, self.contradicted[need.mismatch.id]))
-                targets = [r for r in need.ranks if r in stuck or r in blocked_for_good]
+                    graph.add_edge(rank, ("mismatch", need.mismatch, 0))
+                targets = [r for r in need.ranks if r in stuck or r in blocked_for_good or r in self.too_late]
+                if isinstance(
+                    need.wait, StoreWait
+                ):  # who would set the key is not known, only who no longer can
+                    targets = [
+                        r for r in targets if r in blocked_for_good and states[r].phase is not Phase.FINISHED
+                    ]
                 if len(targets) < 2 or not isinstance(need.wait, CallWait):
                     graph.add_edges_from((rank, r) for r in targets)
                     continue
@@ -208,14 +259,14 @@ class WaitGraph:
             members: set[Node] = condensed.nodes[component]["members"]
             ranks = tuple(sorted(n for n in members if isinstance(n, int)))
             mismatch = next((n for n in members if isinstance(n, tuple) and n[0] == "mismatch"), None)
-            found.append(Root(ranks, None if mismatch is None else self.world.lanes[mismatch[1]]))
-        return sorted(found, key=lambda root: (root.ranks, root.mismatch.id if root.mismatch else -1))
+            found.append(Root(ranks, None if mismatch is None else mismatch[1]))
+        return sorted(found, key=lambda root: (root.ranks, -1 if root.mismatch is None else root.mismatch))
 
     def victims(self, root: Root) -> tuple[int, ...]:
         """Every stuck rank from which the root is reached."""
         starts: list[Node] = list(root.ranks)
         if root.mismatch is not None:
-            starts.append(("mismatch", root.mismatch.id, self.contradicted[root.mismatch.id]))
+            starts.append(("mismatch", root.mismatch, 0))
         reached: set[Node] = set(starts)
         queue: deque[Node] = deque(starts)
         while queue:

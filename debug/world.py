@@ -56,8 +56,7 @@ class World:
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
         self.states: dict[int, RankState] = {
-            rank: evidence.ranks.get(rank) or RankState(rank, Phase.ABSENT)
-            for rank in range(evidence.world_size)
+            rank: evidence.ranks.get(rank) or _unknown(evidence, rank) for rank in range(evidence.world_size)
         }
         self.lanes: list[Lane] = []
         self._lane_of: dict[int, Lane] = {}  # id(record) -> lane
@@ -215,3 +214,8 @@ class World:
         """When the first of *ranks* began to wait in a call."""
         times = [call.issued_s for rank in ranks for call in self.call_waits(rank)]
         return min(times) if times else None
+
+
+def _unknown(evidence: Evidence, rank: int) -> RankState:
+    """A rank of which no state is given: it runs if it ever called anything."""
+    return RankState(rank, Phase.RUNNING if evidence.records.get(rank) else Phase.ABSENT)

@@ -1,0 +1,177 @@
+"""Ranks that live, or ended well, but never made the call that others wait in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distsim.debug.advice import advice
+from distsim.debug.case import Case
+from distsim.debug.explain import are, call_text, capital, group_text, place, ranks_text, several
+from distsim.debug.kinds import Kind
+from distsim.debug.records import CallRecord, Phase
+from distsim.debug.source import Order, relate
+from distsim.debug.verdict import Diagnosis
+from distsim.debug.world import Lane
+
+__all__ = ["absent_from_call"]
+
+
+def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
+    """*ranks* are not in *call*: they skipped it, left the loop, never waited for their handle, or
+    are right, and those in it make one call too many."""
+    lane = case.world.lane(call)
+    finished = all(case.world.states[r].phase is Phase.FINISHED for r in ranks)
+    if lane is not None and call.op == "new_group":
+        return _plain(case, Kind.GROUP_CREATION_ORDER, call, ranks, victims)
+    if lane is not None and (found := _other_group(case, lane, call, ranks, victims)) is not None:
+        return found
+    if lane is not None and finished:
+        pending = [r for r in ranks if r in lane.meetings.get(call.seq, ())]
+        if pending:
+            return _never_waited(case, lane, call, pending, victims)
+        if (found := _loops(case, lane, call, ranks, victims)) is not None:
+            return found
+        met = sorted(lane.meetings.get(call.seq, ()))
+        if len(met) * 2 < len(lane.group.ranks):
+            return _too_many(case, lane, call, met)
+    late = [r for r in ranks if lane is not None and r in lane.meetings.get(call.seq, ())]
+    if late:
+        return _too_late(case, call, late, victims)
+    return _plain(case, Kind.MISSING_RANK, call, ranks, victims)
+
+
+def _plain(
+    case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
+) -> Diagnosis:
+    who = ranks_text(ranks)
+    they = "it" if len(ranks) == 1 else "they"
+    where = several(case.where(ranks[0]), ranks)
+    return case.diagnosis(
+        kind,
+        ranks,
+        victims,
+        call=call,
+        explanation=f"{capital(who)} never called {call_text(call)} on {group_text(call.group)}: {they} {where}. "
+        f"{case.waiting(call, victims)}",
+        suggestion=advice(kind, who=who, theirs=place(call.site)),
+        since_s=call.issued_s,
+    )
+
+
+def _never_waited(
+    case: Case, lane: Lane, call: CallRecord, pending: Sequence[int], victims: Sequence[int]
+) -> Diagnosis:
+    own = lane.meetings[call.seq][pending[0]]
+    return case.diagnosis(
+        Kind.ASYNC_NEVER_WAITED,
+        pending,
+        victims,
+        call=call,
+        explanation=f"{capital(ranks_text(pending))} started {call_text(own)} at {place(own.site)} without waiting "
+        f"for it, and finished before it was done. {case.waiting(call, victims)}",
+        suggestion=advice(Kind.ASYNC_NEVER_WAITED),
+        since_s=call.issued_s,
+    )
+
+
+def _loops(
+    case: Case, lane: Lane, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
+) -> Diagnosis | None:
+    """The call is one that both have made before: their loops ran differently often."""
+    if call.site is None:
+        return None
+    met = sorted(lane.meetings.get(call.seq, ()))
+    rounds = _rounds(lane, call.rank, call)
+    theirs = _rounds(lane, ranks[0], call)
+    if rounds < 2 or not theirs:
+        return None
+    few = len(met) * 2 < len(lane.group.ranks)
+    return case.diagnosis(
+        Kind.UNEVEN_ITERATIONS,
+        met if few else ranks,
+        () if few else victims,
+        call=call,
+        explanation=f"{capital(ranks_text(met))} {are(met, 'makes', 'make')} {call.op} at {place(call.site)} for the "
+        f"{_ordinal(rounds)} time on {group_text(lane.group)}. {capital(ranks_text(ranks))} made it "
+        f"{'once' if theirs == 1 else f'{theirs} times'} and finished.",
+        suggestion=advice(Kind.UNEVEN_ITERATIONS),
+        since_s=call.issued_s,
+    )
+
+
+def _rounds(lane: Lane, rank: int, call: CallRecord) -> int:
+    return sum(
+        r.site == call.site and r.op == call.op and r.seq <= call.seq for r in lane.calls.get(rank, ())
+    )
+
+
+def _ordinal(n: int) -> str:
+    if 10 <= n % 100 <= 20:
+        return f"{n}th"
+    return f"{n}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th') }"
+
+
+def _too_many(case: Case, lane: Lane, call: CallRecord, met: Sequence[int]) -> Diagnosis:
+    return case.diagnosis(
+        Kind.EXTRA_COLLECTIVE,
+        met,
+        (),
+        call=call,
+        explanation=f"{capital(ranks_text(met))} called {call_text(call)} on {group_text(lane.group)}, at "
+        f"{place(call.site)}. The other ranks finished without it and will never come.",
+        suggestion=advice(Kind.EXTRA_COLLECTIVE, mine=place(call.site)),
+        since_s=call.issued_s,
+    )
+
+
+def _too_late(case: Case, call: CallRecord, late: Sequence[int], victims: Sequence[int]) -> Diagnosis:
+    lane = case.world.lane(call)
+    own = lane.meetings[call.seq][late[0]] if lane is not None else call
+    waited = max(0.0, own.issued_s - call.issued_s)
+    return case.diagnosis(
+        Kind.MISSING_RANK,
+        late,
+        victims,
+        call=call,
+        explanation=f"{capital(ranks_text(late))} came to {call_text(call)} on {group_text(call.group)} {waited:.1f} s "
+        f"late, at {place(own.site)}. {capital(ranks_text(victims))} had given up by then.",
+        suggestion=advice(Kind.STRAGGLER, who=ranks_text(late)) + " Or pass a longer timeout=.",
+        since_s=call.issued_s,
+    )
+
+
+def _other_group(
+    case: Case, lane: Lane, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
+) -> Diagnosis | None:
+    """The absent made this very call, as often as those who wait, but on another group."""
+    own: CallRecord | None = None
+    for rank in ranks:
+        made = [r for r in case.world.records(rank) if r.op == call.op and not r.is_p2p]
+        if not made:
+            return None
+        last = made[-1]
+        a, b = frozenset(last.group.ranks), frozenset(lane.group.ranks)
+        if last.group == lane.group or not (a < b or b < a):
+            return None
+        if last.site is not None and last.site == call.site:
+            here = [r for r in case.world.records(call.rank) if r.op == call.op and r.site == call.site]
+            if sum(r.site == call.site for r in made) < len(here):
+                return None
+        else:
+            relation = relate(last, call, case.world.evidence.sources)
+            if not relation.certain or relation.order is not Order.EXCLUSIVE or relation.swapped:
+                return None
+        own = last
+    if own is None:
+        return None
+    return case.diagnosis(
+        Kind.GROUP_MISMATCH,
+        ranks,
+        victims,
+        call=call,
+        explanation=f"{capital(ranks_text(ranks))} called {call_text(own)} on {group_text(own.group)}, at "
+        f"{place(own.site)}. {case.waiting(call, victims)}",
+        suggestion=advice(Kind.GROUP_MISMATCH, mine=place(own.site)),
+        since_s=call.issued_s,
+        sites={own.rank: own.site} if own.site is not None else {},
+    )
