@@ -41,7 +41,9 @@ class Summary:
         yield Failures(outcome.failures)
         yield from self._header()
         yield from self._section("time by rank", ranks_table(outcome.ranks))
-        yield from self._section("collectives", collectives_table(outcome.collectives))
+        yield from self._section(
+            "collectives (algbw and busbw in GB/s)", collectives_table(outcome.collectives)
+        )
         yield from self._section("busiest links", links_table(outcome.links))
         if outcome.notes:
             yield Text()

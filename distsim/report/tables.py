@@ -96,11 +96,19 @@ def collectives_table(totals: Iterable[CollectiveTotal]) -> Table | None:
             f"{total.count:,}",
             format_bytes(total.bytes),
             format_time(total.time_s),
-            format_bandwidth(total.algbw_bytes_per_s) if total.bytes else "-",
-            format_bandwidth(total.busbw_bytes_per_s) if total.bytes else "-",
+            _gigabytes(total.algbw_bytes_per_s) if total.bytes else "-",
+            _gigabytes(total.busbw_bytes_per_s) if total.bytes else "-",
         )
     _rest(table, len(rows) - MOST_COLLECTIVES, "operations")
     return table
+
+
+def _gigabytes(bytes_per_s: float) -> str:
+    """GB/s to three digits, as the table's title says the unit."""
+    value = bytes_per_s / 1e9
+    if value < 0.001:
+        return "<0.001"
+    return f"{value:.1f}" if value >= 100 else f"{value:.3g}"
 
 
 def links_table(links: Iterable[LinkUse]) -> Table | None:
