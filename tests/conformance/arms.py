@@ -96,6 +96,9 @@ def sim(body: Body, *args: Any) -> list[Any]:
                 nproc_per_node=NPROC_PER_NODE,
                 args=(body, args, place),
             )
+        if outcome.exit_code:
+            told = "; ".join(f"{found.kind}: {found.explanation}" for found in outcome.diagnoses)
+            raise ArmError(f"{body.__name__} ended with exit code {outcome.exit_code} on sim\n{told}")
         return list(outcome.results)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -192,6 +195,7 @@ def _worker(writer: Connection, job: tuple[Any, ...]) -> None:
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         OMP_NUM_THREADS="1",
+        TORCHELASTIC_RUN_ID="conformance",  # both arms are as under torchrun
     )
     try:
         import torch

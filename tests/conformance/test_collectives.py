@@ -456,9 +456,11 @@ def in_a_group(rank: int, world_size: int) -> dict[str, Any]:
     found["scatter"] = says(dist.scatter, t, parts, 3, group=group)
     found["from 3"] = t
     found["barrier"] = says(dist.barrier, group)
-    found["async"] = dist.all_reduce(t, group=group, async_op=True) is None
+    work = dist.all_reduce(t.clone(), group=group, async_op=True)
+    found["async"] = work is None
     if inside:
-        dist.barrier(group)
+        assert work is not None
+        work.wait()
     return found
 
 
