@@ -7,8 +7,11 @@ srun. The settings come from the environment (`DISTSIM_LEVEL`, `DISTSIM_ON_HANG`
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import runpy
 import sys
+import types
 
 from distsim.errors import UsageError
 
@@ -24,17 +27,39 @@ def main(argv: list[str]) -> None:
     sys.argv[:] = words
     try:
         if module:
-            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+            runpy._run_module_as_main(words[0], alter_argv=True)  # type: ignore[attr-defined]
         else:
-            import os
-
-            sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
-            runpy.run_path(words[0], run_name="__main__")
+            _run_script(words[0])
     except BaseException as error:
         session = guard.current_session()
         if session is not None:
             session.raised(error)
-        raise
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            raise
+        _complain(error)
+        sys.exit(1)
+
+
+def _run_script(path: str) -> None:
+    """As `python path` does: in a `__main__` that lives as long as the process."""
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    script = types.ModuleType("__main__")
+    script.__dict__.update(__file__=path, __builtins__=__builtins__)
+    sys.modules["__main__"] = script
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    exec(compile(source, path, "exec"), script.__dict__)
+
+
+def _complain(error: BaseException) -> None:
+    """Print the traceback from the script's first frame on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,11 @@ class Monitor:
         self._first_death: float | None = None
         self._lines_due: float | None = None
         self.aborted = False
+        self._attempt = 0
+        self._answered: set[str] = set()
+        self._asked: float | None = None
+        self._closing = False
+        """The launcher ends the ranks: their deaths are no news."""
 
     # The loop -----------------------------------------------------------------------------------
 
@@ -72,7 +77,9 @@ class Monitor:
             if self.exchange is not None:
                 self.exchange.step(self)
             self._compare()
+            self._new_attempt()
             self._judge(moved)
+            self._answer()
             if self._over():
                 break
             time.sleep(BUSY_POLL_S if moved else QUIET_POLL_S)
@@ -82,6 +89,34 @@ class Monitor:
     @property
     def exit_code(self) -> int:
         return next((code for d in self.diagnoses if (code := d.exit_code)), 0)
+
+    def _new_attempt(self) -> None:
+        """After a restart everything begins anew; the verdict over the attempt before is history."""
+        attempt = self.host.attempt
+        if attempt == self._attempt:
+            return
+        self._attempt = attempt
+        self.told.clear()
+        self.diagnoses = []
+        self._first_death, self._closing, self.aborted = None, False, False
+
+    def _answer(self) -> None:
+        """The launcher saw a rank fail and waits for a last look before it ends the others."""
+        asked = [path for path in self.directory.glob("ask.*") if path.name not in self._answered]
+        if not asked:
+            return
+        now = time.monotonic()
+        self._asked = self._asked or now
+        if not self.exit_code and now - self._asked < DEATH_SETTLE_S:
+            return
+        if not self.exit_code:
+            evidence = self.look()
+            self.tell(self._judgement(evidence), evidence)
+        self._asked = None
+        self._closing = True
+        for path in asked:
+            self._answered.add(path.name)
+            (self.directory / path.name.replace("ask", "answer")).write_text("")
 
     def _over(self) -> bool:
         if not self.host.readers:
@@ -122,6 +157,8 @@ class Monitor:
 
     def _judge(self, moved: int) -> None:
         now = time.monotonic()
+        if self._closing or self.aborted:
+            return
         counts = self.host.counts()
         if moved or counts != self._last_counts:
             self._last_counts = counts
@@ -266,7 +303,7 @@ class Monitor:
         if self._lines_due is not None:
             self._lines_due = 0.0
             self._compare()
-        if self.host.readers and not self.aborted:
+        if self.host.readers and not self.aborted and not self._closing:
             evidence = self.look()
             found = [d for d in diagnose(evidence) if _key(d) not in self.told]
             if self.exit_code:
@@ -305,7 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the ranks; the report follows
     settings = Settings.read()
-    monitor = Monitor(args.directory, settings, args.job)
+    monitor = Monitor(args.directory, settings, args.job or None)
     return monitor.run()
 
 

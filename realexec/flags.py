@@ -1,0 +1,41 @@
+"""The flags of `distsim run` that concern real runs. No torch here: they are part of `--help`."""
+
+from __future__ import annotations
+
+import argparse
+
+from distsim.debug.levels import Level, OnHang, Settings
+
+__all__ = ["add_real_flags"]
+
+
+def add_real_flags(parser: argparse.ArgumentParser) -> None:
+    """Add `--level`, `--on-hang`, `--hang-after` and their kin."""
+    plain = Settings()
+    group = parser.add_argument_group("a real run (--on gloo, nccl, mpi)")
+    group.add_argument(
+        "--level",
+        choices=[str(level) for level in Level],
+        default=None,
+        help="how closely it is watched: off; record every call; check them as they arrive (default); strict: "
+        "compare before bytes go out, every rank raises at its own line",
+    )
+    group.add_argument(
+        "--on-hang",
+        choices=[str(choice) for choice in OnHang],
+        default=None,
+        help="after the report of a hang: abort the job (default), report only, or wait for a debugger",
+    )
+    group.add_argument(
+        "--hang-after",
+        type=float,
+        default=None,
+        metavar="SECONDS",
+        help="a rank that computes on is taken for missing when others have waited this long for it "
+        f"(default: {plain.hang_after_s:g}); real deadlocks are named at once",
+    )
+    group.add_argument(
+        "--rings", metavar="DIR", default=None, help="keep the flight records here, for distsim diagnose and watch"
+    )
+    group.add_argument("--nan", action="store_true", help="name the first rank and call with NaN or infinity")
+    group.add_argument("--checksum", action="store_true", help="name buffers that are written while in flight")

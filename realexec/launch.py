@@ -1,0 +1,275 @@
+"""`distsim run --on gloo|nccl|mpi`: torch elastic with every rank under guard and a monitor beside it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import api as processes
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from distsim.debug.jobdir import default_directory
+from distsim.debug.levels import Level, OnHang, Settings
+from distsim.debug.start import start_monitor
+from distsim.errors import UsageError
+
+__all__ = ["launch"]
+
+VERDICT_WAIT_S = 3.0
+"""How long a failed rank's peers are spared for the monitor's last look."""
+
+
+def launch(args: argparse.Namespace) -> int:
+    """Run under torch elastic; 0 finished, 1 a rank failed, 3 hang, 4 inconsistent collectives."""
+    _check_backend(args.on)
+    settings, directory, own = _settings(args)
+    monitor: subprocess.Popen[bytes] | None = None
+    if settings.level is not Level.OFF:
+        (directory / "launcher.json").write_text(json.dumps({"pid": os.getpid()}))
+        os.environ.update(Settings.environment(settings), DISTSIM_MONITOR="0")
+        monitor = start_monitor(directory, settings, job="")
+    try:
+        with _exits_recorded(directory):
+            code = _run(args, guarded=settings.level is not Level.OFF)
+    finally:
+        verdict = _last_word(directory, monitor)
+    if code and verdict.get("exit_code"):
+        code = int(verdict["exit_code"])
+    elif code == 0 and verdict.get("exit_code") == 4:
+        code = 4  # it ended, and computed something else than it says
+    if code and not own:
+        print(f"distsim: the flight records are in {directory}; distsim diagnose {directory}", file=sys.stderr)
+    elif code:
+        print(f"distsim: distsim diagnose {directory} shows this again", file=sys.stderr)
+    else:
+        if own:
+            shutil.rmtree(directory, ignore_errors=True)
+    return code
+
+
+def _check_backend(on: str) -> None:
+    if on == "nccl":
+        if not dist.is_nccl_available():
+            raise UsageError(
+                f"--on nccl: this torch ({torch.__version__}) was built without NCCL; install a CUDA build of torch, "
+                "or use --on gloo"
+            )
+        if not torch.cuda.is_available():
+            raise UsageError("--on nccl: no GPU here; use --on gloo, or simulate with --on dgx-h100:1")
+    if on == "mpi" and not dist.is_mpi_available():
+        raise UsageError(
+            f"--on mpi: this torch ({torch.__version__}) was built without MPI, as all wheels are; build torch where an "
+            "MPI is installed, or use --on gloo"
+        )
+    if on == "gloo" and not dist.is_gloo_available():
+        raise UsageError(f"--on gloo: this torch ({torch.__version__}) was built without gloo; install a standard wheel")
+
+
+def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
+    given = {
+        "level": getattr(args, "level", None),
+        "on_hang": getattr(args, "on_hang", None) or os.environ.get("DISTSIM_ON_HANG") or OnHang.ABORT,
+        "hang_after_s": getattr(args, "hang_after", None),
+        "report": os.path.abspath(args.report) if getattr(args, "report", None) else None,
+        "directory": getattr(args, "rings", None),
+        "nan": getattr(args, "nan", False) or None,
+        "checksum": getattr(args, "checksum", False) or None,
+    }
+    settings = Settings.read(given)
+    own = not settings.directory
+    try:
+        if own:
+            base = default_directory("x").parent
+            base.mkdir(parents=True, exist_ok=True, mode=0o700)
+            directory = Path(tempfile.mkdtemp(prefix="run-", dir=base))
+        else:
+            directory = Path(settings.directory).resolve()
+            directory.mkdir(parents=True, exist_ok=True)
+            _clear(directory)
+    except OSError as error:
+        raise UsageError(f"no place for the flight records ({error}); choose one with --rings DIR") from None
+    given["directory"] = str(directory)
+    return Settings.read(given), directory, own
+
+
+def _clear(directory: Path) -> None:
+    """What an earlier run left: its rings would be taken for ranks of this one."""
+    for pattern in ("rank*.ring", "rank*.stacks", "exit.*.json", "monitor*", "ask.*", "answer.*", "stacks.txt"):
+        for path in directory.glob(pattern):
+            path.unlink(missing_ok=True)
+    for name in ("done.json", "verdict.json", "aborted.json", "launcher.json"):
+        (directory / name).unlink(missing_ok=True)
+
+
+def _run(args: argparse.Namespace, guarded: bool) -> int:
+    from torch.distributed import run as torchrun
+
+    original = torchrun.config_from_args
+
+    def config_from_args(parsed: Any) -> Any:
+        config, command, words = original(parsed)
+        return (config, *_guarded(parsed, command, words)) if guarded else (config, command, words)
+
+    torchrun.config_from_args = config_from_args
+    try:
+        torchrun.run(args)
+    except ChildFailedError as error:
+        print(_failure(error), file=sys.stderr)
+        return 1
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    except (ValueError, AssertionError) as error:  # torchrun's own complaints about its flags
+        raise UsageError(str(error)) from None
+    finally:
+        torchrun.config_from_args = original
+    return 0
+
+
+def _guarded(args: argparse.Namespace, command: Any, words: list[str]) -> tuple[Any, list[str]]:
+    """The worker's command with the guard installed before the script."""
+    if callable(command):  # --run-path
+        return run_guarded_path, words
+    if args.no_python:
+        print(
+            f"distsim: --no-python: {args.training_script} is watched only if it calls distsim.debug.install()",
+            file=sys.stderr,
+        )
+        return command, words
+    at = 1 if words and words[0] == "-u" else 0
+    return command, [*words[:at], "-m", "distsim.debug", *words[at:]]
+
+
+def run_guarded_path(script: str, *words: str) -> None:
+    """`--run-path` under guard."""
+    from distsim.debug.__main__ import main
+
+    main([script, *words])
+
+
+def _failure(error: ChildFailedError) -> str:
+    rank, failure = error.get_first_failure()
+    how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+    return f"distsim: rank {rank} failed first ({how}, pid {failure.pid})"
+
+
+@contextlib.contextmanager
+def _exits_recorded(directory: Path) -> Iterator[None]:
+    """Before torch elastic ends the peers of a failed rank: note who ended how, let the monitor look."""
+    patched = []
+    for kind in (processes.SubprocessContext, processes.MultiprocessContext):
+        original = kind.close
+
+        def close(self: Any, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
+            if _note_exits(self, directory):
+                _ask(directory)
+            answer = _original(self, *args, **kwargs)
+            _note_exits(self, directory)
+            return answer
+
+        kind.close = close  # type: ignore[method-assign]
+        patched.append((kind, original))
+    try:
+        yield
+    finally:
+        for kind, original in patched:
+            kind.close = original  # type: ignore[method-assign]
+
+
+def _note_exits(context: Any, directory: Path) -> bool:
+    """Write down the exit codes there are by now; whether one of them is a failure."""
+    failed = False
+    for local_rank, code in _codes(context).items():
+        environ = context.envs[local_rank]
+        rank, attempt = int(environ["RANK"]), int(environ["TORCHELASTIC_RESTART_COUNT"])
+        path = directory / f"exit.{rank:05d}.a{attempt}.json"
+        failed = failed or code != 0
+        if not path.exists():
+            with contextlib.suppress(OSError):
+                scratch = path.with_suffix(".new")
+                scratch.write_text(json.dumps({"rank": rank, "attempt": attempt, "code": code}))
+                scratch.rename(path)
+    return failed
+
+
+def _codes(context: Any) -> dict[int, int]:
+    codes: dict[int, int] = {}
+    handlers = getattr(context, "subprocess_handlers", None)
+    if handlers is not None:
+        for local_rank, handler in handlers.items():
+            code = handler.proc.poll()
+            if code is not None:
+                codes[local_rank] = code
+        return codes
+    spawned = getattr(context, "_pc", None)
+    for local_rank, process in enumerate(getattr(spawned, "processes", ())):
+        if process.exitcode is not None:
+            codes[local_rank] = process.exitcode
+    return codes
+
+
+def _ask(directory: Path) -> None:
+    """Have the monitor look before anything is killed."""
+    lock = directory / "monitor..lock"
+    if not lock.exists():
+        return
+    number = sum(1 for _ in directory.glob("ask.*"))
+    (directory / f"ask.{number}").write_text("")
+    answer = directory / f"answer.{number}"
+    _until(answer.exists, VERDICT_WAIT_S)
+
+
+def _last_word(directory: Path, monitor: subprocess.Popen[bytes] | None) -> dict[str, Any]:
+    if monitor is None:
+        return {}
+    with contextlib.suppress(OSError):
+        (directory / "done.json").write_text("{}")
+    try:
+        monitor.wait(VERDICT_WAIT_S + 2)
+    except subprocess.TimeoutExpired:
+        monitor.kill()
+        monitor.wait()
+        print("distsim: the monitor did not end by itself", file=sys.stderr)
+    try:
+        return dict(json.loads((directory / "verdict.json").read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _until(condition: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def main(argv: Sequence[str]) -> int:
+    """For tests: torchrun's flags and ours, without the rest of the command line."""
+    from torch.distributed.run import get_args_parser
+
+    from distsim.realexec.flags import add_real_flags
+
+    parser = argparse.ArgumentParser(parents=[get_args_parser()], add_help=False, conflict_handler="resolve")
+    parser.add_argument("--on", default="gloo")
+    parser.add_argument("--report")
+    add_real_flags(parser)
+    return launch(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UsageError as mistake:
+        print(f"distsim: error: {mistake}", file=sys.stderr)
+        sys.exit(2)
