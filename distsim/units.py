@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 from distsim.errors import UsageError
 
@@ -24,10 +25,12 @@ __all__ = [
 
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0}
+_SECOND_TEXTS = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "ns": "1e-9", "min": "60"}
+# Decimal, so that "5us" is the very float that 5e-6 is.
+_SECONDS = {unit: Decimal(value) for unit, value in _SECOND_TEXTS.items()}
 _SIZE = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
-_NUMBER = r"\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)\s*"
+_NUMBER = r"\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d{1,3})?|\.\d+)\s*"
 _BANDWIDTH_RE = re.compile(_NUMBER + r"(Ki|Mi|Gi|Ti|[kKMGT]?)(b|B|bit|bits)(?:ps|/s)\s*")
 _TIME_RE = re.compile(_NUMBER + r"(s|ms|us|µs|ns|min)\s*")
 _MEMORY_RE = re.compile(_NUMBER + r"(Ki|Mi|Gi|Ti|[kKMGT]?)B\s*")
@@ -44,8 +47,8 @@ def parse_bandwidth(text: str | int | float) -> float:
                 f"expected a bandwidth such as '400Gbps' (bits) or '50GBps' (bytes), got {text!r}"
             )
         number, prefix, unit = match.groups()
-        value = float(number) * (_DECIMAL.get(prefix) or _BINARY[prefix])
-        return _positive(value if unit == "B" else value / 8, "a bandwidth", text)
+        value = Decimal(number) * (_DECIMAL.get(prefix) or _BINARY[prefix])
+        return _positive(float(value if unit == "B" else value / 8), "a bandwidth", text)
     return _positive(_number(text, "a bandwidth such as '400Gbps'"), "a bandwidth", text)
 
 
@@ -55,11 +58,11 @@ def parse_time(text: str | int | float) -> float:
         match = _TIME_RE.fullmatch(text)
         if match is None:
             raise UsageError(f"expected a time such as '5us', '130ns' or '2ms', got {text!r}")
-        return float(match[1]) * _SECONDS[match[2]]
+        return _finite(float(Decimal(match[1]) * _SECONDS[match[2]]), text)
     value = _number(text, "a time such as '5us'")
     if value < 0:
         raise UsageError(f"expected a time of zero or more, got {text!r}")
-    return value
+    return _finite(value, text)
 
 
 def parse_memory(text: str | int | float) -> int:
@@ -69,7 +72,11 @@ def parse_memory(text: str | int | float) -> int:
         if match is None:
             raise UsageError(f"expected a memory size such as '80GiB' or '141GB', got {text!r}")
         return int(
-            _positive(float(match[1]) * (_DECIMAL.get(match[2]) or _BINARY[match[2]]), "a memory size", text)
+            _positive(
+                float(Decimal(match[1]) * (_DECIMAL.get(match[2]) or _BINARY[match[2]])),
+                "a memory size",
+                text,
+            )
         )
     return int(_positive(_number(text, "a memory size such as '80GiB'"), "a memory size", text))
 
@@ -80,7 +87,7 @@ def parse_flops(text: str | int | float) -> float:
         match = _FLOPS_RE.fullmatch(text)
         if match is None:
             raise UsageError(f"expected a rate such as '989TFLOPS', got {text!r}")
-        return _positive(float(match[1]) * _DECIMAL[match[2]], "a rate", text)
+        return _positive(float(Decimal(match[1]) * _DECIMAL[match[2]]), "a rate", text)
     return _positive(_number(text, "a rate such as '989TFLOPS'"), "a rate", text)
 
 
@@ -91,7 +98,10 @@ def parse_size(text: str | int) -> int:
     match = _SIZE_RE.fullmatch(text)
     if match is None:
         raise UsageError(f"expected a size in bytes such as '8', '1K', '64M' or '8G', got {text!r}")
-    return int(float(match[1]) * _SIZE[match[2].upper()])
+    count = Decimal(match[1]) * _SIZE[match[2].upper()]
+    if count >= 1 << 63:
+        raise UsageError(f"expected a size below 8 EiB, got {text!r}")
+    return int(count)
 
 
 def format_bandwidth(bytes_per_s: float) -> str:
@@ -130,4 +140,10 @@ def _number(value: object, expected: str) -> float:
 def _positive(value: float, what: str, text: object) -> float:
     if not (0 < value < math.inf):
         raise UsageError(f"expected {what} above zero, got {text!r}")
+    return value
+
+
+def _finite(value: float, text: object) -> float:
+    if not math.isfinite(value):
+        raise UsageError(f"expected a finite time, got {text!r}")
     return value

@@ -1,0 +1,223 @@
+"""From what a user types to a cluster, or to one clear line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distsim.cluster import load_cluster
+from distsim.errors import UsageError
+
+FIVE_FAULTS = """
+base = "dgx-h100"
+nodes = -2
+[node]
+gpuz = 3
+[node.gpu.nvlink]
+bandwidth = "fast"
+links = "18"
+[fabric]
+kind = "rail-optimized"
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "dgx-h10:2",
+            r"^unknown cluster 'dgx-h10': expected a preset \(alps-gh200, .*\) or a TOML file; "
+            r"did you mean 'dgx-h100'\?$",
+        ),
+        ("zzz", r"^unknown cluster 'zzz': expected a preset \(.*\) or a TOML file$"),
+        ("dgx-h100:0", r"^dgx-h100:0: expected 1 to 100000 nodes, got 0$"),
+        ("dgx-h100:-1", r"^dgx-h100:-1: expected 1 to 100000 nodes, got -1$"),
+        ("dgx-h100:x", r"^dgx-h100:x: expected a number of nodes after ':', got 'x' \(as in dgx-h100:2\)$"),
+        ("dgx-h100:", r"^dgx-h100:: expected a number of nodes after ':', got ''"),
+        ("dgx-h100:1000001", r"expected 1 to 100000 nodes"),
+        ("", r"^expected a cluster: .*got an empty name$"),
+        (":3", r"^expected a cluster before ':3'"),
+        ("nowhere/x.toml", r"^no such file: nowhere/x.toml"),
+    ],
+)
+def test_a_wrong_name_is_one_clear_line(name: str, message: str) -> None:
+    """What was expected, what came, and the nearest preset."""
+    with pytest.raises(UsageError, match=message) as caught:
+        load_cluster(name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty: expected a cluster file"),
+        (b"\xff\xfe\x00", "expected UTF-8 text, got byte 0xff at 0"),
+        (b"a = [1,", "not valid TOML"),
+        (b'base = "dgx-h1000"', "base: unknown cluster 'dgx-h1000'.*did you mean 'dgx-h100'"),
+    ],
+)
+def test_a_broken_file_is_one_clear_line(content: bytes, message: str, tmp_path: Path) -> None:
+    """Empty, not text, not TOML, an unknown base: the line begins with the file."""
+    path = tmp_path / "c.toml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=message) as caught:
+        load_cluster(str(path))
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_and_a_foreign_file_are_refused(tmp_path: Path) -> None:
+    """What is there but is no cluster file."""
+    with pytest.raises(UsageError, match="is a directory: expected a cluster file"):
+        load_cluster(str(tmp_path))
+    (tmp_path / "train.py").write_text("print()")
+    with pytest.raises(UsageError, match=r"expected a file ending in \.toml.*got '\.py'"):
+        load_cluster(str(tmp_path / "train.py"))
+
+
+def test_all_faults_of_a_file_come_at_once_each_with_its_path(tmp_path: Path) -> None:
+    """A file with five faults is repaired in one go."""
+    path = tmp_path / "c.toml"
+    path.write_text(FIVE_FAULTS)
+    with pytest.raises(UsageError) as caught:
+        load_cluster(str(path))
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"{path}: 5 faults"
+    assert sorted(line.strip().partition(":")[0] for line in lines[1:]) == [
+        "fabric.kind",
+        "node.gpu.nvlink.bandwidth",
+        "node.gpu.nvlink.links",
+        "node.gpuz",
+        "nodes",
+    ]
+    text = str(caught.value)
+    assert (
+        "node.gpu.nvlink.bandwidth: expected a bandwidth such as '400Gbps' (bits) or '50GBps' (bytes), "
+        "got 'fast'" in text
+    )
+    assert "node.gpu.nvlink.links: expected an integer, got '18' (str)" in text
+    assert "got 'rail-optimized'; did you mean 'rail-optimised'?" in text
+    assert "node.gpuz: unknown key (expected one of gpus, gpu, cpu, pcie, nic); did you mean 'gpu'?" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("node = 3", "node: expected a table, got 3"),
+        (
+            '[fabric]\nkind = "torus"\ndims = [2, 2]',
+            r"fabric.dims: expected room for 8 nodes, got 4 \(\[2, 2\]\)",
+        ),
+        ('[fabric]\nkind = "torus"\ndims = []', "fabric.dims: expected a list"),
+        ('[fabric]\nkind = "torus"', "fabric.dims: expected a value, got nothing"),
+        (
+            "[node.nic]\nefficiency = 1.5",
+            r"node.nic.efficiency: expected less than or equal to 1, got 1.5 \(float\)",
+        ),
+        ("[node.gpu.flops]\nbf17 = 1", "node.gpu.flops: a key: expected 'fp64'.*got 'bf17'"),
+        (
+            "[node.gpu.nvlink]\ntopology = 'mesh'\ndomain_nodes = 8",
+            "node.gpu.nvlink.domain_nodes: expected 1",
+        ),
+        ("[calibration]\nx = 'y'", "calibration.x: expected a number"),
+    ],
+)
+def test_a_fault_says_where_and_what_was_expected(text: str, message: str, tmp_path: Path) -> None:
+    """One fault is one line with the path of the key."""
+    path = tmp_path / "c.toml"
+    path.write_text(f'base = "dgx-h100"\nnodes = 8\n{text}')
+    with pytest.raises(UsageError, match=message) as caught:
+        load_cluster(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_several_nodes_need_a_nic(tmp_path: Path) -> None:
+    """Hosts that nothing connects are a fault of the file, unless one NVLink domain holds them all."""
+    text = load_cluster("gb200-nvl72").to_toml()
+    head, _, rest = text.partition("[node.nic]")
+    path = tmp_path / "c.toml"
+    path.write_text(head + rest[rest.index("[fabric]") :])
+    assert load_cluster(str(path)).num_nodes == 18
+    with pytest.raises(UsageError, match=r"node\.nic: expected a table for a cluster of 36 nodes"):
+        load_cluster(f"{path}:2")
+
+
+def test_a_file_may_change_a_preset_in_part(tmp_path: Path) -> None:
+    """`base` and what differs; a fabric of another kind takes nothing over from the base's."""
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'base = "dgx-h100"\nname = "mine"\nnodes = 4\n[node.nic]\nbandwidth = "200Gbps"\n'
+        '[fabric]\nkind = "star"\n[calibration]\nlaunch_s = 3e-6\n'
+    )
+    cluster = load_cluster(str(path))
+    assert (cluster.name, cluster.num_nodes, len(cluster.devices)) == ("mine", 4, 32)
+    assert cluster.node.nic_spec_bytes_per_s == 25e9
+    assert cluster.node.nic_bytes_per_s == 25e9 * 0.97
+    assert cluster.node.nvlink_bytes_per_s == pytest.approx(370.8e9)
+    assert cluster.calibration == {"launch_s": 3e-6}
+    assert [vertex.name for vertex in cluster.vertices if vertex.host is None] == ["leaf0"]
+    assert load_cluster(f"{path}:2").num_nodes == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["dgx-h100:2", "gb200-nvl72:2", "ethernet-cpu:3", "alps-gh200:5", "pcie-4090"]
+)
+def test_a_cluster_printed_as_toml_reads_back_the_same(name: str, tmp_path: Path) -> None:
+    """`topo show --toml` is complete."""
+    cluster = load_cluster(name)
+    path = tmp_path / "c.toml"
+    path.write_text(cluster.to_toml(), encoding="utf-8")
+    again = load_cluster(str(path))
+    assert again.links == cluster.links
+    assert again.devices == cluster.devices
+    assert (again.cpu, again.node, again.nccl) == (cluster.cpu, cluster.node, cluster.nccl)
+    assert again.to_toml() == cluster.to_toml()
+
+
+def test_place_gives_every_rank_its_device() -> None:
+    """All devices by default; the first of each node where fewer are asked for."""
+    cluster = load_cluster("dgx-h100:2")
+    slots = cluster.place()
+    assert [slot.device for slot in slots] == cluster.devices
+    assert [(slot.rank, slot.host, slot.local_rank) for slot in slots] == [
+        (r, r // 8, r % 8) for r in range(16)
+    ]
+    few = cluster.place(nnodes=2, nproc_per_node=3)
+    assert [slot.device for slot in few] == ["n0/gpu0", "n0/gpu1", "n0/gpu2", "n1/gpu0", "n1/gpu1", "n1/gpu2"]
+
+
+def test_sockets_take_up_to_a_rank_a_core() -> None:
+    """A node without accelerators has a rank a socket by default, more on request, in blocks."""
+    cluster = load_cluster("ethernet-cpu:2")
+    assert [slot.device for slot in cluster.place()] == ["n0/cpu0", "n0/cpu1", "n1/cpu0", "n1/cpu1"]
+    assert [slot.device for slot in cluster.place(1, 4)] == ["n0/cpu0", "n0/cpu0", "n0/cpu1", "n0/cpu1"]
+    with pytest.raises(
+        UsageError, match=r"asked for 65 ranks \(1 nodes x 65\), the cluster ethernet-cpu has 128"
+    ):
+        cluster.place(1, 65)
+
+
+def test_a_placement_that_does_not_fit_names_both_numbers() -> None:
+    """What was asked for and what there is."""
+    cluster = load_cluster("dgx-h100:2")
+    with pytest.raises(
+        UsageError, match=r"asked for 20 ranks \(2 nodes x 10\), the cluster dgx-h100 has 16 \(2 nodes x 8"
+    ):
+        cluster.place(2, 10)
+    with pytest.raises(UsageError, match=r"asked for 24 ranks \(3 nodes x 8\), the cluster dgx-h100 has 16"):
+        cluster.place(3)
+    with pytest.raises(UsageError, match="at least one node and one rank"):
+        cluster.place(0)
+
+
+def test_the_processor_is_shared_among_the_ranks_of_a_node() -> None:
+    """Twice as many ranks have half the arithmetic, bandwidth and memory each."""
+    cpu = load_cluster("ethernet-cpu").cpu
+    assert cpu.ranks_per_node == 2
+    assert cpu.flops_per_s == 4.1e12 * 0.5
+    half = cpu.share(4)
+    assert half.flops_per_s == cpu.flops_per_s / 2
+    assert half.memory_bytes_per_s == cpu.memory_bytes_per_s / 2
+    assert half.memory_bytes == cpu.memory_bytes // 2
+    assert half.op_overhead_s == cpu.op_overhead_s

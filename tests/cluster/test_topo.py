@@ -1,0 +1,134 @@
+"""`distsim topo`."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distsim.cli import main
+from distsim.cluster import load_cluster, preset_names
+from tests.golden import assert_golden
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def _printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["topo", *argv]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_list_fits_the_terminal(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every preset, no colour in a pipe, no line over the width; the sources where there is room."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = _printed(capsys, "list")
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert all(any(line.startswith(f"{name} ") for line in text.splitlines()) for name in preset_names())
+    assert ("source" in text) == (width == 120)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", ["dgx-h100:4", "ethernet-cpu:2", "gb200-nvl72:2"])
+def test_a_cluster_as_text(
+    name: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Summary, links, one node, what is between the nodes."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = _printed(capsys, "show", name)
+    assert max(map(len, text.splitlines())) <= width
+    lines = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+    assert_golden(GOLDEN / f"show_{name.replace(':', '_')}_{width}.txt", lines)
+
+
+def test_many_routers_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A torus of 64 does not fill the screen."""
+    path = tmp_path / "torus.toml"
+    path.write_text('base = "dgx-h100"\nnodes = 64\n[fabric]\nkind = "torus"\ndims = [4, 4, 4]\n')
+    assert "router0-63: n0-63 (a node each)" in _printed(capsys, "show", str(path))
+
+
+def test_a_cluster_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures for programs, with their units in the names."""
+    data = json.loads(_printed(capsys, "show", "dgx-h100:4", "--json"))
+    assert (data["schema"], data["num_nodes"], data["world_size"]) == ("distsim.topo/1", 4, 32)
+    assert data["bisection_bandwidth_bytes_per_s"] == pytest.approx(2 * 8 * 48.5e9)
+    assert sum(entry["count"] for entry in data["link_kinds"]) == data["num_links"]
+    assert data["node"]["gpu"]["flops_per_s"]["bf16"] == 989.4e12
+
+
+def test_the_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """One entry a preset."""
+    data = json.loads(_printed(capsys, "list", "--json"))
+    assert [entry["name"] for entry in data["clusters"]] == preset_names()
+
+
+def test_a_cluster_as_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """GraphML and node-link JSON are written, TOML printed; each reads back."""
+    graphml, linked = tmp_path / "c.graphml", tmp_path / "c.json"
+    text = _printed(
+        capsys, "show", "dgx-h100:2", "--toml", "--graphml", str(graphml), "--node-link", str(linked)
+    )
+    toml = tmp_path / "c.toml"
+    toml.write_text(text)
+    links = load_cluster("dgx-h100:2").links
+    assert load_cluster(str(toml)).links == links
+    assert load_cluster(str(linked)).links == links
+    assert graphml.read_text().startswith("<?xml")
+
+
+def test_a_file_that_cannot_be_written_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """For every kind of file."""
+    for flag in ("--graphml", "--node-link"):
+        assert main(["topo", "show", "dgx-h100", flag, str(tmp_path / "no" / "x")]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("distsim: error: cannot write")
+        assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["dgx-h100:2", "dgx-h100:16", "gb200-nvl72:1"])
+def test_a_picture(name: str, tmp_path: Path) -> None:
+    """matplotlib draws whole nodes when they are few, points when they are many."""
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "c.svg"
+    assert main(["topo", "show", name, "--plot", str(path)]) == 0
+    assert "<svg" in path.read_text()
+
+
+def test_a_picture_of_no_known_kind_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The ending chooses the format."""
+    pytest.importorskip("matplotlib")
+    assert main(["topo", "show", "dgx-h100", "--plot", str(tmp_path / "c.xyz")]) == 2
+    assert "cannot draw" in capsys.readouterr().err
+
+
+def test_without_matplotlib_a_picture_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The extra is named."""
+    original = builtins.__import__
+
+    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    assert main(["topo", "show", "dgx-h100", "--plot", str(tmp_path / "c.png")]) == 2
+    assert "pip install 'torch-distsim[plot]'" in capsys.readouterr().err
+
+
+def test_a_wrong_cluster_is_a_mistake_of_use(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, one line."""
+    assert main(["topo", "show", "dgx-h10:2"]) == 2
+    error = capsys.readouterr().err
+    assert "did you mean 'dgx-h100'?" in error
+    assert error.count("\n") == 1
