@@ -27,8 +27,6 @@ _LAUNCH_S = 60e-6
 """Hand-over to gloo's worker thread and back; on 2 shared cores, torch 2.13 (see `distsim calibrate --on gloo`)."""
 _HOP_S = 20e-6
 """What a message costs beyond the wire: epoll, system calls, the copy."""
-_SEGMENT_BYTES = 1 << 20
-"""gloo/allreduce.cc kMaxSegmentSize: larger pieces are sent in segments."""
 
 
 def compile_gloo(
@@ -43,7 +41,6 @@ def compile_gloo(
         edge_bytes_per_s=given.get("gloo_rank_bytes_per_s", math.inf),
         intra_hop_s=hop_s,
         inter_hop_s=hop_s,
-        chunk_bytes=_SEGMENT_BYTES,
     )
     size = group.size
     if size == 1:

@@ -20,8 +20,6 @@ from distsim.collectives.tree import tree_messages, tree_phase
 __all__ = ["compile_ideal"]
 
 _RING = ("all_reduce", "all_gather", "reduce_scatter")
-_TREE_CHUNKS = 256.0
-"""Pieces of a tree's payload: enough for the pipeline's fill to vanish."""
 
 
 def compile_ideal(
@@ -45,7 +43,7 @@ def compile_ideal(
             lambda: ring_messages(group, shape, Cost()),
         )
     if op in ("all_reduce", "broadcast", "reduce", "barrier"):
-        cost = Cost(chunk_bytes=max(1.0, nbytes / _TREE_CHUNKS))
+        cost = Cost()
         phase = tree_phase(group, nbytes, cost)
         if op != "all_reduce":
             phase = Phase(phase.loads, nbytes, phase.cap_bytes_per_s, phase.latency_s / 2)

@@ -34,7 +34,7 @@ def compile_mpi(
     group: Group, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None
 ) -> Plan:
     """*op* as Open MPI does it by default."""
-    cost = Cost(intra_hop_s=_HOP_S, inter_hop_s=_HOP_S, chunk_bytes=1 << 20)
+    cost = Cost(intra_hop_s=_HOP_S, inter_hop_s=_HOP_S)
     size = group.size
     if size == 1:
         return Plan("none", "mpi", 1, _LAUNCH_S)

@@ -124,8 +124,7 @@ class NcclSelector:
         hop = {"LL": (0.6e-6, 3.0e-6), "LL128": (1.5e-6, 5.0e-6), "Simple": (3.6e-6, 14e-6)}[proto]
         per_channel = {"LL": 12e9, "LL128": 36e9 if machine.generation >= 2 else 20e9, "Simple": 40e9}[proto]
         wire = {"LL": 2.0, "LL128": 128 / 120, "Simple": 1.01}[proto]
-        chunk = {"LL": 32 << 10, "LL128": 512 << 10, "Simple": 1 << 20}[proto]
-        return Cost(wire, machine.channels * per_channel, hop[0], hop[1], machine.channels * chunk)
+        return Cost(wire, machine.channels * per_channel, hop[0], hop[1])
 
     def _plan(self, group: Group, op: str, nbytes: float, algo: str, proto: str) -> Plan:
         channels = self.machine(group).channels

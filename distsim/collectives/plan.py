@@ -33,8 +33,6 @@ class Cost:
     """Added to the links' latency at each hop inside a node."""
     inter_hop_s: float = 0.0
     """Added to the links' latency at each hop between nodes."""
-    chunk_bytes: float = INFINITY
-    """What moves on as one piece (over all channels together); infinite where nothing is pipelined."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,6 @@ class Plan:
     phases: tuple[Phase, ...] = ()
     messages: Callable[[], list[Message]] | None = field(default=None, repr=False)
     """The same as explicit messages, where the algorithm has them."""
-    messages_bytes: float = 0.0
 
     def alone_s(self, capacity: NDArray[np.float64]) -> float:
         """How long it takes where nothing else uses its links."""

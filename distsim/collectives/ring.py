@@ -7,9 +7,11 @@ nodes whose GPUs are linked pairwise, rings take different orders so that all pa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distsim.collectives.group import Group
 from distsim.collectives.plan import Cost, Loads, Message, Phase
@@ -119,79 +121,94 @@ def ring_loads(group: Group) -> Loads:
 
 
 @dataclass(frozen=True, slots=True)
-class _Means:
-    """Over the edges of a ring: latency of the links, share of edges between nodes, seconds per byte."""
+class _Hops:
+    """The edges of each ring (rows: rings): latency of the links, seconds for a byte of progress where every ring has
+    its fair share of each link, and whether the edge leads to another node (of the first ring)."""
 
-    latency_s: float
-    inter: float
-    s_per_byte: float
+    latency_s: NDArray[np.float64]
+    s_per_byte: NDArray[np.float64]
+    inter: NDArray[np.bool_]
 
 
-def _means(group: Group) -> _Means:
-    def make() -> _Means:
-        ring = ring_edges(group)[0]
+def _hops(group: Group) -> _Hops:
+    def make() -> _Hops:
+        rings = ring_edges(group)
         loads = ring_loads(group)
         level = np.zeros(len(group.capacity))
         level[loads.links] = loads.weights / group.capacity[loads.links]
-        slow = [float(level[list(edge.links)].max()) if edge.links else 0.0 for edge in ring]
-        count = max(1, len(ring))
-        return _Means(
-            sum(group.latency_s(edge.links) for edge in ring) / count,
-            sum(edge.inter for edge in ring) / count,
-            sum(slow) / count,
+        slow = [
+            [float(level[list(edge.links)].max()) if edge.links else 0.0 for edge in ring] for ring in rings
+        ]
+        latency = [group.latency_s(edge.links) for edge in rings[0]]
+        return _Hops(
+            np.array(latency), np.array(slow), np.array([edge.inter for edge in rings[0]], dtype=bool)
         )
 
-    found: _Means = group.cached("ring means", make)
+    found: _Hops = group.cached("ring hops", make)
     return found
 
 
 def ring_phase(group: Group, shape: Shape, cost: Cost) -> Phase:
     """The ring as one fluid object.
 
-    A piece of q bytes goes through *steps* hops, each at its own edge's latency and rate; meanwhile the slowest edge
-    must carry everything. With k pieces a step, all but the first piece's share is hidden behind the slowest edge:
-    T = max(J, E/B) for one piece, J + (1 - 1/k) E/B in general, where J is the first piece's journey.
+    A piece (one n-th of the payload) goes through *steps* hops, each at its own edge's latency and rate; meanwhile the
+    slowest edge must carry everything. The longer of the two is the time. On equal edges that is the closed form
+    steps * (latency + piece / bandwidth).
     """
-    loads, means = ring_loads(group), _means(group)
-    slowest = max(group.slowest_s_per_byte(loads) * cost.wire, 1.0 / cost.edge_bytes_per_s)
-    mean = max(means.s_per_byte * cost.wire, 1.0 / cost.edge_bytes_per_s)
-    hop_s = means.latency_s + means.inter * cost.inter_hop_s + (1.0 - means.inter) * cost.intra_hop_s
-    step_bytes = shape.edge_bytes / max(1, shape.steps)
-    pieces = max(1.0, step_bytes / cost.chunk_bytes)
-    journey_s = shape.steps * (hop_s + step_bytes / pieces * mean)
-    flow_s = shape.edge_bytes * slowest
-    total_s = max(journey_s + (1.0 - 1.0 / pieces) * flow_s, flow_s)
+    loads, hops = ring_loads(group), _hops(group)
+    least = 1.0 / cost.edge_bytes_per_s
+    flow_s = shape.edge_bytes * max(group.slowest_s_per_byte(loads) * cost.wire, least)
+    piece = shape.edge_bytes / max(1, shape.steps)
+    each_s = hops.latency_s + np.where(hops.inter, cost.inter_hop_s, cost.intra_hop_s)
+    each_s = each_s + piece * np.maximum(hops.s_per_byte[0] * cost.wire, least)
     return Phase(
         Loads(loads.links, loads.weights * cost.wire),
         shape.edge_bytes,
         cost.edge_bytes_per_s,
-        total_s - flow_s,
+        max(_longest(each_s, shape.steps) - flow_s, 0.0),
     )
 
 
+def _longest(each_s: NDArray[np.float64], steps: int) -> float:
+    """The longest way of *steps* edges round a ring: whole rounds, less the cheapest run of edges left out."""
+    size = len(each_s)
+    rounds = -(-steps // size)
+    left_out = rounds * size - steps
+    total = float(each_s.sum()) * rounds
+    if not left_out:
+        return total
+    sums = np.concatenate(([0.0], np.cumsum(np.concatenate((each_s, each_s)))))
+    return total - float((sums[left_out : left_out + size] - sums[:size]).min())
+
+
+def ring_hops(group: Group, shape: Shape) -> tuple[float, float]:
+    """How many of a piece's hops stay inside a node, and how many lead to another."""
+    inter = float(_hops(group).inter.mean()) * shape.steps
+    return shape.steps - inter, inter
+
+
 def ring_messages(group: Group, shape: Shape, cost: Cost) -> list[Message]:
-    """The ring message by message: at each step, every rank sends the next rank what it has just received."""
+    """The ring message by message: at each step, every rank sends the next rank what it has just received.
+
+    Rings side by side are channels, each with its fair share of a link; what they do not use, others can have.
+    """
     messages: list[Message] = []
-    rings = ring_edges(group)
-    step_bytes = shape.edge_bytes / max(1, shape.steps) / len(rings)
+    rings, hops = ring_edges(group), _hops(group)
+    step_bytes = shape.edge_bytes / max(1, shape.steps) / len(rings) * cost.wire
     for number, ring in enumerate(rings):
         size = len(ring)
         latency = [
             group.latency_s(edge.links) + (cost.inter_hop_s if edge.inter else cost.intra_hop_s)
             for edge in ring
         ]
+        caps = [
+            min(1.0 / slow if slow else math.inf, cost.edge_bytes_per_s * cost.wire) / len(rings)
+            for slow in hops.s_per_byte[number].tolist()
+        ]
         base = len(messages)
         for step in range(shape.steps):
             for place, edge in enumerate(ring):
                 after = () if step == 0 else (base + (step - 1) * size + (place - 1) % size,)
-                messages.append(
-                    Message(
-                        edge.links,
-                        step_bytes * cost.wire,
-                        latency[place],
-                        cost.edge_bytes_per_s * cost.wire / len(rings),
-                        after,
-                        (number, edge.src, edge.dst),
-                    )
-                )
+                queue = (number, edge.src, edge.dst)
+                messages.append(Message(edge.links, step_bytes, latency[place], caps[place], after, queue))
     return messages

@@ -6,6 +6,7 @@ src/graph/trees.cc). Inside a node, members hang in a chain from the one nearest
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from distsim.collectives.group import Group
@@ -133,110 +134,86 @@ def tree_hops(group: Group) -> tuple[int, int]:
     return inside, between
 
 
-def tree_phase(group: Group, nbytes: float, cost: Cost) -> Phase:
-    """The pipelined double tree as one fluid object: the first piece goes up and down, the rest follows behind it."""
-    loads = tree_loads(group)
-    slowest = max(group.slowest_s_per_byte(loads) * cost.wire, 1.0 / cost.edge_bytes_per_s)
-    inside, between = tree_hops(group)
-    intra_s, inter_s = _link_latencies(group)
-    intra_rate, inter_rate = _hop_rates(group, cost)
-    pieces = max(1.0, nbytes / cost.chunk_bytes)
-    piece = nbytes / pieces
-    journey_s = 2 * inside * (intra_s + cost.intra_hop_s + piece * intra_rate)
-    journey_s += 2 * between * (inter_s + cost.inter_hop_s + piece * inter_rate)
-    flow_s = nbytes * slowest
-    total_s = max(journey_s + (1.0 - 1.0 / pieces) * flow_s, flow_s)
-    return Phase(
-        Loads(loads.links, loads.weights * cost.wire), nbytes, cost.edge_bytes_per_s, total_s - flow_s
-    )
+PIECES = 32
+"""A tree's payload moves in this many pieces: what the first one takes on its way is not hidden by the others."""
 
 
-def _link_latencies(group: Group) -> tuple[float, float]:
-    def make() -> tuple[float, float]:
-        branches = trees(group)[0].branches
-        intra = [group.latency_s(branch.up) for branch in branches if not branch.inter]
-        inter = [group.latency_s(branch.up) for branch in branches if branch.inter]
-        return (sum(intra) / len(intra) if intra else 0.0), (sum(inter) / len(inter) if inter else 0.0)
+@dataclass(frozen=True, slots=True)
+class _Hops:
+    """One way from leaf to root: mean latency and seconds per byte of branches inside nodes, and between them."""
 
-    found: tuple[float, float] = group.cached("tree latencies", make)
+    intra_s: float
+    inter_s: float
+    intra_s_per_byte: float
+    inter_s_per_byte: float
+    level: dict[int, float]
+    """Seconds per byte of the payload on each link, all trees and both directions together."""
+
+
+def _hops(group: Group) -> _Hops:
+    def make() -> _Hops:
+        loads = tree_loads(group)
+        level = {
+            int(k): float(w / group.capacity[k]) for k, w in zip(loads.links, loads.weights, strict=True)
+        }
+        branches = [branch for tree in trees(group) for branch in tree.branches]
+        means: list[float] = []
+        for inter in (False, True):
+            some = [branch for branch in branches if branch.inter == inter]
+            count = max(1, len(some))
+            means.append(sum(group.latency_s(branch.up) for branch in some) / count)
+            means.append(sum(max((level[k] for k in branch.up), default=0.0) for branch in some) / count)
+        return _Hops(means[0], means[2], means[1], means[3], level)
+
+    found: _Hops = group.cached("tree hops", make)
     return found
 
 
-def _hop_rates(group: Group, cost: Cost) -> tuple[float, float]:
-    """Seconds per payload byte over a branch inside a node and between nodes, all trees side by side."""
+def tree_phase(group: Group, nbytes: float, cost: Cost) -> Phase:
+    """The pipelined double tree as one fluid object: the first piece goes up and down, the others follow close behind.
 
-    def make() -> tuple[float, float]:
-        every = trees(group)
-        share = 1.0 / len(every)
-        ups = group.loads((branch.up, share) for tree in every for branch in tree.branches)
-        level = {
-            int(k): float(w) / float(group.capacity[k]) for k, w in zip(ups.links, ups.weights, strict=True)
-        }
-        rates: list[float] = []
-        for inter in (False, True):
-            some = [
-                max((level[link] for link in branch.up), default=0.0)
-                for branch in every[0].branches
-                if branch.inter == inter
-            ]
-            rates.append(sum(some) / len(some) if some else 0.0)
-        return rates[0], rates[1]
-
-    intra, inter = group.cached("tree rates", make)
-    floor = 1.0 / cost.edge_bytes_per_s
-    return max(intra * cost.wire, floor), max(inter * cost.wire, floor)
+    T = journey of one piece + (1 - 1 / pieces) * bytes / slowest rate.
+    """
+    loads, hops = tree_loads(group), _hops(group)
+    least = 1.0 / cost.edge_bytes_per_s
+    flow_s = nbytes * max(group.slowest_s_per_byte(loads) * cost.wire, least)
+    inside, between = tree_hops(group)
+    piece = nbytes / PIECES
+    intra_s = hops.intra_s + cost.intra_hop_s + piece * max(hops.intra_s_per_byte * cost.wire, least)
+    inter_s = hops.inter_s + cost.inter_hop_s + piece * max(hops.inter_s_per_byte * cost.wire, least)
+    total_s = 2 * inside * intra_s + 2 * between * inter_s + (1.0 - 1.0 / PIECES) * flow_s
+    return Phase(
+        Loads(loads.links, loads.weights * cost.wire),
+        nbytes,
+        cost.edge_bytes_per_s,
+        max(total_s - flow_s, 0.0),
+    )
 
 
 def tree_messages(group: Group, nbytes: float, cost: Cost) -> list[Message]:
     """The double tree piece by piece: up when all children's pieces are in, down when the parent's is."""
     messages: list[Message] = []
-    every = trees(group)
-    share = nbytes / len(every)
-    pieces = max(1, round(nbytes / cost.chunk_bytes))
+    every, hops = trees(group), _hops(group)
+    size = nbytes / len(every) / PIECES * cost.wire
+
+    def send(
+        tree: int, src: int, dst: int, branch: Branch, links: tuple[int, ...], after: tuple[int, ...]
+    ) -> None:
+        slow = max((hops.level[link] for link in links), default=0.0)
+        cap = min(1.0 / slow if slow else math.inf, cost.edge_bytes_per_s * cost.wire) / len(every)
+        latency_s = group.latency_s(links) + (cost.inter_hop_s if branch.inter else cost.intra_hop_s)
+        messages.append(Message(links, size, latency_s, cap, after, (tree, src, dst)))
+
     for number, tree in enumerate(every):
-        size = share / pieces
-        for _ in range(pieces):
+        for _ in range(PIECES):
             arrived: dict[int, list[int]] = {}
             for branch in tree.branches:
                 after = tuple(arrived.get(branch.child, ()))
                 arrived.setdefault(branch.parent, []).append(len(messages))
-                messages.append(
-                    _message(
-                        group, branch.up, branch.inter, size, cost, after, number, branch.child, branch.parent
-                    )
-                )
-            ready: dict[int, tuple[int, ...]] = {tree.root: tuple(arrived.get(tree.root, ()))}
+                send(number, branch.child, branch.parent, branch, branch.up, after)
+            ready = {tree.root: tuple(arrived.get(tree.root, ()))}
             for branch in reversed(tree.branches):
                 after = ready[branch.parent]
                 ready[branch.child] = (len(messages),)
-                messages.append(
-                    _message(
-                        group,
-                        branch.down,
-                        branch.inter,
-                        size,
-                        cost,
-                        after,
-                        number,
-                        branch.parent,
-                        branch.child,
-                    )
-                )
+                send(number, branch.parent, branch.child, branch, branch.down, after)
     return messages
-
-
-def _message(
-    group: Group,
-    links: tuple[int, ...],
-    inter: bool,
-    nbytes: float,
-    cost: Cost,
-    after: tuple[int, ...],
-    number: int,
-    src: int,
-    dst: int,
-) -> Message:
-    latency_s = group.latency_s(links) + (cost.inter_hop_s if inter else cost.intra_hop_s)
-    return Message(
-        links, nbytes * cost.wire, latency_s, cost.edge_bytes_per_s * cost.wire, after, (number, src, dst)
-    )

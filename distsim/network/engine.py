@@ -18,15 +18,19 @@ __all__ = ["Flow", "FluidEngine"]
 _LAST = 2
 """simpy priority after every ordinary event of the same time (URGENT 0, NORMAL 1)."""
 
+_FULL = 1.0 + 1e-9
+"""A link is overloaded when the flows on it want more than this much of it."""
+
 
 class Flow:
     """Transfers that move in lockstep: *progress_bytes* each, over *links* with a weight each (see `max_min_rates`).
 
-    *cap_bytes_per_s* bounds the rate; *done* is called when the last byte has left.
+    No link may appear twice. *cap_bytes_per_s* bounds the rate; *done* is called when the last byte has left.
     """
 
     __slots__ = (
         "cap_bytes_per_s",
+        "demand",
         "done",
         "links",
         "number",
@@ -36,6 +40,7 @@ class Flow:
         "since_s",
         "version",
         "weights",
+        "wish",
     )
 
     def __init__(
@@ -55,15 +60,19 @@ class Flow:
         self.rate = 0.0
         self.since_s = 0.0
         self.version = 0
+        self.wish = 0.0
+        """The rate it would have alone."""
+        self.demand = weights
+        """Bytes a second on each link at that rate."""
         self.shares = False
-        """Another flow uses one of its links, so its rate must be settled with the others'."""
+        """One of its links is overloaded, so its rate must be settled with the others'."""
 
 
 class FluidEngine:
     """Keeps the rate of every flow max-min fair, and calls each flow's *done* at its time.
 
-    Changes at one instant are settled together, once, after all of that instant's events. A flow alone on its links
-    costs no settling at all.
+    A flow whose links can carry all that is wanted of them has the rate it would have alone. Only flows on overloaded
+    links are settled against each other, once for each instant, after all of that instant's other events.
     """
 
     def __init__(self, env: simpy.Environment, capacity_bytes_per_s: NDArray[np.float64]) -> None:
@@ -72,13 +81,14 @@ class FluidEngine:
         self.usage = Usage(self.capacity.copy())
         self.num_settlements = 0
         self.num_flows = 0
+        self._wanted = np.zeros(len(self.capacity))
         self._flows: dict[int, Flow] = {}
         self._sharing: dict[int, Flow] = {}
-        self._owner = np.full(len(self.capacity), -1, dtype=np.int64)
         self._numbers = count()
         self._ends: list[tuple[float, int, int, Flow]] = []
         self._armed_s = float("inf")
         self._unsettled = False
+        self._crowded: list[NDArray[np.int64]] = []
 
     @property
     def num_active(self) -> int:
@@ -92,40 +102,40 @@ class FluidEngine:
         flow.since_s = now
         self._flows[flow.number] = flow
         self.num_flows += 1
-        links = flow.links
-        self.usage.enter(links, now)
-        if not len(links) or int(self.usage.users[links].max()) == 1:
-            self._owner[links] = flow.number
-            self._set_rate(flow, self._alone(flow))
-            return
-        for number in np.unique(self._owner[links]).tolist():
-            other = self._flows.get(number)
-            if other is not None:
-                self._share(other)
-        self._share(flow)
-        self._settle_later()
+        self.usage.enter(flow.links, now)
+        self._want(flow)
+        full = self._overloaded(flow.links)
+        if full.any():
+            self._crowded.append(flow.links[full])
+            self._settle_later()
+        else:
+            self._set_rate(flow, flow.wish)
 
     def set_capacity(self, link: int, bytes_per_s: float) -> None:
         """Change a link's bandwidth; flows under way feel it now."""
         if self.capacity[link] == bytes_per_s:
             return
         self.capacity[link] = bytes_per_s
-        if self.usage.users[link] == 1 and (owner := self._flows.get(int(self._owner[link]))) is not None:
-            if not owner.shares:
-                self._set_rate(owner, self._alone(owner))
-                return
-        if self.usage.users[link]:
-            self._settle_later()
+        for flow in self._flows.values():
+            if link in flow.links:
+                self._wanted[flow.links] -= flow.demand
+                self._want(flow)
+                if not flow.shares:
+                    flow.shares = True
+                    self._sharing[flow.number] = flow
+        self._crowded.append(np.array([link]))
+        self._settle_later()
 
-    def _alone(self, flow: Flow) -> float:
-        if not len(flow.links):
-            return flow.cap_bytes_per_s
-        return float(min(flow.cap_bytes_per_s, (self.capacity[flow.links] / flow.weights).min()))
+    def _want(self, flow: Flow) -> None:
+        flow.wish = flow.cap_bytes_per_s
+        if len(flow.links):
+            flow.wish = min(flow.wish, float((self.capacity[flow.links] / flow.weights).min()))
+        flow.demand = flow.weights * flow.wish
+        self._wanted[flow.links] += flow.demand
 
-    def _share(self, flow: Flow) -> None:
-        if not flow.shares:
-            flow.shares = True
-            self._sharing[flow.number] = flow
+    def _overloaded(self, links: NDArray[np.int64]) -> NDArray[np.bool_]:
+        over: NDArray[np.bool_] = self._wanted[links] > self.capacity[links] * _FULL
+        return over
 
     def _settle_later(self) -> None:
         if self._unsettled:
@@ -139,12 +149,12 @@ class FluidEngine:
     def _settle(self, _: simpy.Event) -> None:
         self._unsettled = False
         self.num_settlements += 1
+        self._admit()
         for flow in list(self._sharing.values()):
-            if not len(flow.links) or int(self.usage.users[flow.links].max()) == 1:
+            if not self._overloaded(flow.links).any():
                 flow.shares = False
                 del self._sharing[flow.number]
-                self._owner[flow.links] = flow.number
-                self._set_rate(flow, self._alone(flow))
+                self._set_rate(flow, flow.wish)
         flows = list(self._sharing.values())
         if not flows:
             return
@@ -154,12 +164,25 @@ class FluidEngine:
             offsets,
             np.concatenate([flow.links for flow in flows]),
             np.concatenate([flow.weights for flow in flows]),
-            np.array([flow.cap_bytes_per_s for flow in flows]),
+            np.array([flow.wish for flow in flows]),
             self.capacity,
         )
         for flow, rate in zip(flows, rates.tolist(), strict=True):
             if rate != flow.rate:
                 self._set_rate(flow, rate)
+
+    def _admit(self) -> None:
+        """Flows that run over links which have become overloaded now share them."""
+        if not self._crowded:
+            return
+        crowded = np.zeros(len(self.capacity), dtype=bool)
+        for links in self._crowded:
+            crowded[links] = True
+        self._crowded.clear()
+        for number, flow in self._flows.items():
+            if not flow.shares and crowded[flow.links].any():
+                flow.shares = True
+                self._sharing[number] = flow
 
     def _set_rate(self, flow: Flow, rate: float) -> None:
         self._account(flow)
@@ -197,15 +220,21 @@ class FluidEngine:
             if flow.version == version:
                 finished.append(flow)
         for flow in finished:
-            self._account(flow)
-            if flow.remaining_bytes > 0.0:
-                self.usage.move(flow.links, flow.weights, flow.remaining_bytes, now, now)
-            flow.version += 1
-            del self._flows[flow.number]
-            self.usage.leave(flow.links, now)
-            if flow.shares:
-                del self._sharing[flow.number]
-                self._settle_later()
+            self._end(flow, now)
         for flow in finished:
             flow.done()
         self._arm()
+
+    def _end(self, flow: Flow, now: float) -> None:
+        self._account(flow)
+        if flow.remaining_bytes > 0.0:
+            self.usage.move(flow.links, flow.weights, flow.remaining_bytes, now, now)
+        flow.version += 1
+        del self._flows[flow.number]
+        links = flow.links
+        self.usage.leave(links, now)
+        self._wanted[links] -= flow.demand
+        self._wanted[links[self.usage.users[links] == 0]] = 0.0
+        if flow.shares:
+            del self._sharing[flow.number]
+            self._settle_later()

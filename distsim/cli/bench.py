@@ -1,0 +1,283 @@
+"""`distsim bench OP --on CLUSTER`: nccl-tests' table from a simulated cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from distsim.errors import UsageError
+
+__all__ = ["add_parser", "run"]
+
+_REAL = ("gloo", "nccl", "mpi")
+_LIMIT_ROWS = 100_000
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare `distsim bench` with nccl-tests' flags."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="time one collective on a cluster, in nccl-tests' table",
+        description="Time one collective on a simulated cluster and print nccl-tests' table. size is the whole buffer "
+        "for all_gather, reduce_scatter, alltoall, gather and scatter, one rank's for the others, as in nccl-tests.",
+        epilog="example: distsim bench all_reduce --on dgx-h100:2 -b 8 -e 8G -f 2",
+    )
+    parser.add_argument(
+        "op",
+        metavar="OP",
+        help="all_reduce, all_gather, reduce_scatter, alltoall, broadcast, reduce, "
+        "gather, scatter or sendrecv",
+    )
+    parser.add_argument(
+        "--on",
+        metavar="CLUSTER",
+        default=None,
+        help="a preset with a number of nodes (dgx-h100:4) or a cluster file; default dgx-h100:1",
+    )
+    sizes = parser.add_argument_group("sizes (8, 1K, 64M, 8G: powers of 1024)")
+    sizes.add_argument("-b", "--minbytes", metavar="SIZE", default="32M", help="the first size (default 32M)")
+    sizes.add_argument("-e", "--maxbytes", metavar="SIZE", default="32M", help="the last size (default 32M)")
+    sizes.add_argument(
+        "-i", "--stepbytes", metavar="SIZE", default=None, help="from one size to the next, plus this"
+    )
+    sizes.add_argument(
+        "-f",
+        "--stepfactor",
+        metavar="N",
+        type=int,
+        default=None,
+        help="from one size to the next, times this",
+    )
+    sizes.add_argument("--sizes", metavar="SIZE,...", default=None, help="these sizes and no others")
+    what = parser.add_argument_group("what is timed")
+    what.add_argument(
+        "-o", "--op", dest="redop", metavar="REDOP", default="sum", help="sum, prod, min, max or avg"
+    )
+    what.add_argument(
+        "-d", "--datatype", metavar="TYPE", default="float", help="float, half, bfloat16, double, int8, ..."
+    )
+    what.add_argument(
+        "-r", "--root", metavar="RANK", type=int, default=0, help="root of broadcast, reduce, gather, scatter"
+    )
+    where = parser.add_argument_group("ranks")
+    where.add_argument(
+        "--nnodes", metavar="N", type=int, default=None, help="use this many nodes of the cluster"
+    )
+    where.add_argument(
+        "--nproc-per-node", metavar="N", type=int, default=None, help="use this many ranks a node"
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument("--algo", metavar="ALGO", default=None, help="force ring, tree, nvls, nvlstree or pat")
+    how.add_argument("--proto", metavar="PROTO", default=None, help="force LL, LL128 or Simple")
+    how.add_argument(
+        "--nccl-version",
+        metavar="X.Y.Z",
+        default=None,
+        help="NCCL's version (default: the cluster's); ideal: links only, no launch and no protocol",
+    )
+    how.add_argument(
+        "--backend", choices=_REAL, default=None, help="whose algorithms (default: nccl, gloo without GPUs)"
+    )
+    how.add_argument(
+        "--fidelity",
+        choices=("fluid", "message"),
+        default="fluid",
+        help="message: every message on its own (small worlds)",
+    )
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
+    out.add_argument(
+        "--explain", action="store_true", help="for each size, what each algorithm and protocol would cost"
+    )
+    ignored = parser.add_argument_group("nccl-tests' flags without effect here (a comment line says so)")
+    for flags, default in _IGNORED.items():
+        ignored.add_argument(*flags, metavar="N", default=default, help=argparse.SUPPRESS)
+    parser.set_defaults(func=run)
+
+
+_IGNORED: dict[tuple[str, str], None] = {
+    ("-g", "--ngpus"): None,
+    ("-t", "--nthreads"): None,
+    ("-n", "--iters"): None,
+    ("-w", "--warmup_iters"): None,
+    ("-m", "--agg_iters"): None,
+    ("-c", "--check"): None,
+    ("-p", "--parallel_init"): None,
+    ("-z", "--blocking"): None,
+    ("-y", "--stream_null"): None,
+    ("-T", "--timeout"): None,
+    ("-G", "--cudagraph"): None,
+    ("-C", "--report_cputime"): None,
+    ("-a", "--average"): None,
+    ("-R", "--local_register"): None,
+    ("-N", "--run_cycles"): None,
+    ("-S", "--report_timestamps"): None,
+}
+
+_WHY = {
+    "ngpus": "ranks come from --on, --nnodes and --nproc-per-node, one device a rank",
+    "nthreads": "ranks come from --on, --nnodes and --nproc-per-node, one device a rank",
+    "check": "nothing is computed, so nothing can be wrong",
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table (or JSON); answers 0."""
+    on = args.on or "dgx-h100:1"
+    if on in _REAL:
+        raise UsageError(
+            f"bench --on {on} is not there: bench simulates; name a cluster (--on dgx-h100:2), or calibrate one from "
+            "a live run with distsim calibrate --on gloo"
+        )
+    from distsim.bench import DTYPES, bench_op
+
+    op = bench_op(args.op)
+    if args.datatype not in DTYPES:
+        raise UsageError(f"expected a type ({', '.join(DTYPES)}), got {args.datatype!r}")
+    if args.redop not in ("sum", "prod", "min", "max", "avg", "mulsum", "all"):
+        raise UsageError(f"expected a reduction (sum, prod, min, max, avg), got {args.redop!r}")
+    sizes = _sizes(args)
+    from distsim.cluster import load_cluster
+
+    cluster = load_cluster(on)
+    if args.explain:
+        return _explain(args, op, cluster, sizes)
+    from distsim.bench import bench, render_table
+
+    rows = bench(
+        op,
+        cluster,
+        sizes,
+        nnodes=args.nnodes,
+        nproc_per_node=args.nproc_per_node,
+        dtype=args.datatype,
+        root=args.root,
+        flavour=args.backend,
+        fidelity=args.fidelity,
+        algo=args.algo,
+        proto=args.proto,
+        nccl_version=args.nccl_version,
+    )
+    slots = cluster.place(args.nnodes, args.nproc_per_node)
+    version = args.nccl_version or cluster.nccl.version
+    if args.json:
+        keys = ("size_bytes", "count", "time_us", "algbw_GBps", "busbw_GBps", "algo", "proto", "channels")
+        print(
+            json.dumps(
+                {
+                    "op": op,
+                    "cluster": cluster.name,
+                    "nodes": len({slot.host for slot in slots}),
+                    "ranks": len(slots),
+                    "nccl_version": version,
+                    "dtype": args.datatype,
+                    "fidelity": args.fidelity,
+                    "simulated": True,
+                    "rows": [{key: getattr(row, key) for key in keys} for row in rows],
+                }
+            )
+        )
+        return 0
+    stepping = (
+        f"step: {args.stepfactor}(factor)"
+        if args.stepfactor
+        else f"step: {args.stepbytes or '1048576'}(bytes)"
+    )
+    lines = render_table(
+        op,
+        rows,
+        dtype=args.datatype,
+        redop=args.redop,
+        root=args.root,
+        ranks=slots,
+        notes=_notes(args),
+        sizes=f"minBytes {sizes[0]} maxBytes {sizes[-1]} {stepping}",
+        cluster=f"{cluster.name} ({len({slot.host for slot in slots})} nodes, {len(slots)} ranks, NCCL {version})",
+    )
+    print("\n".join(lines))
+    return 0
+
+
+def _sizes(args: argparse.Namespace) -> list[int]:
+    from distsim.bench import Sizes
+    from distsim.units import parse_size
+
+    if args.sizes is not None:
+        return [parse_size(text) for text in args.sizes.split(",") if text.strip()] or _no_sizes(args.sizes)
+    first, last = parse_size(args.minbytes), parse_size(args.maxbytes)
+    if first > last:
+        raise UsageError(f"expected -b no larger than -e, got -b {args.minbytes} -e {args.maxbytes}")
+    if args.stepfactor is not None and args.stepfactor < 2:
+        raise UsageError(f"expected a step factor of 2 or more, got -f {args.stepfactor}")
+    if args.stepfactor is not None and first == 0:
+        raise UsageError("expected -b above 0 with a step factor, got 0")
+    step = parse_size(args.stepbytes) if args.stepbytes is not None else 1 << 20
+    if step < 1 and args.stepfactor is None:
+        raise UsageError(f"expected a step of at least one byte, got -i {args.stepbytes}")
+    if args.stepfactor is None and (last - first) // step >= _LIMIT_ROWS:
+        raise UsageError(
+            f"-b {args.minbytes} -e {args.maxbytes} in steps of {step} bytes is {(last - first) // step + 1} rows: "
+            "use -f 2, or a larger -i"
+        )
+    return list(Sizes(first, last, args.stepfactor or 0, step))
+
+
+def _no_sizes(text: str) -> list[int]:
+    raise UsageError(f"expected sizes such as --sizes 1K,3M, got {text!r}")
+
+
+def _notes(args: argparse.Namespace) -> list[str]:
+    notes: list[str] = []
+    for flags in _IGNORED:
+        name = flags[1].lstrip("-")
+        value = getattr(args, name)
+        if value is not None:
+            why = _WHY.get(name, "a simulated iteration takes the same time each time")
+            notes.append(f"{flags[0]} {value} has no effect: {why}")
+    return notes
+
+
+def _explain(args: argparse.Namespace, op: str, cluster: Any, sizes: list[int]) -> int:
+    import simpy
+
+    from distsim.bench import DTYPES, counted
+    from distsim.collectives import Transfer
+    from distsim.network import Network
+
+    devices = tuple(slot.device for slot in cluster.place(args.nnodes, args.nproc_per_node))
+    net = Network(
+        simpy.Environment(), cluster, algo=args.algo, proto=args.proto, nccl_version=args.nccl_version
+    )
+    flavour = args.backend or ("nccl" if cluster.node.num_gpus else "gloo")
+    found = []
+    for asked in sizes:
+        size, _ = counted(op, asked, len(devices), DTYPES[args.datatype])
+        nbytes = size // len(devices) if op in ("gather", "scatter") else size
+        rows = net.explain(
+            Transfer(op, flavour, devices, nbytes, args.root, dtype_bytes=DTYPES[args.datatype])
+        )
+        found.append((size, rows))
+    if args.json:
+        keys = ("algo", "proto", "channels", "predicted_s", "why", "chosen")
+        document = {
+            "op": op,
+            "cluster": cluster.name,
+            "ranks": len(devices),
+            "nccl_version": net.compiler.version,
+            "sizes": [
+                {"size_bytes": size, "candidates": [{key: getattr(row, key) for key in keys} for row in rows]}
+                for size, rows in found
+            ],
+        }
+        print(json.dumps(document))
+        return 0
+    for size, rows in found:
+        print(f"{op} of {size} bytes on {cluster.name}, {len(devices)} ranks, NCCL {net.compiler.version}")
+        for row in sorted(
+            rows, key=lambda row: (not row.chosen, row.predicted_s is None, row.predicted_s or 0.0)
+        ):
+            cost = f"{row.predicted_s * 1e6:12.2f} us" if row.predicted_s is not None else f"{'-':>15s}"
+            mark = "->" if row.chosen else "  "
+            print(f" {mark} {row.algo:14s}{row.proto:8s}{row.channels:4d} channels {cost}  {row.why}")
+    return 0
