@@ -76,7 +76,8 @@ def find_divergences(world: World, lane: Lane) -> list[Divergence]:
                 if divergence.blocks:
                     break
                 continue
-        if first.site is not None and any(r.site != first.site for r in records):
+        site = first.site
+        if site is not None and any(r.site is not site and r.site != site for r in records):
             unlike_sites.append(seq)
     for seq in unlike_sites:
         if (silent := _by_site(world, lane, seq)) is not None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, State, Wait
+from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, Group, Phase, RankState, State, Wait
 
 __all__ = ["DEAD", "Lane", "Pairing", "World"]
 
@@ -59,7 +58,8 @@ class World:
             rank: evidence.ranks.get(rank) or _unknown(evidence, rank) for rank in range(evidence.world_size)
         }
         self.lanes: list[Lane] = []
-        self._lane_of: dict[int, Lane] = {}  # id(record) -> lane
+        self._lanes_of: dict[tuple[str, tuple[int, ...]], list[Lane]] = {}
+        self._unsorted: list[list[CallRecord]] = []
         self._p2p: list[CallRecord] = []
         self._index()
         self.pairs = self._match()
@@ -67,45 +67,51 @@ class World:
     # --- records
 
     def _index(self) -> None:
-        by_key: dict[tuple[str, tuple[int, ...], int], Lane] = {}
         for rank in sorted(self.evidence.records):
-            current: dict[int, Lane] = {}  # id(group) -> lane, as this rank goes along
-            epochs: dict[tuple[str, tuple[int, ...]], int] = {}
+            current: dict[int, tuple[Lane, list[CallRecord]]] = {}  # id(group) -> lane, and the rank's calls
             for record in self.evidence.records[rank]:
-                if record.is_p2p:
+                if record.op in P2P:
                     self._p2p.append(record)
                     continue
-                group = record.group
-                lane = current.get(id(group))
-                if lane is None or (record.seq <= 1 and rank in lane.meetings.get(record.seq, ())):
-                    key = (group.name, group.ranks)
-                    epoch = epochs.get(key, 0)
-                    lane = by_key.get((*key, epoch))
-                    if lane is not None and record.seq <= 1 and rank in lane.meetings.get(record.seq, ()):
-                        epochs[key] = epoch = epoch + 1  # initialized again: numbers start anew
-                        lane = by_key.get((*key, epoch))
-                    if lane is None:
-                        lane = by_key[(*key, epoch)] = Lane(len(self.lanes), group)
-                        self.lanes.append(lane)
-                    current[id(group)] = lane
-                self._lane_of[id(record)] = lane
+                found = current.get(id(record.group))
+                seq = record.seq
+                if found is None or (seq <= 1 and rank in found[0].meetings.get(seq, ())):
+                    lane = self._open(record)
+                    found = current[id(record.group)] = lane, lane.calls.setdefault(rank, [])
+                lane, calls = found
                 if record.op == "destroy_process_group":
                     continue  # nobody waits in it: who destroyed a group comes to no further meeting
-                lane.meetings.setdefault(record.seq, {}).setdefault(rank, record)
-                lane.calls.setdefault(rank, []).append(record)
-        for lane in self.lanes:
-            for calls in lane.calls.values():
-                if any(a.seq > b.seq for a, b in itertools.pairwise(calls)):
-                    calls.sort(key=lambda r: r.seq)
+                met = lane.meetings.get(seq)
+                if met is None:
+                    met = lane.meetings[seq] = {}
+                if rank not in met:
+                    met[rank] = record
+                    if calls and calls[-1].seq > seq:
+                        self._unsorted.append(calls)
+                    calls.append(record)
+        for calls in self._unsorted:
+            calls.sort(key=lambda r: r.seq)
+
+    def _open(self, record: CallRecord) -> Lane:
+        """The lane that takes the record: a number 1 that the rank has made already begins a new one."""
+        group, rank = record.group, record.rank
+        lanes = self._lanes_of.setdefault((group.name, group.ranks), [])
+        own = [lane for lane in lanes if rank in lane.calls]
+        if own and (record.seq > 1 or rank not in own[-1].meetings.get(record.seq, ())):
+            return own[-1]
+        if len(own) < len(lanes):
+            return lanes[len(own)]
+        lane = Lane(len(self.lanes), group)
+        self.lanes.append(lane)
+        lanes.append(lane)
+        return lane
 
     def lane(self, record: CallRecord) -> Lane | None:
-        """The group lane of a collective that is among the evidence's records."""
-        found = self._lane_of.get(id(record))
-        if found is None and not record.is_p2p:  # an equal copy
-            for lane in self.lanes:
-                if lane.group == record.group and record.rank in lane.meetings.get(record.seq, ()):
-                    return lane
-        return found
+        """The group lane of a collective that is among the evidence's records (an equal copy will do)."""
+        lanes = self._lanes_of.get((record.group.name, record.group.ranks), ())
+        holding = [lane for lane in lanes if record.rank in lane.meetings.get(record.seq, ())]
+        exact = [lane for lane in holding if lane.meetings[record.seq][record.rank] is record]
+        return next(iter(exact or holding[-1:]), None)
 
     def records(self, rank: int) -> Sequence[CallRecord]:
         return self.evidence.records.get(rank, ())

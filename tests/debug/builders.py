@@ -271,7 +271,7 @@ class Play:
         return True
 
     def evidence(self, **kw: Any) -> Evidence:
-        while any([self.advance(rank) for rank in range(self.size)]):
+        while sum(self.advance(rank) for rank in range(self.size)):
             pass
         kw.setdefault("now_s", self.now / 1000 + 0.5)
         return Evidence(self.size, self.states, self.records, **kw)

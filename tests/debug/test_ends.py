@@ -1,0 +1,121 @@
+"""Ranks that die in a call are its victims first; what killed them comes before them."""
+
+from __future__ import annotations
+
+from distsim.debug.diagnosis import diagnose
+from distsim.debug.kinds import Kind
+from distsim.debug.records import Evidence, Phase, RankState, State
+from tests.debug.builders import all_reduce, barrier, fail, killed, play, recv, run, send
+
+
+def die_inside(evidence: Evidence, rank: int, phase: Phase, failed_s: float | None = None, **kw: str) -> None:
+    """The rank dies in the call it is blocked in."""
+    last = evidence.records[rank][-1]
+    if phase is Phase.RAISED:
+        last.state, last.completed_s = State.FAILED, failed_s
+    evidence.ranks[rank].phase = phase
+    evidence.ranks[rank].waits = ()
+    for name, value in kw.items():
+        setattr(evidence.ranks[rank], name, value)
+
+
+def test_abort_in_a_mismatch_is_the_mismatch() -> None:
+    """gloo ends the receiver by SIGABRT on a size that differs: the shape is at fault, not the dead."""
+    evidence = play(4, lambda r: [all_reduce(10, shape=(8,) if r == 1 else (4,)), barrier(11)])
+    die_inside(evidence, 2, Phase.KILLED, signal="SIGABRT")
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.victims) == (Kind.SHAPE_MISMATCH, (1,), (0, 2, 3))
+
+
+def test_abort_in_a_message_of_another_size() -> None:
+    """The same between a send and a receive."""
+    evidence = play(3, lambda r: {0: [send(1, 10)], 1: [recv(0, 11, shape=(8,))], 2: []}[r])
+    die_inside(evidence, 1, Phase.KILLED, signal="SIGABRT")
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.pair) == (Kind.P2P_SIZE_MISMATCH, (0, 1), (0, 1))
+
+
+def test_every_rank_raises_a_mismatch() -> None:
+    """In strict mode all members raise at their own line: still one diagnosis, of the mismatch."""
+    evidence = play(4, lambda r: [all_reduce(10, reduce_op="MAX" if r == 3 else "SUM")])
+    for rank in range(4):
+        die_inside(evidence, rank, Phase.RAISED, 1.0, exception="CollectiveMismatch: ...")
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.exit_code) == (Kind.REDUCE_OP_MISMATCH, (3,), 4)
+
+
+def test_timeout_blames_who_never_came() -> None:
+    """Ranks that time out are victims of the rank they waited for, though it still runs."""
+    evidence = play(4, lambda r: [run(50)] if r == 3 else [all_reduce(10)])
+    for rank in range(3):
+        die_inside(evidence, rank, Phase.RAISED, 60.0, exception="DistBackendError: timed out")
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (3,), (0, 1, 2))
+    assert "train.py:50" in d.explanation
+
+
+def test_timeout_blames_who_came_too_late() -> None:
+    """A rank that comes after the others have given up waits for nobody, and is named."""
+    evidence = play(4, lambda r: [all_reduce(10), barrier(11)])
+    for rank in range(4):
+        record = evidence.records[rank][0]
+        evidence.records = {**evidence.records, rank: [record]}
+        record.state, record.issued_s = (State.ISSUED, 90.0) if rank == 3 else (State.ISSUED, 1.0)
+        evidence.ranks = {**evidence.ranks, rank: RankState(rank, Phase.BLOCKED)}
+    for rank in range(3):
+        die_inside(evidence, rank, Phase.RAISED, 61.0, exception="DistBackendError: timed out")
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (3,), (0, 1, 2))
+    assert "89.0 s late" in d.explanation
+
+
+def test_connection_reset_follows_the_killed() -> None:
+    """Ranks that raise because a peer's process is gone are victims of the kill."""
+    evidence = play(4, lambda r: [all_reduce(10), killed()] if r == 2 else [all_reduce(10), barrier(11)])
+    for rank in (0, 1, 3):
+        die_inside(evidence, rank, Phase.RAISED, 1.0, exception="RuntimeError: Connection closed by peer")
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.victims) == (Kind.RANK_KILLED, (2,), (0, 1, 3))
+
+
+def test_killed_in_the_middle_of_a_collective() -> None:
+    """A process killed inside a call that all had come to is the root."""
+    evidence = play(3, lambda r: [all_reduce(10), barrier(11)])
+    for rank in range(3):
+        evidence.records[rank][-1].state = State.STARTED
+        evidence.ranks[rank].phase = Phase.BLOCKED
+    die_inside(evidence, 1, Phase.KILLED, signal="SIGKILL")
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.victims) == (Kind.RANK_KILLED, (1,), (0, 2))
+
+
+def test_raise_that_nobody_waits_for() -> None:
+    """A rank that raises is reported even if no other rank hangs."""
+    (d,) = diagnose(play(2, lambda r: [all_reduce(10), fail("KeyError: 1", 44)] if r else [all_reduce(10)]))
+    assert (d.kind, d.culprits, d.victims, d.exit_code) == (Kind.RANK_RAISED, (1,), (), 1)
+
+
+def test_all_ranks_raise_the_same() -> None:
+    """One exception on every rank is one diagnosis."""
+    (d,) = diagnose(play(4, lambda r: [fail("KeyError: 1", 44)]))
+    assert (d.kind, d.culprits) == (Kind.RANK_RAISED, (0, 1, 2, 3))
+
+
+def test_two_causes_are_two_diagnoses() -> None:
+    """Two groups that hang for two reasons: both are told, the earlier one first."""
+    from tests.debug.builders import group
+
+    low, high = group(0, 1, name="1"), group(2, 3, name="2")
+    evidence = play(
+        4,
+        {
+            0: [all_reduce(10, low)],
+            1: [fail("KeyError: 1", 44)],
+            2: [all_reduce(12, high)],
+            3: [killed()],
+        },
+    )
+    evidence.ranks[1].since_s, evidence.ranks[3].since_s = 0.2, 0.1
+    first, second = diagnose(evidence)
+    assert (first.kind, first.culprits, first.victims) == (Kind.RANK_KILLED, (3,), (2,))
+    assert (second.kind, second.culprits, second.victims) == (Kind.RANK_RAISED, (1,), (0,))

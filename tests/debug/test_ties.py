@@ -1,0 +1,65 @@
+"""Two ranks, or as many here as there: habit decides, else convention, and the report says so."""
+
+from __future__ import annotations
+
+from distsim.debug.diagnosis import diagnose
+from distsim.debug.kinds import Kind
+from tests.debug.builders import Step, all_reduce, barrier, coll, play, recv, send
+
+
+def test_without_history_the_lowest_rank_is_the_reference() -> None:
+    """A tie names the side without the lowest rank, shows both lines, and says it is a tie."""
+    (d,) = diagnose(play(2, lambda r: [all_reduce(10 + r, reduce_op="MAX" if r else "SUM")]))
+    assert (d.kind, d.culprits) == (Kind.REDUCE_OP_MISMATCH, (1,))
+    assert {r: s.line for r, s in d.sites.items()} == {0: 10, 1: 11}
+    assert "nothing but rank order" in d.explanation
+
+
+def test_habit_settles_a_tie() -> None:
+    """Rank 0 says something else than in its earlier iterations: it is the culprit, and no tie."""
+
+    def steps(rank: int) -> list[Step]:
+        return [all_reduce(10)] * 3 + [all_reduce(10, shape=(5,) if rank == 0 else (4,))]
+
+    (d,) = diagnose(play(2, steps))
+    assert (d.kind, d.culprits, d.victims) == (Kind.SHAPE_MISMATCH, (0,), (1,))
+    assert "rank order" not in d.explanation
+
+
+def test_two_against_two() -> None:
+    """Four ranks, two sides: both culprits of the side without rank 0."""
+    (d,) = diagnose(play(4, lambda r: [coll("broadcast", 10, root=r % 2)]))
+    assert (d.kind, d.culprits) == (Kind.ROOT_MISMATCH, (1, 3))
+    assert "rank order" in d.explanation
+
+
+def test_habit_settles_swapped_lines_of_two() -> None:
+    """Two ranks, calls alike, one leaves the order it kept so far: it is named."""
+    usual = [all_reduce(10), all_reduce(11)]
+    (d,) = diagnose(play(2, lambda r: usual * 2 + (usual if r == 0 else usual[::-1])))
+    assert (d.kind, d.culprits) == (Kind.WRONG_ORDER, (1,))
+
+
+def test_skip_by_one_of_two() -> None:
+    """Two ranks, one skips a call that looks like the next and ends: it is missing."""
+    (d,) = diagnose(
+        play(
+            2,
+            lambda r: (
+                [all_reduce(10), all_reduce(11), barrier(12)] if r == 0 else [all_reduce(11), barrier(12)]
+            ),
+        )
+    )
+    assert (d.kind, d.culprits, str(d.call)) == (Kind.MISSING_RANK, (1,), "all_reduce #1")
+
+
+def test_size_habit_settles_a_pair() -> None:
+    """The end of a message that changed its size is the culprit."""
+    (d,) = diagnose(play(2, {0: [send(1, 10), send(1, 10, shape=(8,))], 1: [recv(0, 11), recv(0, 11)]}))
+    assert (d.kind, d.culprits, d.pair) == (Kind.P2P_SIZE_MISMATCH, (0,), (0, 1))
+
+
+def test_two_ranks_uneven() -> None:
+    """Of two ranks, the one with fewer rounds is named."""
+    (d,) = diagnose(play(2, lambda r: [all_reduce(10)] * (3 if r == 0 else 5)))
+    assert (d.kind, d.culprits, d.victims) == (Kind.UNEVEN_ITERATIONS, (0,), (1,))
