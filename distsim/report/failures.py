@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from distsim.debug.stacks import format_ranks
+from distsim.debug.explain import ranks_text
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Failure
@@ -58,8 +58,7 @@ class Failures:
         for failure in self.failures:
             head = Text()
             head.append("RAISED", style="bold red")
-            noun = "rank" if len(failure.ranks) == 1 else "ranks"
-            head.append(f"  {noun} {format_ranks(failure.ranks)}: {failure.type}")
+            head.append(f"  {ranks_text(failure.ranks)}: {failure.type}")
             if failure.message:
                 head.append(f": {failure.message.splitlines()[0]}")
             yield head

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from distsim.report.failures import Failures
 from distsim.report.tables import collectives_table, links_table, ranks_table
+from distsim.report.whereabouts import Whereabouts
 from distsim.units import format_time
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Summary:
             yield render_diagnoses(outcome.diagnoses, outcome.evidence)
             yield Text()
         yield Failures(outcome.failures)
+        yield Whereabouts(outcome)
         yield from self._header()
         yield from self._section("time by rank", ranks_table(outcome.ranks))
         yield from self._section(

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from distsim.debug.records import CallWait, Evidence, Phase, RankState, Site
 from distsim.report import Summary, print_summary
 from distsim.sim.outcome import LinkUse
 from tests.golden import assert_golden
-from tests.report.made import finished, outcome, raised, summary
+from tests.report.made import call, finished, outcome, raised, summary
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -67,6 +68,30 @@ def test_a_long_list_of_ranks_is_cut() -> None:
     ranks = [summary(rank, end_s=0.010 * (1 + rank % 2)) for rank in range(1000)]
     text = _text(outcome(1000, ranks=ranks))
     assert "0,2,4,6,8,10,12,...  500 ranks" in text
+
+
+def test_an_interrupted_run_says_where_every_rank_is() -> None:
+    """Ctrl-C shows who waits for what and who runs, equal ranks together."""
+    waiting = CallWait(call(0, "all_reduce", 2, 0.001, 0.003, 0.004))
+    states = {rank: RankState(rank, Phase.BLOCKED, (waiting,)) for rank in (0, 1, 2)}
+    states[3] = RankState(3, Phase.RUNNING, site=Site("train.py", 9, "load"))
+    run = outcome(4, exit_code=130, interrupted=True, evidence=Evidence(4, states))
+    lines = _text(run, 120).splitlines()
+    assert lines[:3] == [
+        "INTERRUPTED",
+        "  Ranks 0-2 wait in all_reduce #2 on group default_pg (ranks 0,1), at train.py:12",
+        "  Rank 3 is at train.py:9 in load",
+    ]
+    assert "interrupted after 10 ms" in lines[5]
+
+
+def test_ranks_that_left_without_a_word_are_named_with_their_exit_code() -> None:
+    """`os._exit(7)` leaves no traceback; the report says who did it."""
+    ranks = [summary(rank, exit_code=7 if rank != 2 else 0) for rank in range(4)]
+    assert _text(outcome(4, exit_code=1, ranks=ranks)).splitlines()[:2] == [
+        "EXITED",
+        "  Ranks 0,1,3 left with exit code 7",
+    ]
 
 
 def test_lines_of_a_traceback_stay_whole() -> None:
