@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "Wiring"]
 
-_MAX_CACHED_ROUTES = 1 << 20
+_MAX_CACHED_ROUTES = 1 << 18
 
 
 class Wiring(Protocol):

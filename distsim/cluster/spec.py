@@ -36,8 +36,11 @@ Memory = Annotated[int, *_quantity(parse_memory, "GB")]
 Flops = Annotated[float, *_quantity(parse_flops, "TFLOPS")]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Ratio = Annotated[float, Field(ge=1)]
-Count = Annotated[int, Field(ge=0, le=1_000_000, strict=True)]
-Positive = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
+Count = Annotated[int, Field(ge=0, le=1024, strict=True)]
+Positive = Annotated[int, Field(ge=1, le=1024, strict=True)]
+# Nodes and what counts them; with _MOST_CABLES a typing mistake ends in a message and not in a full memory.
+Nodes = Annotated[int, Field(ge=1, le=32_768, strict=True)]
+_MOST_CABLES = 4_000_000
 
 
 def _note(text: str, default: Any = ...) -> Any:
@@ -47,7 +50,7 @@ def _note(text: str, default: Any = ...) -> Any:
 class Table(BaseModel):
     """A table of the file: unknown keys are faults, nothing changes afterwards."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class NvlinkSpec(Table):
@@ -62,7 +65,7 @@ class NvlinkSpec(Table):
     latency: Time = _note("GPU to GPU, one way")
     switches: Count = _note("NVSwitch chips in a node (for the record: the plane blocks nothing)", 1)
     sharp: bool = _note("the NVSwitch reduces (NVLink SHARP, NCCL's NVLS)", False)
-    domain_nodes: Positive = _note("nodes that share one NVSwitch plane: 18 in an NVL72 rack", 1)
+    domain_nodes: Nodes = _note("nodes that share one NVSwitch plane: 18 in an NVL72 rack", 1)
 
 
 class GpuSpec(Table):
@@ -145,9 +148,7 @@ class StarSpec(_Switched):
 
 
 class _Leafy(_Switched):
-    nodes_per_leaf: Positive = _note(
-        "hosts under one leaf; with rails, hosts of a unit of one leaf a rail", 16
-    )
+    nodes_per_leaf: Nodes = _note("hosts under one leaf; with rails, hosts of a unit of one leaf a rail", 16)
     spines: Positive = _note("each leaf has a cable to each (of its pod)", 4)
     oversubscription: Ratio = _note("what comes into a leaf from below : what leads up", 1.0)
     routing: Literal["ecmp", "adaptive"] = _note(
@@ -165,7 +166,7 @@ class FatTreeSpec(_Leafy):
     """Three levels: leaves and spines in pods, cores above."""
 
     kind: Literal["fat-tree"]
-    leaves_per_pod: Positive = _note("leaves under the same spines", 8)
+    leaves_per_pod: Nodes = _note("leaves under the same spines", 8)
     cores: Positive = _note("each spine has a cable to each", 4)
     core_oversubscription: Ratio = _note("what comes into a spine from below : what leads up", 1.0)
 
@@ -187,7 +188,7 @@ class TorusSpec(_Switched):
     """A router a host, in a grid with wraparound."""
 
     kind: Literal["torus"]
-    dims: Annotated[list[Positive], Field(min_length=1, max_length=3)] = _note("extent of each dimension")
+    dims: Annotated[list[Nodes], Field(min_length=1, max_length=3)] = _note("extent of each dimension")
     bandwidth: Bandwidth | None = _note("of one link, one direction; by default the NICs of a host", None)
 
 
@@ -204,7 +205,7 @@ class DragonflySpec(_Switched):
     """Groups of switches, all to all inside and between groups."""
 
     kind: Literal["dragonfly"]
-    nodes_per_switch: Positive = _note("hosts on one switch, with all their NICs", 8)
+    nodes_per_switch: Nodes = _note("hosts on one switch, with all their NICs", 8)
     switches_per_group: Positive = _note("all linked to each other", 16)
     bandwidth: Bandwidth = _note("between two switches of a group, one direction")
     global_bandwidth: Bandwidth = _note("between two groups in all, one direction")
@@ -231,8 +232,8 @@ class ClusterSpec(Table):
     name: str
     description: str = ""
     source: str = ""
-    nodes: Positive = _note("hosts", 1)
-    unit_nodes: Positive = _note("hosts that one of `name:N` stands for: 18 where N counts NVL72 racks", 1)
+    nodes: Nodes = _note("hosts", 1)
+    unit_nodes: Nodes = _note("hosts that one of `name:N` stands for: 18 where N counts NVL72 racks", 1)
     node: NodeSpec
     fabric: Annotated[FabricSpec, Field(discriminator="kind")] = StarSpec(kind="star")
     nccl: NcclSpec = NcclSpec()
@@ -255,10 +256,32 @@ class ClusterSpec(Table):
             found.append(
                 ("node.gpu.nvlink.domain_nodes", f"expected 1 with a mesh, got {nvlink.domain_nodes}")
             )
+        cables = self._cables()
+        if cables > _MOST_CABLES:
+            found.append(
+                ("fabric", f"expected at most {_MOST_CABLES:,} cables, got {cables:,} ({fabric.kind})")
+            )
         if isinstance(fabric, TorusSpec) and math.prod(fabric.dims) < self.nodes:
             text = f"expected room for {self.nodes} nodes, got {math.prod(fabric.dims)} ({fabric.dims})"
             found.append(("fabric.dims", text))
         return found
+
+    def _cables(self) -> int:
+        """About how many cables the fabric has, counted before they are made."""
+        match self.fabric:
+            case TorusSpec(dims=dims):
+                return math.prod(dims) * 2 * len(dims)
+            case FullMeshSpec():
+                return self.nodes * (self.nodes - 1)
+            case DragonflySpec() as dragonfly:
+                switches = -(-self.nodes // dragonfly.nodes_per_switch)
+                size = min(switches, dragonfly.switches_per_group)
+                groups = -(-switches // size)
+                return groups * (size * (size - 1) + (groups - 1) * dragonfly.global_links)
+            case LeafSpineSpec() | RailSpec() | FatTreeSpec() as tree:
+                rails = self.node.nic.count if isinstance(tree, RailSpec) and self.node.nic else 1
+                return -(-self.nodes // tree.nodes_per_leaf) * rails * tree.spines * 2
+        return 0
 
 
 def check_spec(data: Mapping[str, Any], where: str) -> ClusterSpec:
