@@ -109,7 +109,12 @@ class Communicator:
     def _finish(self, members: list[Arrival], data: DataFunction) -> None:
         if any(m.record.state is State.FAILED for m in members):
             return
-        data(members)
+        try:
+            data(members)
+        except Exception as error:  # what torch refuses to compute is every member's error
+            for member in members:
+                member.work.fail(error)
+            return
         for member in members:
             self._complete(member)
 

@@ -332,6 +332,7 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
         for tensors in (input_tensors, output_tensors):
             if len(tensors) != self.size():
                 raise RuntimeError("Number of tensor splits not equal to group size")
+            refusals.check_equal_lists("alltoall", tensors, input_tensors[:1], self.size())
         splits = (tuple(t.numel() for t in input_tensors), tuple(t.numel() for t in output_tensors))
         facts = {"splits": splits, "nbytes": _nbytes(input_tensors)}
         return self._collective("all_to_all", input_tensors, output_tensors, opts, **facts)
@@ -409,6 +410,8 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _check_peer(self, op: str, peer: int, tensors: list[Tensor], tag: int) -> None:
         refusals.refuse(op, self._flavour(tensors[0].device), tensors, None, tag=tag)
+        if peer == self.rank():
+            raise RuntimeError(f"ProcessGroupGloo::{op}: a rank cannot {op} to or from itself (rank {peer})")
         if not 0 <= peer < self.size():
             raise RuntimeError(f"ProcessGroupGloo::{op}: peer {peer} is out of range for a group of {self.size()}")
 

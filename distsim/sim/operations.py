@@ -83,9 +83,8 @@ def _all_reduce_sparse(members: list[Arrival], position: int) -> None:
     for member in members[1:]:
         total = total + member.inputs[position]
     for member in members:
-        target = member.outputs[position]
         with torch.no_grad():
-            target.data.copy_(total)
+            member.outputs[position].copy_(total)
 
 
 def _reduce(members: list[Arrival]) -> None:

@@ -24,7 +24,6 @@ from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
 from distsim.sim.process import SimProcess
 from distsim.sim.rank import Program
-from distsim.sim.stores import KeyValues
 from distsim.sim.summing_up import summing_up
 from distsim.sim.world import World
 
@@ -153,7 +152,6 @@ def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> di
         TORCHELASTIC_RESTART_COUNT="0",
         TORCHELASTIC_MAX_RESTARTS="0",
         TORCHELASTIC_RUN_ID="none",
-        TORCHELASTIC_USE_AGENT_STORE="True",
         TORCHELASTIC_ERROR_FILE="",
     )
     return environ
@@ -178,7 +176,6 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
     nodes = len({slot.host for slot in slots})
     world.cpu = dataclasses.replace(cluster.cpu.share(per_node), ranks_per_node=per_node)
     world.slots, world.world_size = list(slots), len(slots)
-    world.stores["tcp", MASTER_PORT] = KeyValues(env)
     width = len(str(len(slots) - 1))
     out, err = sys.stdout, sys.stderr
     world.open_streams = lambda process: open_streams(process.label, width, request.log_dir, out, err)

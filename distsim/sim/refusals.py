@@ -32,6 +32,7 @@ _GLOO_TYPES = frozenset(
         torch.complex128,
     }
 )
+_ORDER = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 
 
@@ -40,7 +41,15 @@ def refuse(op: str, flavour: str, tensors: Sequence[Tensor], reduce_op: object, 
     for tensor in tensors:
         if tensor.device.type not in ("cpu", "meta"):
             raise NotSimulated(f"{op} on {tensor.device.type} tensors", "use CPU tensors and backend 'gloo'")
-    if not tensors or op in ("send", "recv"):
+    if op in ("send", "recv"):
+        if tag < 0:
+            raise RuntimeError("Tag must be nonnegative")
+        if any(t.layout is not torch.strided for t in tensors):
+            raise NotImplementedError("Could not run 'c10d::send' with arguments from the 'SparseCPU' backend")
+        if not all(t.is_contiguous() for t in tensors):
+            raise RuntimeError("input tensor has to be contiguous")
+        return
+    if not tensors:
         return
     dtype = tensors[0].dtype
     if dtype not in _GLOO_TYPES or (op == "gather" and dtype.is_complex):
@@ -50,6 +59,9 @@ def refuse(op: str, flavour: str, tensors: Sequence[Tensor], reduce_op: object, 
     name = reduce_op_name(reduce_op)
     if name == "PREMUL_SUM":
         raise RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo")
+    if dtype.is_complex and name not in ("SUM", "AVG"):
+        shown = chr(_ORDER.index(name))  # torch prints the enum's number as a character
+        raise RuntimeError(f"{op} does not support{shown}on complex tensors")
     floating = dtype.is_floating_point or dtype.is_complex
     if name in _BITWISE and floating:
         raise RuntimeError(f"Cannot use ReduceOp.{name} with non-integral dtype")

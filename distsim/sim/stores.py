@@ -110,6 +110,8 @@ class SimStore(Store):  # type: ignore[misc]
         return self._values.data[key]
 
     def add(self, key: str, amount: int) -> int:
+        if not isinstance(amount, int):
+            raise TypeError("add(): incompatible function arguments: an amount must be int")
         self._turn()
         total = self._integer(key) + int(amount)
         self._values.data[key] = str(total).encode()
@@ -157,10 +159,8 @@ class SimStore(Store):  # type: ignore[misc]
         return [self._values.data[key] for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        if len(keys) != len(values):
-            raise ValueError(f"multi_set(): expected as many values as keys, got {len(keys)} keys and {len(values)} values")
         self._turn()
-        self._values.data.update((key, _bytes(value)) for key, value in zip(keys, values, strict=True))
+        self._values.data.update((key, _bytes(value)) for key, value in zip(keys, values, strict=False))
         self._values.change()
 
     def num_keys(self) -> int:
@@ -230,6 +230,8 @@ class TCPStore(SimStore):
         master_listen_fd: int | None = None,
         use_libuv: bool = True,
     ) -> None:
+        if not isinstance(port, int) or not isinstance(host_name, str):
+            raise TypeError("__init__(): incompatible constructor arguments: host_name must be str and port int")
         task = require_task()
         world = task.world
         if port == 0 and is_master:
@@ -258,10 +260,16 @@ class TCPStore(SimStore):
         super().__init__(world.stores[address], timeout)
         self.host, self.port, self.libuvBackend = host_name, port, use_libuv
         self._values.clients += 1
-        if is_master and wait_for_workers and world_size:
+        if wait_for_workers and world_size:
+            self._values.data["init/"] = str(self._values.clients).encode()
             self._wait_for_workers(task, world_size, give_up_s)
         else:
             self._values.change()
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        if len(keys) != len(values):
+            raise dist.DistStoreError("multi_set keys and values vectors must be of same size")
+        super().multi_set(keys, values)
 
     def _wait_for_workers(self, task: Task, world_size: int, give_up_s: float) -> None:
         values = self._values
@@ -350,6 +358,7 @@ class PrefixStore(Store):  # type: ignore[misc]
         return inner
 
     def _name(self, key: str) -> str:
+        _key(key, "PrefixStore")
         return f"{self._prefix}/{key}"
 
     def _names(self, keys: Sequence[str]) -> list[str]:

@@ -54,7 +54,7 @@ def summing_up(
         virtual_time_s=virtual_s,
         wall_time_s=wall_s,
         events=world.events,
-        results=[p.result for p in ranks],
+        results=[p.result for p in (ranks if world.launcher else world.processes[: len(world.slots)])],
         ranks=[_summary(p, virtual_s) for p in ranks],
         records={p.rank: p.records for p in ranks},
         diagnoses=diagnoses,

@@ -48,16 +48,17 @@ class SimWork(Work):  # type: ignore[misc]
         self._on_give_up = on_give_up
         self._error: BaseException | None = None
         self._future: Future[Any] | None = None
-        self._future_result: Future[Any] | None = None
         self._settlers: list[Callable[[], None]] = []
         self.sender: int | None = None
 
     # -- torch.distributed.Work
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        if not isinstance(timeout, timedelta):
+            raise TypeError("wait(): incompatible function arguments: timeout must be a datetime.timedelta")
         task = require_task()
         self._record.waited = True
-        own = timeout is not None and timeout.total_seconds() > 0
+        own = timeout.total_seconds() > 0
         if not self._done.processed:
             limit_s = timeout.total_seconds() if own else self._timeout_s
             left_s = limit_s if own else max(0.0, self._record.issued_s + limit_s - task.now_s())
@@ -101,6 +102,8 @@ class SimWork(Work):  # type: ignore[misc]
         return self.sender
 
     def result(self) -> list[Tensor]:
+        if self._record.is_p2p:
+            raise RuntimeError("result() not implemented.")
         if not self._done.processed:
             raise RuntimeError("Work needs to be completed before calling result(). Should call wait() before result().")
         return self._outputs
@@ -112,16 +115,17 @@ class SimWork(Work):  # type: ignore[misc]
         self.wait()
 
     def get_future(self) -> Future[Any]:
+        if self._record.is_p2p:
+            raise RuntimeError("Work::getFuture not implemented.")
         if self._future is None:
+            if self._process.inbox.get("ddp waits in C++"):
+                self.wait()
             self._future = Future()
             self._when_done(lambda: _settle(self._future, self._outputs, self._error))
         return self._future
 
     def get_future_result(self) -> Future[Any]:
-        if self._future_result is None:
-            self._future_result = Future()
-            self._when_done(lambda: _settle(self._future_result, int(self._error is not None), None))
-        return self._future_result
+        raise RuntimeError("Work::getFutureResult not implemented.")  # gloo's answer
 
     # -- completion
 
@@ -186,6 +190,24 @@ def _future_wait(self: Any) -> Any:
     return _real_wait(self)
 
 
+_Reducer = torch._C._distributed_c10d.Reducer
+_real_delay_all_reduce = _Reducer._delay_all_reduce
+
+
+def _delay_all_reduce(self: Any) -> None:
+    """DDP's first step with static_graph: reduces everything at the end of backward and waits at once,
+    in C++. There the futures must be done when it gets them."""
+    task = current_task()
+    if task is None:
+        _real_delay_all_reduce(self)
+        return
+    task.process.inbox["ddp waits in C++"] = True
+    try:
+        _real_delay_all_reduce(self)
+    finally:
+        task.process.inbox["ddp waits in C++"] = False
+
+
 def future_patches() -> list[tuple[Any, str, Any]]:
-    """`Future.wait` blocks in C++ and would keep the baton."""
-    return [(torch._C.Future, "wait", _future_wait)]
+    """What blocks in C++ and would keep the baton."""
+    return [(torch._C.Future, "wait", _future_wait), (_Reducer, "_delay_all_reduce", _delay_all_reduce)]
