@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -79,7 +80,7 @@ def _times(rank: RankSummary) -> list[str]:
     return [format_time(getattr(rank, part)) for part in _PARTS]
 
 
-def collectives_table(totals: Iterable[CollectiveTotal]) -> Table | None:
+def collectives_table(totals: Iterable[CollectiveTotal]) -> RenderableType | None:
     """Calls by group and operation, the longest first; None where there were none."""
     rows = sorted(totals, key=lambda total: (-total.time_s, total.group, total.op, total.dtype))
     if not rows:
@@ -99,8 +100,7 @@ def collectives_table(totals: Iterable[CollectiveTotal]) -> Table | None:
             _gigabytes(total.algbw_bytes_per_s) if total.bytes else "-",
             _gigabytes(total.busbw_bytes_per_s) if total.bytes else "-",
         )
-    _rest(table, len(rows) - MOST_COLLECTIVES, "operations")
-    return table
+    return _with_rest(table, len(rows) - MOST_COLLECTIVES, "operations")
 
 
 def _gigabytes(bytes_per_s: float) -> str:
@@ -111,7 +111,7 @@ def _gigabytes(bytes_per_s: float) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:.3g}"
 
 
-def links_table(links: Iterable[LinkUse]) -> Table | None:
+def links_table(links: Iterable[LinkUse]) -> RenderableType | None:
     """The busiest links with a bar; links used alike are one row. None where nothing moved."""
     alike: dict[tuple[object, ...], list[LinkUse]] = {}
     for link in links:
@@ -147,8 +147,7 @@ def links_table(links: Iterable[LinkUse]) -> Table | None:
             bar(first.mean_utilisation),
             f"{first.peak_utilisation:.0%}",
         )
-    _rest(table, sum(map(len, rows)) - sum(map(len, shown)), "links")
-    return table
+    return _with_rest(table, sum(map(len, rows)) - sum(map(len, shown)), "links")
 
 
 def bar(fraction: float) -> Text:
@@ -156,14 +155,15 @@ def bar(fraction: float) -> Text:
     eighths = round(min(max(fraction, 0.0), 1.0) * BAR_WIDTH * 8)
     drawn = _FULL * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
     style = "red" if fraction >= 0.9 else "yellow" if fraction >= 0.6 else "green"
-    return Text.assemble((f"{drawn:<{BAR_WIDTH}}", style), f" {fraction:>4.0%}")
+    share = "<1%" if 0 < fraction < 0.005 else f"{fraction:.0%}"
+    return Text.assemble((f"{drawn:<{BAR_WIDTH}}", style), f" {share:>4}")
 
 
 def _table() -> Table:
     return Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
 
 
-def _rest(table: Table, count: int, what: str) -> None:
-    if count > 0:
-        table.caption = f"and {count} more {what}: --report FILE has all"
-        table.caption_justify = "left"
+def _with_rest(table: Table, count: int, what: str) -> RenderableType:
+    if count <= 0:
+        return table
+    return Group(table, Text(f"and {count} more {what}: --report FILE has all", style="dim"))

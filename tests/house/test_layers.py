@@ -25,13 +25,15 @@ MAY_IMPORT: dict[str, set[str]] = {
 API, the pytest plugin, the scenario runner) see everything."""
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "simpy": ("distsim.sim", "distsim.network", "distsim.collectives"),
+    # The bench is an idle network by itself, and somebody has to hold its clock.
+    "simpy": ("distsim.sim", "distsim.network", "distsim.collectives", "distsim.bench", "distsim.cli.bench"),
     "networkx": ("distsim.cluster", "distsim.debug.waitfor"),
     "pydantic": ("distsim.cluster", "distsim.scenario", "distsim.calibration"),
     "rich": (
         "distsim.report",
         "distsim.cli",
         "distsim.debug.render",
+        "distsim.debug.monitor",  # prints what render makes
         "distsim.cluster.render",
         "distsim.scenario",
     ),
@@ -45,6 +47,7 @@ NO_TORCH = ("distsim.cluster", "distsim.collectives", "distsim.network", "distsi
 
 EXCEPTIONS: set[tuple[str, str]] = {
     ("distsim.errors", "sim"),  # the type of RankFailure.failures, for type checkers only
+    ("distsim.debug.start", ""),  # the package's own place, for the processes it starts
 }
 """(module, imported part) pairs that break a rule for a reason written beside them."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import tomllib
 from collections.abc import Iterator
@@ -53,11 +54,16 @@ def modules() -> dict[str, Path]:
     return {module_name(path): path for path in python_files(*CODE)}
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, int, bool]]:
+@functools.cache
+def imports_of(path: Path) -> tuple[tuple[str, int, bool], ...]:
     """(module, line, only for type checkers) of every import in the file, wherever it stands.
 
     `from a import b` gives `a.b`: b may be a module.
     """
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[str, int, bool]]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     typing_only = {
         id(node)
