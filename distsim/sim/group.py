@@ -332,7 +332,7 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
         for tensors in (input_tensors, output_tensors):
             if len(tensors) != self.size():
                 raise RuntimeError("Number of tensor splits not equal to group size")
-            refusals.check_equal_lists("alltoall", tensors, input_tensors[:1], self.size())
+            refusals.check_equal_lists("alltoall", tensors, tensors[:1], self.size())
         splits = (tuple(t.numel() for t in input_tensors), tuple(t.numel() for t in output_tensors))
         facts = {"splits": splits, "nbytes": _nbytes(input_tensors)}
         return self._collective("all_to_all", input_tensors, output_tensors, opts, **facts)

@@ -47,6 +47,7 @@ class SimProcess:
         self.is_rank = True
         """False for a launcher that only starts others (the parent of `mp.spawn`)."""
         self.environ = {os.environ.encodekey(k): os.environ.encodevalue(v) for k, v in environ.items()}  # type: ignore[attr-defined]
+        self.first_environ = dict(self.environ)
         self.argv = argv
         self.sys_path = list(sys.path)
         self.user_names: dict[str, None] = {}

@@ -41,8 +41,9 @@ def start_child(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     task.flush()
     if parent.is_rank and world.only_first_has_begun():
         world.become_launcher(parent)
-        for name in _TORCHRUN:
-            parent.environ.pop(name.encode(), None)
+        for name in _TORCHRUN:  # a plain `python script.py` has none of these, unless the script sets them
+            if parent.environ.get(name.encode()) is parent.first_environ.get(name.encode()):
+                parent.environ.pop(name.encode(), None)
     number = world.children_started
     world.children_started += 1
     slot = world.slots[number % len(world.slots)] if not parent.is_rank else parent.slot

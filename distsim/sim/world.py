@@ -149,6 +149,8 @@ class World:
         if rank is not None:
             process.rank = rank
             self.rank_processes.setdefault(rank, process)
+            if self.launcher is not None:
+                self.world_size = max(self.world_size, rank + 1)
         self.processes.append(process)
         process.stdout, process.stderr = self.open_streams(process)
         return process
