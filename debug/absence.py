@@ -46,14 +46,15 @@ def _plain(
     who = ranks_text(ranks)
     they = "it" if len(ranks) == 1 else "they"
     where = several(case.where(ranks[0]), ranks)
+    running = case.world.states[ranks[0]].phase is Phase.RUNNING
+    what = f"{who} never called {call_text(call)} on {group_text(call.group)}: {they} {where}."
     return case.diagnosis(
         kind,
         ranks,
         victims,
         call=call,
-        explanation=f"{capital(who)} never called {call_text(call)} on {group_text(call.group)}: {they} {where}. "
-        f"{case.waiting(call, victims)}",
-        suggestion=advice(kind, who=who, theirs=place(call.site)),
+        explanation=f"{capital(what)} {case.waiting(call, victims)}",
+        suggestion=advice(Kind.STRAGGLER if running else kind, who=who, theirs=place(call.site)),
         since_s=call.issued_s,
     )
 
@@ -67,8 +68,8 @@ def _never_waited(
         pending,
         victims,
         call=call,
-        explanation=f"{capital(ranks_text(pending))} started {call_text(own)} at {place(own.site)} without waiting "
-        f"for it, and finished before it was done. {case.waiting(call, victims)}",
+        explanation=f"{capital(ranks_text(pending))} started {call_text(own)} at {place(own.site)} without "
+        f"waiting for it, and finished before it was done. {case.waiting(call, victims)}",
         suggestion=advice(Kind.ASYNC_NEVER_WAITED),
         since_s=call.issued_s,
     )
@@ -91,8 +92,8 @@ def _loops(
         met if few else ranks,
         () if few else victims,
         call=call,
-        explanation=f"{capital(ranks_text(met))} {are(met, 'makes', 'make')} {call.op} at {place(call.site)} for the "
-        f"{_ordinal(rounds)} time on {group_text(lane.group)}. {capital(ranks_text(ranks))} made it "
+        explanation=f"{capital(ranks_text(met))} {are(met, 'makes', 'make')} {call.op} at {place(call.site)} "
+        f"for the {_ordinal(rounds)} time on {group_text(lane.group)}. {capital(ranks_text(ranks))} made it "
         f"{'once' if theirs == 1 else f'{theirs} times'} and finished.",
         suggestion=advice(Kind.UNEVEN_ITERATIONS),
         since_s=call.issued_s,
@@ -133,8 +134,8 @@ def _too_late(case: Case, call: CallRecord, late: Sequence[int], victims: Sequen
         late,
         victims,
         call=call,
-        explanation=f"{capital(ranks_text(late))} came to {call_text(call)} on {group_text(call.group)} {waited:.1f} s "
-        f"late, at {place(own.site)}. {capital(ranks_text(victims))} had given up by then.",
+        explanation=f"{capital(ranks_text(late))} came to {call_text(call)} on {group_text(call.group)} "
+        f"{waited:.1f} s late, at {place(own.site)}. {capital(ranks_text(victims))} had given up by then.",
         suggestion=advice(Kind.STRAGGLER, who=ranks_text(late)) + " Or pass a longer timeout=.",
         since_s=call.issued_s,
     )

@@ -10,7 +10,8 @@ _NEXT = {
     Kind.MISSING_RANK: "Make every rank of the group reach {theirs}, or none.",
     Kind.EXTRA_COLLECTIVE: "Make the call at {mine} on every rank of the group, or on none.",
     Kind.WRONG_ORDER: (
-        "Make both calls in one order on every rank; beware of loops over sets and of rank-dependent branches."
+        "Make both calls in one order on every rank; "
+        "beware of loops over sets and of rank-dependent branches."
     ),
     Kind.ROOT_MISMATCH: "Pass the same src or dst on every rank; it is a global rank, not a group rank.",
     Kind.GROUP_MISMATCH: "Pass the same group= on every rank at {mine}.",
@@ -52,7 +53,7 @@ _NEXT = {
         "Look at that rank's inputs and gradients before this call; "
         "torch.autograd.set_detect_anomaly(True) names the operator."
     ),
-    Kind.STRAGGLER: "Look at what {who} does between its calls: data loading, checkpoints, a slow device.",
+    Kind.STRAGGLER: "Look at what {who} spends its time on: data loading, checkpoints, a slow device.",
     Kind.NETWORK_FAULT: "Check that link, its switch port and its NIC.",
 }
 

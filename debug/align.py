@@ -238,12 +238,12 @@ def _by_text(lane: Lane, mine: CallRecord, theirs: CallRecord, relation: Relatio
     """No later call tells: loops that the two have been round, then the program's text."""
     mine_is_new = not _called_before(lane, mine, theirs.rank)
     theirs_is_new = not _called_before(lane, theirs, mine.rank)
-    if mine_is_new and not theirs_is_new and relation.order is Order.AFTER:
-        if relation.left_loop or not relation.certain:
-            return Kind.UNEVEN_ITERATIONS  # it has left the loop, they have not
-    if theirs_is_new and not mine_is_new and relation.order is Order.BEFORE:
-        if relation.still_in_loop or not relation.certain:
-            return Kind.UNEVEN_ITERATIONS  # it goes round once more
+    left_loop = mine_is_new and not theirs_is_new and relation.order is Order.AFTER
+    if left_loop and (relation.left_loop or not relation.certain):
+        return Kind.UNEVEN_ITERATIONS  # it has left the loop, they have not
+    stayed = theirs_is_new and not mine_is_new and relation.order is Order.BEFORE
+    if stayed and (relation.still_in_loop or not relation.certain):
+        return Kind.UNEVEN_ITERATIONS  # it goes round once more
     if not relation.certain:
         return None
     if relation.order is Order.EXCLUSIVE:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from distsim.debug.align import Divergence
 from distsim.debug.checks import Mismatch
-from distsim.debug.explain import are, call_text, capital, group_text, place, ranks_text, state_text
+from distsim.debug.explain import are, call_text, capital, group_text, numbered, place, ranks_text, state_text
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Phase, Site, StoreWait
 from distsim.debug.verdict import Call, Diagnosis, Stuck
@@ -67,7 +67,16 @@ class Case:
 
     def where(self, rank: int) -> str:
         """Where a rank is, as the rest of a sentence."""
-        return state_text(self.world.states[rank], self.world.waits(rank), self.world.last(rank))
+        state = self.world.states[rank]
+        text = state_text(state, self.world.waits(rank), self.world.last(rank))
+        age_s = self.age_s(state.since_s)
+        if (
+            state.phase in (Phase.FROZEN, Phase.HOST_STUCK, Phase.RUNNING)
+            and age_s is not None
+            and age_s >= 0.1
+        ):
+            text += f", for {age_s:.1f} s"
+        return text
 
     def age_s(self, since_s: float | None) -> float | None:
         return None if since_s is None else max(0.0, self.world.evidence.now_s - since_s)
@@ -130,6 +139,6 @@ class Case:
         if call.is_p2p or not inside:
             return f"Rank {call.rank} waits in {call_text(call)} at {place(call.site)}."
         return (
-            f"{capital(ranks_text(inside))} {are(inside, 'waits', 'wait')} in {call_text(call)} "
+            f"{capital(ranks_text(inside))} {are(inside, 'waits', 'wait')} in {numbered(call)} "
             f"on {group_text(call.group)}, at {place(call.site)}."
         )

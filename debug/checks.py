@@ -208,9 +208,9 @@ def _sizes(
         return _lists(ordered, lists_of="output", items_of="input")
     if op == "all_gather":
         return _lists(ordered, lists_of="output", items_of="input")
-    if op == "reduce_scatter" and any(len(r.input_shapes) > 1 for r in ordered):
-        if found := _lists(ordered, lists_of="input", items_of="output"):
-            return found
+    lists = op == "reduce_scatter" and any(len(r.input_shapes) > 1 for r in ordered)
+    if lists and (found := _lists(ordered, lists_of="input", items_of="output")):
+        return found
     values: dict[int, Hashable] = {}
     for record in ordered:
         shapes = record.input_shapes or record.output_shapes
@@ -241,15 +241,21 @@ def _lists(ordered: Sequence[CallRecord], lists_of: str, items_of: str) -> Found
     by_rank = {r.rank: r for r in ordered}
     items = [item(by_rank[rank]) if rank in by_rank else None for rank in group]
     wanted = tuple(items)
-    conflicts: list[tuple[int, int]] = []
     holders = [r for r in ordered if len(lists(r)) == len(group)]
-    for record in holders:
-        held = lists(record)
-        if held == wanted:
+    if holders and all(lists(r) == wanted for r in holders):
+        return None
+    conflicts: list[tuple[int, int]] = []
+    for j, (other, at) in enumerate(zip(group, items, strict=True)):
+        if at is None:
             continue
-        for other, shape, at in zip(group, held, items, strict=True):
-            if at is not None and prod(shape) != prod(at):
-                conflicts.append((record.rank, other))
+        against = [r.rank for r in holders if lists(r)[j] is not at and prod(lists(r)[j]) != prod(at)]
+        agree = len(holders) - len(against)
+        if agree > len(against):  # most lists bear the item out: those that do not are wrong
+            conflicts += [(holder, holder) for holder in against]
+        elif agree < len(against) and len(holders) > 1:
+            conflicts.append((other, other))
+        else:
+            conflicts += [(holder, other) for holder in against]
     if holders:
         if not conflicts:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distsim.debug.advice import advice
 from distsim.debug.case import Case
 from distsim.debug.explain import call_text, capital, group_text, place, ranks_text
 from distsim.debug.kinds import Kind
@@ -13,6 +14,10 @@ from distsim.debug.source import Order, calls_below, relate
 from distsim.debug.verdict import Diagnosis
 
 __all__ = ["knot"]
+
+
+SHOWN = 6
+"""Ranks of a cycle that the explanation spells out; `Diagnosis.stuck` has all of them."""
 
 
 def knot(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
@@ -51,6 +56,8 @@ def _cycle(
             steps.append(
                 f"rank {rank} waits in {call_text(call)}{on}, at {place(call.site)}, for rank {after}"
             )
+    if len(steps) > SHOWN:
+        steps = [*steps[: SHOWN - 1], f"and so on over {len(steps) - SHOWN} more ranks", steps[-1]]
     made = [call for call in calls.values() if call is not None]
     first = min(made, key=lambda c: (c.issued_s, c.rank), default=None)
     if made and all(c.is_p2p for c in made):
@@ -60,7 +67,10 @@ def _cycle(
     elif any(c.is_p2p for c in made):
         suggestion = "Make the send or receive and the collective in the same order on every rank."
     else:
-        suggestion = "Use the groups in the same order on every rank, or start both with async_op=True and wait afterwards."
+        suggestion = (
+            "Use the groups in the same order on every rank, "
+            "or start both calls with async_op=True and wait afterwards."
+        )
     latest = max((c.issued_s for c in made), default=None)
     return case.diagnosis(
         Kind.DEADLOCK_CYCLE,
@@ -151,8 +161,9 @@ def _other_group(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Di
         few,
         [*victims, *(r for r in ranks if r not in few)],
         call=theirs,
-        explanation=f"{capital(who)} called {call_text(mine)} on {group_text(mine.group)}, at {place(mine.site)}. "
-        f"{capital(ranks_text(many))} made the same call on {group_text(theirs.group)}, at {place(theirs.site)}.",
-        suggestion=f"Pass the same group= on every rank at {place(mine.site)}.",
+        explanation=f"{capital(who)} called {call_text(mine)} on {group_text(mine.group)}, "
+        f"at {place(mine.site)}. {capital(ranks_text(many))} made the same call on "
+        f"{group_text(theirs.group)}, at {place(theirs.site)}.",
+        suggestion=advice(Kind.GROUP_MISMATCH, mine=place(mine.site)),
         since_s=max(mine.issued_s, theirs.issued_s),
     )

@@ -23,6 +23,7 @@ __all__ = [
     "call_text",
     "capital",
     "group_text",
+    "numbered",
     "place",
     "ranks_text",
     "several",
@@ -98,6 +99,12 @@ def shape_of_call(call: CallRecord) -> str:
     if call.root is not None:
         parts.append(f"root {call.root}")
     return " ".join(parts)
+
+
+def numbered(call: CallRecord) -> str:
+    """`all_reduce #42 float32[4096,1024] SUM`."""
+    text = shape_of_call(call)
+    return text if call.is_p2p else text.replace(call.op, f"{call.op} #{call.seq}", 1)
 
 
 def wait_text(wait: Wait) -> str:

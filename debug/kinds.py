@@ -48,8 +48,8 @@ class Kind(enum.StrEnum):
 
 _TITLES = {
     Kind.NAN: "NaN",
-    Kind.P2P_UNMATCHED: "send and receive that never meet",
-    Kind.P2P_SIZE_MISMATCH: "send and receive of different size",
+    Kind.P2P_UNMATCHED: "unmatched send / recv",
+    Kind.P2P_SIZE_MISMATCH: "send / recv size mismatch",
     Kind.OP_MISMATCH: "different collectives",
     Kind.REDUCE_OP_MISMATCH: "reduce op mismatch",
     Kind.ASYNC_NEVER_WAITED: "async call never waited for",

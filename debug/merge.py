@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from distsim.debug.advice import advice
 from distsim.debug.case import Case
-from distsim.debug.explain import place, ranks_text
+from distsim.debug.explain import call_text, place, ranks_text
 from distsim.debug.kinds import Kind
 from distsim.debug.records import Finding
 from distsim.debug.verdict import Diagnosis
@@ -116,7 +116,8 @@ def _consequence(effect: Diagnosis | None, finding: Finding) -> str:
             f" on group {effect.group.label}." if effect.group else "."
         )
     if finding.call is not None:
-        return f"It was in {finding.call.op} #{finding.call.seq} on group {finding.call.group.label}, at {place(finding.call.site)}."
+        call = finding.call
+        return f"It was in {call_text(call)} on group {call.group.label}, at {place(call.site)}."
     return ""
 
 

@@ -48,21 +48,25 @@ def _what(d: Divergence) -> str:
             there = place(d.expected.site)
             return f"{who} never called {call_text(d.expected)} {on}, at {there}: {they} in {_at(d.got)}."
         case Kind.EXTRA_COLLECTIVE:
-            return f"{who} called {call_text(d.got)} {on}, at {place(d.got.site)}, which the others do not call there."
+            there = place(d.got.site)
+            return f"{who} called {call_text(d.got)} {on}, at {there}, which the others do not call there."
         case Kind.WRONG_ORDER:
-            return f"{who} called {_at(d.got)} as number {d.seq} {on}, before the call that the others make first."
+            return (
+                f"{who} called {_at(d.got)} as number {d.seq} {on}, where the others make another call first."
+            )
         case Kind.THREAD_RACE:
             return (
                 f"{who} issued calls {on} from several threads, in another order than the others: "
                 f"number {d.seq} is {_at(d.got)}."
             )
         case Kind.UNEVEN_ITERATIONS:
-            return f"{who} {are(d.culprits, 'is', 'are')} in another iteration than the others {on}, in {_at(d.got)}."
+            verb = are(d.culprits, "is", "are")
+            return f"{who} {verb} in another iteration than the others {on}, in {_at(d.got)}."
         case Kind.GROUP_CREATION_ORDER:
             return f"{who} called {_at(d.got)} as number {d.seq} {on}."
         case _:
             says = "" if d.mismatch is None else d.mismatch.found.get(d.got.rank, "")
-            wanted = (
-                f": {says} where {d.mismatch.expected} is expected" if d.mismatch is not None and says else ""
-            )
+            wanted = ""
+            if d.mismatch is not None and says:
+                wanted = f": {says} where {d.mismatch.expected} is expected"
             return f"{who} called {_at(d.got)} as number {d.seq} {on}{wanted}."

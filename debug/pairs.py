@@ -101,11 +101,15 @@ def unmatched(
             suggestion += " Nothing recorded says which of the two is the wrong one."
     elif peer is None:
         senders = [r for r in call.group.ranks if r != call.rank]
-        text = f"{head} None of the other {len(senders)} ranks of the group has a message for it, and none will send one."
+        text = (
+            f"{head} None of the other {len(senders)} ranks of the group has a message for it, "
+            "and none will send one."
+        )
         culprits, pair = (call.rank,), None
         suggestion = "Receive only as often as somebody sends: count the messages, or send an end mark."
     else:
-        text = f"{head} Rank {peer} never {'sent it' if call.op == 'recv' else 'receives it'}: it {case.where(peer)}."
+        never = "sent it" if call.op == "recv" else "received it"
+        text = f"{head} Rank {peer} never {never}: it {case.where(peer)}."
         culprits = (peer,)
         pair = (peer, call.rank) if call.op == "recv" else (call.rank, peer)
         other_end = "send" if call.op == "recv" else "recv"
@@ -155,8 +159,8 @@ def disagreement(case: Case, found: Disagreement, victims: Sequence[int]) -> Dia
         culprits,
         [*victims, *(r for r in (send.rank, recv.rank) if _suffers(case, r))],
         call=recv,
-        explanation=f"Rank {send.rank} sends {payload_text(send)} to rank {recv.rank}, at {place(send.site)}. "
-        f"Rank {recv.rank} receives {payload_text(recv)}, at {place(recv.site)}.",
+        explanation=f"Rank {send.rank} sends {payload_text(send)} to rank {recv.rank}, "
+        f"at {place(send.site)}. Rank {recv.rank} receives {payload_text(recv)}, at {place(recv.site)}.",
         suggestion="Give both ends the same number of elements and the same dtype." + tie,
         since_s=max(send.issued_s, recv.issued_s),
         pair=(send.rank, recv.rank),

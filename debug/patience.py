@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from distsim.debug.advice import advice
 from distsim.debug.case import Case
-from distsim.debug.explain import are, call_text, group_text, place, ranks_text
+from distsim.debug.explain import are, call_text, capital, group_text, place, ranks_text
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, Phase
 from distsim.debug.verdict import Diagnosis
@@ -36,9 +37,9 @@ def lateness(world: World) -> dict[int, CallRecord]:
                     oldest[id(need.ranks)] = (need.ranks, call)
     for ranks, call in oldest.values():
         for rank in ranks:
-            if world.states[rank].phase is Phase.RUNNING:
-                if rank not in late or call.issued_s < late[rank].issued_s:
-                    late[rank] = call
+            earlier = rank not in late or call.issued_s < late[rank].issued_s
+            if earlier and world.states[rank].phase is Phase.RUNNING:
+                late[rank] = call
     return late
 
 
@@ -57,30 +58,31 @@ def patience(
     moving = [r for r, s in world.states.items() if s.phase is Phase.RUNNING and r not in missing]
 
     def stragglers(case: Case) -> list[Diagnosis]:
-        by_call: dict[tuple[str, int], tuple[CallRecord, list[int]]] = {}
+        by_call: dict[tuple[str, str, int], tuple[CallRecord, list[int]]] = {}
         for rank in sorted(slow):
             call = late[rank]
-            by_call.setdefault((call.group.name, call.seq), (call, []))[1].append(rank)
+            by_call.setdefault((call.op, call.group.name, call.seq), (call, []))[1].append(rank)
         found = []
         for call, ranks in by_call.values():
             waiting = [
                 r
                 for r in world.states
                 for c in world.call_waits(r)
-                if c.seq == call.seq and c.group == call.group
+                if (c.op, c.seq, c.group) == (call.op, call.seq, call.group)
             ]
-            who = ranks_text(ranks)
+            who, num = ranks_text(ranks), len(set(waiting))
             found.append(
                 case.diagnosis(
                     Kind.STRAGGLER,
                     ranks,
                     waiting,
                     call=call,
-                    explanation=f"{who[0].upper()}{who[1:]} {are(ranks, 'is', 'are')} late for {call_text(call)} on "
-                    f"{group_text(call.group)} but still {are(ranks, 'runs', 'run')}. {len(set(waiting))} "
-                    f"{'rank waits' if len(set(waiting)) == 1 else 'ranks wait'} at {place(call.site)} for "
+                    explanation=f"{capital(who)} {are(ranks, 'is', 'are')} late for {call_text(call)} on "
+                    f"{group_text(call.group)} but still {are(ranks, 'runs', 'run')}"
+                    f"{f', at {place(at)}' if (at := world.states[ranks[0]].site) else ''}. "
+                    f"{num} {'rank waits' if num == 1 else 'ranks wait'} at {place(call.site)} for "
                     f"{evidence.now_s - call.issued_s:.1f} s so far.",
-                    suggestion=f"Look at what {who} {are(ranks, 'does', 'do')} between its calls: data loading, checkpoints, a slow device.",
+                    suggestion=advice(Kind.STRAGGLER, who=who),
                     since_s=call.issued_s,
                 )
             )

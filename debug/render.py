@@ -1,17 +1,38 @@
-"""The report people read: verdict, culprit and place first, then who waits, the evidence, what next."""
+"""The report people read: verdict, culprit and place first, then who waits, the evidence, what next.
+
+`python -m distsim.debug.render` shows one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from distsim.debug.records import Evidence
-from distsim.debug.verdict import Diagnosis
+from distsim.debug.explain import are, call_text, group_text, numbered, place, ranks_text
+from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
+from distsim.debug.stacks import format_ranks, merge_equal, merge_stacks
+from distsim.debug.verdict import Diagnosis, Stuck
 
 __all__ = ["DiagnosisReport", "render_diagnoses"]
+
+MAX_LINES = 8
+"""Groups of ranks, cycle steps or stack frames shown of each; the JSON report has them all."""
+
+VERDICT_STYLE = {"WARNING": "bold yellow", "HEALTHY": "bold green"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One paragraph of the report; it wraps under its own text."""
+
+    text: str
+    indent: int = 2
+    hang: int = 2
+    style: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +43,241 @@ class DiagnosisReport:
     evidence: Evidence | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
         if not self.diagnoses:
-            yield Text("HEALTHY  no hang and no inconsistent collective found")
-        for d in self.diagnoses:
-            yield Text(f"{d.kind.label}: ranks {list(d.culprits)}")
-            yield Text(f"  {d.explanation}")
-            yield Text(f"  next: {d.suggestion}")
+            yield Text("HEALTHY  no hang and no inconsistent collective", style=VERDICT_STYLE["HEALTHY"])
+        for i, diagnosis in enumerate(self.diagnoses):
+            if i:
+                yield Text("")
+            yield _head(diagnosis, width)
+            for line in _body(diagnosis, self.evidence):
+                yield from _wrapped(line, width)
 
     def plain(self, width: int = 80) -> str:
         """The report as text without colour, *width* columns wide."""
         console = Console(width=width, color_system=None, force_terminal=False, highlight=False)
         with console.capture() as capture:
             console.print(self)
-        return capture.get()
+        return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
 def render_diagnoses(diagnoses: Sequence[Diagnosis], evidence: Evidence | None = None) -> DiagnosisReport:
-    """A rich renderable of *diagnoses*; with *evidence*, stacks and last calls are shown as well."""
+    """A rich renderable of *diagnoses*; with *evidence*: shapes, last calls, stacks and source lines."""
     return DiagnosisReport(diagnoses, evidence)
+
+
+def verdict(diagnosis: Diagnosis) -> str:
+    """The first word: what this means for the run."""
+    if diagnosis.is_warning:
+        return "WARNING"
+    match diagnosis.exit_code:
+        case 4:
+            return "MISMATCH"
+        case 1:
+            return "ERROR"
+        case _:
+            return "HANG" if diagnosis.stuck else "FAILED"
+
+
+def _head(d: Diagnosis, width: int) -> Text:
+    """One line where it fits: first the group's ranks are left out, then the line of the program."""
+    word = verdict(d)
+    after = f"after {_duration(d.detected_after_s)}" if d.detected_after_s is not None else ""
+    site = next((d.sites[r] for r in d.culprits if r in d.sites), None)
+    text = Text()
+    for what in _subjects(d):
+        for where in (f"  {place(site)}" if site is not None else "", ""):
+            text = Text(word, style=VERDICT_STYLE.get(word, "bold red"))
+            text.append(f"  {d.kind.label}  ", style="bold")
+            text.append(ranks_text(d.culprits), style="bold yellow")
+            text.append(what, style="default").append(where, style="cyan")
+            gap = width - text.cell_len - len(after)
+            if gap >= 2:
+                return text.append(" " * gap).append(after, style="dim") if after else text
+    return text
+
+
+def _subjects(d: Diagnosis) -> list[str]:
+    if d.call is None:
+        return [""]
+    if d.call.op in ("send", "recv") or d.group is None:
+        return [f"  {d.call.op}", ""]
+    return [f"  {d.call} on {group_text(d.group)}", f"  {d.call} on {d.group.label}", f"  {d.call}"]
+
+
+def _body(d: Diagnosis, evidence: Evidence | None) -> Iterator[Line]:
+    yield Line(d.explanation)
+    yield from _waiters(d, evidence)
+    if evidence is not None:
+        yield from _last_calls(d, evidence)
+        yield from _source(d, evidence)
+        yield from _tracebacks(d, evidence)
+        yield from _stacks(d, evidence)
+        for note in evidence.notes:
+            yield Line(f"note: {note}", style="dim")
+    yield Line(f"next: {d.suggestion}", style="bold")
+
+
+def _waiters(d: Diagnosis, evidence: Evidence | None) -> Iterator[Line]:
+    """Who waits where, equal places merged, the largest group first."""
+    texts = {rank: _where(rank, at, evidence) for rank, at in d.stuck.items()}
+    merged = sorted(merge_equal(texts), key=lambda m: (-len(m[0]), m[0]))
+    for ranks, text in merged[:MAX_LINES]:
+        if _told(d, ranks):
+            continue
+        yield Line(f"{ranks_text(ranks)} {are(ranks, 'waits', 'wait')} in {text}")
+    if len(merged) > MAX_LINES:
+        rest = [rank for ranks, _ in merged[MAX_LINES:] for rank in ranks]
+        yield Line(f"... and {ranks_text(rest)} in {len(merged) - MAX_LINES} more places")
+
+
+def _told(d: Diagnosis, ranks: Sequence[int]) -> bool:
+    """The explanation has these ranks and their line already."""
+    at = d.stuck[ranks[0]]
+    line = place(Site(at.file, at.line or 0, "")) if at.file else ""
+    return f"{ranks_text(ranks)} " in d.explanation.replace("Rank", "rank") and line in d.explanation
+
+
+def _where(rank: int, at: Stuck, evidence: Evidence | None) -> str:
+    call = _call_of(rank, at, evidence)
+    what = numbered(call) if call is not None else at.op
+    if call is not None and not call.is_p2p:
+        what += f" on {call.group.label}"
+    return f"{what}, {place(Site(at.file, at.line or 0, '')) if at.file else 'at an unknown line'}"
+
+
+def _call_of(rank: int, at: Stuck, evidence: Evidence | None) -> CallRecord | None:
+    if evidence is None:
+        return None
+    for record in reversed(evidence.records.get(rank, ())):
+        if (record.op, record.seq, record.group.ranks) == (at.op, at.seq, at.group_ranks):
+            return record
+    return None
+
+
+def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
+    """What the culprits did last, where that is not what they are stuck in."""
+    texts: dict[int, str] = {}
+    for rank in d.culprits:
+        records = evidence.records.get(rank, ())
+        if rank in d.stuck or not records:
+            continue
+        last = records[-1]
+        on = "" if last.is_p2p else f" on {last.group.label}"
+        texts[rank] = f"{call_text(last)}{on}, {place(last.site)}, {last.state.value}"
+    for ranks, text in merge_equal(texts)[:MAX_LINES]:
+        yield Line(f"last call of {ranks_text(ranks)}: {text}")
+
+
+def _source(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
+    """The culprit's line and the others', where the caller gave the file's text."""
+    shown: set[tuple[str, int]] = set()
+    others = [r for r in d.victims if r in d.sites]
+    for rank in [*d.culprits[:2], *others[:1]]:
+        site = d.sites.get(rank)
+        text = evidence.sources.get(site.file) if site is not None else None
+        if site is None or text is None or (site.file, site.line) in shown:
+            continue
+        lines = text.splitlines()
+        if 0 < site.line <= len(lines):
+            shown.add((site.file, site.line))
+            yield Line(f"{place(site)}  |  {lines[site.line - 1].strip()}", style="cyan")
+
+
+def _tracebacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
+    texts = {r: t for r in d.culprits if (s := evidence.ranks.get(r)) is not None and (t := s.traceback)}
+    for ranks, text in merge_equal(texts)[:2]:
+        yield Line(f"traceback of {ranks_text(ranks)}:")
+        lines = text.rstrip().splitlines()
+        for line in lines[-3 * MAX_LINES :]:
+            yield Line(line, indent=4, hang=8)
+
+
+def _stacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
+    """STAT's prefix tree of all ranks concerned, when it tells more than the lines above."""
+    stacks: dict[int, tuple[Site, ...]] = {}
+    for rank in (*d.culprits, *d.victims):
+        stack = _stack_of(rank, evidence)
+        if stack:
+            stacks[rank] = stack
+    if not any(len(stack) > 1 for stack in stacks.values()):
+        return
+    lines = merge_stacks(stacks).lines()
+    yield Line("stacks, outermost frame first:")
+    columns = min(24, max(len(format_ranks(node.ranks)) for _, node in lines))
+    for depth, node in lines[: 3 * MAX_LINES]:
+        ranks = format_ranks(node.ranks)
+        if len(ranks) > columns:
+            ranks = f"{len(node.ranks)} ranks"
+        frame = node.site
+        name = f"{frame.function}  {place(frame)}" if frame is not None else ""
+        yield Line(f"{ranks:<{columns}}  {'  ' * depth}{name}", indent=4, hang=columns + 4)
+    if len(lines) > 3 * MAX_LINES:
+        yield Line(f"... {len(lines) - 3 * MAX_LINES} more frames", indent=4)
+
+
+def _stack_of(rank: int, evidence: Evidence) -> tuple[Site, ...]:
+    state = evidence.ranks.get(rank)
+    if state is None or state.phase is Phase.FINISHED:
+        return ()
+    if state.stack:
+        return state.stack
+    for wait in state.waits:
+        if isinstance(wait, CallWait):
+            return wait.record.stack
+        if isinstance(wait, HostWait | StoreWait):
+            break
+    return (state.site,) if state.site is not None else ()
+
+
+def _wrapped(line: Line, width: int) -> Iterable[Text]:
+    first = " " * line.indent
+    wrapped = textwrap.wrap(
+        line.text,
+        width=max(20, width),
+        initial_indent=first,
+        subsequent_indent=first + " " * line.hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+        drop_whitespace=True,
+    )
+    return [Text(part, style=line.style, no_wrap=True, overflow="ignore") for part in wrapped or [first]]
+
+
+def _duration(seconds: float) -> str:
+    """`0.8 s`, `12 ms`, `350 us`; nothing is shorter than 1 us."""
+    if seconds >= 0.1 or seconds == 0:
+        return f"{seconds:.1f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.0f} ms"
+    return f"{max(1.0, seconds * 1e6):.0f} us"
+
+
+def _show() -> None:
+    """An example: eight ranks, one in its data loader."""
+    from distsim.debug.diagnosis import diagnose
+    from distsim.debug.records import Group, RankState, State
+
+    group = Group("1", "dp", tuple(range(8)))
+    step, load = Site("train.py", 131, "step"), Site("data.py", 52, "__next__")
+    main = Site("train.py", 210, "main")
+    ranks, records = {}, {}
+    for rank in range(8):
+        calls = [
+            CallRecord(
+                rank, group, seq, "all_reduce", ((4096, 1024),), dtypes=("float32",), reduce_op="SUM",
+                site=step, stack=(step, main), state=State.COMPLETED, index=seq - 1, issued_s=seq * 1.0,
+            )
+            for seq in (41, 42)
+        ]  # fmt: skip
+        calls[1].state = State.ISSUED
+        records[rank] = calls[:1] if rank == 3 else calls
+        ranks[rank] = RankState(rank, Phase.BLOCKED, (CallWait(calls[1]),))
+    ranks[3] = RankState(3, Phase.HOST_STUCK, site=load, stack=(load, Site("train.py", 88, "epoch"), main))
+    evidence = Evidence(8, ranks, records, now_s=42.8)
+    Console().print(render_diagnoses(diagnose(evidence), evidence))
+
+
+if __name__ == "__main__":
+    _show()

@@ -300,7 +300,7 @@ class WaitGraph:
             queue: deque[Node] = deque([start])
             while queue and start not in came:
                 node = queue.popleft()
-                for after in sorted(self.graph.successors(node), key=str):
+                for after in sorted(self.graph.successors(node), key=_by_rank):
                     if after in came or (isinstance(after, int) and after not in inside):
                         continue
                     came[after] = node
@@ -320,3 +320,8 @@ class WaitGraph:
             if len(best) == 2:
                 break
         return tuple(best or ranks)
+
+
+def _by_rank(node: Node) -> tuple[bool, Node]:
+    """Ranks before meetings, each by number."""
+    return isinstance(node, tuple), node

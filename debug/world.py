@@ -132,9 +132,9 @@ class World:
         queues: dict[tuple[str, int, int, int | None], deque[CallRecord]] = {}
         recvs: list[CallRecord] = []
         for record in self._p2p:
-            if self.truncated(record.rank) or (record.peer is not None and self.truncated(record.peer)):
-                if record.done:
-                    continue  # its other end may be lost; done is done
+            lossy = self.truncated(record.rank) or (record.peer is not None and self.truncated(record.peer))
+            if lossy and record.done:
+                continue  # its other end may be lost; done is done
             if record.op == "send":
                 key = (
                     record.group.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.kinds import Kind
 from distsim.debug.records import Evidence, Phase, RankState, State
-from tests.debug.builders import all_reduce, barrier, fail, killed, play, recv, run, send
+from tests.debug.builders import all_reduce, barrier, fail, group, killed, play, recv, run, send
 
 
 def die_inside(evidence: Evidence, rank: int, phase: Phase, failed_s: float | None = None, **kw: str) -> None:
@@ -103,8 +103,6 @@ def test_all_ranks_raise_the_same() -> None:
 
 def test_two_causes_are_two_diagnoses() -> None:
     """Two groups that hang for two reasons: both are told, the earlier one first."""
-    from tests.debug.builders import group
-
     low, high = group(0, 1, name="1"), group(2, 3, name="2")
     evidence = play(
         4,

@@ -62,8 +62,14 @@ HEALTHY: dict[str, tuple[int, Programs]] = {
         4,
         lambda r: [coll("broadcast", 10 if r == 0 else 12, root=0), all_reduce(13)] * 3,
     ),
-    "turns taken from two lines, two ranks": (2, lambda r: [all_reduce(10 if r == i % 2 else 12) for i in range(8)]),
-    "turns taken from two lines, four ranks": (4, lambda r: [all_reduce(10 if r == i % 4 else 12) for i in range(8)]),
+    "turns taken from two lines, two ranks": (
+        2,
+        lambda r: [all_reduce(10 if r == i % 2 else 12) for i in range(8)],
+    ),
+    "turns taken from two lines, four ranks": (
+        4,
+        lambda r: [all_reduce(10 if r == i % 4 else 12) for i in range(8)],
+    ),
     "uneven all_gather": (
         3,
         lambda r: [coll("all_gather", 10, shape=(r + 1,), output_shapes=((1,), (2,), (3,)))],
@@ -91,18 +97,24 @@ HEALTHY: dict[str, tuple[int, Programs]] = {
         3,
         lambda r: [coll("gather", 10, root=0, output_shapes=((4,),) * 3 if r == 0 else ())],
     ),
-    "broadcast into another shape": (2, lambda r: [coll("broadcast", 10, root=0, shape=(2, 3) if r else (6,))]),
+    "broadcast into another shape": (
+        2,
+        lambda r: [coll("broadcast", 10, root=0, shape=(2, 3) if r else (6,))],
+    ),
     "subgroups of their own": (
         4,
         lambda r: [all_reduce(10, group(0, 1, name="1") if r < 2 else group(2, 3, name="2")), barrier(12)],
     ),
-    "one rank is slow": (4, lambda r: [all_reduce(10), run(77)] if r == 2 else [all_reduce(10), all_reduce(11)]),
+    "one rank is slow": (
+        4,
+        lambda r: [all_reduce(10), run(77)] if r == 2 else [all_reduce(10), all_reduce(11)],
+    ),
     "a chain that ends in a running rank": (
         3,
         {0: [barrier(10)], 1: [recv(2, 11), barrier(12)], 2: [run(50)]},
     ),
     "nothing at all": (2, {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -1,0 +1,109 @@
+"""What guards saw by themselves, merged with what the records say."""
+
+from __future__ import annotations
+
+import pytest
+
+from distsim.debug.diagnosis import diagnose
+from distsim.debug.kinds import Kind
+from distsim.debug.records import CallWait, Finding, Phase, RankState, State
+from distsim.debug.unwaited import unwaited
+from tests.debug.builders import all_reduce, barrier, play, recv, run, send, wait_all
+
+
+@pytest.mark.parametrize(
+    ("kind", "exit_code"),
+    [
+        (Kind.NAN, 1),
+        (Kind.BUFFER_MODIFIED_IN_FLIGHT, 4),
+        (Kind.DDP_UNUSED_PARAMETER, 1),
+        (Kind.ASYNC_NEVER_WAITED, 0),
+        (Kind.STRAGGLER, 0),
+        (Kind.NETWORK_FAULT, 3),
+        (Kind.THREAD_RACE, 4),
+    ],
+)
+def test_finding_stands_by_itself(kind: Kind, exit_code: int) -> None:
+    """A finding in a run that goes on is a diagnosis of its own, with place, text and advice."""
+    evidence = play(2, lambda r: [all_reduce(10)])
+    call = evidence.records[1][0]
+    evidence.findings = [Finding(kind, (1,), "rank 1 has 3 of them", call=call, at_s=0.1)]
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.exit_code, str(d.call)) == (kind, (1,), exit_code, "all_reduce #1")
+    assert d.explanation.startswith("Rank 1 has 3 of them. ")
+    assert "train.py:10" in d.explanation
+    assert d.suggestion
+
+
+def test_unused_parameter_explains_the_hang() -> None:
+    """A DDP finding about the rank that is missing takes over its victims and comes first."""
+    evidence = play(4, lambda r: [all_reduce(10)] * (1 if r == 2 else 2))
+    evidence.findings = [
+        Finding(Kind.DDP_UNUSED_PARAMETER, (2,), "parameter head.bias got no gradient on rank 2")
+    ]
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.victims) == (Kind.DDP_UNUSED_PARAMETER, (2,), (0, 1, 3))
+    assert "head.bias" in d.explanation
+    assert "all_reduce #2" in d.explanation
+
+
+def test_network_fault_has_the_waiting_as_victims() -> None:
+    """All members came and nothing moves: the cut link is named, the waiting ranks are its victims."""
+    evidence = play(4, lambda r: [all_reduce(10, is_async=True), wait_all()])
+    for rank in range(4):
+        record = evidence.records[rank][0]
+        record.state = State.STARTED
+    evidence.ranks = {r: RankState(r, Phase.BLOCKED, (CallWait(evidence.records[r][0]),)) for r in range(4)}
+    assert diagnose(evidence) == []
+    evidence.findings = [Finding(Kind.NETWORK_FAULT, (1,), "link nic1 -> leaf0 is down since 0.5 s")]
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.victims, d.exit_code) == (Kind.NETWORK_FAULT, (1,), (0, 2, 3), 3)
+    assert set(d.stuck) == {0, 1, 2, 3}
+
+
+def test_warnings_come_last() -> None:
+    """A straggler does not hide the hang, whichever happened first."""
+    evidence = play(4, lambda r: [all_reduce(10), barrier(11)][: 1 if r == 3 else 2])
+    evidence.findings = [Finding(Kind.STRAGGLER, (0,), "rank 0 took 3 s longer", at_s=0.0)]
+    assert [d.kind for d in diagnose(evidence)] == [Kind.MISSING_RANK, Kind.STRAGGLER]
+
+
+def test_straggler_below_the_threshold_is_nothing() -> None:
+    """A running rank is trusted until others have waited as long as asked."""
+    evidence = play(3, lambda r: [run(40)] if r == 1 else [all_reduce(10)], straggler_after_s=5.0, now_s=4.0)
+    assert diagnose(evidence) == []
+    evidence.now_s = 6.0
+    assert [d.kind for d in diagnose(evidence)] == [Kind.STRAGGLER]
+
+
+def test_unwaited_handles_are_found_once_a_line() -> None:
+    """Handles that nobody waited for by the end: one finding a line, over all its ranks."""
+    evidence = play(
+        3, lambda r: [all_reduce(10, is_async=True)] * 2 + ([wait_all()] if r == 0 else []) + [all_reduce(12)]
+    )
+    found = unwaited(evidence)
+    assert [(f.kind, f.ranks, f.site and f.site.line) for f in found] == [
+        (Kind.ASYNC_NEVER_WAITED, (1, 2), 10)
+    ]
+    assert "2 all_reduce calls" in found[0].text
+
+
+def test_finished_with_a_call_under_way() -> None:
+    """A rank that ends without waiting for its own asynchronous call makes the others hang."""
+    evidence = play(
+        3, lambda r: [all_reduce(10, is_async=True), wait_all()] if r else [all_reduce(11, is_async=True)]
+    )
+    for rank in range(3):
+        evidence.records[rank][0].state = State.STARTED
+    for rank in (1, 2):
+        waits = (CallWait(evidence.records[rank][0]),)
+        evidence.ranks = {**evidence.ranks, rank: RankState(rank, Phase.BLOCKED, waits)}
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.victims, d.exit_code) == (Kind.ASYNC_NEVER_WAITED, (0,), (1, 2), 3)
+    assert not d.is_warning
+
+
+def test_unwaited_messages_count_too() -> None:
+    """An isend that nobody waited for is found as well."""
+    evidence = play(2, {0: [send(1, 10, is_async=True)], 1: [recv(0, 11)]})
+    assert [f.ranks for f in unwaited(evidence)] == [(0,)]

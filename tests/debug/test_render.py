@@ -1,0 +1,135 @@
+"""What a person reads: golden texts at 80 and 120 columns, without colour; colour only on a terminal."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from distsim.debug.diagnosis import diagnose
+from distsim.debug.kinds import Kind
+from distsim.debug.records import Evidence, Finding, Group, Site
+from distsim.debug.render import render_diagnoses
+from tests.debug.builders import FILE, all_reduce, barrier, fail, group, killed, play, recv, run, send, spin
+from tests.golden import assert_golden
+
+GOLDEN = Path(__file__).parent / "golden"
+DP = Group("7", "dp", tuple(range(8)))
+MAIN = Site(FILE, 210, "main")
+TEXT = "\n" * 9 + "    dist.all_reduce(grad)\n    dist.barrier()\n"
+
+
+def data_loader() -> Evidence:
+    """One of eight ranks is still in its data loader."""
+    evidence = play(
+        8,
+        lambda r: [
+            all_reduce(131, DP, shape=(4096, 1024), callers=(MAIN,), function="step"),
+            *(
+                [run()]
+                if r == 3
+                else [all_reduce(131, DP, shape=(4096, 1024), callers=(MAIN,), function="step")]
+            ),
+        ],
+        hang_after_s=30.0,
+        now_s=31.2,
+        notes=["host 0 reads its data over NFS"],
+    )
+    state = evidence.ranks[3]
+    state.site, state.since_s = Site(FILE, 88, "epoch"), 0.008
+    state.stack = (Site("/usr/lib/python3/torch/utils/data/dataloader.py", 52, "__next__"), state.site, MAIN)
+    return evidence
+
+
+def raised() -> Evidence:
+    """A traceback, source lines, and two more ranks of another fault."""
+    evidence = play(
+        6,
+        lambda r: {1: [all_reduce(10), fail("ValueError: bad batch", 11)], 4: [all_reduce(10), killed()]}.get(
+            r, [all_reduce(10), barrier(11)]
+        ),
+        sources={FILE: TEXT},
+    )
+    evidence.ranks[1].traceback = (
+        'Traceback (most recent call last):\n  File "train.py", line 11, in main\n'
+        '    raise ValueError("bad batch")\nValueError: bad batch\n'
+    )
+    return evidence
+
+
+def opposite_groups() -> Evidence:
+    tp, dp = group(0, 1, name="1", desc="tp"), group(0, 1, name="2", desc="dp")
+    return play(
+        3, {0: [all_reduce(10, tp), barrier(30)], 1: [all_reduce(20, dp), barrier(30)], 2: [barrier(30)]}
+    )
+
+
+def shapes() -> Evidence:
+    return play(64, lambda r: [all_reduce(10, shape=(4, 7 if r in (5, 6, 7, 40) else 8))])
+
+
+def tags() -> Evidence:
+    return play(2, {0: [send(1, 10, tag=5)], 1: [recv(0, 11, tag=7)]})
+
+
+def nan() -> Evidence:
+    evidence = play(2, lambda r: [all_reduce(10)])
+    text = "rank 1 brought 3 NaN into it, the first at element 17"
+    evidence.findings = [Finding(Kind.NAN, (1,), text, call=evidence.records[1][0], at_s=0.001)]
+    return evidence
+
+
+def straggler() -> Evidence:
+    return play(4, lambda r: [run(88)] if r == 2 else [all_reduce(10)], straggler_after_s=1.0, now_s=9.0)
+
+
+def scattered() -> Evidence:
+    """Many different places: the text is cut, the data are not."""
+    return play(16, lambda r: [spin(5)] if r == 0 else [recv(r - 1, 100 + r)])
+
+
+CASES = {
+    f.__name__: f for f in (data_loader, raised, opposite_groups, shapes, tags, nan, straggler, scattered)
+}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", CASES)
+def test_report(name: str, width: int) -> None:
+    """The report is what the golden file shows, and no line is wider than the console."""
+    evidence = CASES[name]()
+    text = render_diagnoses(diagnose(evidence), evidence).plain(width)
+    assert_golden(GOLDEN / f"{name}_{width}.txt", text)
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_first_line_names_verdict_culprit_and_place() -> None:
+    """Who is not there stands in the first line."""
+    evidence = data_loader()
+    first = render_diagnoses(diagnose(evidence), evidence).plain(120).splitlines()[0]
+    assert first.startswith("HANG  missing rank  rank 3  all_reduce #2 on group dp (ranks 0-7)")
+    assert first.endswith("after 31.2 s")
+
+
+def test_healthy() -> None:
+    """An empty list is one friendly line."""
+    assert render_diagnoses([]).plain() == "HEALTHY  no hang and no inconsistent collective\n"
+
+
+def test_without_evidence() -> None:
+    """A diagnosis read back from JSON can be shown alone."""
+    text = render_diagnoses(diagnose(shapes())).plain()
+    assert "MISMATCH  shape mismatch  ranks 5-7,40" in text
+
+
+def test_colour_only_on_a_terminal() -> None:
+    """Piped output has no escape codes, a terminal gets them."""
+    evidence = shapes()
+    report = render_diagnoses(diagnose(evidence), evidence)
+    piped, terminal = io.StringIO(), io.StringIO()
+    Console(file=piped, width=80).print(report)
+    Console(file=terminal, width=80, force_terminal=True, color_system="truecolor").print(report)
+    assert "\x1b" not in piped.getvalue()
+    assert "\x1b[1;31mMISMATCH" in terminal.getvalue()

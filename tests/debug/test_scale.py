@@ -1,0 +1,67 @@
+"""A thousand ranks: small graphs, short texts. (The time is printed by tests/benchmarks/diagnosis.py.)"""
+
+from __future__ import annotations
+
+from distsim.debug.diagnosis import diagnose
+from distsim.debug.kinds import Kind
+from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
+from distsim.debug.render import render_diagnoses
+from distsim.debug.waitfor import WaitGraph
+from distsim.debug.world import World
+
+SIZE = 1024
+WORLD = Group("0", "default_pg", tuple(range(SIZE)))
+SITE = Site("train.py", 10, "step")
+
+
+def thousand(missing: int) -> Evidence:
+    ranks, records = {}, {}
+    for rank in range(SIZE):
+        made = [
+            CallRecord(rank, WORLD, seq, "all_reduce", ((4,),), reduce_op="SUM", site=SITE, index=seq - 1)
+            for seq in (1, 2)
+        ]
+        made[0].state = State.COMPLETED
+        if rank == missing:
+            del made[1]
+        records[rank] = made
+        ranks[rank] = RankState(rank, Phase.KILLED, signal="SIGKILL")
+        if rank != missing:
+            ranks[rank] = RankState(rank, Phase.BLOCKED, (CallWait(made[1]),))
+    return Evidence(SIZE, ranks, records)
+
+
+def test_one_of_a_thousand() -> None:
+    """One rank of 1,024 is named, its victims are ranges, the report is short."""
+    evidence = thousand(missing=700)
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, len(d.victims)) == (Kind.RANK_KILLED, (700,), SIZE - 1)
+    assert "Ranks 0-699,701-1023 wait in all_reduce #2" in d.explanation
+    assert len(render_diagnoses([d], evidence).plain(120).splitlines()) < 12
+
+
+def test_graph_is_linear_in_the_ranks() -> None:
+    """Half of the ranks wait for the other half in one call: one node for the call, not 2**18 edges."""
+    a, b = (Group(n, n, tuple(range(SIZE))) for n in "ab")
+    ranks, records = {}, {}
+    for rank in range(SIZE):
+        call = CallRecord(rank, a if rank < SIZE // 2 else b, 1, "barrier", site=SITE)
+        records[rank] = [call]
+        ranks[rank] = RankState(rank, Phase.BLOCKED, (CallWait(call),))
+    evidence = Evidence(SIZE, ranks, records)
+    graph = WaitGraph(World(evidence), ())
+    assert graph.graph.number_of_edges() == 2 * SIZE
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.cycle, len(d.victims)) == (Kind.DEADLOCK_CYCLE, (0, 512), SIZE - 2)
+
+
+def test_long_cycle_is_short_to_read() -> None:
+    """A ring of 1,024 blocking sends: the whole cycle in the data, a few steps in the text."""
+    ranks, records = {}, {}
+    for rank in range(SIZE):
+        call = CallRecord(rank, WORLD, 1, "send", ((4,),), peer=(rank + 1) % SIZE, tag=0, site=SITE)
+        records[rank] = [call]
+        ranks[rank] = RankState(rank, Phase.BLOCKED, (CallWait(call),))
+    (d,) = diagnose(Evidence(SIZE, ranks, records))
+    assert d.cycle == tuple(range(SIZE))
+    assert len(d.explanation) < 800
