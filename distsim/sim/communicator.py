@@ -88,6 +88,9 @@ class Communicator:
         data: DataFunction,
     ) -> None:
         """Member *group_rank* makes collective *number*; the last to come starts it."""
+        if self.world.lookahead is not None:
+            self.world.lookahead.passes(arrival.work)
+            return
         meeting = self._meetings.setdefault(number, Meeting())
         meeting.arrivals[group_rank] = arrival
         if len(meeting.arrivals) < len(self.group.ranks):
@@ -95,7 +98,7 @@ class Communicator:
         del self._meetings[number]
         members = [meeting.arrivals[i] for i in range(len(self.group.ranks))]
         if check_meeting([m.record for m in members]) is not None:
-            self.world.stop_for_mismatch()
+            self.world.stop_for_mismatch([m.work for m in members])
             return
         now_s = float(self.world.env.now)
         for member in members:
@@ -121,12 +124,15 @@ class Communicator:
     def _complete(self, arrival: Arrival) -> None:
         arrival.record.completed_s = float(self.world.env.now)
         arrival.record.state = State.COMPLETED
-        if not arrival.work._done.triggered:
-            arrival.work._done.succeed()
+        if not arrival.work.done.triggered:
+            arrival.work.done.succeed()
 
     # -- point to point
 
     def send(self, source: int, destination: int, tag: int, arrival: Arrival) -> None:
+        if self.world.lookahead is not None:
+            self.world.lookahead.passes(arrival.work)
+            return
         letter = Letter(source, destination, tag, arrival)
         for recv in self._recvs:
             if recv.destination == destination and recv.source in (None, source) and recv.tag == tag:
@@ -136,6 +142,9 @@ class Communicator:
         self._sends.append(letter)
 
     def recv(self, source: int | None, destination: int, tag: int, arrival: Arrival) -> None:
+        if self.world.lookahead is not None:
+            self.world.lookahead.passes(arrival.work)
+            return
         letter = Letter(source, destination, tag, arrival)
         for send in self._sends:
             if send.destination == destination and source in (None, send.source) and send.tag == tag:
@@ -146,7 +155,7 @@ class Communicator:
 
     def _transmit(self, send: Letter, recv: Letter) -> None:
         if check_pair(send.arrival.record, recv.arrival.record) is not None:
-            self.world.stop_for_mismatch()
+            self.world.stop_for_mismatch([send.arrival.work, recv.arrival.work])
             return
         assert send.source is not None
         recv.arrival.work.sender = send.source

@@ -397,7 +397,7 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
         )
         self._communicator.arrive(0, self.rank(), arrival, lambda members: None, lambda members: None)
         require_task().wait(
-            arrival.work._done,
+            arrival.work.done,
             CallWait(record),
             self._timeout.total_seconds(),
             lambda: refusals.connect_error(group, self._timeout.total_seconds()),

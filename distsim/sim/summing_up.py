@@ -36,7 +36,7 @@ def summing_up(
 ) -> Outcome:
     ranks = [world.rank_processes[r] for r in sorted(world.rank_processes) if r < world.world_size]
     failures = _failures([*ranks, *([world.launcher] if world.launcher is not None else [])])
-    virtual_s = max([float(world.env.now), *(p.end_s or 0.0 for p in ranks)])
+    virtual_s = world.stopped_at_s or max([float(world.env.now), *(p.end_s or 0.0 for p in ranks)])
     backend = next((b for p in ranks for b in _backends(p)), "none")
     diagnoses = list(world.diagnoses)
     notes = list(world.notes)

@@ -38,9 +38,9 @@ class SimWork(Work):  # type: ignore[misc]
         on_give_up: Callable[[BaseException], None],
     ) -> None:
         super().__init__()
-        self._process = process
-        self._record = record
-        self._done = done
+        self.process = process
+        self.record = record
+        self.done = done
         self._outputs = outputs
         self._timeout_s = timeout_s
         self._explicit = explicit_timeout
@@ -57,21 +57,21 @@ class SimWork(Work):  # type: ignore[misc]
         if not isinstance(timeout, timedelta):
             raise TypeError("wait(): incompatible function arguments: timeout must be a datetime.timedelta")
         task = require_task()
-        self._record.waited = True
+        self.record.waited = True
         own = timeout.total_seconds() > 0
-        if not self._done.processed:
+        if not self.done.processed:
             limit_s = timeout.total_seconds() if own else self._timeout_s
-            left_s = limit_s if own else max(0.0, self._record.issued_s + limit_s - task.now_s())
+            left_s = limit_s if own else max(0.0, self.record.issued_s + limit_s - task.now_s())
             error = self._timeout_error(limit_s)
             try:
-                task.wait(self._done, CallWait(self._record), left_s, lambda: error, own or self._explicit)
+                task.wait(self.done, CallWait(self.record), left_s, lambda: error, own or self._explicit)
             except Unwind:
                 raise
             except BaseException as exc:
                 if exc is error:
                     self._error = self._error or error
-                    self._record.state = State.FAILED
-                    self._record.error = str(exc)
+                    self.record.state = State.FAILED
+                    self.record.error = str(exc)
                     self._on_give_up(error)
                 raise
         else:
@@ -83,12 +83,12 @@ class SimWork(Work):  # type: ignore[misc]
 
     def is_completed(self) -> bool:
         task = current_task()
-        if not self._done.processed and task is not None:
-            task.poll(CallWait(self._record))
-        return bool(self._done.processed)
+        if not self.done.processed and task is not None:
+            task.poll(CallWait(self.record))
+        return bool(self.done.processed)
 
     def is_success(self) -> bool:
-        return bool(self._done.processed) and self._error is None
+        return bool(self.done.processed) and self._error is None
 
     def exception(self) -> BaseException | None:
         return self._error
@@ -102,9 +102,9 @@ class SimWork(Work):  # type: ignore[misc]
         return self.sender
 
     def result(self) -> list[Tensor]:
-        if self._record.is_p2p:
+        if self.record.is_p2p:
             raise RuntimeError("result() not implemented.")
-        if not self._done.processed:
+        if not self.done.processed:
             raise RuntimeError("Work needs to be completed before calling result(). Should call wait() before result().")
         return self._outputs
 
@@ -115,10 +115,10 @@ class SimWork(Work):  # type: ignore[misc]
         self.wait()
 
     def get_future(self) -> Future[Any]:
-        if self._record.is_p2p:
+        if self.record.is_p2p:
             raise RuntimeError("Work::getFuture not implemented.")
         if self._future is None:
-            if self._process.inbox.get("ddp waits in C++"):
+            if self.process.inbox.get("ddp waits in C++"):
                 self.wait()
             self._future = Future()
             self._when_done(lambda: _settle(self._future, self._outputs, self._error))
@@ -132,15 +132,15 @@ class SimWork(Work):  # type: ignore[misc]
     def _when_done(self, settle: Callable[[], None]) -> None:
         """Settle a future in the owner's own thread: at once, when it next wakes, or, inside
         backward, at its end (DDP's reducer waits there in C++, where nobody could pass the baton)."""
-        if self._done.processed:
+        if self.done.processed:
             settle()
             return
-        self._record.waited = True
-        process = self._process
+        self.record.waited = True
+        process = self.process
         self._settlers.append(settle)
         if len(self._settlers) == 1:
-            assert self._done.callbacks is not None
-            self._done.callbacks.append(lambda _: process.due.append(self._settle_all))
+            assert self.done.callbacks is not None
+            self.done.callbacks.append(lambda _: process.due.append(self._settle_all))
         if torch._C._current_graph_task_id() != -1:
             process.inbox.setdefault("backward", []).append(self)
             if len(process.inbox["backward"]) == 1:
@@ -153,11 +153,11 @@ class SimWork(Work):  # type: ignore[misc]
 
     def fail(self, error: BaseException) -> None:
         """The call ends with *error* (scheduler side)."""
-        if self._error is None and not self._done.triggered:
+        if self._error is None and not self.done.triggered:
             self._error = error
-            self._record.state = State.FAILED
-            self._record.error = str(error)
-            self._done.succeed()
+            self.record.state = State.FAILED
+            self.record.error = str(error)
+            self.done.succeed()
 
 
 def _settle(future: Future[Any] | None, value: object, error: BaseException | None) -> None:

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from distsim.errors import UsageError
 from distsim.debug.diagnosis import Diagnosis, diagnose
 from distsim.debug.records import CallWait, Evidence, Group, HostWait, Phase, RankState
 from distsim.network import Network
+from distsim.sim.lookahead import Lookahead
 from distsim.sim.process import SimProcess
 from distsim.sim.sites import user_stack
 from distsim.sim.task import Killed, Request, Task, Unwind, current_task
@@ -29,6 +30,7 @@ from distsim.sim.task import Killed, Request, Task, Unwind, current_task
 if TYPE_CHECKING:
     from distsim.sim.communicator import Communicator
     from distsim.sim.output import RankStream
+    from distsim.sim.work import SimWork
 
 __all__ = ["Deadline", "PollEvent", "World"]
 
@@ -90,8 +92,11 @@ class World:
         self.children_started = 0
         self.launcher: SimProcess | None = None
         self.open_streams: Callable[[SimProcess], tuple[RankStream, RankStream]]
-        self._mismatch = False
-        self._stuck: Task | None = None
+        self.lookahead: Lookahead | None = None
+        self.stuck: Task | None = None
+        self.stopped_at_s: float | None = None
+        """When a mismatch ended the run; what is simulated after that only helps to name it."""
+        self.final: Evidence | None = None
         self._pollers: list[PollEvent] = []
         self._quiet_s = 0.0
         self._deadlines: list[Deadline] = []
@@ -255,7 +260,7 @@ class World:
             elif _real_monotonic() - since > limit_s:
                 task.abandoned = True
                 if task.doom is None:
-                    self._stuck = task
+                    self.stuck = task
                 else:
                     task.raise_inside(Unwind)
                 return
@@ -328,11 +333,14 @@ class World:
                     self._wake_pollers()
             if not self.events & 255:
                 self._report_progress()
-            if self._mismatch:
-                self.diagnoses = diagnose(self.evidence())
+            if self.lookahead is not None:
+                self.final = self.evidence()
+                self.stopped_at_s = float(env.now)
+                self.lookahead.run()
+                self.diagnoses = diagnose(self.final)
                 return
-            if self._stuck is not None:
-                self._host_stuck(self._stuck)
+            if self.stuck is not None:
+                self._host_stuck(self.stuck)
         if any(process.phase is Phase.HOST_STUCK for process in self.processes):
             self.diagnoses = self.diagnoses or diagnose(self.evidence())
 
@@ -373,13 +381,14 @@ class World:
         self._expire(deadline)
         return True
 
-    def stop_for_mismatch(self) -> None:
-        """Collectives met that do not fit: nothing may move on wrong data."""
-        self._mismatch = True
+    def stop_for_mismatch(self, met: Sequence[SimWork]) -> None:
+        """Calls met that do not fit: nothing may move on wrong data."""
+        if self.lookahead is None:
+            self.lookahead = Lookahead(self, met)
 
     def _host_stuck(self, task: Task) -> None:
         """A rank spins or blocks on the host: keep its stack and let the others go on without it."""
-        self._stuck = None
+        self.stuck = None
         process = task.process
         frame = task.frame()
         process.phase, process.end_s = Phase.HOST_STUCK, float(self.env.now)
@@ -393,7 +402,7 @@ class World:
 
     def final_evidence(self) -> Evidence:
         """What the report shows beside the diagnoses: where everyone was when the world stopped."""
-        return self.evidence()
+        return self.final or self.evidence()
 
     def end(self, unwind: Callable[[], Unwind] = Unwind) -> None:
         """Unwind every thread that is left."""
