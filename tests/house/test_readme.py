@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
+
+import pytest
 
 from tests.house.tree import ROOT
 
@@ -18,6 +22,32 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"^pip install.*$", text, re.MULTILINE)[:2] == COMMANDS
     assert text.index(COMMANDS[1]) < 600
+
+
+def _shape(line: str) -> str:
+    """A line without its figures, bars and gaps: those change with every model that gets better."""
+    return re.sub(r"\bx\d+|[\d.,<%█▏▎▍▌▋▊▉]+|\b(ns|us|ms|s|[KMG]iB|B)\b|\s", "", line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(2))
+def test_the_pictures_are_what_the_commands_print(number: int) -> None:
+    """Every line shown in the README is printed by its command, but for the figures."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    command = re.findall(r"^(?:pip.*&& |\$ )distsim (run .*)$", text, re.MULTILINE)[number]
+    blocks: list[str] = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    picture = [block for block in blocks if "of virtual time" in block][number]
+    done = subprocess.run(
+        [sys.executable, "-m", "distsim", *command.split()],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+    )
+    printed = {_shape(line) for line in done.stdout.splitlines()}
+    shown = [line for line in picture.splitlines() if line.strip() and not line.startswith("$")]
+    assert len(shown) > 5
+    assert [line for line in shown if _shape(line) not in printed] == [], done.stdout + done.stderr
 
 
 def test_every_file_the_readme_names_exists() -> None:
