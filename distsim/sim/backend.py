@@ -20,6 +20,7 @@ from distsim.errors import NotSimulated, UsageError
 from distsim.sim import stores
 from distsim.sim.communicator import Communicator
 from distsim.sim.group import SimGroup
+from distsim.sim.operations import algorithms
 from distsim.sim.process import SimProcess
 from distsim.sim.sites import user_stack
 from distsim.sim.task import current_process, current_task, require_task
@@ -176,7 +177,7 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     backends = dict(c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map())
     if str(backend) == "undefined":
         backends = {"cpu": "gloo", "cuda": "nccl"}
-    flavour = next(iter(backends.values()))
+    flavour = algorithms(next(iter(backends.values())))
     communicator = world.communicators.get(key)
     if communicator is None:
         communicator = world.communicators[key] = Communicator(world, group, flavour)

@@ -16,7 +16,7 @@ from distsim.sim.data import copy_into, reduce_op_name, reduce_tensors
 if TYPE_CHECKING:
     from distsim.sim.communicator import Arrival, Communicator
 
-__all__ = ["OPERATIONS", "Operation"]
+__all__ = ["OPERATIONS", "Operation", "algorithms"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Operation:
         tensors = (*first.inputs, *first.outputs)
         return Transfer(
             op=self.network_op or record.op,
-            flavour=flavour,
+            flavour=algorithms(flavour),
             devices=communicator.devices,
             nbytes=record.nbytes if record.op != "all_to_all" else max(m.record.nbytes for m in members),
             root=communicator.group.ranks.index(record.root) if record.root is not None else 0,
@@ -43,6 +43,11 @@ class Operation:
             reduce_op=record.reduce_op or "SUM",
             key=communicator.key,
         )
+
+
+def algorithms(backend: str) -> str:
+    """Whose collective algorithms a backend runs: `sim` itself has gloo's."""
+    return "gloo" if backend == "sim" else backend
 
 
 def _splits(members: list[Arrival]) -> tuple[tuple[int, ...], ...] | None:

@@ -200,12 +200,25 @@ def _process_patches() -> list[Patch]:
 
 
 def _refusals() -> list[Patch]:
-    """torch's own ways around process groups, refused by name until they are simulated."""
+    """What is refused by name until it is simulated."""
+    accelerator = ("use CPU tensors and backend 'gloo'", "accelerator tensors (CUDA)")
+    patches: list[Patch] = [
+        (torch.cuda, name, _refuse(accelerator[1], accelerator[0], getattr(torch.cuda, name)))
+        for name in ("_lazy_init", "set_device", "current_device", "synchronize", "current_stream")
+    ]
+    # torch's own error log asks for NCCL's version when a call on an nccl group fails
+    patches.append((torch.cuda.nccl, "version", lambda: (2, 27, 3)))
     rpc = sys.modules.get("torch.distributed.rpc")
-    if rpc is None or not hasattr(rpc, "init_rpc"):
-        return []
+    if rpc is not None and hasattr(rpc, "init_rpc"):
+        refused = _refuse("torch.distributed.rpc.init_rpc", "run it for real with --on gloo", rpc.init_rpc)
+        patches.append((rpc, "init_rpc", refused))
+    return patches
 
-    def init_rpc(*args: Any, **kwargs: Any) -> None:
-        raise NotSimulated("torch.distributed.rpc.init_rpc", "run it for real with --on gloo")
 
-    return [(rpc, "init_rpc", init_rpc)]
+def _refuse(call: str, remedy: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if current_task() is None:
+            return real(*args, **kwargs)
+        raise NotSimulated(call, remedy)
+
+    return refuse

@@ -18,6 +18,7 @@ import torch
 from distsim.debug.records import HostWait, Phase
 from distsim.sim.backend import adopt_groups
 from distsim.sim.compute import ComputeMode
+from distsim.sim.modules import is_user_file
 from distsim.sim.process import SimProcess
 from distsim.sim.sites import user_stack
 from distsim.sim.task import Killed, Unwind, require_task
@@ -139,7 +140,7 @@ def _stack_of(trace: TracebackType | None) -> tuple[Any, ...]:
     """The user's frames where an exception was raised, innermost first."""
     last = None
     while trace is not None:
-        if user_stack(trace.tb_frame, limit=1) and trace.tb_frame.f_code.co_filename != __file__:
+        if is_user_file(trace.tb_frame.f_code.co_filename):
             last = trace
         trace = trace.tb_next
     if last is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing.connection
+import multiprocessing.context
 import multiprocessing.process
 import multiprocessing.queues
 import multiprocessing.synchronize
@@ -296,6 +297,7 @@ def spawn_patches() -> list[tuple[Any, str, Any]]:
     shared_lock = type("Lock", (CoopLock,), {"__init__": lambda self, *, ctx=None: CoopLock.__init__(self), "__deepcopy__": lambda self, memo: self})
     synchronize = multiprocessing.synchronize
     patches: list[tuple[Any, str, Any]] = [
+        (multiprocessing.context._default_context, "_actual_context", None),  # set_start_method was not called yet
         (_Base, "start", _start),
         (_Base, "join", _join),
         (_Base, "is_alive", _is_alive),

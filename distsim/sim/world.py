@@ -341,8 +341,9 @@ class World:
                 return
             if self.stuck is not None:
                 self._host_stuck(self.stuck)
-        if any(process.phase is Phase.HOST_STUCK for process in self.processes):
-            self.diagnoses = self.diagnoses or diagnose(self.evidence())
+        if not self.diagnoses:  # what hung nobody but is wrong all the same: calls in another order, a crash
+            self.final = self.evidence()
+            self.diagnoses = diagnose(self.final)
 
     def _poll_turn(self, upcoming: float) -> bool:
         """Threads poll and nothing else is near: let time pass, in growing steps."""
