@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from distsim.cluster import Cluster
 from distsim.collectives.gloo import compile_gloo
-from distsim.collectives.group import Group
+from distsim.collectives.group import Group, LinkArrays
 from distsim.collectives.ideal import compile_ideal
 from distsim.collectives.mpi import compile_mpi
 from distsim.collectives.nccl import NcclSelector
@@ -42,18 +39,20 @@ class Compiler:
     def __init__(
         self,
         cluster: Cluster,
-        capacity: NDArray[np.float64],
         *,
         algo: str | None = None,
         proto: str | None = None,
         nccl_version: str | None = None,
+        launcher: str = "process",
     ) -> None:
         self.cluster = cluster
-        self.capacity = capacity
+        self.links = LinkArrays(cluster)
         self.algo = algo
         self.version = nccl_version or cluster.nccl.version
         self.ideal = self.version == "ideal"
-        self._nccl = NcclSelector(cluster, capacity, algo=algo, proto=proto, version=self.version)
+        self._nccl = NcclSelector(
+            cluster, self.links.capacity, algo=algo, proto=proto, version=self.version, launcher=launcher
+        )
         self._groups: dict[tuple[tuple[str, ...], int], Group] = {}
         self._plans: dict[object, Plan] = {}
 
@@ -63,7 +62,7 @@ class Compiler:
         if found is None:
             if len(self._groups) >= _MAX_GROUPS:
                 self._groups.clear()
-            found = self._groups[(devices, key)] = Group(self.cluster, devices, key, self.capacity)
+            found = self._groups[(devices, key)] = Group(self.cluster, devices, key, self.links)
         return found
 
     def compile(self, transfer: Transfer) -> Plan:
@@ -123,5 +122,5 @@ class Compiler:
             return [Explained(*row) for row in rows]
         plan = self.compile(transfer)
         return [
-            Explained(plan.algo, plan.proto, plan.channels, plan.alone_s(self.capacity), "the only way", True)
+            Explained(plan.algo, plan.proto, plan.channels, plan.alone_s(self.links.capacity), "the only way", True)
         ]

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from distsim.collectives.group import Group
 from distsim.collectives.plan import Cost, Loads, Message, Phase
 
-__all__ = ["all_to_all_loads", "direct_messages", "direct_phase", "rooted_loads"]
+__all__ = [
+    "all_to_all_loads",
+    "direct_messages",
+    "direct_phase",
+    "longest_latency_s",
+    "next_loads",
+    "rooted_loads",
+    "split_loads",
+]
 
 _MAX_PAIRS = 1 << 14
 """Beyond, routes between nodes are sampled: links at the ends stay exact, the fabric's are even."""
@@ -70,6 +78,17 @@ def split_loads(group: Group, pairs: Pairs, largest: float) -> Loads:
     return group.loads((group.route(src, dst), nbytes / largest) for (src, dst), nbytes in pairs.items())
 
 
+def next_loads(group: Group) -> Loads:
+    """Bytes over each link per byte that every rank sends to the next."""
+    size = group.size
+
+    def make() -> Loads:
+        return group.loads((group.route(member, (member + 1) % size), 1.0) for member in range(size))
+
+    found: Loads = group.cached("next loads", make)
+    return found
+
+
 def longest_latency_s(group: Group) -> float:
     """The links' latency between the farthest two members (of a sample, in a large group)."""
 
@@ -88,9 +107,10 @@ def longest_latency_s(group: Group) -> float:
 
 def direct_phase(group: Group, loads: Loads, pair_bytes: float, cost: Cost, hops: float = 1.0) -> Phase:
     """All pairs at once; *hops* is how many times the start-up of a message is paid one after the other."""
-    hop_s = cost.inter_hop_s if group.num_nodes > 1 else cost.intra_hop_s
-    latency_s = longest_latency_s(group) + hops * hop_s
-    return Phase(Loads(loads.links, loads.weights * cost.wire), pair_bytes, cost.edge_bytes_per_s, latency_s)
+    many = len(group.domains) > 1
+    latency_s = cost.hop_s(longest_latency_s(group), many)
+    latency_s += (hops - 1.0) * (cost.inter_hop_s if many else cost.intra_hop_s)
+    return Phase(group.with_cost(loads, cost), pair_bytes, cost.edge_bytes_per_s, latency_s)
 
 
 def direct_messages(group: Group, pairs: Pairs, cost: Cost) -> list[Message]:
@@ -98,10 +118,8 @@ def direct_messages(group: Group, pairs: Pairs, cost: Cost) -> list[Message]:
     messages: list[Message] = []
     for (src, dst), nbytes in pairs.items():
         links = group.route(src, dst)
-        hop_s = cost.intra_hop_s if group.same_domain(src, dst) else cost.inter_hop_s
-        messages.append(
-            Message(
-                links, nbytes * cost.wire, group.latency_s(links) + hop_s, cost.edge_bytes_per_s * cost.wire
-            )
-        )
+        same = group.same_domain(src, dst)
+        wire = cost.wire if same else cost.wire * cost.net_wire
+        latency_s = cost.hop_s(group.latency_s(links), not same)
+        messages.append(Message(links, nbytes * wire, latency_s, cost.edge_bytes_per_s * wire))
     return messages

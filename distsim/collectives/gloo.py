@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 
+from distsim.collectives.binomial import binomial_phases
 from distsim.collectives.direct import (
     all_to_all_loads,
     direct_messages,
     direct_phase,
     longest_latency_s,
+    next_loads,
     rooted_loads,
     split_loads,
 )
 from distsim.collectives.group import Group
-from distsim.collectives.plan import Cost, Phase, Plan
+from distsim.collectives.plan import Cost, Plan
 from distsim.collectives.ring import Shape, ring_messages, ring_phase
 
 __all__ = ["compile_gloo"]
@@ -53,7 +55,7 @@ def compile_gloo(
         rounds = math.ceil(math.log2(size))
         return Plan("dissemination", "gloo", 1, launch_s + rounds * (longest_latency_s(group) + hop_s))
     if op == "broadcast":
-        return Plan("binomial", "gloo", 1, launch_s, _binomial(group, nbytes, root, cost))
+        return Plan("binomial", "gloo", 1, launch_s, binomial_phases(group, nbytes, root, cost))
     if op == "reduce":
         scatter = ring_phase(group, Shape.of("reduce_scatter", size, nbytes), cost)
         collect = direct_phase(group, rooted_loads(group, root, True), nbytes / size, cost)
@@ -64,7 +66,7 @@ def compile_gloo(
         pairs = {((m, root) if to_root else (root, m)): float(nbytes) for m in range(size) if m != root}
         return Plan("direct", "gloo", 1, launch_s, (phase,), lambda: direct_messages(group, pairs, cost))
     if op in ("send", "sendrecv"):
-        loads = _next_loads(group) if op == "sendrecv" else group.loads([(group.route(0, 1), 1.0)])
+        loads = next_loads(group) if op == "sendrecv" else group.loads([(group.route(0, 1), 1.0)])
         return Plan("send", "gloo", 1, launch_s, (direct_phase(group, loads, nbytes, cost),))
     return _all_to_all(group, nbytes, splits, cost, launch_s)
 
@@ -89,27 +91,3 @@ def _all_to_all(
         (phase,),
         (lambda: direct_messages(group, pairs, cost)) if pairs else None,
     )
-
-
-def _next_loads(group: Group):  # type: ignore[no-untyped-def]
-    size = group.size
-    return group.cached(
-        "next loads", lambda: group.loads((group.route(m, (m + 1) % size), 1.0) for m in range(size))
-    )
-
-
-def _binomial(group: Group, nbytes: float, root: int, cost: Cost) -> tuple[Phase, ...]:
-    """Rounds in which every member that has the data sends it on, doubling their number."""
-    size = group.size
-    phases: list[Phase] = []
-    span = 1
-    while span < size:
-
-        def make(span: int = span):  # type: ignore[no-untyped-def]
-            pairs = [(k, k + span) for k in range(span) if k + span < size]
-            return group.loads((group.route((root + a) % size, (root + b) % size), 1.0) for a, b in pairs)
-
-        loads = group.cached(("binomial", root, span), make)
-        phases.append(direct_phase(group, loads, nbytes, cost))
-        span *= 2
-    return tuple(phases)

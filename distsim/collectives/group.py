@@ -10,25 +10,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.cluster import Cluster
-from distsim.collectives.plan import Loads
+from distsim.collectives.plan import Cost, Loads
 
-__all__ = ["Group"]
+__all__ = ["Group", "LinkArrays"]
+
+
+class LinkArrays:
+    """What is asked of every link or device of a cluster again and again, as arrays; made once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.capacity: NDArray[np.float64] = np.array([link.bandwidth_bytes_per_s for link in cluster.links])
+        self.latency_s = [link.latency_s for link in cluster.links]
+        self.outside: NDArray[np.bool_] = np.array([link.kind in ("nic", "fabric") for link in cluster.links])
+        """Links between nodes."""
+        self.positions = {device: position for position, device in enumerate(cluster.devices)}
 
 
 class Group:
     """Devices in group-rank order. Members are named by their group rank; a *node* is its members' list."""
 
-    def __init__(
-        self, cluster: Cluster, devices: tuple[str, ...], key: int, capacity: NDArray[np.float64]
-    ) -> None:
+    def __init__(self, cluster: Cluster, devices: tuple[str, ...], key: int, links: LinkArrays) -> None:
         self.cluster = cluster
         self.devices = devices
         self.key = key
-        self.capacity = capacity
+        self.links = links
+        self.capacity = links.capacity
         self.size = len(devices)
         self._cache: dict[Hashable, Any] = {}
         per_node = max(1, len(cluster.devices) // cluster.num_nodes)
-        positions = cluster_positions(cluster)
+        positions = links.positions
         self.host = [positions[device] // per_node for device in devices]
         self.local = [positions[device] % per_node for device in devices]
         by_host: dict[int, list[int]] = {}
@@ -89,8 +99,8 @@ class Group:
 
     def latency_s(self, links: Iterable[int]) -> float:
         """The links' own latencies together."""
-        every = self.cluster.links
-        return sum([every[link].latency_s for link in links])
+        every = self.links.latency_s
+        return sum([every[link] for link in links])
 
     def loads(self, paths: Iterable[tuple[tuple[int, ...], float]]) -> Loads:
         """The loads of transfers given as (links, bytes per byte of progress)."""
@@ -105,6 +115,13 @@ class Group:
         used = np.flatnonzero(total)
         return Loads(used, total[used])
 
+    def with_cost(self, loads: Loads, cost: Cost) -> Loads:
+        """*loads* with the bytes that *cost*'s protocol puts on the wire."""
+        if cost.wire == 1.0 and cost.net_wire == 1.0:
+            return loads
+        wire = np.where(self.links.outside[loads.links], cost.wire * cost.net_wire, cost.wire)
+        return Loads(loads.links, loads.weights * wire)
+
     def slowest_s_per_byte(self, loads: Loads) -> float:
         """Seconds per byte of progress over otherwise idle links."""
         if not len(loads.links):
@@ -116,12 +133,3 @@ class Group:
         if name not in self._cache:
             self._cache[name] = make()
         return self._cache[name]
-
-
-def cluster_positions(cluster: Cluster) -> dict[str, int]:
-    """Position of each device in the cluster, made once per cluster."""
-    found: dict[str, int] | None = getattr(cluster, "_distsim_positions", None)
-    if found is None:
-        found = {device: position for position, device in enumerate(cluster.devices)}
-        cluster._distsim_positions = found  # type: ignore[attr-defined]
-    return found

@@ -15,7 +15,7 @@ from distsim.collectives.direct import (
     rooted_loads,
     split_loads,
 )
-from distsim.collectives.gloo import _binomial, _next_loads
+from distsim.collectives.binomial import binomial_phases
 from distsim.collectives.group import Group
 from distsim.collectives.plan import Cost, Phase, Plan
 from distsim.collectives.ring import Shape, ring_messages, ring_phase
@@ -55,12 +55,12 @@ def compile_mpi(
             lambda: ring_messages(group, shape, cost),
         )
     if op in ("broadcast", "reduce"):
-        return Plan("binomial", "mpi", 1, _LAUNCH_S, _binomial(group, nbytes, root, cost))
+        return Plan("binomial", "mpi", 1, _LAUNCH_S, binomial_phases(group, nbytes, root, cost))
     if op in ("gather", "scatter"):
         loads = rooted_loads(group, root, op == "gather")
         return Plan("linear", "mpi", 1, _LAUNCH_S, (direct_phase(group, loads, nbytes, cost),))
     if op in ("send", "sendrecv"):
-        loads = _next_loads(group) if op == "sendrecv" else group.loads([(group.route(0, 1), 1.0)])
+        loads = next_loads(group) if op == "sendrecv" else group.loads([(group.route(0, 1), 1.0)])
         return Plan("send", "mpi", 1, _LAUNCH_S, (direct_phase(group, loads, nbytes, cost),))
     if splits is None:
         phase = direct_phase(group, all_to_all_loads(group), nbytes / size, cost, hops=size - 1)

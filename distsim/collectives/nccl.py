@@ -7,28 +7,29 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.calibration.constants import Constants, nccl_constants
 from distsim.cluster import Cluster
 from distsim.collectives.direct import (
     all_to_all_loads,
     direct_messages,
     direct_phase,
+    next_loads,
     rooted_loads,
     split_loads,
 )
-from distsim.collectives.gloo import _next_loads
 from distsim.collectives.group import Group
+from distsim.collectives.nccl_timing import NcclTiming, Timed
 from distsim.collectives.nccl_tuning import ALGORITHMS, PROTOCOLS, Candidate, Machine, candidates
-from distsim.collectives.nvls import nvls_phase, nvls_tree_phase
 from distsim.collectives.plan import Cost, Plan
-from distsim.collectives.ring import Shape, ring_messages, ring_phase
-from distsim.collectives.tree import tree_messages, tree_phase
+from distsim.collectives.ring import Shape, ring_messages
+from distsim.collectives.tree import tree_messages
 from distsim.errors import UsageError
 
 __all__ = ["NcclSelector"]
 
 Splits = tuple[tuple[int, ...], ...] | None
 
-_LAUNCH_S = 6e-6
+DIRECT = ("all_to_all", "gather", "scatter", "sendrecv", "send")
 
 
 class NcclSelector:
@@ -42,10 +43,15 @@ class NcclSelector:
         algo: str | None,
         proto: str | None,
         version: str,
+        launcher: str = "process",
+        constants: Constants | None = None,
     ) -> None:
+        if launcher not in ("process", "shared"):
+            raise UsageError(f"expected the launcher process or shared, got {launcher!r}")
         self.cluster = cluster
         self.capacity = capacity
         self.version = version
+        self.timing = NcclTiming(cluster, constants or nccl_constants(), launcher)
         self.algo = _named("an algorithm", algo, ALGORITHMS) if version != "ideal" else None
         self.proto = _named("a protocol", proto, PROTOCOLS) if version != "ideal" else None
 
@@ -56,26 +62,24 @@ class NcclSelector:
 
     def _machine(self, group: Group) -> Machine:
         node, nccl = self.cluster.node, self.cluster.nccl
-        generation = {7: 0, 8: 1, 9: 2}.get(
-            nccl.compute_capability // 10, 3 if nccl.compute_capability >= 100 else 0
-        )
+        capability = nccl.compute_capability
+        generation = 3 if capability >= 100 else {9: 2, 8: 1}.get(capability // 10, 0)
         nvlink = node.nvlink != "none"
+        many = len(group.domains) > 1
         intra = (node.nvlink_bytes_per_s if nvlink else node.pcie_bytes_per_s) / 1e9
-        inter = len(group.shared_rails) * node.nic_bytes_per_s / 1e9 if len(group.domains) > 1 else intra
-        channels = 24 if generation == 2 else (24 if generation == 1 else 32)
-        if len(group.domains) > 1:
-            channels = 16
+        inter = len(group.shared_rails) * node.nic_bytes_per_s / 1e9 if many else intra
+        channels = 2 if not nvlink else (16 if many else (24 if generation < 3 else 32))
         return Machine(
             num_ranks=group.size,
             num_nodes=len(group.domains),
             generation=generation,
             intra="nvlink" if nvlink else "pci",
             intra_gbps=intra,
-            inter_gbps=min(inter, intra) if group.per_node > 1 else inter,
+            inter_gbps=min(inter, intra) if group.size > len(group.domains) else inter,
             channels=channels,
-            nvls=node.nvls and group.per_node > 1,
+            nvls=node.nvls and group.size > len(group.domains),
             nvls_channels=16 if generation == 2 else 24,
-            ll128=nvlink and generation >= 1,
+            ll128=nvlink and generation >= 1 and (not many or nccl.net in ("ib", "roce", "efa")),
             amd=nccl.cpu_vendor == "amd",
             collnet=nccl.collnet,
         )
@@ -83,8 +87,8 @@ class NcclSelector:
     def compile(self, group: Group, op: str, nbytes: float, root: int, splits: Splits) -> Plan:
         """The plan of NCCL's choice. *nbytes* as in `Transfer`."""
         if group.size == 1:
-            return Plan("none", "none", 0, _LAUNCH_S)
-        if op in ("all_to_all", "gather", "scatter", "sendrecv"):
+            return Plan("none", "none", 0, self.timing.floor_s(group))
+        if op in DIRECT:
             return self._direct(group, op, nbytes, root, splits)
         if op == "barrier":
             op, nbytes = "all_reduce", 4
@@ -95,13 +99,15 @@ class NcclSelector:
         every = candidates(op, nbytes, self.machine(group))
         allowed = [one for one in every if one.believed_us is not None]
         forced = [one for one in allowed if self.algo in (None, one.algo) and self.proto in (None, one.proto)]
+        if CHOICE == "own":
+            return min(forced or allowed, key=lambda one: self._plan(group, op, nbytes, one.algo, one.proto).alone_s(self.capacity))
         return min(forced or allowed, key=lambda one: one.believed_us or 0.0)
 
     def explain(
         self, group: Group, op: str, nbytes: float, root: int, splits: Splits
     ) -> list[tuple[str, str, int, float | None, str, bool]]:
         """(algo, proto, channels, predicted_s, why, chosen) of every way."""
-        if op in ("all_to_all", "gather", "scatter", "sendrecv") or group.size == 1:
+        if op in DIRECT or group.size == 1:
             plan = self.compile(group, op, nbytes, root, splits)
             return [(plan.algo, plan.proto, plan.channels, plan.alone_s(self.capacity), "the only way", True)]
         if op == "barrier":
@@ -118,67 +124,72 @@ class NcclSelector:
             rows.append((one.algo, one.proto, plan.channels, plan.alone_s(self.capacity), why, chosen))
         return rows
 
-    def cost(self, group: Group, algo: str, proto: str) -> Cost:
-        """What *proto* adds to the links."""
-        machine = self.machine(group)
-        hop = {"LL": (0.6e-6, 3.0e-6), "LL128": (1.5e-6, 5.0e-6), "Simple": (3.6e-6, 14e-6)}[proto]
-        per_channel = {"LL": 12e9, "LL128": 36e9 if machine.generation >= 2 else 20e9, "Simple": 40e9}[proto]
-        wire = {"LL": 2.0, "LL128": 128 / 120, "Simple": 1.01}[proto]
-        return Cost(wire, machine.channels * per_channel, hop[0], hop[1])
-
     def _plan(self, group: Group, op: str, nbytes: float, algo: str, proto: str) -> Plan:
-        channels = self.machine(group).channels
-        cost = self.cost(group, algo, proto)
+        machine, timing = self.machine(group), self.timing
         if algo == "Tree":
-            return Plan(
-                algo,
-                proto,
-                channels,
-                _LAUNCH_S,
-                (tree_phase(group, nbytes, cost),),
-                lambda: tree_messages(group, nbytes, cost),
-            )
-        if algo == "NVLS":
-            return Plan(algo, proto, channels, _LAUNCH_S, (nvls_phase(group, op, nbytes, cost),))
-        if algo == "NVLSTree":
-            return Plan(algo, proto, channels, _LAUNCH_S, (nvls_tree_phase(group, nbytes, cost),))
+            timed = timing.tree(group, machine, nbytes, proto)
+            return self._made(group, algo, proto, timed, lambda: tree_messages(group, nbytes, timed.cost))
+        if algo in ("NVLS", "NVLSTree"):
+            return self._made(group, algo, proto, timing.nvls(group, machine, op, nbytes, algo == "NVLSTree"), None)
+        timed = timing.ring(group, machine, op, nbytes, proto)
         shape = Shape.of(op, group.size, nbytes)
-        return Plan(
-            algo,
-            proto,
-            channels,
-            _LAUNCH_S,
-            (ring_phase(group, shape, cost),),
-            lambda: ring_messages(group, shape, cost),
-        )
+        return self._made(group, algo, proto, timed, lambda: ring_messages(group, shape, timed.cost))
+
+    def _made(self, group: Group, algo: str, proto: str, timed: Timed, messages) -> Plan:
+        plan = Plan(algo, proto, self.machine(group).channels, timed.software_s, (timed.phase,), messages)
+        return self._lifted(plan, self.timing.floor_s(group))
+
+    def _lifted(self, plan: Plan, floor_s: float) -> Plan:
+        """*plan*, no shorter than what launching it costs the host."""
+        missing = floor_s - plan.alone_s(self.capacity)
+        if missing <= 0.0:
+            return plan
+        return Plan(plan.algo, plan.proto, plan.channels, plan.floor_s + missing, plan.phases, plan.messages)
 
     def send(self, group: Group, nbytes: float) -> Plan:
         """A point-to-point transfer from member 0 to member 1."""
-        cost = self.cost(group, "P2P", "Simple")
-        phase = direct_phase(group, group.loads([(group.route(0, 1), 1.0)]), nbytes, cost)
-        return Plan("SendRecv", "Simple", 1, _LAUNCH_S, (phase,))
+        return self._direct(group, "send", nbytes, 0, None)
 
     def _direct(self, group: Group, op: str, nbytes: float, root: int, splits: Splits) -> Plan:
-        cost = self.cost(group, "P2P", "Simple")
         size = group.size
-        if op == "sendrecv":
-            phase = direct_phase(group, _next_loads(group), nbytes, cost)
-            return Plan("SendRecv", "Simple", 1, _LAUNCH_S, (phase,))
-        if op in ("gather", "scatter"):
-            loads = rooted_loads(group, root, op == "gather")
-            return Plan("SendRecv", "Simple", 1, _LAUNCH_S, (direct_phase(group, loads, nbytes, cost),))
-        if splits is None:
-            share = nbytes / size
+        peers = 1 if op in ("send", "sendrecv") else size
+        software_s, cost = self.timing.direct(group, self.machine(group), peers)
+        pairs: dict[tuple[int, int], float] = {}
+        if op == "send":
+            loads, share = group.loads([(group.route(0, 1), 1.0)]), nbytes
+            pairs = {(0, 1): nbytes}
+        elif op == "sendrecv":
+            loads, share = next_loads(group), nbytes
+            pairs = {(member, (member + 1) % size): nbytes for member in range(size)}
+        elif op in ("gather", "scatter"):
+            loads, share = rooted_loads(group, root, op == "gather"), nbytes
+            pairs = {((m, root) if op == "gather" else (root, m)): nbytes for m in range(size) if m != root}
+        elif splits is None:
+            loads, share = all_to_all_loads(group), nbytes / size
             pairs = {(s, d): share for s in range(size) for d in range(size) if s != d} if size <= 128 else {}
-            phase = direct_phase(group, all_to_all_loads(group), share, cost)
         else:
-            pairs = {
-                (s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d
-            }
-            largest = max(pairs.values(), default=0.0)
-            phase = direct_phase(group, split_loads(group, pairs, largest), largest, cost)
+            pairs = {(s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d}
+            share = max(pairs.values(), default=0.0)
+            loads = split_loads(group, pairs, share)
+        cost = self._p2p_cap(group, cost, share, peers)
         messages = (lambda: direct_messages(group, pairs, cost)) if pairs else None
-        return Plan("SendRecv", "Simple", 1, _LAUNCH_S, (phase,), messages)
+        phase = direct_phase(group, loads, share, cost)
+        plan = Plan("SendRecv", "Simple", _p2p_channels(size, share), software_s, (phase,), messages)
+        return self._lifted(plan, self.timing.p2p_floor_s(group))
+
+    def _p2p_cap(self, group: Group, cost: Cost, share: float, peers: int) -> Cost:
+        rate = self.timing.constants.get("p2p", "channel_GBps") * 1e9
+        return Cost(cost.wire, cost.net_wire, rate * _p2p_channels(group.size, share))
+
+
+def _p2p_channels(size: int, nbytes: float) -> int:
+    channels = max(1, 32 // max(size, 8))
+    while nbytes / channels > 2**24 and channels < 32:
+        channels *= 2
+    return channels
+
+
+CHOICE = "believed"
 
 
 def _named(what: str, given: str | None, known: tuple[str, ...]) -> str | None:

@@ -32,7 +32,7 @@ def _switch_loads(group: Group, op: str) -> Loads:
 def nvls_phase(group: Group, op: str, nbytes: float, cost: Cost) -> Phase:
     """Reduction (and multicast) inside one NVSwitch."""
     loads = _switch_loads(group, op)
-    latency_s = 2 * (group.cluster.node.nvlink_latency_s + cost.intra_hop_s)
+    latency_s = 2 * cost.hop_s(group.cluster.node.nvlink_latency_s, False)
     return Phase(Loads(loads.links, loads.weights * cost.wire), nbytes, cost.edge_bytes_per_s, latency_s)
 
 

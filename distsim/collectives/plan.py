@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +28,22 @@ class Cost:
 
     wire: float = 1.0
     """Bytes on the wire for each byte of payload (flags, or the inverse of an efficiency)."""
+    net_wire: float = 1.0
+    """The same between nodes, on top."""
     edge_bytes_per_s: float = INFINITY
     """What one rank can push to its neighbour over all channels, however fast the links are."""
+    piece_bytes: float = INFINITY
+    """What moves through a tree in one piece, over all channels; infinite for as few pieces as possible."""
     intra_hop_s: float = 0.0
     """Added to the links' latency at each hop inside a node."""
     inter_hop_s: float = 0.0
     """Added to the links' latency at each hop between nodes."""
+    intra_links: float = 1.0
+    """Share of the links' own latency that counts inside a node: 0 where it is part of a measured start-up."""
+
+    def hop_s(self, links_s: Any, inter: bool) -> Any:
+        """One hop over links of that latency together (a number or an array)."""
+        return links_s + self.inter_hop_s if inter else links_s * self.intra_links + self.intra_hop_s
 
 
 @dataclass(frozen=True)

@@ -155,18 +155,16 @@ def ring_phase(group: Group, shape: Shape, cost: Cost) -> Phase:
     slowest edge must carry everything. The longer of the two is the time. On equal edges that is the closed form
     steps * (latency + piece / bandwidth).
     """
-    loads, hops = ring_loads(group), _hops(group)
+    hops = _hops(group)
+    loads = group.with_cost(ring_loads(group), cost)
     least = 1.0 / cost.edge_bytes_per_s
-    flow_s = shape.edge_bytes * max(group.slowest_s_per_byte(loads) * cost.wire, least)
+    flow_s = shape.edge_bytes * max(group.slowest_s_per_byte(loads), least)
     piece = shape.edge_bytes / max(1, shape.steps)
-    each_s = hops.latency_s + np.where(hops.inter, cost.inter_hop_s, cost.intra_hop_s)
-    each_s = each_s + piece * np.maximum(hops.s_per_byte[0] * cost.wire, least)
-    return Phase(
-        Loads(loads.links, loads.weights * cost.wire),
-        shape.edge_bytes,
-        cost.edge_bytes_per_s,
-        max(_longest(each_s, shape.steps) - flow_s, 0.0),
-    )
+    each_s = np.where(hops.inter, cost.hop_s(hops.latency_s, True), cost.hop_s(hops.latency_s, False))
+    wire = np.where(hops.inter, cost.wire * cost.net_wire, cost.wire)
+    each_s = each_s + piece * np.maximum(hops.s_per_byte[0] * wire, least)
+    latency_s = max(_longest(each_s, shape.steps) - flow_s, 0.0)
+    return Phase(loads, shape.edge_bytes, cost.edge_bytes_per_s, latency_s)
 
 
 def _longest(each_s: NDArray[np.float64], steps: int) -> float:
@@ -194,21 +192,20 @@ def ring_messages(group: Group, shape: Shape, cost: Cost) -> list[Message]:
     """
     messages: list[Message] = []
     rings, hops = ring_edges(group), _hops(group)
-    step_bytes = shape.edge_bytes / max(1, shape.steps) / len(rings) * cost.wire
+    step_bytes = shape.edge_bytes / max(1, shape.steps) / len(rings)
     for number, ring in enumerate(rings):
         size = len(ring)
-        latency = [
-            group.latency_s(edge.links) + (cost.inter_hop_s if edge.inter else cost.intra_hop_s)
-            for edge in ring
-        ]
+        wires = [cost.wire * cost.net_wire if edge.inter else cost.wire for edge in ring]
+        latency = [cost.hop_s(group.latency_s(edge.links), edge.inter) for edge in ring]
         caps = [
-            min(1.0 / slow if slow else math.inf, cost.edge_bytes_per_s * cost.wire) / len(rings)
-            for slow in hops.s_per_byte[number].tolist()
+            min(1.0 / slow if slow else math.inf, cost.edge_bytes_per_s * wire) / len(rings)
+            for slow, wire in zip(hops.s_per_byte[number].tolist(), wires, strict=True)
         ]
         base = len(messages)
         for step in range(shape.steps):
             for place, edge in enumerate(ring):
                 after = () if step == 0 else (base + (step - 1) * size + (place - 1) % size,)
                 queue = (number, edge.src, edge.dst)
-                messages.append(Message(edge.links, step_bytes, latency[place], caps[place], after, queue))
+                nbytes = step_bytes * wires[place]
+                messages.append(Message(edge.links, nbytes, latency[place], caps[place], after, queue))
     return messages

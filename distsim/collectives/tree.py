@@ -134,8 +134,12 @@ def tree_hops(group: Group) -> tuple[int, int]:
     return inside, between
 
 
-PIECES = 32
-"""A tree's payload moves in this many pieces: what the first one takes on its way is not hidden by the others."""
+MIN_PIECES, MAX_PIECES = 16, 256
+
+
+def pieces_of(nbytes: float, cost: Cost) -> int:
+    """How many pieces a payload moves in: what the first one takes on its way is not hidden by the others."""
+    return round(min(max(nbytes / cost.piece_bytes, MIN_PIECES), MAX_PIECES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,38 +178,38 @@ def tree_phase(group: Group, nbytes: float, cost: Cost) -> Phase:
 
     T = journey of one piece + (1 - 1 / pieces) * bytes / slowest rate.
     """
-    loads, hops = tree_loads(group), _hops(group)
+    hops = _hops(group)
+    loads = group.with_cost(tree_loads(group), cost)
     least = 1.0 / cost.edge_bytes_per_s
-    flow_s = nbytes * max(group.slowest_s_per_byte(loads) * cost.wire, least)
+    flow_s = nbytes * max(group.slowest_s_per_byte(loads), least)
     inside, between = tree_hops(group)
-    piece = nbytes / PIECES
-    intra_s = hops.intra_s + cost.intra_hop_s + piece * max(hops.intra_s_per_byte * cost.wire, least)
-    inter_s = hops.inter_s + cost.inter_hop_s + piece * max(hops.inter_s_per_byte * cost.wire, least)
-    total_s = 2 * inside * intra_s + 2 * between * inter_s + (1.0 - 1.0 / PIECES) * flow_s
-    return Phase(
-        Loads(loads.links, loads.weights * cost.wire),
-        nbytes,
-        cost.edge_bytes_per_s,
-        max(total_s - flow_s, 0.0),
-    )
+    pieces = pieces_of(nbytes, cost)
+    piece = nbytes / pieces
+    intra_s = cost.hop_s(hops.intra_s, False) + piece * max(hops.intra_s_per_byte * cost.wire, least)
+    net_wire = cost.wire * cost.net_wire
+    inter_s = cost.hop_s(hops.inter_s, True) + piece * max(hops.inter_s_per_byte * net_wire, least)
+    total_s = 2 * inside * intra_s + 2 * between * inter_s + (1.0 - 1.0 / pieces) * flow_s
+    return Phase(loads, nbytes, cost.edge_bytes_per_s, max(total_s - flow_s, 0.0))
 
 
 def tree_messages(group: Group, nbytes: float, cost: Cost) -> list[Message]:
     """The double tree piece by piece: up when all children's pieces are in, down when the parent's is."""
     messages: list[Message] = []
     every, hops = trees(group), _hops(group)
-    size = nbytes / len(every) / PIECES * cost.wire
+    pieces = pieces_of(nbytes, cost)
+    size = nbytes / len(every) / pieces
 
     def send(
         tree: int, src: int, dst: int, branch: Branch, links: tuple[int, ...], after: tuple[int, ...]
     ) -> None:
         slow = max((hops.level[link] for link in links), default=0.0)
-        cap = min(1.0 / slow if slow else math.inf, cost.edge_bytes_per_s * cost.wire) / len(every)
-        latency_s = group.latency_s(links) + (cost.inter_hop_s if branch.inter else cost.intra_hop_s)
-        messages.append(Message(links, size, latency_s, cap, after, (tree, src, dst)))
+        wire = cost.wire * cost.net_wire if branch.inter else cost.wire
+        cap = min(1.0 / slow if slow else math.inf, cost.edge_bytes_per_s * wire) / len(every)
+        latency_s = cost.hop_s(group.latency_s(links), branch.inter)
+        messages.append(Message(links, size * wire, latency_s, cap, after, (tree, src, dst)))
 
     for number, tree in enumerate(every):
-        for _ in range(PIECES):
+        for _ in range(pieces):
             arrived: dict[int, list[int]] = {}
             for branch in tree.branches:
                 after = tuple(arrived.get(branch.child, ()))

@@ -25,7 +25,8 @@ class Network:
     """Runs transfers on *cluster* in *env*'s time.
 
     *fidelity* is fluid (phases of coupled flows) or message (every message on its own, for small worlds). *algo*,
-    *proto* and *nccl_version* force NCCL's choices.
+    *proto* and *nccl_version* force NCCL's choices. *launcher* is process (one a GPU) or shared (one process drives
+    all GPUs of a node, which costs it a launch for each).
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Network:
         algo: str | None = None,
         proto: str | None = None,
         nccl_version: str | None = None,
+        launcher: str = "process",
         seed: int = 0,
     ) -> None:
         if fidelity not in ("fluid", "message"):
@@ -45,12 +47,14 @@ class Network:
         self.cluster = cluster
         self.fidelity = fidelity
         self.seed = seed
-        capacity = np.array([link.bandwidth_bytes_per_s for link in cluster.links])
+        self.compiler = Compiler(
+            cluster, algo=algo, proto=proto, nccl_version=nccl_version, launcher=launcher
+        )
+        capacity = self.compiler.links.capacity
         self._pristine: NDArray[np.float64] = capacity
         self._extra_s = np.zeros(len(capacity))
         self._slowed = False
         self.engine = FluidEngine(env, capacity)
-        self.compiler = Compiler(cluster, capacity, algo=algo, proto=proto, nccl_version=nccl_version)
         self._num_collectives = 0
         self._num_sends = 0
 

@@ -1,0 +1,62 @@
+"""Measured against simulated, row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.calibration.constants import Constants
+from distsim.calibration.tables import Table, regime
+from distsim.cluster import load_cluster
+from distsim.collectives import Compiler, Transfer, canonical_op
+from distsim.collectives.nccl_timing import NcclTiming
+
+__all__ = ["Bench"]
+
+
+@dataclass
+class Bench:
+    """One table with its cluster, ready to be simulated with any constants."""
+
+    table: Table
+    compiler: Compiler
+    devices: tuple[str, ...]
+
+    @staticmethod
+    def of(table: Table) -> Bench:
+        """Load the cluster of *table*."""
+        cluster = load_cluster(table.cluster)
+        compiler = Compiler(cluster, algo=table.algo, launcher=table.launcher)
+        return Bench(table, compiler, tuple(slot.device for slot in cluster.place(table.nnodes, table.nproc_per_node)))
+
+    def use(self, constants: Constants) -> None:
+        """From now on with these constants."""
+        nccl = self.compiler._nccl
+        nccl.timing = NcclTiming(nccl.cluster, constants, self.table.launcher)
+        self.compiler._plans.clear()
+
+    def times_us(self) -> NDArray[np.float64]:
+        """Simulated time of every row, each alone on the network."""
+        op, capacity = canonical_op(self.table.op), self.compiler.links.capacity
+        per_rank = op in ("gather", "scatter")
+        return np.array(
+            [
+                self.compiler.compile(
+                    Transfer(op, "nccl", self.devices, row.size_bytes // (len(self.devices) if per_rank else 1))
+                ).alone_s(capacity)
+                * 1e6
+                for row in self.table.rows
+            ]
+        )
+
+    @property
+    def measured_us(self) -> NDArray[np.float64]:
+        """Measured time of every row."""
+        return np.array([row.time_us for row in self.table.rows])
+
+    @property
+    def regimes(self) -> NDArray[np.int64]:
+        """The regime of every row."""
+        return np.array([regime(row.size_bytes) for row in self.table.rows])

@@ -1,0 +1,121 @@
+"""What one of NCCL's choices costs: software beyond the links, from the fitted constants of `calibration/nccl.toml`.
+
+A collective's time is the larger of the launcher's floor and of: a launch, a cost per hop inside and between nodes
+(protocol, fabric), the fill of the pipeline, and the bytes through the slowest of links and channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distsim.calibration.constants import Constants
+from distsim.cluster import Cluster
+from distsim.collectives.group import Group
+from distsim.collectives.nccl_tuning import Machine
+from distsim.collectives.nvls import nvls_phase, nvls_tree_phase
+from distsim.collectives.plan import Cost, Phase
+from distsim.collectives.ring import Shape, ring_hops, ring_loads, ring_phase
+from distsim.collectives.tree import tree_hops, tree_phase
+
+__all__ = ["NcclTiming", "Timed"]
+
+_GENERATIONS = ("ampere", "ampere", "hopper", "blackwell")
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Software time before the first byte, the bytes' phase, and the cost its messages pay."""
+
+    software_s: float
+    phase: Phase
+    cost: Cost
+
+
+class NcclTiming:
+    """The constants of one cluster's generation and fabric."""
+
+    def __init__(self, cluster: Cluster, constants: Constants, launcher: str) -> None:
+        self.constants = constants
+        self.cluster = cluster
+        self.launcher = launcher
+        self.net = cluster.nccl.net if cluster.nccl.net != "none" else "ib"
+
+    def _of(self, table: str, key: str) -> float:
+        return self.constants.get(table, key)
+
+    def generation(self, machine: Machine) -> str:
+        """Whose constants: ampere, hopper, blackwell."""
+        return _GENERATIONS[machine.generation]
+
+    def floor_s(self, group: Group) -> float:
+        """What launching costs the host, whatever the kernels do meanwhile."""
+        if self.launcher == "shared":
+            return self._of("launch", "shared_process_per_gpu") * group.per_node * 1e-6
+        return self._of("launch", "process") * 1e-6
+
+    def p2p_floor_s(self, group: Group) -> float:
+        """The same for grouped sends and receives."""
+        if self.launcher == "shared":
+            return self._of("p2p", "shared_process_per_gpu") * group.per_node * 1e-6
+        return self._of("launch", "process") * 1e-6
+
+    def hops_s(self, machine: Machine, proto: str) -> tuple[float, float]:
+        """Software of a hop inside a node and of one between nodes."""
+        inside = self.generation(machine) if machine.intra == "nvlink" else "pcie"
+        return self._of(inside, f"hop_{proto}") * 1e-6, self._of(self.net, f"hop_{proto}") * 1e-6
+
+    def cost(self, group: Group, machine: Machine, proto: str) -> Cost:
+        """What *proto* does to the bytes."""
+        name = self.generation(machine)
+        net = 1.0 / self._of(self.net, "efficiency") if machine.num_nodes > 1 else 1.0
+        if proto == "LL":
+            edge = self._of(name if machine.intra == "nvlink" else "pcie", "edge_LL") * 1e9
+            return Cost(2.0, net, edge, machine.channels * 32768.0, intra_links=0.0)
+        efficiency = self._of(name, f"efficiency_{proto}")
+        piece = 524288.0 if proto == "Simple" else 131072.0
+        return Cost(1.0 / efficiency, net, piece_bytes=machine.channels * piece, intra_links=0.0)
+
+    def ring(self, group: Group, machine: Machine, op: str, nbytes: float, proto: str) -> Timed:
+        """A ring."""
+        shape = Shape.of(op, group.size, nbytes)
+        cost = self.cost(group, machine, proto)
+        inside, between = ring_hops(group, shape)
+        intra_s, inter_s = self.hops_s(machine, proto)
+        software_s = self._of("launch", proto) * 1e-6 + inside * intra_s + between * inter_s
+        chunk = self._of("launch", "chunk_MiB") * 2**20 * machine.channels * shape.steps
+        slowest = group.slowest_s_per_byte(group.with_cost(ring_loads(group), cost))
+        software_s += self._of("launch", "fill") * min(shape.edge_bytes, chunk) * slowest
+        return Timed(software_s, ring_phase(group, shape, cost), cost)
+
+    def tree(self, group: Group, machine: Machine, nbytes: float, proto: str) -> Timed:
+        """The double tree of an all_reduce."""
+        cost = self.cost(group, machine, proto)
+        inside, between = tree_hops(group)
+        intra_s, inter_s = self.hops_s(machine, proto)
+        software_s = self._of("launch", proto) * 1e-6 + 2 * (inside * intra_s + between * inter_s)
+        return Timed(software_s, tree_phase(group, nbytes, cost), cost)
+
+    def nvls(self, group: Group, machine: Machine, op: str, nbytes: float, tree: bool) -> Timed:
+        """NVLS on one NVSwitch, or NVLSTree."""
+        name = self.generation(machine)
+        net = 1.0 / self._of(self.net, "efficiency") if tree else 1.0
+        cost = Cost(1.0 / self._of(name, "nvls"), net, intra_links=0.0)
+        software_s = self._of(name, "nvls_base") * 1e-6
+        if tree:
+            _, between = tree_hops(group)
+            software_s += 2 * between * self._of(self.net, "hop_Simple") * 1e-6
+            phase = nvls_tree_phase(group, nbytes, cost)
+        else:
+            phase = nvls_phase(group, op, nbytes, cost)
+        slowest = group.slowest_s_per_byte(phase.loads)
+        software_s += self._of("launch", "fill") * min(nbytes, 2**28) * slowest
+        return Timed(software_s, phase, cost)
+
+    def direct(self, group: Group, machine: Machine, num_peers: int) -> tuple[float, Cost]:
+        """Software and cost of grouped sends and receives with *num_peers* peers a rank."""
+        name = self.generation(machine)
+        software_s = (self._of("p2p", "base") + self._of("p2p", "per_peer") * num_peers) * 1e-6
+        if machine.num_nodes > 1:
+            software_s += self._of(self.net, "hop_Simple") * 1e-6
+        net = self._of(name, "p2p") / self._of(self.net, "p2p")
+        return software_s, Cost(1.0 / self._of(name, "p2p"), net, intra_links=0.0)
