@@ -112,7 +112,11 @@ def _new_process_group_helper(
         store = store if isinstance(store, stores.PrefixStore) else stores.HashStore()
     record = None
     if not default:
-        record = _record(process, "new_group", _world_group(process), tuple(global_ranks_in_group))
+        ranks = tuple(global_ranks_in_group)
+        # a hashed name: made with use_local_synchronization, by the members alone and in any order
+        local = not str(group_name).isdigit()
+        where = Group(str(group_name), kwargs.get("group_desc") or "undefined", ranks) if local else _world_group(process)
+        record = _record(process, "new_group", where, ranks)
     process.inbox["group"] = (backend, kwargs.get("group_desc"), record)
     pg, prefix_store = _real_helper(
         group_size, group_rank, global_ranks_in_group, c10d.Backend("sim"), store, group_name, *args, **kwargs

@@ -40,10 +40,6 @@ def summing_up(
     backend = next((b for p in ranks for b in _backends(p)), "none")
     diagnoses = list(world.diagnoses)
     notes = list(world.notes)
-    healthy = all(p.phase in (Phase.FINISHED, Phase.EXITED) and not p.exit_code for p in ranks) and len(ranks) == world.world_size
-    if diagnoses and healthy and not interrupted:
-        notes.append(f"{diagnoses[0].kind} at {diagnoses[0].detected_after_s:g} s, but the program caught the error and finished")
-        diagnoses = []
     return Outcome(
         world_size=world.world_size,
         cluster=world.cluster.name if not isinstance(request.on, str) else request.on,

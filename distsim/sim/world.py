@@ -79,7 +79,6 @@ class World:
         self.baton.acquire()
         self.initial_torch_rng: Any = None
         self.diagnoses: list[Diagnosis] = []
-        self.recovered: list[Diagnosis] = []
         self.notes: list[str] = []
         self.ticks = 0
         """Counts signs of life of the running thread: operators, calls, module loads."""
@@ -341,6 +340,10 @@ class World:
                 return
             if self.stuck is not None:
                 self._host_stuck(self.stuck)
+        if self.diagnoses and all(p.phase in (Phase.FINISHED, Phase.EXITED) and not p.exit_code for p in self.processes):
+            first = self.diagnoses[0]
+            self.note(f"{first.kind} at {first.detected_after_s:g} s; the program caught the error and finished")
+            self.diagnoses = []
         if not self.diagnoses:  # what hung nobody but is wrong all the same: calls in another order, a crash
             self.final = self.evidence()
             self.diagnoses = diagnose(self.final)
