@@ -14,7 +14,7 @@ from zlib import crc32
 
 from distsim.debug.ring import TABLE_SITE, RingWriter
 
-__all__ = ["CallSites", "is_user_code", "user_frames"]
+__all__ = ["CallSites", "is_library_file", "is_user_code", "user_frames"]
 
 Place = tuple[int, int, str]
 
@@ -49,14 +49,18 @@ def is_user_code(code: CodeType) -> bool:
     """Whether a frame of this code is the user's own (third-party libraries other than torch included)."""
     known = _user.get(code)
     if known is None:
-        global _prefixes
-        if not _prefixes:
-            _prefixes = _library_prefixes()
-        file = code.co_filename
-        library = file.startswith(_prefixes) or file.startswith("<frozen")
-        library = library or (file.startswith(_stdlib) and "/site-packages/" not in file)
-        known = _user[code] = not library
+        known = _user[code] = not is_library_file(code.co_filename)
     return known
+
+
+def is_library_file(file: str) -> bool:
+    """Whether code of this file is torch's, distsim's or the interpreter's own."""
+    global _prefixes
+    if not _prefixes:
+        _prefixes = _library_prefixes()
+    if file.startswith(_prefixes) or file.startswith("<frozen") or file.endswith("/typing_extensions.py"):
+        return True
+    return file.startswith(_stdlib) and "/site-packages/" not in file
 
 
 def user_frames(frame: FrameType | None, depth: int = DEPTH) -> list[tuple[str, int, str]]:

@@ -111,9 +111,18 @@ def rank_state(snap: Snapshot, records: Sequence[CallRecord], known: Knowledge, 
         state.since_s = first.issued_s
         state.site = first.site or state.site
         state.stack = first.stack or state.stack
+    elif life == rings.LIFE_STARTED and reader.count == 0 and _waited_for(reader, known, now_ns):
+        state.phase = Phase.ABSENT
     elif known.hang_after_s is not None and silent_s > max(known.hang_after_s, 1.0) and not known.post_mortem:
         state.phase = Phase.HOST_STUCK
     return state
+
+
+def _waited_for(reader: RingReader, known: Knowledge, now_ns: int) -> bool:
+    """It has had long enough to come to init_process_group."""
+    if known.hang_after_s is None:
+        return known.post_mortem
+    return (now_ns - reader.word(rings.W_OPENED)) / 1e9 > known.hang_after_s
 
 
 def _looks_alive(snap: Snapshot, life: int) -> bool:

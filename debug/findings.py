@@ -3,44 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from distsim.debug import ring as rings
 from distsim.debug.kinds import Kind
-from distsim.debug.records import CallRecord, Evidence, Finding
+from distsim.debug.records import CallRecord, CallWait, Evidence, Finding
 from distsim.debug.ring_reader import RingReader
 
 __all__ = ["findings"]
 
 
 def findings(readers: Sequence[RingReader], evidence: Evidence) -> list[Finding]:
-    """Findings of all ranks, the earliest first."""
+    """Findings of all ranks, the earliest first; ranks that show the same are one finding."""
     found: list[Finding] = []
     for reader in readers:
         records, _ = reader.since(0)
         flags = records["flags"]
         calls = {call.index: call for call in evidence.records.get(reader.header.rank, ())}
-        for flag, make in (
-            (rings.NAN_INPUT, _nan),
-            (rings.MODIFIED, _modified),
-            (rings.RACE, _race),
-        ):
+        for flag, make in _MAKERS:
             hits = np.flatnonzero(flags & flag)
             if len(hits):
                 record = records[hits[0]]
                 call = calls.get(int(record["commit"]) - 1) or reader.decode(record, 0)
-                found.append(make(call))
+                if call.site is not None:
+                    found.append(make(call))
+        found += _left(reader, evidence)
     found.sort(key=lambda finding: (finding.at_s or 0.0, finding.ranks))
-    nans = [finding for finding in found if finding.kind is Kind.NAN]
-    return [finding for finding in found if finding.kind is not Kind.NAN or finding is nans[0]]
+    merged: list[Finding] = []
+    for finding in found:
+        same = next((i for i, other in enumerate(merged) if _alike(finding, other)), None)
+        if same is None:
+            merged.append(finding)
+        elif finding.kind is not Kind.NAN:  # NaN spreads: the first is the one
+            ranks = tuple(sorted({*merged[same].ranks, *finding.ranks}))
+            merged[same] = replace(merged[same], ranks=ranks)
+    return merged
+
+
+def _left(reader: RingReader, evidence: Evidence) -> list[Finding]:
+    """What the rank itself found out about its DDP model."""
+    said = reader.text(rings.W_FINDING)
+    if not isinstance(said, dict):
+        return []
+    rank = reader.header.rank
+    state = evidence.ranks.get(rank)
+    if said["kind"].endswith("?"):
+        # A guess from the outside: only when others wait in DDP's own all_reduce and this rank does not.
+        mine = any(isinstance(w, CallWait) for w in state.waits) if state is not None else False
+        others = [
+            call
+            for other, calls in evidence.records.items()
+            if other != rank
+            for call in calls[-3:]
+            if call.op == "all_reduce" and not call.done and call.is_async
+        ]
+        if not others or (mine and state is not None and state.waits == ()):
+            return []
+    return [
+        Finding(
+            Kind.DDP_UNUSED_PARAMETER,
+            (rank,),
+            f"{said['text']} on rank {rank}",
+            site=state.site if state is not None else None,
+            at_s=None,
+            suggestion="Use every parameter in the loss on every rank, or construct DDP with find_unused_parameters=True.",
+        )
+    ]
+
+
+def _alike(a: Finding, b: Finding) -> bool:
+    return a.kind is b.kind and (a.kind is Kind.NAN or (a.site == b.site and a.group == b.group))
 
 
 def _nan(call: CallRecord) -> Finding:
     return Finding(
         Kind.NAN,
         (call.rank,),
-        f"the input of {call.op} #{call.seq} on rank {call.rank} holds NaN or infinity, before any other rank's did",
+        f"the input of {call.op} #{call.seq} on rank {call.rank} holds NaN, before any other rank's did",
         group=call.group,
         call=call,
         site=call.site,
@@ -74,3 +115,25 @@ def _race(call: CallRecord) -> Finding:
         at_s=call.issued_s,
         suggestion="Give each thread a group of its own (new_group), or make all calls from one thread.",
     )
+
+
+def _dropped(call: CallRecord) -> Finding:
+    return Finding(
+        Kind.ASYNC_NEVER_WAITED,
+        (call.rank,),
+        f"the handle of {call.op} #{call.seq} was thrown away and nobody waited for the call: its buffer may be "
+        "read before the data are there, and its error is lost",
+        group=call.group,
+        call=call,
+        site=call.site,
+        at_s=call.issued_s,
+        suggestion="Keep the handle and call wait() on it, or leave async_op out.",
+    )
+
+
+_MAKERS = (
+    (rings.NAN_INPUT, _nan),
+    (rings.MODIFIED, _modified),
+    (rings.RACE, _race),
+    (rings.DROPPED, _dropped),
+)

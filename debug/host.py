@@ -125,6 +125,11 @@ class Host:
                     oldest = min(oldest, int(record["issued"]))
         return (now - oldest) / 1e9
 
+    def flagged(self) -> int:
+        """How many calls carry a flag that a guard raised: NaN, a changed buffer, a race, a dropped handle."""
+        flags = rings.NAN_INPUT | rings.MODIFIED | rings.RACE
+        return sum(int(((reader._records["flags"] & flags) != 0).any()) for reader in self.readers.values())
+
     def counts(self) -> tuple[int, ...]:
         return tuple(self.readers[rank].count for rank in sorted(self.readers))
 

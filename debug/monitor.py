@@ -62,6 +62,7 @@ class Monitor:
         self._lines_due: float | None = None
         self.aborted = False
         self._attempt = 0
+        self._flagged = 0
         self._answered: set[str] = set()
         self._asked: float | None = None
         self._closing = False
@@ -77,6 +78,7 @@ class Monitor:
             if self.exchange is not None:
                 self.exchange.step(self)
             self._compare()
+            self._notice()
             self._new_attempt()
             self._judge(moved)
             self._answer()
@@ -152,6 +154,15 @@ class Monitor:
         evidence = self.look(focus=focus)
         found = [d for d in diagnose(evidence) if d.exit_code == 4]
         self.tell(found, evidence)
+
+    def _notice(self) -> None:
+        """What guards saw themselves is said at once, not when somebody hangs."""
+        flagged = self.host.flagged()
+        if flagged > self._flagged:
+            self._flagged = flagged
+            evidence = self.look()
+            seen = {finding.kind for finding in evidence.findings}
+            self.tell([d for d in diagnose(evidence) if d.kind in seen], evidence)
 
     # Ranks that cannot go on ------------------------------------------------------------------------
 

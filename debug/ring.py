@@ -82,7 +82,8 @@ WORDS_AT = 512
     W_THREADS,  # Python threads of the user's that have made calls
     W_PENDING,  # table offset + 1: an exception is on its way while a `finally` makes calls
     W_LEVEL,
-) = range(16)
+    W_FINDING,  # table offset of what the rank itself found out
+) = range(17)
 
 POSITION_AT = 1024
 POSITION_BYTES = HEADER_BYTES - POSITION_AT

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from distsim.debug import ring as rings
+from distsim.debug.callsite import is_library_file
 from distsim.debug.jobdir import stack_path
 from distsim.debug.records import Site
 from distsim.debug.ring_reader import RingReader
@@ -64,13 +65,13 @@ def collect(readers: Iterable[RingReader], directory: Path, frozen: Iterable[int
             text = _tail(stack_path(directory, rank), before)
             if not text or not text.endswith("\n"):
                 continue
-            stack = parse_faulthandler(text, reader.word(rings.W_MAIN_THREAD))
+            stack = without_launcher(parse_faulthandler(text, reader.word(rings.W_MAIN_THREAD)))
             if stack:
                 stacks[rank] = stack
                 del asked[rank]
     for reader in readers:
         if reader.header.rank in stopped:
-            stack = _py_spy(reader.header.pid)
+            stack = without_launcher(_py_spy(reader.header.pid))
             if stack:
                 stacks[reader.header.rank] = stack
     return stacks
@@ -80,7 +81,7 @@ def crash_stack(reader: RingReader, directory: Path) -> tuple[Site, ...]:
     """What faulthandler wrote while the process died of a signal such as SIGABRT."""
     text = _tail(stack_path(directory, reader.header.rank), 0)
     at = text.rfind("Fatal Python error")
-    return parse_faulthandler(text[at:], reader.word(rings.W_MAIN_THREAD)) if at >= 0 else ()
+    return without_launcher(parse_faulthandler(text[at:], reader.word(rings.W_MAIN_THREAD))) if at >= 0 else ()
 
 
 def _tail(path: Path, start: int) -> str:
@@ -118,14 +119,15 @@ def _py_spy(pid: int) -> tuple[Site, ...]:
 
 def is_library(site: Site) -> bool:
     """Frames that are no news to the user: torch, distsim, the interpreter's own."""
-    file = site.file
-    return (
-        "/torch/" in file
-        or "/distsim/" in file
-        or "/realexec/" in file
-        or file.startswith("<")
-        or re.search(r"/lib/python3\.\d+/(?!site-packages)", file) is not None
-    )
+    return is_library_file(site.file)
+
+
+def without_launcher(stack: tuple[Site, ...]) -> tuple[Site, ...]:
+    """A stack without the outermost frames of `python -m distsim.debug`."""
+    for place, site in enumerate(stack):
+        if site.file.endswith("debug/__main__.py") and is_library(site):
+            return stack[:place]
+    return stack
 
 
 def user_part(stack: tuple[Site, ...]) -> tuple[Site, ...]:

@@ -20,6 +20,7 @@ from distsim.debug import ring as rings
 from distsim.realexec.handle import Handle
 from distsim.realexec.recorder import Lane, Recorder
 from distsim.realexec.signature import DESCRIBERS, METHODS, Call, Describer
+from distsim.realexec.watch import Checksums, find_nan
 
 __all__ = ["GuardedGroup"]
 
@@ -35,8 +36,10 @@ class GuardedGroup(ProcessGroup):
         self.inner = inner
         self.lane = lane
         self.recorder: Recorder | None = recorder
-        self.watchers: tuple[Callable[[GuardedGroup, Call, int, tuple[Any, ...]], Callable[[], None] | None], ...] = ()
-        """Opt-in looks at the tensors of a call; each may answer a function to call after its wait()."""
+        self.nan = False
+        """Opt-in: look for NaN in what goes out."""
+        self.checksums: Checksums | None = None
+        """Opt-in: look for buffers that are written while in flight."""
         self.strict: Any = None
         """Strict level: compares a call with its peers before any byte goes out."""
         self._set_group_name(inner.group_name)
@@ -64,6 +67,9 @@ def _backend_type(backend: Any) -> Any:
     name = str(backend.name()).upper()
     return getattr(kinds, name, kinds.CUSTOM)
 
+
+UNWATCHED = frozenset({"backward", "_verify_params_across_processes"})
+"""Library functions that call from C++ and take futures: they are trusted with their buffers."""
 
 BACKEND_NAMES = {
     "all_gather_single": "_allgather_base",
@@ -104,8 +110,10 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         place = recorder.sites.here()
         index, is_async, seq, fingerprint = recorder.begin(lane, said, place)
         after = None
-        if self.watchers:
-            after = self._watch(said, index, args)
+        if self.nan:
+            find_nan(recorder, said, index, args)
+        if self.checksums is not None and is_async and place[2] not in UNWATCHED:
+            args, after = self.checksums.begin(said, index, args)
         if self.strict is not None:
             deferred = self.strict.hold(self, said, index, seq, fingerprint, is_async, lambda: raw(self, said, args, kwargs))
             if deferred is not None:
@@ -132,18 +140,6 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
     return call
 
 
-def _watch(self: GuardedGroup, said: Call, index: int, args: tuple[Any, ...]) -> Callable[[], None] | None:
-    afters = [after for watcher in self.watchers if (after := watcher(self, said, index, args)) is not None]
-    if not afters:
-        return None
-
-    def run() -> None:
-        for after in afters:
-            after()
-
-    return run
-
-
 def _pass_through(name: str) -> Callable[..., Any]:
     raw = getattr(ProcessGroup, name)
 
@@ -161,7 +157,6 @@ def _install_methods() -> None:
     for name in PASSED_THROUGH:
         if hasattr(ProcessGroup, name):
             setattr(GuardedGroup, name, _pass_through(name))
-    GuardedGroup._watch = _watch  # type: ignore[attr-defined]
 
 
 _install_methods()

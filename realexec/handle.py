@@ -30,7 +30,7 @@ class Handle(Work):
         self._after: Any = None
         """Called once when the first wait() has come back (NaN watch, checksums)."""
         if is_async:
-            recorder.watch(index, inner)
+            recorder.watch(index, inner, on_host)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         recorder, index = self._recorder, self._index
@@ -50,7 +50,7 @@ class Handle(Work):
         else:
             ring.unmark(index, rings.WAITING)
             if not self._is_async:
-                recorder.watch(index, self._inner)
+                recorder.watch(index, self._inner, self._on_host)
         self._free()
         if self._after is not None:
             after, self._after = self._after, None
@@ -102,7 +102,7 @@ class Handle(Work):
         self._recorder.ring.mark(self._index, rings.FUTURE)
         if not self._is_async:
             # Only the host's own wait() would note the end.
-            self._recorder.watch(self._index, self._inner)
+            self._recorder.watch(self._index, self._inner, self._on_host)
         return self._inner.get_future()
 
     def get_future_result(self) -> Any:

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
 from distsim.debug import ring as rings
@@ -28,6 +29,9 @@ class Heartbeat:
         self._main = threading.main_thread().ident or 0
         self._last: tuple[FrameType | None, int, int] = (None, 0, 0)
         self._count = -1
+        self._looked = False
+        self.look: Callable[[], None] | None = None
+        """Called once whenever the main thread stands still."""
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="distsim-heartbeat", daemon=True)
@@ -60,7 +64,11 @@ class Heartbeat:
         here = (frame, frame.f_lasti, count)
         if here[0] is not self._last[0] or here[1:] != self._last[1:]:
             self._last = here
+            self._looked = False
             self._recorder.ring.header(rings.W_POSITION_SINCE, time.monotonic_ns())
             # The frame below the user's own, too: "in DataLoader.__next__" says more than a line.
             inner = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
             self._recorder.ring.position(inner, user_frames(frame))
+        elif not self._looked and self.look is not None:
+            self._looked = True
+            self.look()

@@ -57,13 +57,16 @@ def install(
 
     if not dist.is_available():
         return
+    from distsim.realexec.ddp import DdpHook
     from distsim.realexec.hooks import Hooks, guard_world
 
     hooks = Hooks(_open, current_session)
     hooks.install()
     ends = EndHooks(current_session)
     ends.install()
-    _hooks[:] = [hooks, ends]
+    ddp = DdpHook()
+    ddp.install()
+    _hooks[:] = [hooks, ends, ddp]
     os.register_at_fork(after_in_child=_forget)
     if dist.is_initialized():
         session = _open(dist.get_rank(), dist.get_world_size(), "")
@@ -94,6 +97,8 @@ def _open(rank: int, world_size: int, where: str) -> Session | None:
         return None
     if _session is None:
         _session = Session.open(_settings, rank, world_size, where)
+        if _session is not None:
+            _session.use_ddp(next((hook for hook in _hooks if hasattr(hook, "explain")), None))
         if _session is not None and _settings.monitor:
             _start_monitor(_session)
     return _session

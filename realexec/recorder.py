@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from distsim.debug import ring as rings
-from distsim.debug.callsite import CallSites, Place, user_frames
+from distsim.debug.callsite import CallSites, Place, is_user_code
 from distsim.debug.ring import RingWriter
 from distsim.realexec.signature import Call, content
 
@@ -24,6 +24,8 @@ class Completable(Protocol):
     """The part of torch's Work that is polled."""
 
     def is_completed(self) -> bool: ...
+
+    def wait(self) -> bool: ...
 
 
 class Lane:
@@ -50,7 +52,7 @@ class Recorder:
         self.sites = CallSites(ring)
         self._threads: dict[int, int] = {}
         self._pending: BaseException | None = None
-        self.outstanding: deque[tuple[int, Completable]] = deque()
+        self.outstanding: deque[tuple[int, Completable, bool]] = deque()
         """Asynchronous calls whose end nobody has seen yet."""
         self._creations: Lane | None = None
         self._lanes: dict[tuple[str, tuple[int, ...]], int] = {}
@@ -137,12 +139,9 @@ class Recorder:
 
     def exception(self, error: BaseException) -> int:
         """Offset of an exception's text: its last line, then the user's frames where it was raised."""
-        frames: list[tuple[str, int, str]] = []
-        trace = error.__traceback__
-        while trace is not None:
-            frames[:0] = user_frames_of(trace)
-            trace = trace.tb_next
         import traceback
+
+        frames = frames_of(error)
 
         text = "".join(traceback.format_exception(error))
         last = traceback.format_exception_only(error)[-1].strip()
@@ -154,34 +153,36 @@ class Recorder:
         """Stamp the end of a call."""
         self.ring.finish(index, state)
 
-    def watch(self, index: int, work: Completable) -> None:
+    def watch(self, index: int, work: Completable, on_host: bool) -> None:
         """Look at an asynchronous call now and then until it has ended."""
-        self.outstanding.append((index, work))
+        self.outstanding.append((index, work, on_host))
 
     def poll(self) -> None:
         """Stamp the asynchronous calls at the head of the queue that have ended."""
         outstanding = self.outstanding
         for _ in range(min(len(outstanding), 4)):
             try:
-                index, work = outstanding.popleft()
+                index, work, on_host = outstanding.popleft()
             except IndexError:  # another thread took it
                 return
-            if not _has_ended(work):
-                outstanding.append((index, work)) if len(outstanding) > 64 else outstanding.appendleft((index, work))
+            state = _how_ended(work, on_host)
+            if not state:
+                outstanding.appendleft((index, work, on_host))
                 return
-            self.ring.finish(index, rings.COMPLETED)
+            self.ring.finish(index, state)
 
     def sweep(self) -> None:
         """Look at every asynchronous call once."""
         for _ in range(len(self.outstanding)):
             try:
-                index, work = self.outstanding.popleft()
+                index, work, on_host = self.outstanding.popleft()
             except IndexError:
                 return
-            if _has_ended(work):
-                self.ring.finish(index, rings.COMPLETED)
+            state = _how_ended(work, on_host)
+            if state:
+                self.ring.finish(index, state)
             else:
-                self.outstanding.append((index, work))
+                self.outstanding.append((index, work, on_host))
 
 
 def _plain(key: tuple[str, tuple[int, ...] | None]) -> tuple[dict[str, Any], bool]:
@@ -189,17 +190,25 @@ def _plain(key: tuple[str, tuple[int, ...] | None]) -> tuple[dict[str, Any], boo
     return ({"op": op} if ranks is None else {"op": op, "new": list(ranks)}), False
 
 
-def _has_ended(work: Completable) -> bool:
+def _how_ended(work: Completable, on_host: bool) -> int:
+    """COMPLETED, FAILED, or 0 while it is under way."""
     try:
-        return work.is_completed()
+        if not work.is_completed():
+            return 0
+        if on_host:
+            work.wait()  # it has ended, so this only says how
+        return rings.COMPLETED
     except RuntimeError:
-        return True  # it failed; wait() says so to whom it concerns
+        return rings.FAILED  # the caller's own wait() says so to whom it concerns
 
 
-def user_frames_of(trace: Any) -> list[tuple[str, int, str]]:
-    """The user's frame of one traceback entry, as a list of none or one."""
-    found = user_frames(trace.tb_frame, depth=1)
-    if found and found[0][2] == trace.tb_frame.f_code.co_qualname:
-        file, _, function = found[0]
-        return [(file, trace.tb_lineno, function)]
-    return []
+def frames_of(error: BaseException) -> list[tuple[str, int, str]]:
+    """The user's frames of a traceback, innermost first."""
+    frames: list[tuple[str, int, str]] = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_user_code(code):
+            frames.insert(0, (code.co_filename, trace.tb_lineno, code.co_qualname))
+        trace = trace.tb_next
+    return frames

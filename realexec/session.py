@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug import ring as rings
+from distsim.debug.callsite import user_frames
 from distsim.debug.jobdir import default_directory, job_name, ring_path, stack_path
 from distsim.debug.levels import Settings
 from distsim.debug.ring import RingWriter
 from distsim.realexec.heartbeat import Heartbeat
-from distsim.realexec.recorder import Recorder
+from distsim.realexec.recorder import Recorder, frames_of
 
 __all__ = ["Session"]
 
@@ -40,7 +41,7 @@ class Session:
     recorder: Recorder
     heartbeat: Heartbeat
     strict: Any = None
-    watchers: tuple[Any, ...] = ()
+    ddp: Any = None
     guards: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
 
     @classmethod
@@ -88,12 +89,14 @@ class Session:
     def guard(self, pg: Any, ranks: tuple[int, ...]) -> Any:
         """A guarded group in the place of *pg*."""
         from distsim.realexec.guard import GuardedGroup
+        from distsim.realexec.watch import Checksums
 
         lane = self.recorder.lane(str(pg.group_name), str(pg.group_desc), ranks)
         guard = GuardedGroup(pg, lane, self.recorder)
         if self.strict is not None:
             guard.strict = self.strict
-        guard.watchers = self.watchers
+        guard.nan = self.settings.nan
+        guard.checksums = Checksums(self.recorder) if self.settings.checksum else None
         self.guards.add(guard)
         return guard
 
@@ -109,9 +112,34 @@ class Session:
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
             self.ring.header(rings.W_EXIT_CODE, 1000 + code)
+            frames = frames_of(error)
+            if frames:
+                self.heartbeat.stop()
+                self.ring.position(frames[0], frames)
             return
+        explained = self.ddp.explain(error) if self.ddp is not None else None
+        if explained is not None:
+            self.find("ddp_unused_parameter", explained)
         self.ring.header(rings.W_EXCEPTION, self.recorder.exception(error))
         self.ring.header(rings.W_LIFE, rings.LIFE_RAISED)
+
+    def use_ddp(self, ddp: Any) -> None:
+        """Ask this about DDP's models when the rank stands still or raises."""
+        self.ddp = ddp
+        if ddp is None:
+            return
+
+        def look() -> None:
+            text = ddp.without_gradient()
+            if text is not None:
+                self.find("ddp_unused_parameter?", text)
+
+        self.heartbeat.look = look
+
+    def find(self, kind: str, text: str) -> None:
+        """Leave a finding for the diagnosis."""
+        said = {"kind": kind, "text": text}
+        self.ring.header(rings.W_FINDING, self.ring.entry(rings.TABLE_TEXT, (kind, text), said))
 
     def exits(self, code: int | None = None) -> None:
         """The process goes down by itself."""
@@ -154,6 +182,10 @@ class EndHooks:
             session = self._session()
             if session is not None and threading.current_thread() is threading.main_thread():
                 with contextlib.suppress(Exception):
+                    frames = user_frames(sys._getframe(1))
+                    if frames:
+                        session.heartbeat.stop()
+                        session.ring.position(frames[0], frames)
                     session.exits(status)
             exit_(status)
 

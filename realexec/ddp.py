@@ -1,0 +1,75 @@
+"""DistributedDataParallel: the names of parameters that got no gradient, which its own error gives as numbers."""
+
+from __future__ import annotations
+
+import functools
+import re
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["DdpHook"]
+
+_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+
+
+class DdpHook:
+    """Knows the DDP models of this process."""
+
+    def __init__(self) -> None:
+        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._original: Any = None
+
+    def install(self) -> None:
+        self._original = original = DistributedDataParallel.__init__
+        models = self._models
+
+        @functools.wraps(original)
+        def init(ddp: Any, *args: Any, **kwargs: Any) -> None:
+            original(ddp, *args, **kwargs)
+            models.add(ddp)
+
+        DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        DistributedDataParallel.__init__ = self._original  # type: ignore[method-assign]
+
+    def explain(self, error: BaseException) -> str | None:
+        """The sentence that belongs to DDP's error about a reduction that was not finished."""
+        text = str(error)
+        if "Expected to have finished reduction in the prior iteration" not in text:
+            return None
+        found = _INDICES.search(text)
+        indices = [int(word) for word in found[1].split()] if found else []
+        for ddp in list(self._models):
+            names = parameter_names(ddp)
+            if indices and max(indices) < len(names):
+                return _sentence([names[i] for i in indices])
+        return "parameters of a DDP model got no gradient in the last backward pass"
+
+    def without_gradient(self) -> str | None:
+        """While a rank stands still: parameters of a model whose others have a gradient."""
+        for ddp in list(self._models):
+            if getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False):
+                continue
+            named = [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad]
+            missing = [name for name, p in named if p.grad is None]
+            if missing and len(missing) < len(named):
+                return _sentence(missing)
+        return None
+
+
+def parameter_names(ddp: Any) -> list[str]:
+    """In the order of DDP's own indices."""
+    ignored: Callable[..., Any] | set[str] = getattr(ddp, "parameters_to_ignore", set())
+    return [
+        name for name, parameter in ddp.module.named_parameters() if parameter.requires_grad and name not in ignored
+    ]
+
+
+def _sentence(names: list[str]) -> str:
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    what = "parameter" if len(names) == 1 else "parameters"
+    return f"DDP {what} {shown} got no gradient in the last backward pass"

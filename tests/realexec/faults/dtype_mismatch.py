@@ -1,0 +1,16 @@
+# ranks: 3
+# kind: dtype_mismatch
+# culprits: 0
+# exit: 4
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+world = dist.get_world_size()
+t = torch.ones(8)
+for _ in range(3):
+    dist.all_reduce(t)
+dist.all_reduce(torch.ones(8, dtype=torch.float64 if rank == 0 else torch.float32))  # <-
+dist.barrier()

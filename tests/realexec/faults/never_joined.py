@@ -1,0 +1,15 @@
+# ranks: 3
+# kind: never_joined
+# culprits: 2
+# exit: 3
+# hang_after: 1.5
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+if os.environ["RANK"] == "2":
+    time.sleep(600)  # <-
+dist.init_process_group("gloo")

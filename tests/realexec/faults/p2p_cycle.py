@@ -1,0 +1,16 @@
+# ranks: 3
+# kind: deadlock_cycle
+# culprits: 0,1,2
+# exit: 3
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+world = dist.get_world_size()
+t = torch.ones(8)
+for _ in range(3):
+    dist.all_reduce(t)
+dist.recv(t, src=(rank + 1) % world)  # <-
+dist.send(t, dst=(rank - 1) % world)

@@ -1,0 +1,17 @@
+# ranks: 2
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+world = dist.get_world_size()
+t = torch.ones(8)
+for _ in range(3):
+    dist.all_reduce(t)
+dist.destroy_process_group()
+dist.init_process_group("gloo")
+dist.all_reduce(t)
+for _ in range(2):
+    dist.broadcast(t, 0)
+dist.destroy_process_group()

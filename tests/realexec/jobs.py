@@ -1,0 +1,172 @@
+"""Running small real jobs on gloo and reading what the monitor says of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distsim.debug.levels import Settings
+from distsim.debug.monitor import Monitor
+from distsim.debug.verdict import Diagnosis
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass
+class Result:
+    """What a job left."""
+
+    diagnoses: list[Diagnosis]
+    codes: dict[int, int]
+    outputs: dict[int, str]
+    directory: Path
+    told_at: float | None = None
+    """monotonic seconds of the first verdict that was fatal."""
+    compared: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        return next((code for d in self.diagnoses if (code := d.exit_code)), 0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program and what its head says about it: `# ranks: 3`, `# kind: op_mismatch`, `# culprits: 1`."""
+
+    path: Path
+    head: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Case:
+        return cls(path, dict(re.findall(r"^# (\w+): (.*)$", path.read_text(), re.MULTILINE)))
+
+    @property
+    def ranks(self) -> int:
+        return int(self.head.get("ranks", "2"))
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        return tuple(int(word) for word in self.head["culprits"].split(","))
+
+    def lines(self) -> list[int]:
+        """Lines marked `# <-`: where a culprit's call or raise is."""
+        return [n for n, line in enumerate(self.path.read_text().splitlines(), 1) if "# <-" in line]
+
+
+class QuietMonitor(Monitor):
+    """Keeps the report as text instead of printing it; notes when the first fatal verdict came."""
+
+    told_at: float | None = None
+    text = ""
+
+    def _print(self, new: Any, evidence: Any) -> None:
+        from distsim.debug.render import render_diagnoses
+
+        if self.told_at is None and any(d.exit_code for d in new):
+            self.told_at = time.monotonic()
+        self.text += render_diagnoses(new, evidence).plain(110)
+
+
+class Zygote:
+    """The forking server; one job at a time."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "zygote.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=dict(os.environ, PYTHONPATH=str(HERE.parents[1])),
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def run(
+        self,
+        script: Path,
+        ranks: int,
+        *,
+        directory: Path,
+        level: str = "check",
+        environ: Mapping[str, str] | None = None,
+        skip: tuple[int, ...] = (),
+        args: tuple[str, ...] = (),
+        guarded: bool = True,
+        on_hang: str = "abort",
+        hang_after_s: float = 60.0,
+        **settings: Any,
+    ) -> Result:
+        """One job from start to end under a monitor in this process."""
+        given = Settings.read(
+            {"level": level, "on_hang": on_hang, "directory": str(directory), "hang_after_s": hang_after_s, **settings}
+        )
+        job = {
+            "script": str(script),
+            "args": list(args),
+            "ranks": ranks,
+            "directory": str(directory),
+            "skip": list(skip),
+            "guarded": guarded,
+            "environ": {
+                **given.environment(),
+                "DISTSIM_MONITOR": "0",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(free_port()),
+                **(environ or {}),
+            },
+        }
+        (directory / "launcher.json").write_text("{}")
+        monitor = QuietMonitor(directory, given, None)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        if guarded:
+            monitor.run()
+        answer = json.loads(self.process.stdout.readline())
+        outputs = {rank: (directory / f"out.{rank}").read_text() for rank in range(ranks) if rank not in skip}
+        codes = {int(rank): code for rank, code in answer["codes"].items()}
+        result = Result(monitor.diagnoses, codes, outputs, directory, monitor.told_at, monitor.host.comparer.compared)
+        result.report = monitor.text  # type: ignore[attr-defined]
+        return result
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def ring_directory() -> Iterator[Path]:
+    """A folder in memory, as jobs use."""
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="distsim-test-", dir=base) as folder:
+        yield Path(folder)
+
+
+def watchdog(zygote: Zygote, seconds: float) -> threading.Timer:
+    """Kills a zygote whose job never ends, so that a test fails instead of hanging."""
+    timer = threading.Timer(seconds, zygote.process.kill)
+    timer.daemon = True
+    timer.start()
+    return timer
