@@ -44,7 +44,7 @@ def write_trace(outcome: Outcome, path: str) -> None:
     folder, to `rank0.json`, `rank1.json`, ... in it."""
     folder = Path(path)
     if not (path.endswith(("/", os.sep)) or folder.is_dir()):
-        _write(folder, _header(outcome, 0, folder.name), trace_events(outcome))
+        _write(folder, _header(outcome, 0), trace_events(outcome))
         return
     folder.mkdir(parents=True, exist_ok=True)
     for summary in outcome.ranks:
@@ -52,7 +52,7 @@ def write_trace(outcome: Outcome, path: str) -> None:
         events = rank_events(outcome, summary.rank, [])
         if summary.rank == 0:
             events = itertools.chain(events, link_events(outcome))
-        _write(folder / name, _header(outcome, summary.rank, name), events)
+        _write(folder / name, _header(outcome, summary.rank), events)
 
 
 def trace_events(outcome: Outcome) -> Iterator[Event]:
@@ -135,7 +135,7 @@ def link_events(outcome: Outcome) -> Iterator[Event]:
         }
 
 
-def _header(outcome: Outcome, rank: int, name: str) -> Event:
+def _header(outcome: Outcome, rank: int) -> Event:
     groups = {record.group.name: record.group for records in outcome.records.values() for record in records}
     return {
         "schemaVersion": 1,
@@ -159,7 +159,7 @@ def _header(outcome: Outcome, rank: int, name: str) -> Event:
         },
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
-        "traceName": name,
+        "traceName": f"{outcome.program} rank {rank}",
     }
 
 
