@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-__all__ = ["Constants", "data_folder", "nccl_constants"]
+__all__ = ["Constants", "data_folder", "nccl_constants", "read_constants"]
 
 
 class Constants:

@@ -68,7 +68,9 @@ class NcclSelector:
         many = len(group.domains) > 1
         intra = (node.nvlink_bytes_per_s if nvlink else node.pcie_bytes_per_s) / 1e9
         inter = len(group.shared_rails) * node.nic_bytes_per_s / 1e9 if many else intra
-        channels = 2 if not nvlink else (16 if many else (24 if generation < 3 else 32))
+        channels = 2 if not nvlink else (24 if generation < 3 else 32)
+        if many:
+            channels = len(group.shared_rails) * (2 if node.nic_bytes_per_s > 25e9 else 1)
         return Machine(
             num_ranks=group.size,
             num_nodes=len(group.domains),
@@ -153,7 +155,7 @@ class NcclSelector:
     def _direct(self, group: Group, op: str, nbytes: float, root: int, splits: Splits) -> Plan:
         size = group.size
         peers = 1 if op in ("send", "sendrecv") else size
-        software_s, cost = self.timing.direct(group, self.machine(group), peers)
+        software_s, cost = self.timing.direct(self.machine(group), peers)
         pairs: dict[tuple[int, int], float] = {}
         if op == "send":
             loads, share = group.loads([(group.route(0, 1), 1.0)]), nbytes

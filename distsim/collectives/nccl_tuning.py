@@ -196,7 +196,8 @@ def _bandwidth(op: str, algo: str, index: int, machine: Machine) -> float:
     generation, column, channels = machine.generation, _column(machine), machine.channels
     raw = machine.intra_gbps if machine.num_nodes <= 2 else machine.inter_gbps
     if machine.num_nodes == 2:
-        raw = min(machine.intra_gbps, machine.inter_gbps)
+        # On two nodes a tree's NICs carry each byte once, a ring's twice: NCCL reckons with the inner bandwidth there.
+        raw = min(machine.intra_gbps, machine.inter_gbps * (2.0 if algo == "Tree" else 1.0))
     ll_max = _LL_MAX[generation][0]
     if machine.num_nodes > 1:
         ll_max = _LL_MAX[generation][2 if machine.amd and machine.num_nodes > 2 else 1]

@@ -151,9 +151,9 @@ def _hops(group: Group) -> _Hops:
 def ring_phase(group: Group, shape: Shape, cost: Cost) -> Phase:
     """The ring as one fluid object.
 
-    A piece (one n-th of the payload) goes through *steps* hops, each at its own edge's latency and rate; meanwhile the
-    slowest edge must carry everything. The longer of the two is the time. On equal edges that is the closed form
-    steps * (latency + piece / bandwidth).
+    A piece (one n-th of the payload) goes through *steps* hops, each at its own edge's latency and rate; meanwhile
+    the slowest edge must carry everything, and its last piece must arrive. The longer of the two is the time. On
+    equal edges that is the closed form steps * (latency + piece / bandwidth).
     """
     hops = _hops(group)
     loads = group.with_cost(ring_loads(group), cost)
@@ -162,8 +162,9 @@ def ring_phase(group: Group, shape: Shape, cost: Cost) -> Phase:
     piece = shape.edge_bytes / max(1, shape.steps)
     each_s = np.where(hops.inter, cost.hop_s(hops.latency_s, True), cost.hop_s(hops.latency_s, False))
     wire = np.where(hops.inter, cost.wire * cost.net_wire, cost.wire)
-    each_s = each_s + piece * np.maximum(hops.s_per_byte[0] * wire, least)
-    latency_s = max(_longest(each_s, shape.steps) - flow_s, 0.0)
+    s_per_byte = np.maximum(hops.s_per_byte[0] * wire, least)
+    last_s = float(each_s[s_per_byte >= s_per_byte.max(initial=0.0) * (1.0 - 1e-9)].max(initial=0.0))
+    latency_s = max(_longest(each_s + piece * s_per_byte, shape.steps) - flow_s, last_s)
     return Phase(loads, shape.edge_bytes, cost.edge_bytes_per_s, latency_s)
 
 
