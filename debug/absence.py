@@ -13,7 +13,7 @@ from distsim.debug.source import Order, relate
 from distsim.debug.verdict import Diagnosis
 from distsim.debug.world import Lane
 
-__all__ = ["absent_from_call"]
+__all__ = ["absent_from_call", "extra_call"]
 
 
 def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
@@ -120,6 +120,20 @@ def _too_many(case: Case, lane: Lane, call: CallRecord, met: Sequence[int]) -> D
         call=call,
         explanation=f"{capital(ranks_text(met))} called {call_text(call)} on {group_text(lane.group)}, at "
         f"{place(call.site)}. The other ranks finished without it and will never come.",
+        suggestion=advice(Kind.EXTRA_COLLECTIVE, mine=place(call.site)),
+        since_s=call.issued_s,
+    )
+
+
+def extra_call(case: Case, call: CallRecord, victims: Sequence[int]) -> Diagnosis:
+    """One rank makes *call* under a condition that no other rank meets."""
+    return case.diagnosis(
+        Kind.EXTRA_COLLECTIVE,
+        [call.rank],
+        victims,
+        call=call,
+        explanation=f"Rank {call.rank} called {call_text(call)} on {group_text(call.group)}, at "
+        f"{place(call.site)}. No other rank has ever made that call.",
         suggestion=advice(Kind.EXTRA_COLLECTIVE, mine=place(call.site)),
         since_s=call.issued_s,
     )

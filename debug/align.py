@@ -8,49 +8,19 @@ was no earlier round the program's text decides (`source.relate`).
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from distsim.debug.checks import Mismatch, check_meeting, same_call
+from distsim.debug.divergence import Divergence
+from distsim.debug.habit import is_usual, left_out
+from distsim.debug.hypotheses import ahead_of, calls_from, hypotheses, threads_raced
 from distsim.debug.kinds import Kind
-from distsim.debug.records import CallRecord, Phase, State
+from distsim.debug.records import CallRecord, State
+from distsim.debug.silent import by_site
 from distsim.debug.source import Order, Relation, relate
-from distsim.debug.vote import Vote, majority
 from distsim.debug.world import Lane, World
 
 __all__ = ["Divergence", "find_divergences"]
-
-HORIZON = 12
-"""Calls laid beside each other after a divergence: more only repeats the loop."""
-
-SHIFTS = frozenset({Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE, Kind.UNEVEN_ITERATIONS})
-"""Every later call of the group is paired with a wrong one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """The first number at which the members of a group are not in the same call."""
-
-    kind: Kind
-    lane: Lane
-    seq: int
-    culprits: tuple[int, ...]
-    reference: tuple[int, ...]
-    expected: CallRecord
-    """The reference's call."""
-    got: CallRecord
-    """The first culprit's call."""
-    tie: bool
-    mismatch: Mismatch | None = None
-    relation: Relation | None = None
-
-    @property
-    def blocks(self) -> bool:
-        """Later calls of the group can not be trusted, or somebody is still in this one."""
-        met = self.lane.meetings[self.seq].values()
-        return self.kind in SHIFTS or any(r.state is not State.COMPLETED for r in met)
 
 
 def find_divergences(world: World, lane: Lane) -> list[Divergence]:
@@ -80,102 +50,12 @@ def find_divergences(world: World, lane: Lane) -> list[Divergence]:
         if site is not None and any(r.site is not site and r.site != site for r in records):
             unlike_sites.append(seq)
     for seq in unlike_sites:
-        if (silent := _by_site(world, lane, seq)) is not None:
+        if (silent := by_site(world, lane, seq)) is not None:
             found.append(silent)
             break
     found.sort(key=lambda d: d.seq)
     first_block = next((i for i, d in enumerate(found) if d.blocks), len(found))
     return found[: first_block + 1]
-
-
-# --- hypotheses ------------------------------------------------------------------------------------
-
-
-def _signature(record: CallRecord) -> Hashable:
-    """What every rank must have alike; shapes may differ between ranks where lists or splits do."""
-    varies = record.op in ("all_gather", "gather", "scatter", "all_to_all", "all_to_all_single")
-    return (record.op, None if varies else record.input_shapes, record.dtypes, record.reduce_op, record.root)
-
-
-def _likeness(a: CallRecord, b: CallRecord) -> int:
-    """0 not the same call, 1 the same but for its line, 2 the same line as well."""
-    if _signature(a) != _signature(b):
-        return 0
-    return 2 if a.site is not None and a.site == b.site else 1
-
-
-def _support(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int) -> int | None:
-    """How well two stretches agree; None where they contradict each other."""
-    total = 0
-    for a, b in zip(mine[:HORIZON], theirs[:HORIZON], strict=False):
-        like = _likeness(a, b)
-        if like < least:
-            return None
-        total += like
-    return total
-
-
-def _permuted(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int) -> int | None:
-    for k in range(2, min(len(mine), len(theirs), 8) + 1):
-        a = [(_signature(r), r.site if least == 2 else None) for r in mine[:k]]
-        b = [(_signature(r), r.site if least == 2 else None) for r in theirs[:k]]
-        if a != b and Counter(a) == Counter(b):
-            rest = _support(mine[k:], theirs[k:], least)
-            if rest is not None:
-                return 2 * k + rest
-    return None
-
-
-def _hypotheses(
-    mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int
-) -> list[tuple[int, Kind]]:
-    """Every way the two stretches can be explained, the best supported first; where several are
-    supported alike, the one that explains why one of them is longer."""
-    longer = len(mine) - len(theirs)
-    scored: list[tuple[int, bool, Kind]] = []
-    if (score := _permuted(mine, theirs, least)) is not None:
-        scored.append((score, longer == 0, Kind.WRONG_ORDER))
-    for k in (1, 2, 3):
-        if len(theirs) > k and (score := _support(mine, theirs[k:], least)):
-            scored.append((score, longer == -k, Kind.MISSING_RANK))
-        if len(mine) > k and (score := _support(mine[k:], theirs, least)):
-            scored.append((score, longer == k, Kind.EXTRA_COLLECTIVE))
-    if least < 2:
-        score = _support(mine[1:], theirs[1:], least) or 0
-        same_line = mine[0].site is not None and mine[0].site == theirs[0].site
-        scored.append((score + same_line, longer == 0, Kind.OP_MISMATCH))
-    scored.sort(key=lambda s: (-s[0], not s[1]))
-    return [(score, kind) for score, _, kind in scored]
-
-
-def _from(lane: Lane, rank: int, seq: int) -> list[CallRecord]:
-    """The rank's calls on this group from *seq* on, as far as they are worth a look."""
-    calls = lane.calls.get(rank, [])
-    start = next((i for i, r in enumerate(calls) if r.seq >= seq), len(calls))
-    return calls[start : start + 3 * HORIZON]
-
-
-def _ahead(lane: Lane, rank: int, seq: int) -> list[CallRecord]:
-    """The rank's calls from *seq* on, continued with what followed this call in its past."""
-    calls = lane.calls.get(rank, [])
-    ahead = [r for r in calls if r.seq >= seq]
-    past = [r for r in calls if r.seq < seq]
-    if not ahead or not past:
-        return ahead
-    tail = ahead[-1]
-    whole = past + ahead
-    best, best_context = None, 0
-    for at in range(len(past) - 2, max(-1, len(past) - 513), -1):
-        if _likeness(whole[at], tail) < 2:
-            continue
-        context = 1
-        while context < 16 and at - context >= 0 and _likeness(whole[at - context], whole[-1 - context]) == 2:
-            context += 1
-        if context > best_context:
-            best, best_context = at, context
-    if best is not None:
-        ahead = ahead + whole[best + 1 : best + 1 + HORIZON]
-    return ahead
 
 
 # --- a contradiction that everybody sees ------------------------------------------------------------
@@ -205,18 +85,68 @@ def _classify(world: World, lane: Lane, mismatch: Mismatch) -> Divergence:
         return replace(found, kind=kind, culprits=culprits, reference=reference)
     relation = relate(mine, theirs, world.evidence.sources)
     found = replace(found, relation=relation)
-    mine_ahead, theirs_ahead = _from(lane, culprit, mismatch.seq), _from(lane, witness, mismatch.seq)
-    real = _hypotheses(mine_ahead, theirs_ahead, least=1)
-    if real[0][0] < 2:
-        real = _hypotheses(mine_ahead, _ahead(lane, witness, mismatch.seq), least=1)
-    score, kind = real[0]
+    mine_ahead, theirs_ahead = (
+        calls_from(lane, culprit, mismatch.seq),
+        calls_from(lane, witness, mismatch.seq),
+    )
+    score, kind = hypotheses(mine_ahead, theirs_ahead, least=1)[0]
+    if score >= 2 and kind is Kind.OP_MISMATCH:
+        return _settled(world, found)  # afterwards they agree again: it is this one call
+    if score < 2:
+        if (by_habit := _by_habit(world, found)) is not None:
+            return by_habit
+        score, kind = hypotheses(mine_ahead, ahead_of(lane, witness, mismatch.seq), least=1)[0]
     if score >= 2 and kind is not Kind.OP_MISMATCH:
-        if kind is Kind.WRONG_ORDER and _threads_raced(lane, culprit, witness, mismatch.seq):
+        if kind is Kind.WRONG_ORDER and threads_raced(mine_ahead, theirs_ahead, by_site=False):
             kind = Kind.THREAD_RACE
         return replace(found, kind=kind)
-    if score >= 2:
+    return _settled(world, replace(found, kind=_by_text(lane, mine, theirs, relation) or found.kind))
+
+
+def _settled(world: World, found: Divergence) -> Divergence:
+    """A tie, and only one side does what other ranks of the world do at that line: it is right."""
+    if not found.tie or found.mismatch is None:
         return found
-    return replace(found, kind=_by_text(lane, mine, theirs, relation) or found.kind)
+    mine = is_usual(world, found.got, but=found.culprits)
+    theirs = is_usual(world, found.expected, but=found.reference)
+    if mine == theirs:
+        return found
+    if theirs:
+        return replace(found, tie=False)
+    swapped = replace(
+        found,
+        culprits=tuple(sorted(found.reference)),
+        reference=found.culprits,
+        expected=found.got,
+        got=found.expected,
+        mismatch=found.mismatch.swapped(),
+        tie=False,
+    )
+    if found.kind is Kind.MISSING_RANK:
+        return replace(swapped, kind=Kind.EXTRA_COLLECTIVE)
+    return replace(swapped, kind=Kind.MISSING_RANK) if found.kind is Kind.EXTRA_COLLECTIVE else swapped
+
+
+def _by_habit(world: World, found: Divergence) -> Divergence | None:
+    """One side went past the other's call: of two equal sides it is the culprit."""
+    mine, theirs = found.got, found.expected
+    if mine.op == theirs.op and not (is_usual(world, mine) and is_usual(world, theirs)):
+        return None
+    if left_out(world, theirs, mine):
+        return replace(found, kind=Kind.MISSING_RANK, tie=False)
+    if left_out(world, mine, theirs):
+        if not found.tie:
+            return replace(found, kind=Kind.EXTRA_COLLECTIVE)
+        return replace(
+            found,
+            kind=Kind.MISSING_RANK,
+            culprits=tuple(sorted(found.reference)),
+            reference=found.culprits,
+            expected=mine,
+            got=theirs,
+            tie=False,
+        )
+    return None
 
 
 def _creators(mismatch: Mismatch) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -256,144 +186,3 @@ def _by_text(lane: Lane, mine: CallRecord, theirs: CallRecord, relation: Relatio
         if not mine_is_new:
             return Kind.MISSING_RANK  # it is in the next round already
     return None
-
-
-def _threads_raced(lane: Lane, culprit: int, witness: int, seq: int) -> bool:
-    """Each thread of the culprit kept its own order; only how they interleave differs."""
-    mine = [r for r in lane.calls[culprit] if r.seq >= seq][:HORIZON]
-    theirs = [r for r in lane.calls[witness] if r.seq >= seq][:HORIZON]
-    threads = {r.thread for r in mine}
-    if len(threads) < 2:
-        return False
-    size = min(len(mine), len(theirs))
-    for thread in sorted(threads):
-        own = [_signature(r) for r in mine[:size] if r.thread == thread]
-        other = [_signature(r) for r in theirs[:size] if r.thread == thread]
-        if own != other:
-            return False
-    return True
-
-
-# --- a contradiction that only the call sites show --------------------------------------------------
-
-
-def _by_site(world: World, lane: Lane, seq: int) -> Divergence | None:
-    """The calls look alike, but a rank makes them at lines that the others use for other calls.
-
-    Ranks may legally call from different lines (`if rank == 0: ... else: ...`). So a rank is
-    named only if its lines are the majority's lines, skipped, repeated or swapped, and its own
-    past does not explain it.
-    """
-    met = lane.meetings[seq]
-    sites: dict[int, Hashable] = {
-        rank: met[rank].site for rank in lane.group.ranks if rank in met and met[rank].site
-    }
-    if len(set(sites.values())) < 2:
-        return None
-    vote = majority(sites)
-    culprits: list[int] = []
-    kinds: Counter[Kind] = Counter()
-    witness = vote.reference[0]
-    theirs = _common(lane, vote.reference, seq)
-    for rank in vote.culprits:
-        mine = _from(lane, rank, seq)
-        kind = _silent_kind(world, lane, mine, theirs)
-        if kind is not None:
-            culprits.append(rank)
-            kinds[kind] += 1
-    if not culprits:
-        return None
-    kind = kinds.most_common(1)[0][0]
-    if vote.tie:
-        settled = _settle_by_past(lane, vote, seq)
-        if settled is not None:
-            vote = settled
-            culprits = list(vote.culprits)
-            witness = vote.reference[0]
-        elif kind not in SHIFTS:
-            return None
-    if kind is Kind.WRONG_ORDER and _threads_raced_by_site(lane, culprits[0], witness, seq):
-        kind = Kind.THREAD_RACE
-    return Divergence(
-        kind=kind,
-        lane=lane,
-        seq=seq,
-        culprits=tuple(culprits),
-        reference=vote.reference,
-        expected=met[witness],
-        got=met[culprits[0]],
-        tie=vote.tie,
-        relation=relate(met[culprits[0]], met[witness], world.evidence.sources),
-    )
-
-
-def _common(lane: Lane, ranks: Sequence[int], seq: int) -> list[CallRecord]:
-    """What all of *ranks* do from *seq* on, as long as most of the group does it at one line."""
-    common: list[CallRecord] = []
-    for at in range(seq, seq + HORIZON):
-        met = lane.meetings.get(at, {})
-        if not met:
-            break
-        sites = Counter(r.site for r in met.values())
-        site, votes = sites.most_common(1)[0]
-        agreed = [met[r] for r in ranks if r in met and met[r].site == site]
-        if votes * 2 < len(met) or len(agreed) * 2 <= len(ranks):
-            break
-        common.append(agreed[0])
-    return common
-
-
-def _silent_kind(
-    world: World, lane: Lane, mine: Sequence[CallRecord], theirs: Sequence[CallRecord]
-) -> Kind | None:
-    if not mine or not theirs:
-        return None
-    relation = relate(mine[0], theirs[0], world.evidence.sources)
-    if relation.order is Order.EXCLUSIVE and not relation.swapped:
-        return None  # two branches of one decision: legal
-    scored = _hypotheses(mine, theirs, least=2)
-    if not scored or scored[0][0] < 2:
-        return None
-    kind = scored[0][1]
-    if kind is not Kind.WRONG_ORDER and not _ends_short(world, lane, mine[0].rank, theirs[0].rank):
-        return None
-    return kind
-
-
-def _ends_short(world: World, lane: Lane, one: int, other: int) -> bool:
-    """A shift must leave one of them short in the end; a rank that still runs is only behind."""
-    mine, theirs = lane.calls[one][-1], lane.calls[other][-1]
-    if mine.seq == theirs.seq:
-        return mine.site != theirs.site and not (mine.done and theirs.done)
-    behind = one if mine.seq < theirs.seq else other
-    return world.states[behind].phase in (Phase.FINISHED, Phase.BLOCKED)
-
-
-def _settle_by_past(lane: Lane, vote: Vote, seq: int) -> Vote | None:
-    """As many here as there: only a rank that breaks its own habit can be named."""
-    strayed = []
-    for rank in (*vote.reference, *vote.culprits):
-        calls = lane.calls[rank]
-        here = next(r for r in calls if r.seq == seq)
-        before = [r for r in calls if r.seq < seq]
-        if not before:
-            continue
-        previous = before[-1]
-        followers = [b.site for a, b in itertools.pairwise(before) if a.site == previous.site]
-        if followers and here.site not in followers:
-            strayed.append(rank)
-    everyone = sorted((*vote.reference, *vote.culprits))
-    if not strayed or len(strayed) * 2 > len(everyone):
-        return None
-    return Vote(tuple(r for r in everyone if r not in strayed), tuple(sorted(strayed)), tie=False)
-
-
-def _threads_raced_by_site(lane: Lane, culprit: int, witness: int, seq: int) -> bool:
-    mine = [r for r in lane.calls[culprit] if r.seq >= seq][:HORIZON]
-    theirs = [r for r in lane.calls[witness] if r.seq >= seq][:HORIZON]
-    size = min(len(mine), len(theirs))
-    threads = sorted({r.thread for r in mine[:size]})
-    return len(threads) > 1 and all(
-        [r.site for r in mine[:size] if r.thread == t] == [r.site for r in theirs[:size] if r.thread == t]
-        for t in threads
-    )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from distsim.debug.align import Divergence
 from distsim.debug.checks import Mismatch
+from distsim.debug.divergence import Divergence
 from distsim.debug.explain import are, call_text, capital, group_text, numbered, place, ranks_text, state_text
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Phase, Site, StoreWait

@@ -7,7 +7,7 @@ until other evidence says more: the culprits are the ranks that differ from it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from distsim.debug.kinds import Kind
@@ -63,6 +63,14 @@ class Mismatch:
     @property
     def culprit_sites(self) -> dict[int, Site]:
         return {r: site for r in self.culprits if (site := self.records[r].site) is not None}
+
+    def swapped(self) -> Mismatch:
+        """The same seen from the other side: the reference becomes the culprit."""
+        said = next(iter(self.found.values()), "")
+        found = dict.fromkeys(self.reference, self.expected)
+        return replace(
+            self, culprits=self.reference, reference=self.culprits, expected=said, found=found, tie=False
+        )
 
     def __str__(self) -> str:
         """One line in the house's form: `expected ..., got ..., at rank R, group G, call #N, file:line`."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distsim.debug.absence import absent_from_call, extra_call
 from distsim.debug.advice import advice
 from distsim.debug.case import Case
 from distsim.debug.explain import call_text, capital, group_text, place, ranks_text
+from distsim.debug.habit import left_out
 from distsim.debug.kinds import Kind
 from distsim.debug.pairs import near_miss, unmatched
 from distsim.debug.records import CallRecord, CallWait, HostWait
@@ -22,13 +24,45 @@ SHOWN = 6
 
 def knot(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
     """The diagnosis of ranks that wait for each other."""
-    if (found := _message_missing(case, ranks, victims)) is not None:
-        return found
     cycle = case.graph.cycle(ranks)
     calls = {rank: _call_on_cycle(case, rank, cycle) for rank in cycle}
+    everyone = [*victims, *ranks]
+    if (found := _left_out(case, cycle, calls, everyone)) is not None:
+        return found
+    if (found := _message_missing(case, ranks, victims)) is not None:
+        return found
     if (found := _other_group(case, ranks, victims)) is not None:
         return found
     return _cycle(case, cycle, calls, [*victims, *(r for r in ranks if r not in cycle)])
+
+
+def _left_out(
+    case: Case, cycle: Sequence[int], calls: dict[int, CallRecord | None], everyone: Sequence[int]
+) -> Diagnosis | None:
+    """A circle that is there only because one rank left out a call, or made one that nobody else makes."""
+    found: list[Diagnosis] = []
+    for i, rank in enumerate(cycle):
+        awaited, made = calls[cycle[i - 1]], calls[rank]
+        if awaited is None or made is None or awaited.is_p2p or rank not in awaited.group.ranks:
+            continue
+        if left_out(case.world, awaited, made):
+            found.append(absent_from_call(case, awaited, [rank], [r for r in everyone if r != rank]))
+        elif not made.is_p2p and _under_condition(case, awaited, made):
+            found.append(extra_call(case, made, [r for r in everyone if r != rank]))
+    return found[0] if len(found) == 1 else None
+
+
+def _under_condition(case: Case, awaited: CallRecord, made: CallRecord) -> bool:
+    """*made* stands before *awaited* under an `if` of its own, and no other rank has ever made it."""
+    relation = relate(made, awaited, case.world.evidence.sources)
+    if not relation.certain or relation.order is not Order.BEFORE or relation.my_guard is None:
+        return False
+    return not any(
+        record.site == made.site
+        for rank in case.world.states
+        if rank != made.rank
+        for record in case.world.records(rank)
+    )
 
 
 def _call_on_cycle(case: Case, rank: int, cycle: Sequence[int]) -> CallRecord | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distsim.debug.advice import advice
-from distsim.debug.align import Divergence
 from distsim.debug.case import Case
+from distsim.debug.divergence import Divergence
 from distsim.debug.explain import are, call_text, capital, group_text, place, ranks_text, shape_of_call
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord

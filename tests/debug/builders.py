@@ -210,7 +210,7 @@ class Play:
             for r in self.records[m.rank]
             if r.group == m.group and r.seq < m.seq and not r.is_p2p
         ]
-        if not all(r.done for r in earlier):
+        if not all(r.done or self.meet(r) for r in earlier):
             return False
         for r in met:
             r.state = State.COMPLETED
