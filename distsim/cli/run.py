@@ -296,7 +296,7 @@ def _leave(outcome: Outcome, args: argparse.Namespace) -> int:
     """Print the summary, write the files; the exit code is the run's, or 2 where a file failed."""
     from distsim.report import print_summary, write_report, write_trace
 
-    if not args.quiet or outcome.exit_code != 0:
+    if not args.quiet or outcome.exit_code != 0 or outcome.diagnoses:
         print_summary(outcome)
     failed = False
     for flag, path, write in (("--report", args.report, write_report), ("--trace", args.trace, write_trace)):

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim import __version__
-from distsim.report.failures import merge_failures
+from distsim.report.failures import blank_addresses, merge_failures
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome
@@ -103,7 +103,7 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
         ],
         "notes": list(outcome.notes),
     }
-    clean = _finite(document)
+    clean = _clean(document)
     assert isinstance(clean, dict)
     return clean
 
@@ -118,12 +118,15 @@ def _pick(item: object, fields: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(item, name) for name in fields}
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no infinity (a loopback link's bandwidth) and no NaN: null stands for both."""
+def _clean(value: Any) -> Any:
+    """JSON has no infinity (a loopback link's bandwidth) and no NaN: null stands for both. Addresses of
+    objects in messages differ from run to run and are blanked."""
+    if isinstance(value, str):
+        return blank_addresses(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): _clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_clean(item) for item in value]
     return value

@@ -15,7 +15,7 @@ from distsim.debug.explain import ranks_text
 if TYPE_CHECKING:
     from distsim.sim.outcome import Failure
 
-__all__ = ["Failures", "MergedFailure", "merge_failures"]
+__all__ = ["Failures", "MergedFailure", "blank_addresses", "merge_failures"]
 
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
 
@@ -38,21 +38,23 @@ def merge_failures(failures: Iterable[Failure]) -> list[MergedFailure]:
     """
     ranks: dict[tuple[str, str, str], set[int]] = {}
     for failure in failures:
-        key = (failure.type, _blank(failure.message), _blank(failure.traceback).rstrip())
+        key = (failure.type, blank_addresses(failure.message), blank_addresses(failure.traceback).rstrip())
         ranks.setdefault(key, set()).update(failure.ranks)
     merged = [MergedFailure(tuple(sorted(who)), *key) for key, who in ranks.items()]
     return sorted(merged, key=lambda failure: failure.ranks)
 
 
-def _blank(text: str) -> str:
+def blank_addresses(text: str) -> str:
+    """`<object at 0x7f...>` without what differs from run to run."""
     return _ADDRESS.sub("0x...", text)
 
 
 class Failures:
     """The tracebacks, as a rich renderable; nothing where no rank raised."""
 
-    def __init__(self, failures: Iterable[Failure]) -> None:
-        self.failures = merge_failures(failures)
+    def __init__(self, failures: Iterable[Failure], told: Iterable[int] = ()) -> None:
+        """*told*: ranks whose traceback a diagnosis has shown already."""
+        self.failures = [one for one in merge_failures(failures) if not set(one.ranks) <= set(told)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for failure in self.failures:

@@ -39,7 +39,8 @@ class Summary:
 
             yield render_diagnoses(outcome.diagnoses, outcome.evidence)
             yield Text()
-        yield Failures(outcome.failures)
+        raised = [found for found in outcome.diagnoses if found.kind == "rank_raised"]
+        yield Failures(outcome.failures, told=[rank for found in raised for rank in found.culprits])
         yield Whereabouts(outcome)
         yield from self._header()
         yield from self._section("time by rank", ranks_table(outcome.ranks))

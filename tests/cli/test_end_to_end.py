@@ -18,7 +18,8 @@ print("sum", x[0].item())
 """
 SKIPPED = HEALTHY + "if dist.get_rank() != 1:\n    dist.all_reduce(x)\n"
 REORDERED = HEALTHY + "(dist.barrier if dist.get_rank() else lambda: dist.broadcast(x, 0))()\n"
-RAISING = HEALTHY + "raise ValueError(f'at {object()}')\n"
+RAISING = HEALTHY + "raise ValueError('a bad batch')\n"
+ADDRESS = HEALTHY + "raise ValueError(f'at {object()}')\n"
 FLAGS = ["run", "--on", "dgx-h100:1", "--nproc-per-node", "2"]
 
 
@@ -33,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("program", "code", "kinds"),
     [
         (HEALTHY, 0, []),
-        (RAISING, 1, []),
+        (RAISING, 1, ["rank_raised"]),
         (SKIPPED, 3, ["missing_rank"]),
         (REORDERED, 4, ["op_mismatch"]),
     ],
@@ -51,7 +52,9 @@ def test_the_exit_code_and_the_report_tell_the_same(
     assert [total["op"] for total in report["collectives"]][:1] == ["all_reduce"]
 
 
-@pytest.mark.parametrize("program", [HEALTHY, SKIPPED, RAISING], ids=["healthy", "skipped", "raising"])
+@pytest.mark.parametrize(
+    "program", [HEALTHY, SKIPPED, RAISING, ADDRESS], ids=["healthy", "skipped", "raising", "address"]
+)
 def test_the_same_seed_gives_the_same_bytes(program: str, folder: Path) -> None:
     """Report and trace of two runs are equal, hung and raising ones too."""
     (folder / "train.py").write_text(program)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import subprocess
 import sys
 from importlib import metadata
@@ -54,6 +55,30 @@ def test_every_command_of_the_table_has_a_module_or_is_not_offered() -> None:
     modules = {path.stem for path in folder.glob("*.py") if "def add_parser(" in path.read_text()}
     assert modules == set(present())
     assert modules <= set(COMMANDS)
+
+
+def _lines(parser: argparse.ArgumentParser, path: str) -> list[str]:
+    """`topo show --json` for every flag of every subcommand, and `topo show CLUSTER` for what is positional."""
+    lines = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                lines += _lines(inner, f"{path} {name}")
+        elif action.option_strings:
+            lines += [f"{path} {flag}" for flag in action.option_strings]
+        else:
+            lines.append(f"{path} {action.metavar or action.dest}")
+    return lines
+
+
+@pytest.mark.parametrize("command", [name for name in present() if name != "run"])
+def test_flags_are_frozen(command: str) -> None:
+    """A flag that somebody's script uses does not vanish unseen (run's are in test_run.py)."""
+    parser = Parser(prog="distsim")
+    subparsers = parser.add_subparsers()
+    importlib.import_module(f"distsim.cli.{command}").add_parser(subparsers)
+    text = "\n".join(sorted(_lines(subparsers.choices[command], command))) + "\n"
+    assert_golden(GOLDEN / f"flags_{command}.txt", text)
 
 
 def test_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from distsim.debug.kinds import Kind
 from distsim.debug.records import CallWait, Evidence, Phase, RankState, Site
+from distsim.debug.verdict import Diagnosis
 from distsim.report import Summary, print_summary
 from distsim.sim.outcome import LinkUse
 from tests.golden import assert_golden
@@ -42,6 +44,15 @@ def test_no_line_is_wider_than_the_terminal() -> None:
 def test_the_first_line_of_a_failed_run_is_who_raised_what() -> None:
     """The verdict comes before the tables."""
     assert _text(raised()).splitlines()[0] == "RAISED  ranks 0,1: ValueError: no <dog 0x...>"
+
+
+def test_a_traceback_that_a_diagnosis_has_shown_is_not_shown_again() -> None:
+    """One traceback a rank: the diagnosis of a rank that raised has it already."""
+    run = raised()
+    run.diagnoses = [Diagnosis(Kind.RANK_RAISED, (0, 1), explanation="Ranks 0,1 raised ValueError.")]
+    text = _text(run)
+    assert "RAISED  rank 3: ValueError: no cat" in text
+    assert "RAISED  ranks 0,1" not in text
 
 
 def test_many_equal_ranks_are_one_row() -> None:
