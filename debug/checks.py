@@ -6,17 +6,16 @@ until other evidence says more: the culprits are the ranks that differ from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from distsim.debug.aspects import Found, differ, payload_text, texts
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, Group, Site
-from distsim.debug.vote import Vote, blame_conflicts, majority
+from distsim.debug.sizes import sizes
 
 __all__ = ["Mismatch", "check_meeting", "check_pair", "itemsize", "payload_text", "same_call"]
-
-Shape = tuple[int, ...]
 
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 BARRIERS = frozenset({"barrier", "monitored_barrier", "init_process_group", "destroy_process_group"})
@@ -115,14 +114,11 @@ def check_meeting(
     )
 
 
-Found = tuple[Kind, Vote, Mapping[int, str]]
-
-
 def _first_difference(
     ordered: Sequence[CallRecord], histories: Mapping[int, Sequence[CallRecord]]
 ) -> Found | None:
     ops = {r.rank: r.op for r in ordered}
-    if found := _differ(Kind.OP_MISMATCH, ordered, ops, ops, histories):
+    if found := differ(Kind.OP_MISMATCH, ordered, ops, ops, histories):
         return found
     op = ordered[0].op
     if op in BARRIERS:
@@ -130,199 +126,27 @@ def _first_difference(
     if op == "new_group":
         asked: dict[int, Hashable] = {r.rank: r.new_ranks for r in ordered}
         says = {r.rank: f"new_group({list(r.new_ranks or ())})" for r in ordered}
-        return _differ(Kind.GROUP_CREATION_ORDER, ordered, asked, says, histories)
+        return differ(Kind.GROUP_CREATION_ORDER, ordered, asked, says, histories)
     if op in ROOTED and all(r.root is not None for r in ordered):
         roots: dict[int, Hashable] = {r.rank: r.root for r in ordered}
         says = {r.rank: f"root {r.root}" for r in ordered}
-        if found := _differ(Kind.ROOT_MISMATCH, ordered, roots, says, histories):
+        if found := differ(Kind.ROOT_MISMATCH, ordered, roots, says, histories):
             return found
-    if found := _sizes(op, ordered, histories):
+    if found := sizes(op, ordered, histories):
         return found
     dtypes: dict[int, Hashable] = {r.rank: _dtypes(r) for r in ordered if r.dtypes}
     says = {r.rank: ", ".join(r.dtypes) for r in ordered}
-    if found := _differ(Kind.DTYPE_MISMATCH, ordered, dtypes, says, histories):
+    if found := differ(Kind.DTYPE_MISMATCH, ordered, dtypes, says, histories):
         return found
     if op in REDUCING:
         reduce_ops: dict[int, Hashable] = {r.rank: r.reduce_op for r in ordered if r.reduce_op}
         says = {r.rank: str(r.reduce_op) for r in ordered}
-        return _differ(Kind.REDUCE_OP_MISMATCH, ordered, reduce_ops, says, histories)
+        return differ(Kind.REDUCE_OP_MISMATCH, ordered, reduce_ops, says, histories)
     return None
-
-
-def _differ(
-    kind: Kind,
-    ordered: Sequence[CallRecord],
-    values: Mapping[int, Hashable],
-    says: Mapping[int, str],
-    histories: Mapping[int, Sequence[CallRecord]],
-) -> Found | None:
-    if len(set(values.values())) < 2:
-        return None
-    vote = majority(values)
-    if vote.tie and histories:
-        vote = _settle(vote, kind, ordered, histories)
-    return kind, vote, says
-
-
-_ASPECT: dict[Kind, Callable[[CallRecord], Hashable]] = {
-    Kind.OP_MISMATCH: lambda r: r.op,
-    Kind.ROOT_MISMATCH: lambda r: r.root,
-    Kind.SHAPE_MISMATCH: lambda r: (r.input_shapes, r.output_shapes),
-    Kind.SPLITS_MISMATCH: lambda r: (r.input_splits, r.output_splits),
-    Kind.DTYPE_MISMATCH: lambda r: r.dtypes,
-    Kind.REDUCE_OP_MISMATCH: lambda r: r.reduce_op,
-    Kind.GROUP_CREATION_ORDER: lambda r: r.new_ranks,
-}
-
-
-def _settle(
-    vote: Vote, kind: Kind, ordered: Sequence[CallRecord], histories: Mapping[int, Sequence[CallRecord]]
-) -> Vote:
-    """A tie: blame the ranks that left their own habit at this line, if the others kept theirs."""
-    aspect = _ASPECT[kind]
-    strayed: list[int] = []
-    for record in ordered:
-        past = [
-            aspect(p)
-            for p in histories.get(record.rank, ())
-            if p is not record
-            and p.index < record.index
-            and p.site == record.site
-            and p.group.ranks == record.group.ranks
-        ]
-        if past and aspect(record) not in past:
-            strayed.append(record.rank)
-    everyone = tuple(r.rank for r in ordered)
-    if not strayed or len(strayed) == len(everyone):
-        return vote
-    return Vote(tuple(r for r in everyone if r not in strayed), tuple(strayed), tie=False)
 
 
 def _dtypes(record: CallRecord) -> Hashable:
     return record.dtypes[0] if len(set(record.dtypes)) == 1 else record.dtypes
-
-
-# --- sizes: what each operation demands ------------------------------------------------------------
-
-
-def _sizes(
-    op: str, ordered: Sequence[CallRecord], histories: Mapping[int, Sequence[CallRecord]]
-) -> Found | None:
-    if op in ("all_to_all", "all_to_all_single"):
-        return _all_to_all(ordered)
-    if op == "scatter":
-        return _lists(ordered, lists_of="input", items_of="output")
-    if op == "gather":
-        return _lists(ordered, lists_of="output", items_of="input")
-    if op == "all_gather":
-        return _lists(ordered, lists_of="output", items_of="input")
-    lists = op == "reduce_scatter" and any(len(r.input_shapes) > 1 for r in ordered)
-    if lists and (found := _lists(ordered, lists_of="input", items_of="output")):
-        return found
-    values: dict[int, Hashable] = {}
-    for record in ordered:
-        shapes = record.input_shapes or record.output_shapes
-        if op == "broadcast":  # only the number of elements matters
-            values[record.rank] = tuple(prod(s) for s in shapes)
-        else:
-            values[record.rank] = tuple(tuple(n for n in s if n != 1) for s in shapes)
-    if found := _differ(Kind.SHAPE_MISMATCH, ordered, values, _texts(ordered), histories):
-        return found
-    return None
-
-
-def _texts(ordered: Sequence[CallRecord]) -> dict[int, str]:
-    return {r.rank: payload_text(r) for r in ordered}
-
-
-def _lists(ordered: Sequence[CallRecord], lists_of: str, items_of: str) -> Found | None:
-    """Item j of a rank's tensor list must be as large as the tensor of group rank j."""
-
-    def lists(record: CallRecord) -> tuple[Shape, ...]:
-        return record.input_shapes if lists_of == "input" else record.output_shapes
-
-    def item(record: CallRecord) -> Shape | None:
-        shapes = record.output_shapes if items_of == "output" else record.input_shapes
-        return shapes[0] if len(shapes) == 1 else None
-
-    group = ordered[0].group.ranks
-    by_rank = {r.rank: r for r in ordered}
-    items = [item(by_rank[rank]) if rank in by_rank else None for rank in group]
-    wanted = tuple(items)
-    holders = [r for r in ordered if len(lists(r)) == len(group)]
-    if holders and all(lists(r) == wanted for r in holders):
-        return None
-    conflicts: list[tuple[int, int]] = []
-    for j, (other, at) in enumerate(zip(group, items, strict=True)):
-        if at is None:
-            continue
-        against = [r.rank for r in holders if lists(r)[j] is not at and prod(lists(r)[j]) != prod(at)]
-        agree = len(holders) - len(against)
-        if agree > len(against):  # most lists bear the item out: those that do not are wrong
-            conflicts += [(holder, holder) for holder in against]
-        elif agree < len(against) and len(holders) > 1:
-            conflicts.append((other, other))
-        else:
-            conflicts += [(holder, other) for holder in against]
-    if holders:
-        if not conflicts:
-            return None
-        rooted = ordered[0].root
-        vote = blame_conflicts(tuple(by_rank), conflicts, innocent=rooted if len(holders) == 1 else None)
-        return Kind.SHAPE_MISMATCH, vote, _texts(ordered)
-    values: dict[int, Hashable] = {r.rank: prod(at) for r in ordered if (at := item(r)) is not None}
-    return _differ(Kind.SHAPE_MISMATCH, ordered, values, _texts(ordered), {})
-
-
-def _all_to_all(ordered: Sequence[CallRecord]) -> Found | None:
-    """What i sends to j is what j expects from i: rank i's input split j == rank j's output split i."""
-    group = ordered[0].group.ranks
-    sends = {
-        r.rank: s
-        for r in ordered
-        if (s := _splits(r, len(group), r.input_splits, r.input_shapes)) is not None
-    }
-    takes = {
-        r.rank: s
-        for r in ordered
-        if (s := _splits(r, len(group), r.output_splits, r.output_shapes)) is not None
-    }
-    if len(sends) == len(takes) == len(group):  # all there: compare whole columns at once
-        columns = zip(*(sends[rank] for rank in group), strict=True)
-        if all(column == takes[rank] for rank, column in zip(group, columns, strict=True)):
-            return None
-    conflicts = [
-        (a, b)
-        for i, a in enumerate(group)
-        if a in sends
-        for j, b in enumerate(group)
-        if b in takes and sends[a][j] != takes[b][i]
-    ]
-    if not conflicts:
-        return None
-    says = {
-        r.rank: f"sends {list(sends.get(r.rank, ()))}, expects {list(takes.get(r.rank, ()))}" for r in ordered
-    }
-    given = any(r.input_splits or r.output_splits for r in ordered)
-    kind = Kind.SPLITS_MISMATCH if given else Kind.SHAPE_MISMATCH
-    return kind, blame_conflicts(tuple(r.rank for r in ordered), conflicts), says
-
-
-def _splits(
-    record: CallRecord, num_ranks: int, splits: tuple[int, ...] | None, shapes: tuple[Shape, ...]
-) -> tuple[int, ...] | None:
-    """Elements for (or from) each group rank; None where the record does not tell."""
-    if record.op == "all_to_all":
-        return tuple(prod(s) for s in shapes) if len(shapes) == num_ranks else None
-    if len(shapes) != 1:
-        return tuple(splits) if splits and len(splits) == num_ranks else None
-    rows, row = (shapes[0][0], prod(shapes[0][1:])) if shapes[0] else (1, 1)
-    if not splits:
-        return (rows // num_ranks * row,) * num_ranks if rows % num_ranks == 0 else None
-    return tuple(n * row for n in splits) if len(splits) == num_ranks else None
-
-
-# --- point to point --------------------------------------------------------------------------------
 
 
 def check_pair(send: CallRecord, recv: CallRecord) -> Mismatch | None:
@@ -336,7 +160,7 @@ def check_pair(send: CallRecord, recv: CallRecord) -> Mismatch | None:
     if send.tag is not None and recv.tag is not None and send.tag != recv.tag:
         kind, says = Kind.P2P_UNMATCHED, {send.rank: f"tag {send.tag}", recv.rank: f"tag {recv.tag}"}
     elif _bytes(send) != _bytes(recv):
-        kind, says = Kind.P2P_SIZE_MISMATCH, _texts((send, recv))
+        kind, says = Kind.P2P_SIZE_MISMATCH, texts((send, recv))
     elif send.dtypes and recv.dtypes and send.dtypes[0] != recv.dtypes[0]:
         kind, says = Kind.DTYPE_MISMATCH, {send.rank: send.dtypes[0], recv.rank: recv.dtypes[0]}
     if kind is None:
@@ -364,17 +188,6 @@ def _bytes(record: CallRecord) -> int:
     if not shapes or not record.dtypes:
         return record.nbytes
     return sum(prod(s) for s in shapes) * itemsize(record.dtypes[0])
-
-
-def payload_text(record: CallRecord) -> str:
-    """`float32[4,8]`; lists are cut after three tensors."""
-    shapes = record.input_shapes or record.output_shapes
-    dtype = record.dtypes[0] if record.dtypes else ""
-    if not shapes:
-        return dtype or (f"{record.nbytes} B" if record.nbytes else "no tensor")
-    texts = [f"{dtype}[{','.join(map(str, s))}]" for s in shapes[:3]]
-    more = f", ... {len(shapes)} in all" if len(shapes) > 3 else ""
-    return ", ".join(texts) + more
 
 
 def same_call(a: CallRecord, b: CallRecord) -> bool:
