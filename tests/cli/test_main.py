@@ -58,7 +58,7 @@ def test_every_command_of_the_table_has_a_module_or_is_not_offered() -> None:
 
 
 def _lines(parser: argparse.ArgumentParser, path: str) -> list[str]:
-    """`topo show --json` for every flag of every subcommand, and `topo show CLUSTER` for what is positional."""
+    """`topo show --json` for every flag, `topo show CLUSTER` for what is positional."""
     lines = []
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

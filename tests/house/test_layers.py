@@ -14,9 +14,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "debug": {"debug", "errors", "units"},
     "realexec": {"realexec", "debug", "errors", "units"},
     "cluster": {"cluster", "errors", "units"},
-    "collectives": {"collectives", "cluster", "errors", "units"},
+    "constants": {"constants"},
+    "collectives": {"collectives", "constants", "cluster", "errors", "units"},
     "network": {"network", "collectives", "cluster", "errors", "units"},
-    "calibration": {"calibration", "bench", "network", "collectives", "cluster", "errors", "units"},
+    "calibration": {
+        "calibration",
+        "constants",
+        "bench",
+        "network",
+        "collectives",
+        "cluster",
+        "errors",
+        "units",
+    },
     "bench": {"bench", "network", "collectives", "cluster", "errors", "units"},
     "sim": {"sim", "network", "collectives", "cluster", "debug", "errors", "units"},
     "report": {"report", "sim", "debug", "errors", "units", "__version__"},
@@ -53,7 +63,10 @@ EXCEPTIONS: set[tuple[str, str]] = {
 
 
 def _part(module: str) -> str:
-    """`distsim.sim.task` is of part `sim`; the package itself has none."""
+    """`distsim.sim.task` is of part `sim`; the package itself has none. The fitted constants are data
+    that lie further in than what fits them."""
+    if module.startswith("distsim.calibration.constants"):
+        return "constants"
     return module.partition(".")[2].split(".")[0]
 
 
