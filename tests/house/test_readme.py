@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests.house.readme_pictures import pictures, printed
 from tests.house.tree import ROOT
 
 COMMANDS = [
@@ -33,21 +32,15 @@ def _shape(line: str) -> str:
 @pytest.mark.parametrize("number", range(2))
 def test_the_pictures_are_what_the_commands_print(number: int) -> None:
     """Every line shown in the README is printed by its command, but for the figures."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    command = re.findall(r"^(?:pip.*&& |\$ )distsim (run .*)$", text, re.MULTILINE)[number]
-    blocks: list[str] = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    picture = [block for block in blocks if "of virtual time" in block][number]
-    done = subprocess.run(
-        [sys.executable, "-m", "distsim", *command.split()],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-    )
-    printed = {_shape(line) for line in done.stdout.splitlines()}
+    command, picture = pictures((ROOT / "README.md").read_text(encoding="utf-8"))[number]
+    lines = printed(command)
     shown = [line for line in picture.splitlines() if line.strip() and not line.startswith("$")]
     assert len(shown) > 5
-    assert [line for line in shown if _shape(line) not in printed] == [], done.stdout + done.stderr
+    shapes = {_shape(line) for line in lines}
+    missing = [line for line in shown if _shape(line) not in shapes]
+    assert missing == [], "python -m tests.house.readme_pictures takes new ones; printed was:\n" + "\n".join(
+        lines
+    )
 
 
 def test_every_file_the_readme_names_exists() -> None:
