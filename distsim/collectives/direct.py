@@ -119,7 +119,7 @@ def direct_messages(group: Group, pairs: Pairs, cost: Cost) -> list[Message]:
     for (src, dst), nbytes in pairs.items():
         links = group.route(src, dst)
         same = group.same_domain(src, dst)
-        wire = cost.wire if same else cost.wire * cost.net_wire
+        wire = cost.wire if same else cost.net_wire
         latency_s = cost.hop_s(group.latency_s(links), not same)
         messages.append(Message(links, nbytes * wire, latency_s, cost.edge_bytes_per_s * wire))
     return messages

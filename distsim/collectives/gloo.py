@@ -40,6 +40,7 @@ def compile_gloo(
     hop_s = given.get("gloo_hop_s", _HOP_S)
     cost = Cost(
         wire=1.0 / given.get("gloo_efficiency", 1.0),
+        net_wire=1.0 / given.get("gloo_efficiency", 1.0),
         edge_bytes_per_s=given.get("gloo_rank_bytes_per_s", math.inf),
         intra_hop_s=hop_s,
         inter_hop_s=hop_s,

@@ -119,7 +119,7 @@ class Group:
         """*loads* with the bytes that *cost*'s protocol puts on the wire."""
         if cost.wire == 1.0 and cost.net_wire == 1.0:
             return loads
-        wire = np.where(self.links.outside[loads.links], cost.wire * cost.net_wire, cost.wire)
+        wire = np.where(self.links.outside[loads.links], cost.net_wire, cost.wire)
         return Loads(loads.links, loads.weights * wire)
 
     def slowest_s_per_byte(self, loads: Loads) -> float:

@@ -64,23 +64,32 @@ class NcclTiming:
         inside = self.generation(machine) if machine.intra == "nvlink" else "pcie"
         return self._of(inside, f"hop_{proto}") * 1e-6, self._of(self.net, f"hop_{proto}") * 1e-6
 
-    def cost(self, machine: Machine, proto: str, per_channel_bytes: float = 0.0) -> Cost:
-        """What *proto* does to the bytes. LL takes a channel for every *per_channel_bytes* there are."""
+    def cost(self, machine: Machine, proto: str, ll_channels: float, local: float) -> Cost:
+        """What *proto* does to the bytes. LL uses *ll_channels* of its channels; *local* is how many bytes are read
+        and reduced, or copied, beside each one that moves, which the transfer hides only in part."""
         name = self.generation(machine)
         net = 1.0 / self._of(self.net, "efficiency") if machine.num_nodes > 1 else 1.0
         channels = 2 * machine.channels if machine.num_nodes > 1 else machine.channels
         if proto == "LL":
             rate = self._of(name if machine.intra == "nvlink" else "pcie", "channel_LL") * 1e9
-            used = min(max(per_channel_bytes, 1.0), channels)
-            return Cost(2.0, net, rate * used, channels * 32768.0, intra_links=0.0)
+            used = min(max(ll_channels, 1.0), channels)
+            return Cost(2.0, 2.0 * net, rate * used, channels * 32768.0, intra_links=0.0)
         efficiency = self._of(name, f"efficiency_{proto}")
         piece = 524288.0 if proto == "Simple" else 131072.0
-        return Cost(1.0 / efficiency, net, piece_bytes=channels * piece, intra_links=0.0)
+        wire = 1.0 / efficiency
+        if machine.intra == "nvlink":
+            wire += self._of(name, "local") * local
+        else:
+            wire = 1.0 / self._of("pcie", "efficiency")
+        if proto == "LL128":
+            net *= 128 / 120
+        return Cost(wire, net, piece_bytes=channels * piece, intra_links=0.0)
 
     def ring(self, group: Group, machine: Machine, op: str, nbytes: float, proto: str) -> Timed:
         """A ring."""
         shape = Shape.of(op, group.size, nbytes)
-        cost = self.cost(machine, proto, nbytes / group.size / 512.0)
+        local = (1.64 if op == "all_reduce" else 1.0) * nbytes / max(shape.edge_bytes, 1.0)
+        cost = self.cost(machine, proto, nbytes / group.size / 512.0, local)
         inside, between = ring_hops(group, shape)
         intra_s, inter_s = self.hops_s(machine, proto)
         software_s = self._of("launch", proto) * 1e-6 + inside * intra_s + between * inter_s
@@ -91,7 +100,7 @@ class NcclTiming:
 
     def tree(self, group: Group, machine: Machine, nbytes: float, proto: str) -> Timed:
         """The double tree of an all_reduce."""
-        cost = self.cost(machine, proto, nbytes / 4096.0)
+        cost = self.cost(machine, proto, nbytes / 4096.0, 1.0)
         inside, between = tree_hops(group)
         intra_s, inter_s = self.hops_s(machine, proto)
         software_s = self._of("launch", proto) * 1e-6 + 2 * (inside * intra_s + between * inter_s)
@@ -117,8 +126,7 @@ class NcclTiming:
         """Software and cost of grouped sends and receives with *num_peers* peers a rank."""
         name = self.generation(machine)
         software_s = (self._of("p2p", "base") + self._of("p2p", "per_peer") * num_peers) * 1e-6
-        net = 1.0
         if machine.num_nodes > 1:
             software_s += self._of(self.net, "hop_p2p") * 1e-6
-            net = self._of(name, "p2p") / self._of(self.net, "p2p")
+        net = 1.0 / self._of(self.net, "p2p")
         return software_s, Cost(1.0 / self._of(name, "p2p"), net, intra_links=0.0)

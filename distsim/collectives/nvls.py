@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from distsim.collectives.group import Group
 from distsim.collectives.plan import Cost, Loads, Phase
-from distsim.collectives.tree import tree_hops, tree_phase
+from distsim.collectives.tree import tree_hops, tree_loads
 
 __all__ = ["nvls_phase", "nvls_tree_phase"]
 
@@ -38,23 +40,18 @@ def nvls_phase(group: Group, op: str, nbytes: float, cost: Cost) -> Phase:
 
 def nvls_tree_phase(group: Group, nbytes: float, cost: Cost) -> Phase:
     """NVLS inside nodes and the double tree between them, in one pipeline."""
-    switch, tree = _switch_loads(group, "all_reduce"), tree_phase(group, nbytes, cost)
-    _, between = tree_hops(group)
 
     def make() -> Loads:
-        import numpy as np
+        switch, tree = _switch_loads(group, "all_reduce"), tree_loads(group)
+        total = np.zeros(len(group.capacity))
+        outside = tree.links[group.links.outside[tree.links]]
+        total[outside] = tree.weights[group.links.outside[tree.links]]
+        total[switch.links] += switch.weights
+        used = np.flatnonzero(total)
+        return Loads(used, total[used])
 
-        wire = np.zeros(len(group.capacity))
-        nics = [
-            k
-            for k in range(len(tree.loads.links))
-            if group.cluster.links[int(tree.loads.links[k])].kind != "nvlink"
-        ]
-        wire[tree.loads.links[nics]] += tree.loads.weights[nics] / cost.wire
-        wire[switch.links] += switch.weights
-        used = np.flatnonzero(wire)
-        return Loads(used, wire[used])
-
-    loads = group.cached("nvls tree loads", make)
-    latency_s = 2 * cost.intra_hop_s + 2 * between * (cost.inter_hop_s + group.cluster.node.nic_latency_s)
-    return Phase(Loads(loads.links, loads.weights * cost.wire), nbytes, cost.edge_bytes_per_s, latency_s)
+    loads: Loads = group.cached("nvls tree loads", make)
+    _, between = tree_hops(group)
+    hop_s = cost.hop_s(group.cluster.node.nic_latency_s, True)
+    latency_s = 2 * cost.hop_s(group.cluster.node.nvlink_latency_s, False) + 2 * between * hop_s
+    return Phase(group.with_cost(loads, cost), nbytes, cost.edge_bytes_per_s, latency_s)

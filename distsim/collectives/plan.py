@@ -27,9 +27,9 @@ class Cost:
     """What a protocol adds to the bare links."""
 
     wire: float = 1.0
-    """Bytes on the wire for each byte of payload (flags, or the inverse of an efficiency)."""
+    """Bytes on the wire for each byte of payload inside a node (flags, or the inverse of an efficiency)."""
     net_wire: float = 1.0
-    """The same between nodes, on top."""
+    """The same between nodes."""
     edge_bytes_per_s: float = INFINITY
     """What one rank can push to its neighbour over all channels, however fast the links are."""
     piece_bytes: float = INFINITY

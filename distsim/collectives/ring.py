@@ -161,7 +161,7 @@ def ring_phase(group: Group, shape: Shape, cost: Cost) -> Phase:
     flow_s = shape.edge_bytes * max(group.slowest_s_per_byte(loads), least)
     piece = shape.edge_bytes / max(1, shape.steps)
     each_s = np.where(hops.inter, cost.hop_s(hops.latency_s, True), cost.hop_s(hops.latency_s, False))
-    wire = np.where(hops.inter, cost.wire * cost.net_wire, cost.wire)
+    wire = np.where(hops.inter, cost.net_wire, cost.wire)
     s_per_byte = np.maximum(hops.s_per_byte[0] * wire, least)
     last_s = float(each_s[s_per_byte >= s_per_byte.max(initial=0.0) * (1.0 - 1e-9)].max(initial=0.0))
     latency_s = max(_longest(each_s + piece * s_per_byte, shape.steps) - flow_s, last_s)
@@ -196,7 +196,7 @@ def ring_messages(group: Group, shape: Shape, cost: Cost) -> list[Message]:
     step_bytes = shape.edge_bytes / max(1, shape.steps) / len(rings)
     for number, ring in enumerate(rings):
         size = len(ring)
-        wires = [cost.wire * cost.net_wire if edge.inter else cost.wire for edge in ring]
+        wires = [cost.net_wire if edge.inter else cost.wire for edge in ring]
         latency = [cost.hop_s(group.latency_s(edge.links), edge.inter) for edge in ring]
         caps = [
             min(1.0 / slow if slow else math.inf, cost.edge_bytes_per_s * wire) / len(rings)

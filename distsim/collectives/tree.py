@@ -186,7 +186,7 @@ def tree_phase(group: Group, nbytes: float, cost: Cost) -> Phase:
     pieces = pieces_of(nbytes, cost)
     piece = nbytes / pieces
     intra_s = cost.hop_s(hops.intra_s, False) + piece * max(hops.intra_s_per_byte * cost.wire, least)
-    net_wire = cost.wire * cost.net_wire
+    net_wire = cost.net_wire
     inter_s = cost.hop_s(hops.inter_s, True) + piece * max(hops.inter_s_per_byte * net_wire, least)
     total_s = 2 * inside * intra_s + 2 * between * inter_s + (1.0 - 1.0 / pieces) * flow_s
     return Phase(loads, nbytes, cost.edge_bytes_per_s, max(total_s - flow_s, 0.0))
@@ -203,7 +203,7 @@ def tree_messages(group: Group, nbytes: float, cost: Cost) -> list[Message]:
         tree: int, src: int, dst: int, branch: Branch, links: tuple[int, ...], after: tuple[int, ...]
     ) -> None:
         slow = max((hops.level[link] for link in links), default=0.0)
-        wire = cost.wire * cost.net_wire if branch.inter else cost.wire
+        wire = cost.net_wire if branch.inter else cost.wire
         cap = min(1.0 / slow if slow else math.inf, cost.edge_bytes_per_s * wire) / len(every)
         latency_s = cost.hop_s(group.latency_s(links), branch.inter)
         messages.append(Message(links, size * wire, latency_s, cap, after, (tree, src, dst)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from distsim.network.sharing import max_min_rates
 from distsim.network.usage import Usage
 
-__all__ = ["Flow", "FluidEngine"]
+__all__ = ["Flow", "FluidEngine", "detour"]
 
 _LAST = 2
 """simpy priority after every ordinary event of the same time (URGENT 0, NORMAL 1)."""
@@ -125,6 +125,33 @@ class FluidEngine:
                     self._sharing[flow.number] = flow
         self._crowded.append(np.array([link]))
         self._settle_later()
+
+    def reroute(self, instead: Mapping[int, int]) -> None:
+        """Flows under way over a link of *instead* go on over the link it names."""
+        now = self.env.now
+        for flow in self._flows.values():
+            links, weights = detour(flow.links, flow.weights, instead)
+            if links is flow.links:
+                continue
+            self._account(flow)
+            self.usage.leave(flow.links, now)
+            self._wanted[flow.links] -= flow.demand
+            flow.links, flow.weights = links, weights
+            self.usage.enter(links, now)
+            self._want(flow)
+            flow.shares = True
+            self._sharing[flow.number] = flow
+            self._crowded.append(links)
+        self._settle_later()
+
+    def stalled(self) -> list[int]:
+        """Links without any bandwidth that a flow under way has to cross."""
+        waiting = {
+            link
+            for flow in self._flows.values()
+            for link in flow.links[self.capacity[flow.links] <= 0.0].tolist()
+        }
+        return sorted(waiting)
 
     def _want(self, flow: Flow) -> None:
         flow.wish = flow.cap_bytes_per_s
@@ -238,3 +265,15 @@ class FluidEngine:
         if flow.shares:
             del self._sharing[flow.number]
             self._settle_later()
+
+
+def detour(
+    links: NDArray[np.int64], weights: NDArray[np.float64], instead: Mapping[int, int]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """*links* with those of *instead* exchanged, weights of a link that is then used twice added up;
+    the very same arrays where nothing changes."""
+    led = [instead.get(link, link) for link in links.tolist()]
+    if led == links.tolist():
+        return links, weights
+    found, place = np.unique(np.array(led, dtype=np.int64), return_inverse=True)
+    return found, np.bincount(place, weights=weights)

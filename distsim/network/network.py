@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from distsim.cluster import Cluster
 from distsim.collectives import Compiler, Explained, Plan
 from distsim.errors import UsageError
-from distsim.network.engine import Flow, FluidEngine
+from distsim.network.engine import Flow, FluidEngine, detour
 from distsim.network.messages import MessageRun
 from distsim.network.transfer import LinkBusy, Statistics, Timing, Transfer
 
@@ -54,6 +54,7 @@ class Network:
         self._pristine: NDArray[np.float64] = capacity
         self._extra_s = np.zeros(len(capacity))
         self._slowed = False
+        self._instead: dict[int, int] = {}
         self.engine = FluidEngine(env, capacity)
         self._num_collectives = 0
         self._num_sends = 0
@@ -102,6 +103,21 @@ class Network:
         self._extra_s[index] = extra_latency_s
         self._slowed = bool(self._extra_s.any())
         self.engine.set_capacity(index, float(self._pristine[index]) * bandwidth_factor if up else 0.0)
+
+    def reroute(self, instead: Mapping[int, int]) -> None:
+        """From now on, what would go over a link of *instead* goes over the link it names."""
+        self._instead = {a: b for a, b in {**self._instead, **instead}.items() if a != b}
+        self.engine.reroute(self._instead)
+
+    def by_detour(self, flow: Flow) -> Flow:
+        """*flow*, led around what is down."""
+        if self._instead:
+            flow.links, flow.weights = detour(flow.links, flow.weights, self._instead)
+        return flow
+
+    def stalled(self) -> list[int]:
+        """Links that are down while something waits to cross them."""
+        return self.engine.stalled()
 
     def extra_latency_s(self, links: NDArray[np.int64]) -> float:
         """What faults add to the latency of something that crosses *links*."""
@@ -195,7 +211,9 @@ class _Run:
             drained()
             return
         network.engine.start(
-            Flow(loads.links, loads.weights, phase.progress_bytes, phase.cap_bytes_per_s, drained)
+            network.by_detour(
+                Flow(loads.links, loads.weights, phase.progress_bytes, phase.cap_bytes_per_s, drained)
+            )
         )
 
 
