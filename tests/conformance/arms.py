@@ -10,9 +10,12 @@ forked from a server that has imported torch once: about 20 ms each.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import multiprocessing
 import os
+import runpy
 import shutil
 import signal
 import socket
@@ -106,11 +109,19 @@ def sim(body: Body, *args: Any) -> list[Any]:
 
 def gloo(body: Body, *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
     """Run the body in four real processes on gloo."""
+    return _processes((body.__code__.co_filename, body.__name__), args, timeout_s)
+
+
+def gloo_script(path: Path, timeout_s: float = TIMEOUT_S) -> str:
+    """Run a script in four real processes as torchrun would; what they printed."""
+    return "".join(_processes((str(path), None), (), timeout_s))
+
+
+def _processes(reference: tuple[str, str | None], args: tuple[Any, ...], timeout_s: float) -> list[Any]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
     directory = tempfile.mkdtemp(prefix="conformance-")
-    ports = _free_ports(9)
-    reference = (body.__code__.co_filename, body.__name__)
+    ports = free_ports(9)
     workers = []
     readers: list[Connection] = []
     try:
@@ -122,7 +133,7 @@ def gloo(body: Body, *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
             writer.close()
             workers.append(worker)
             readers.append(reader)
-        return _collect(readers, workers, timeout_s, body.__name__)
+        return _collect(readers, workers, timeout_s, reference[1] or reference[0])
     finally:
         for worker in workers:
             worker.join(0.0 if worker.is_alive() and worker.exitcode is None else None)
@@ -172,7 +183,7 @@ def _collect(readers: list[Connection], workers: list[Any], timeout_s: float, na
     return [answers[rank] for rank in range(len(readers))]
 
 
-def _free_ports(count: int) -> tuple[int, ...]:
+def free_ports(count: int) -> tuple[int, ...]:
     """Ports that were free a moment ago."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
@@ -204,15 +215,32 @@ def _worker(writer: Connection, job: tuple[Any, ...]) -> None:
         torch.utils.data.get_worker_info()  # touched, so that it is imported before a body is timed
         warnings.simplefilter("ignore")
         sys.path.insert(0, str(Path(__file__).parent.parent))
-        spec = importlib.util.spec_from_file_location(f"body_{Path(path).stem}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        answer = run_body(getattr(module, name), args, place)
+        if name is None:
+            answer = _run_script(path)
+        else:
+            answer = run_body(getattr(_load(path), name), args, place)
         writer.send(("answer", answer))
     except BaseException:
         writer.send(("error", traceback.format_exc()))
     finally:
         writer.close()
+
+
+def _load(path: str) -> Any:
+    """The module of a body, by its file."""
+    spec = importlib.util.spec_from_file_location(f"body_{Path(path).stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _run_script(path: str) -> str:
+    """Run the script as `python path` would and return its output."""
+    printed = io.StringIO()
+    sys.argv = [path]
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(path, run_name="__main__")
+    return printed.getvalue()

@@ -318,6 +318,30 @@ def wait_with_timeout(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
+def send_waits_for_recv(rank: int, world_size: int, count: int) -> dict[str, Any]:
+    """gloo's send is a rendezvous, whatever the size: it is over when the other end takes the bytes."""
+    found: dict[str, Any] = {}
+    group = dist.new_group(timeout=timedelta(milliseconds=500))
+    if rank == 0:
+        work = dist.isend(torch.zeros(count), 1)
+        assert work is not None
+        dist.barrier()
+        found["before the recv"] = work.is_completed()
+        dist.barrier()
+        found["wait"] = work.wait()
+    else:
+        dist.barrier()
+        dist.barrier()
+        if rank == 1:
+            dist.recv(torch.zeros(count), 0)
+    if rank in (2, 3):
+        found["both send first"] = error_of(dist.send, torch.zeros(count), 5 - rank, group=group)
+    else:
+        found["rank"] = rank
+    dist.barrier()
+    return found
+
+
 BODIES = [
     blocking,
     dtypes,
@@ -334,9 +358,16 @@ BODIES = [
     timeout,
     wait_with_timeout,
 ]
+BODIES_WITH_ARGUMENTS = [(send_waits_for_recv, 1), (send_waits_for_recv, 300_000)]
 
 
 @pytest.mark.parametrize("body", BODIES)
 def test_point_to_point(conform: Conform, body: Any) -> None:
     """Send and receive in all their forms answer what gloo answers."""
     conform(body)
+
+
+@pytest.mark.parametrize("count", [1, 300_000])
+def test_send_waits(conform: Conform, count: int) -> None:
+    """A send waits for its receive, and two ranks that send first wait for each other."""
+    conform(send_waits_for_recv, count)
