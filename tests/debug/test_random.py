@@ -10,13 +10,39 @@ import pytest
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.kinds import Kind
 from distsim.debug.records import Group
-from tests.debug.builders import Step, all_reduce, barrier, coll, fail, group, killed, leave, play, recv, send, wait_all
+from tests.debug.builders import (
+    Step,
+    all_reduce,
+    barrier,
+    coll,
+    fail,
+    group,
+    killed,
+    leave,
+    play,
+    recv,
+    send,
+    wait_all,
+)
 
-SKIP = {Kind.MISSING_RANK, Kind.OP_MISMATCH, Kind.SHAPE_MISMATCH, Kind.DEADLOCK_CYCLE, Kind.UNEVEN_ITERATIONS,
-        Kind.WRONG_ORDER}  # fmt: skip
+SKIP = {
+    Kind.MISSING_RANK,
+    Kind.OP_MISMATCH,
+    Kind.SHAPE_MISMATCH,
+    Kind.DEADLOCK_CYCLE,
+    Kind.UNEVEN_ITERATIONS,
+    Kind.WRONG_ORDER,
+}
+ADD = {
+    Kind.EXTRA_COLLECTIVE,
+    Kind.OP_MISMATCH,
+    Kind.SHAPE_MISMATCH,
+    Kind.DEADLOCK_CYCLE,
+    Kind.UNEVEN_ITERATIONS,
+}
 EXPECTED = {
     "skip": SKIP,
-    "add": {Kind.EXTRA_COLLECTIVE, Kind.OP_MISMATCH, Kind.SHAPE_MISMATCH, Kind.DEADLOCK_CYCLE, Kind.UNEVEN_ITERATIONS},
+    "add": ADD,
     "shape": {Kind.SHAPE_MISMATCH},
     "dtype": {Kind.DTYPE_MISMATCH},
     "raise": {Kind.RANK_RAISED},
@@ -29,8 +55,9 @@ def groups_of(size: int, rng: random.Random) -> list[list[Group]]:
     """Ways to cut the world into groups; each rank is in one group of each."""
     half = size // 2
     ways = [[group(*range(size), name="0", desc="default_pg")]]
-    ways.append([group(*range(half), name="1", desc="low"), group(*range(half, size), name="2", desc="high")])
-    ways.append([group(*range(0, size, 2), name="3", desc="even"), group(*range(1, size, 2), name="4", desc="odd")])
+    low, high, even, odd = range(half), range(half, size), range(0, size, 2), range(1, size, 2)
+    ways.append([group(*low, name="1", desc="low"), group(*high, name="2", desc="high")])
+    ways.append([group(*even, name="3", desc="even"), group(*odd, name="4", desc="odd")])
     rng.shuffle(ways)
     return ways
 

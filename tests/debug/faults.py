@@ -1,0 +1,287 @@
+"""Planted faults of one group's collectives: little programs and the diagnosis each must get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from distsim.debug.kinds import Kind
+from tests.debug.builders import (
+    FILE,
+    Programs,
+    Step,
+    all_reduce,
+    barrier,
+    coll,
+    group,
+    run,
+    wait_all,
+)
+
+SKIPS = """
+def main():
+    if rank != 1:
+        all_reduce(a)
+    barrier()
+"""
+ADDS = """
+def main():
+    if rank == 1:
+        barrier()
+    all_reduce(a)
+"""
+SWAPS = """
+def main():
+    if rank == 1:
+        barrier()
+        all_reduce(a)
+    else:
+        all_reduce(a)
+        barrier()
+"""
+BRANCHES = """
+def main():
+    if rank == 1:
+        all_gather_into_tensor(b, a)
+    else:
+        all_reduce(a)
+"""
+LOOPS = """
+def main():
+    for batch in data:
+        all_reduce(batch)
+    barrier()
+"""
+
+
+def odd(most: list[Step], one: list[Step], rank: int = 1) -> Programs:
+    """Every rank runs *most*, but *rank* runs *one*."""
+    return lambda r: one if r == rank else most
+
+
+def new_group(line: int, *ranks: int) -> Step:
+    return coll("new_group", line, new_ranks=ranks)
+
+
+@dataclass
+class Fault:
+    size: int
+    programs: Programs
+    kind: Kind
+    culprits: tuple[int, ...]
+    call: str | None
+    exit_code: int
+    victims: tuple[int, ...] | None = None
+    says: tuple[str, ...] = ()
+    cycle: tuple[int, ...] | None = None
+    pair: tuple[int, int] | None = None
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+A, B = all_reduce(10, is_async=True), barrier(11, is_async=True)
+TP, DP = group(0, 1, name="1", desc="tp"), group(0, 1, name="2", desc="dp")
+GA, GB, GC = group(0, 1, name="1", desc="a"), group(1, 2, name="2", desc="b"), group(0, 2, name="3", desc="c")
+SUB = group(0, 1, desc="sub")
+REST = (0, 2, 3)
+STEP = [all_reduce(10), barrier(11)]
+
+MISCALLED = {
+    "skipped the last call and finished": Fault(
+        4,
+        odd(STEP, [all_reduce(10)]),
+        Kind.MISSING_RANK,
+        (1,),
+        "barrier #2",
+        3,
+        REST,
+        (
+            "Rank 1 never called barrier #2 on group default_pg (ranks 0-3)",
+            "has finished its program",
+            "train.py:11",
+        ),
+    ),
+    "skipped a call that looks like the next": Fault(
+        4,
+        odd([all_reduce(10), all_reduce(11), all_reduce(12)], [all_reduce(10), all_reduce(12)]),
+        Kind.MISSING_RANK,
+        (1,),
+        "all_reduce #2",
+        3,
+        REST,
+        ("train.py:11",),
+    ),
+    "skipped a call, by the text": Fault(
+        4,
+        odd([all_reduce(4), barrier(5)], [barrier(5)]),
+        Kind.MISSING_RANK,
+        (1,),
+        "all_reduce #1",
+        3,
+        REST,
+        ("never called all_reduce #1", "it is in barrier at train.py:5"),
+        evidence={"sources": {FILE: SKIPS}},
+    ),
+    "skipped a call, by the loop's past": Fault(
+        4,
+        odd(STEP * 4, STEP * 2 + [barrier(11)] + STEP),
+        Kind.MISSING_RANK,
+        (1,),
+        "all_reduce #5",
+        3,
+        REST,
+    ),
+    "skipped a call, seen in calls under way": Fault(
+        4,
+        odd([A, B, A, wait_all()], [B, A, wait_all()]),
+        Kind.MISSING_RANK,
+        (1,),
+        "all_reduce #1",
+        3,
+        REST,
+    ),
+    "still runs elsewhere": Fault(
+        4,
+        odd(STEP, [all_reduce(10), run(88)]),
+        Kind.MISSING_RANK,
+        (1,),
+        "barrier #2",
+        3,
+        REST,
+        ("is at train.py:88",),
+        evidence={"hang_after_s": 30.0, "now_s": 40.0},
+    ),
+    "one call more, by the text": Fault(
+        4,
+        odd([all_reduce(5)], [barrier(4), all_reduce(5)]),
+        Kind.EXTRA_COLLECTIVE,
+        (1,),
+        "barrier #1",
+        4,
+        REST,
+        evidence={"sources": {FILE: ADDS}},
+    ),
+    "one call more at the end": Fault(
+        4,
+        odd([all_reduce(10)], STEP),
+        Kind.EXTRA_COLLECTIVE,
+        (1,),
+        "barrier #2",
+        4,
+        (),
+    ),
+    "one call more, seen in calls under way": Fault(
+        4,
+        odd([A, A, wait_all()], [B, A, A, wait_all()]),
+        Kind.EXTRA_COLLECTIVE,
+        (1,),
+        "barrier #1",
+        4,
+        REST,
+    ),
+    "swapped, seen in calls under way": Fault(
+        4,
+        odd([A, B, wait_all()], [B, A, wait_all()]),
+        Kind.WRONG_ORDER,
+        (1,),
+        "all_reduce #1",
+        4,
+        REST,
+    ),
+    "swapped, by the text": Fault(
+        4,
+        odd([all_reduce(7), barrier(8)], [barrier(4), all_reduce(5)]),
+        Kind.WRONG_ORDER,
+        (1,),
+        "all_reduce #1",
+        4,
+        REST,
+        evidence={"sources": {FILE: SWAPS}},
+    ),
+    "swapped calls that look alike": Fault(
+        4,
+        odd([all_reduce(10), all_reduce(11), barrier(12)], [all_reduce(11), all_reduce(10), barrier(12)]),
+        Kind.WRONG_ORDER,
+        (1,),
+        "all_reduce #1",
+        4,
+        (),
+        ("train.py:11",),
+    ),
+    "another operation": Fault(
+        4,
+        odd([all_reduce(6)], [coll("all_gather_into_tensor", 4)]),
+        Kind.OP_MISMATCH,
+        (1,),
+        "all_reduce #1",
+        4,
+        REST,
+        evidence={"sources": {FILE: BRANCHES}},
+    ),
+    "another operation, no text": Fault(
+        4,
+        odd([all_reduce(6)], [coll("all_gather_into_tensor", 4)]),
+        Kind.OP_MISMATCH,
+        (1,),
+        "all_reduce #1",
+        4,
+    ),
+    "another shape": Fault(
+        4,
+        odd([all_reduce(10)], [all_reduce(10, shape=(5,))]),
+        Kind.SHAPE_MISMATCH,
+        (1,),
+        "all_reduce #1",
+        4,
+        REST,
+        ("float32[5] where float32[4] is expected",),
+    ),
+    "another dtype": Fault(
+        4,
+        odd([all_reduce(10)], [all_reduce(10, dtypes=("float64",))]),
+        Kind.DTYPE_MISMATCH,
+        (1,),
+        "all_reduce #1",
+        4,
+        REST,
+        ("float64 where float32 is expected",),
+    ),
+    "another reduce op, nobody hangs": Fault(
+        4,
+        odd([all_reduce(10)] * 3, [all_reduce(10, reduce_op="MAX")] * 3),
+        Kind.REDUCE_OP_MISMATCH,
+        (1,),
+        "all_reduce #1",
+        4,
+        (),
+        ("MAX where SUM is expected",),
+        evidence={"silent": True},
+    ),
+    "another root": Fault(
+        4,
+        odd([coll("broadcast", 10, root=0)], [coll("broadcast", 10, root=1)]),
+        Kind.ROOT_MISMATCH,
+        (1,),
+        "broadcast #1",
+        4,
+        REST,
+        ("root 1 where root 0 is expected",),
+    ),
+    "other splits": Fault(
+        3,
+        lambda r: [
+            coll(
+                "all_to_all_single",
+                10,
+                shape=(3,),
+                output_shapes=((3,),),
+                input_splits=(2, 0, 1) if r == 1 else (1, 1, 1),
+                output_splits=(1, 1, 1),
+            )
+        ],
+        Kind.SPLITS_MISMATCH,
+        (1,),
+        "all_to_all_single #1",
+        4,
+        (0, 2),
+    ),
+}
