@@ -104,6 +104,8 @@ class Communicator:
         for member in members:
             member.record.started_s = now_s
             member.record.state = State.STARTED
+        if self.world.faults is not None:
+            self.world.faults.on_start(members)
         plan = transfer(members)
         moved = self.world.env.timeout(0.0) if plan is None else self.world.network.collective(plan)
         assert moved.callbacks is not None
@@ -112,12 +114,17 @@ class Communicator:
     def _finish(self, members: list[Arrival], data: DataFunction) -> None:
         if any(m.record.state is State.FAILED for m in members):
             return
+        faults = self.world.faults
+        if faults is not None and not faults.may_finish(members, lambda: self._finish(members, data)):
+            return
         try:
             data(members)
         except Exception as error:  # what torch refuses to compute is every member's error
             for member in members:
                 member.work.fail(error)
             return
+        if faults is not None:
+            faults.after_data(members)
         for member in members:
             self._complete(member)
 
@@ -133,6 +140,10 @@ class Communicator:
         if self.world.lookahead is not None:
             self.world.lookahead.passes(arrival.work)
             return
+        schedule = self.world.schedule
+        if schedule is not None and schedule.buffered:
+            arrival.inputs = [tensor.detach().clone() for tensor in arrival.inputs]
+            arrival.work.done.succeed()
         letter = Letter(source, destination, tag, arrival)
         for recv in self._recvs:
             if recv.destination == destination and recv.source in (None, source) and recv.tag == tag:
@@ -146,11 +157,16 @@ class Communicator:
             self.world.lookahead.passes(arrival.work)
             return
         letter = Letter(source, destination, tag, arrival)
-        for send in self._sends:
+        fits: dict[int | None, Letter] = {}
+        for send in self._sends:  # of each sender the first: messages between two ranks keep their order
             if send.destination == destination and source in (None, send.source) and send.tag == tag:
-                self._sends.remove(send)
-                self._transmit(send, letter)
-                return
+                fits.setdefault(send.source, send)
+        if fits:
+            schedule = self.world.schedule
+            send = list(fits.values())[0 if schedule is None else schedule.choose(len(fits))]
+            self._sends.remove(send)
+            self._transmit(send, letter)
+            return
         self._recvs.append(letter)
 
     def _transmit(self, send: Letter, recv: Letter) -> None:
@@ -166,6 +182,9 @@ class Communicator:
         if recv.arrival.record.peer is None:
             recv.arrival.record.peer = self.group.ranks[send.source]
         flow_key = self.key ^ (send.source * 65_537 + recv.destination)
+        faults, ends = self.world.faults, [send.arrival, recv.arrival]
+        if faults is not None:
+            faults.on_start(ends)
         moved: simpy.Event = self.world.network.send(
             self.devices[send.source], self.devices[recv.destination], send.arrival.record.nbytes, self.flavour, flow_key
         )
@@ -173,8 +192,12 @@ class Communicator:
         def arrive(_: object) -> None:
             if State.FAILED in (send.arrival.record.state, recv.arrival.record.state):
                 return
+            if faults is not None and not faults.may_finish(ends, lambda: arrive(None)):
+                return
             for source, target in zip(send.arrival.inputs, recv.arrival.outputs, strict=True):
                 copy_into(target, source)
+            if faults is not None:
+                faults.after_data(ends)
             self._complete(send.arrival)
             self._complete(recv.arrival)
 

@@ -65,6 +65,8 @@ class ComputeMode(TorchDispatchMode):
             flops = int(flop_formula(*args, **kwargs, out_val=result))
         moved = _nbytes(args) + _nbytes(result)
         seconds = max(self._overhead_s, flops / self._flops_per_s, moved / self._bytes_per_s)
+        if world.faults is not None:
+            seconds = world.faults.compute_s(task.process, task.now_s(), seconds)
         task.process.add_compute(task.now_s(), seconds, name)
         task.compute(seconds)
         return result

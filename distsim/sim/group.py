@@ -19,8 +19,8 @@ from torch._C._distributed_c10d import ReduceOp, Work
 
 from distsim.debug.records import CallRecord, CallWait, Group
 from distsim.sim import refusals
-from distsim.sim.communicator import Arrival, Communicator
 from distsim.sim.barrier import monitored_barrier
+from distsim.sim.communicator import Arrival, Communicator
 from distsim.sim.data import reduce_op_name
 from distsim.sim.operations import OPERATIONS
 from distsim.sim.process import SimProcess
@@ -151,6 +151,8 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
         world = task.world
         world.ticks += 1
         task.compute(world.cluster.cpu.op_overhead_s)
+        if world.schedule is not None:
+            task.compute(world.schedule.delay_s(self._process.rank, len(self._process.records)))
         task.flush()
         if self._communicator.broken is not None:
             raise RuntimeError(self._communicator.broken)
@@ -186,6 +188,8 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
             index=len(process.records),
         )
         process.records.append(record)
+        if world.faults is not None:
+            world.faults.on_call(task, record)
         timeout = getattr(opts, "timeout", None)
         own = timeout is not None and timeout.total_seconds() > 0 and timeout != self._timeout
         limit_s = (timeout if own else self._timeout).total_seconds()

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from distsim.debug.records import CallRecord, CallWait, Phase, Site, Wait
 
 if TYPE_CHECKING:
+    import simpy
     import torch
-    from distsim.cluster import Slot
 
+    from distsim.cluster import Slot
     from distsim.sim.output import RankStream
     from distsim.sim.task import Task
     from distsim.sim.world import World
@@ -75,6 +76,8 @@ class SimProcess:
         self.exception: BaseException | None = None
         self.traceback_text: str | None = None
         self.end_s: float | None = None
+        self.thaw: simpy.Event | None = None
+        """Set while the process is stopped (SIGSTOP): what it waits for to go on."""
         self.ended = world.env.event()
         self.last_site: Site | None = None
         self.last_stack: tuple[Site, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -19,8 +20,9 @@ from distsim.cluster import Cluster, Slot, load_cluster
 from distsim.debug.diagnosis import diagnose
 from distsim.errors import RankFailure, UsageError
 from distsim.network import Network
-from distsim.sim.output import open_streams
+from distsim.sim.conditions import Conditions
 from distsim.sim.outcome import Outcome, Progress
+from distsim.sim.output import open_streams
 from distsim.sim.patches import simulation
 from distsim.sim.process import SimProcess
 from distsim.sim.rank import Program
@@ -54,6 +56,8 @@ class RunRequest:
     log_dir: str | None = None
     host_timeout_s: float | None = None
     progress: Callable[[Progress], None] | None = None
+    conditions: Conditions | None = None
+    """Faults, limits and schedule; None: an ordinary run."""
 
 
 def run_program(request: RunRequest) -> Outcome:
@@ -86,6 +90,7 @@ def simulate(
     nccl_version: str | None = None,
     host_timeout_s: float | None = None,
     log_dir: str | None = None,
+    conditions: Conditions | None = None,
     check: bool = True,
 ) -> Outcome:
     """Call `fn(*args, **kwargs)` on every rank of a simulated cluster.
@@ -107,6 +112,7 @@ def simulate(
         nccl_version=nccl_version,
         host_timeout_s=host_timeout_s,
         log_dir=log_dir,
+        conditions=conditions,
     )
     call = dict(kwargs or {})
     outcome = _run(request, lambda process: lambda: fn(*args, **call), request.program)
@@ -190,13 +196,19 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
             for slot in slots:
                 process = world.new_process(slot, _environ(slot, slots, per_node, nodes), sys.argv, rank=slot.rank)
                 world.start_process(process, enter(process))
+            if request.conditions is not None:
+                request.conditions.begin(world)
             try:
-                world.run()
+                with world.faults.patches() if world.faults is not None else contextlib.nullcontext():
+                    world.run()
             except KeyboardInterrupt:
                 interrupted = True
                 world.diagnoses = diagnose(world.evidence())
-            evidence = world.final_evidence()
-            world.end()
+            finally:
+                evidence = world.final_evidence()
+                world.end()
+            if request.conditions is not None:
+                request.conditions.end(world)
     finally:
         threading.stack_size(stack_bytes)
     return summing_up(world, evidence, request, name, interrupted, _real_perf_counter() - started)

@@ -250,6 +250,8 @@ class TCPStore(SimStore):
         refused = dist.DistNetworkError(
             f"The client socket has timed out after {milliseconds}ms while trying to connect to ({host_name}, {port})."
         )
+        if world.faults is not None:
+            world.faults.connect(task, host_name, port, timeout, timeout != DEFAULT_TIMEOUT)
         give_up_s = task.now_s() + timeout.total_seconds()
         while address not in world.stores:
             left_s = give_up_s - task.now_s()

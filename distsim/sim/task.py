@@ -207,12 +207,23 @@ class Task:
                 if self.blocked_since_s is not None:
                     self.process.account_wait(request.why, self.blocked_since_s, float(env.now))
                     self.blocked_since_s = None
+            if self.process.thaw is not None:
+                throw = yield from self._stopped(throw)
         if self.abandoned:
             return
         if not self.done.triggered:
             self.done.succeed()
         if self is self.process.main_task:
             self.world.process_ended(self.process)
+
+    def _stopped(self, throw: BaseException | None) -> Generator[simpy.Event, Any, BaseException | None]:
+        """Until the process goes on, or is killed."""
+        while self.process.thaw is not None and self.doom is None:
+            try:
+                yield self.process.thaw
+            except simpy.Interrupt as interrupt:
+                throw = interrupt.cause
+        return throw
 
     def resume(self, throw: BaseException | None) -> bool:
         """Give the thread the baton until it hands it back; False once it has ended."""

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from distsim.cluster import Cluster, CpuModel, Slot
-from distsim.errors import UsageError
 from distsim.debug.diagnosis import Diagnosis, diagnose
 from distsim.debug.records import CallWait, Evidence, Group, HostWait, Phase, RankState
+from distsim.errors import UsageError
 from distsim.network import Network
 from distsim.sim.lookahead import Lookahead
 from distsim.sim.process import SimProcess
@@ -29,7 +29,10 @@ from distsim.sim.task import Killed, Request, Task, Unwind, current_task
 
 if TYPE_CHECKING:
     from distsim.sim.communicator import Communicator
+    from distsim.sim.faults import Faults
+    from distsim.sim.limits import Limits
     from distsim.sim.output import RankStream
+    from distsim.sim.schedule import Schedule
     from distsim.sim.work import SimWork
 
 __all__ = ["Deadline", "PollEvent", "World"]
@@ -96,6 +99,9 @@ class World:
         self.stopped_at_s: float | None = None
         """When a mismatch ended the run; what is simulated after that only helps to name it."""
         self.final: Evidence | None = None
+        self.faults: Faults | None = None
+        self.limits: Limits | None = None
+        self.schedule: Schedule | None = None
         self._pollers: list[PollEvent] = []
         self._quiet_s = 0.0
         self._deadlines: list[Deadline] = []
@@ -256,7 +262,8 @@ class World:
             self._report_progress()
             if self.ticks != ticks or self.in_operator:
                 ticks, since = self.ticks, _real_monotonic()
-            elif _real_monotonic() - since > limit_s:
+            over = self.limits is not None and task.doom is None and self.limits.wall_over()
+            if over or _real_monotonic() - since > limit_s:
                 task.abandoned = True
                 if task.doom is None:
                     self.stuck = task
@@ -340,6 +347,9 @@ class World:
                 return
             if self.stuck is not None:
                 self._host_stuck(self.stuck)
+            if self.limits is not None and self.limits.over(float(env.now), self.events):
+                self.diagnoses = self.diagnoses or diagnose(self.evidence())
+                return
         if self.diagnoses and all(p.phase in (Phase.FINISHED, Phase.EXITED) and not p.exit_code for p in self.processes):
             first = self.diagnoses[0]
             self.note(f"{first.kind} at {first.detected_after_s:g} s; the program caught the error and finished")
@@ -390,6 +400,11 @@ class World:
         if self.lookahead is None:
             self.lookahead = Lookahead(self, met)
 
+    def stop_for_fault(self) -> None:
+        """A guard saw what makes every further step worthless (a corrupted payload)."""
+        if self.lookahead is None:
+            self.lookahead = Lookahead(self, ())
+
     def _host_stuck(self, task: Task) -> None:
         """A rank spins or blocks on the host: keep its stack and let the others go on without it."""
         self.stuck = None
@@ -411,6 +426,10 @@ class World:
     def end(self, unwind: Callable[[], Unwind] = Unwind) -> None:
         """Unwind every thread that is left."""
         self.ended = True
+        if self.running is not None:  # we were interrupted while a rank had the baton
+            self.running.doom = unwind()
+            self._watch(self.running)
+            self.running = None
         for process in self.processes:
             for stream in (process.stdout, process.stderr):
                 if stream is not None:
@@ -430,7 +449,10 @@ class World:
         """Where every rank stands, for a diagnosis."""
         states = {rank: self.rank_state(rank) for rank in range(self.world_size)}
         records = {rank: self.rank_processes[rank].records for rank in states if rank in self.rank_processes}
-        return Evidence(self.world_size, states, records, float(self.env.now), tuple(self.notes))
+        evidence = Evidence(self.world_size, states, records, float(self.env.now), tuple(self.notes))
+        if self.faults is not None:
+            evidence.notes, evidence.findings = (*self.notes, *self.faults.notes), self.faults.findings()
+        return evidence
 
     def rank_state(self, rank: int) -> RankState:
         process = self.rank_processes.get(rank)

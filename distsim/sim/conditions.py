@@ -1,0 +1,50 @@
+"""Under which conditions a program is simulated: faults, limits, and the schedule of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from distsim.sim.fault_rules import Rule
+from distsim.sim.limits import Limits
+from distsim.sim.schedule import Schedule
+
+if TYPE_CHECKING:
+    from distsim.sim.world import World
+
+__all__ = ["Conditions"]
+
+
+@dataclass(slots=True)
+class Conditions:
+    """What `RunRequest.conditions` carries. The last two are filled in by the run."""
+
+    rules: Sequence[Rule] = ()
+    checksum: bool = False
+    """Stop where a corrupted payload arrives, and say so."""
+    limits: Limits = field(default_factory=Limits)
+    schedule: Schedule | None = None
+    never_struck: list[Rule] = field(default_factory=list)
+    """Rules that waited for something that never came."""
+
+    def begin(self, world: World) -> None:
+        """*world* has its processes and has not run yet."""
+        from distsim.sim.faults import Faults
+
+        world.faults = Faults(world, self.rules, self.checksum)
+        world.limits = self.limits
+        world.schedule = self.schedule
+        self.limits.start()
+        world.faults.begin()
+
+    def end(self, world: World) -> None:
+        """The run is over."""
+        assert world.faults is not None
+        self.never_struck = world.faults.never_struck
+        for text in world.faults.notes:
+            world.note(text)
+        if world.diagnoses:
+            self.limits.reached = None
+        if self.limits.reached is not None:
+            world.note(f"ended by a limit: {self.limits.reached}")

@@ -1,0 +1,43 @@
+"""When a simulation is ended from outside: so much virtual time, so much wall time, so many events."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+__all__ = ["Limits"]
+
+_real_monotonic = time.monotonic
+
+
+@dataclass(slots=True)
+class Limits:
+    """A program that never ends is ended by these; None: no such limit."""
+
+    virtual_time_s: float | None = None
+    wall_time_s: float | None = None
+    events: int | None = None
+    reached: str | None = None
+    """Which limit ended the run, as a sentence."""
+    _started_s: float = field(default_factory=_real_monotonic)
+
+    def start(self) -> None:
+        """The run begins now."""
+        self._started_s = _real_monotonic()
+        self.reached = None
+
+    def over(self, now_s: float, events: int) -> bool:
+        """Whether the run has to end; cheap enough for every event."""
+        if self.virtual_time_s is not None and now_s > self.virtual_time_s:
+            self.reached = f"the program still ran after {self.virtual_time_s:g} s of virtual time"
+        elif self.events is not None and events > self.events:
+            self.reached = f"the program still ran after {self.events:,} events"
+        elif not events & 63 and self.wall_over():
+            pass
+        return self.reached is not None
+
+    def wall_over(self) -> bool:
+        """Whether the wall time is used up."""
+        if self.wall_time_s is not None and _real_monotonic() - self._started_s > self.wall_time_s:
+            self.reached = f"the program still ran after {self.wall_time_s:g} s of wall time"
+        return self.reached is not None
