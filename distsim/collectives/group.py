@@ -67,6 +67,11 @@ class Group:
             found.setdefault(host // span, []).append(member)
         return list(found.values())
 
+    @cached_property
+    def per_domain(self) -> int:
+        """Members of the fullest NVLink domain."""
+        return max(len(domain) for domain in self.domains)
+
     def same_domain(self, a: int, b: int) -> bool:
         """Whether two members talk without a NIC."""
         span = self.cluster.node.nvlink_domain_nodes

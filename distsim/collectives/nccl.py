@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,6 +26,10 @@ from distsim.errors import UsageError
 __all__ = ["NcclSelector"]
 
 Splits = tuple[tuple[int, ...], ...] | None
+
+TUNED_NETS = ("efa", "tcpx", "tcpxo")
+"""Fabrics whose makers ship a tuner plugin with NCCL (AWS: aws-ofi-nccl, Google: GPUDirect-TCPX/TCPXO): it takes what is
+quickest there, not what NCCL's own model believes."""
 
 DIRECT = ("all_to_all", "gather", "scatter", "sendrecv", "send")
 
@@ -101,9 +103,13 @@ class NcclSelector:
         every = candidates(op, nbytes, self.machine(group))
         allowed = [one for one in every if one.believed_us is not None]
         forced = [one for one in allowed if self.algo in (None, one.algo) and self.proto in (None, one.proto)]
-        if CHOICE == "own":
-            return min(forced or allowed, key=lambda one: self._plan(group, op, nbytes, one.algo, one.proto).alone_s(self.capacity))
-        return min(forced or allowed, key=lambda one: one.believed_us or 0.0)
+        among = forced or allowed
+        if self.cluster.nccl.net in TUNED_NETS and len(group.domains) > 1:
+            return min(among, key=lambda one: self._alone_s(group, op, nbytes, one))
+        return min(among, key=lambda one: one.believed_us or 0.0)
+
+    def _alone_s(self, group: Group, op: str, nbytes: float, one: Candidate) -> float:
+        return self._plan(group, op, nbytes, one.algo, one.proto).alone_s(self.capacity)
 
     def explain(
         self, group: Group, op: str, nbytes: float, root: int, splits: Splits
@@ -122,7 +128,7 @@ class NcclSelector:
                 continue
             plan = self._plan(group, op, nbytes, one.algo, one.proto)
             chosen = one == best
-            why = f"NCCL's model says {one.believed_us:.1f} us" + (", the least" if chosen else "")
+            why = f"NCCL's model says {one.believed_us:.1f} us" + (", taken" if chosen else "")
             rows.append((one.algo, one.proto, plan.channels, plan.alone_s(self.capacity), why, chosen))
         return rows
 
@@ -191,9 +197,6 @@ def _p2p_channels(size: int, nbytes: float) -> int:
     return channels
 
 
-CHOICE = "believed"
-
-
 def _named(what: str, given: str | None, known: tuple[str, ...]) -> str | None:
     if given is None:
         return None
@@ -202,5 +205,3 @@ def _named(what: str, given: str | None, known: tuple[str, ...]) -> str | None:
             return name
     raise UsageError(f"expected {what} of NCCL ({', '.join(known)}), got {given!r}")
 
-
-_ = math

@@ -103,6 +103,10 @@ class NcclTiming:
         cost = self.cost(machine, proto, nbytes / 4096.0, 1.0)
         inside, between = tree_hops(group)
         intra_s, inter_s = self.hops_s(machine, proto)
+        if proto == "LL":
+            rate = cost.edge_bytes_per_s * self._of("launch", "tree_LL")
+            cost = Cost(cost.wire, cost.net_wire, rate, cost.piece_bytes, intra_links=0.0)
+            inter_s *= 1.0 + self._of("launch", "growth_LL") * min(nbytes / 65536.0, 1.0)
         software_s = self._of("launch", proto) * 1e-6 + 2 * (inside * intra_s + between * inter_s)
         return Timed(software_s, tree_phase(group, nbytes, cost), cost)
 
@@ -111,9 +115,10 @@ class NcclTiming:
         name = self.generation(machine)
         net = 1.0 / self._of(self.net, "efficiency") if tree else 1.0
         cost = Cost(1.0 / self._of(name, "nvls"), net, intra_links=0.0)
-        software_s = self._of(name, "nvls_base") * 1e-6
+        software_s = self._of(name, "nvls_base") * max(1.0, group.per_domain / 8.0) * 1e-6
         if tree:
             _, between = tree_hops(group)
+            software_s += self._of(name, "nvls_tree_base") * 1e-6
             software_s += 2 * between * self._of(self.net, "hop_Simple") * 1e-6
             phase = nvls_tree_phase(group, nbytes, cost)
         else:
