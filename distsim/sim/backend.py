@@ -117,6 +117,8 @@ def _new_process_group_helper(
         local = not str(group_name).isdigit()
         where = Group(str(group_name), kwargs.get("group_desc") or "undefined", ranks) if local else _world_group(process)
         record = _record(process, "new_group", where, ranks)
+        if local:
+            record.seq = 0
     process.inbox["group"] = (backend, kwargs.get("group_desc"), record)
     pg, prefix_store = _real_helper(
         group_size, group_rank, global_ranks_in_group, c10d.Backend("sim"), store, group_name, *args, **kwargs

@@ -22,7 +22,8 @@ from distsim.sim.task import Task
 
 __all__ = ["ComputeMode"]
 
-_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+_FREE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "profiler")
+"""Collectives take the network's time, marks of the profiler none."""
 
 
 class ComputeMode(TorchDispatchMode):
@@ -75,7 +76,7 @@ class ComputeMode(TorchDispatchMode):
         packet = getattr(func, "_overloadpacket", func)
         namespace = getattr(func, "namespace", "")
         view = bool(getattr(func, "is_view", False))
-        free = view or namespace in _COLLECTIVES or func is torch.ops.aten.detach.default
+        free = view or namespace in _FREE or func is torch.ops.aten.detach.default
         return free, flop_registry.get(packet), f"{namespace}::{getattr(packet, '__name__', packet)}"
 
 

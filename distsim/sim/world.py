@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import heapq
 import itertools
+import linecache
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ import simpy
 
 from distsim.cluster import Cluster, CpuModel, Slot
 from distsim.debug.diagnosis import Diagnosis, diagnose
+from distsim.debug.unwaited import unwaited
 from distsim.debug.records import CallWait, Evidence, Group, HostWait, Phase, RankState
 from distsim.errors import UsageError
 from distsim.network import Network
@@ -356,6 +358,7 @@ class World:
             self.diagnoses = []
         if not self.diagnoses:  # what hung nobody but is wrong all the same: calls in another order, a crash
             self.final = self.evidence()
+            self.final.findings = tuple(unwaited(self.final))
             self.diagnoses = diagnose(self.final)
 
     def _poll_turn(self, upcoming: float) -> bool:
@@ -499,6 +502,11 @@ class World:
                 self.on_progress(self)
 
 
-def running_world() -> World | None:
-    task = current_task()
-    return None if task is None else task.world
+def _sources(evidence: Evidence) -> dict[str, str]:
+    """The text of every file that a call or a rank's stack names."""
+    files = {site.file: None for state in evidence.ranks.values() for site in state.stack}
+    for records in evidence.records.values():
+        for record in records:
+            for site in record.stack:
+                files[site.file] = None
+    return {file: "".join(linecache.getlines(file)) for file in files}
