@@ -42,6 +42,8 @@ class Table:
     launcher: str
     algo: str | None
     nccl: str | None
+    use: str
+    """fit: the constants were fitted to it; check: it was only predicted."""
     rows: tuple[Measured, ...]
     source: str
 
@@ -84,5 +86,5 @@ def _read(path: Path, entry: dict[str, str]) -> Table:
         raise UsageError(f"index of {path.parent}: {path.name}: expected numbers in nnodes and nproc_per_node") from None
     return Table(
         path.stem, entry["op"], entry["on"], nnodes, per_node, entry["launcher"], entry["algo"] or None,
-        entry["nccl"] or None, tuple(rows), source,
+        entry["nccl"] or None, entry.get("use") or "check", tuple(rows), source,
     )

@@ -1,0 +1,150 @@
+"""`distsim validate`: the network model against measurements, table by table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from distsim.errors import UsageError
+
+__all__ = ["add_parser", "run"]
+
+_EXPECTATION_FAILED = 5
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare `distsim validate`."""
+    parser = subparsers.add_parser(
+        "validate",
+        help="compare the network model with measurements",
+        description="Simulate every measured nccl-tests table and print the error in time by regime of size. "
+        "Exits with 5 where a bound is broken.",
+    )
+    parser.add_argument(
+        "--from",
+        dest="folder",
+        metavar="DIR",
+        default=None,
+        help="tables of your own, with an _index.csv (default: those that come with distsim)",
+    )
+    parser.add_argument("--table", metavar="TEXT", default="", help="only tables whose name contains TEXT")
+    parser.add_argument("--rows", action="store_true", help="every row: size, measured, simulated, error")
+    parser.add_argument("--torch-estimator", action="store_true", help="torch's own estimator beside ours")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the comparison; answers 0, or 5 where a bound is broken."""
+    from distsim.calibration.compare import Bench
+    from distsim.calibration.report import summarise
+    from distsim.calibration.tables import read_tables
+
+    tables = read_tables(Path(args.folder) if args.folder else None)
+    chosen = [table for table in tables if args.table in table.name]
+    if not chosen:
+        raise UsageError(f"no table's name contains {args.table!r}: the tables are in _index.csv")
+    summary = summarise([Bench.of(table) for table in chosen])
+    torch = _torch(summary) if args.torch_estimator else None
+    if args.json:
+        print(json.dumps(_document(summary, torch, args.rows)))
+    else:
+        _print(summary, torch, args.rows)
+    return _EXPECTATION_FAILED if summary.broken else 0
+
+
+def _torch(summary: Any) -> dict[str, Any]:
+    import numpy as np
+
+    from distsim.calibration.torch_estimator import torch_times_us
+
+    each: dict[str, Any] = {}
+    ours: list[float] = []
+    theirs: list[float] = []
+    for errors in summary.tables:
+        times = torch_times_us(errors.bench)
+        if times is None:
+            continue
+        error = np.abs(times / errors.bench.measured_us - 1.0)
+        each[errors.bench.table.name] = float(np.median(error))
+        theirs.extend(error.tolist())
+        ours.extend(np.abs(errors.relative).tolist())
+    median, own = (float(np.median(errors)) if errors else 0.0 for errors in (theirs, ours))
+    return {"tables": each, "median": median, "ours": own, "rows": len(theirs)}
+
+
+def _print(summary: Any, torch: dict[str, Any] | None, rows: bool) -> None:
+    import numpy as np
+
+    from distsim.calibration.tables import REGIMES
+
+    print("Time, simulated against measured: median absolute error (and median signed error) by size.")
+    print(f"{'table':50s}{'use':6s}" + "".join(f"{name:>19s}" for name in REGIMES) + ("  torch" if torch else ""))
+    for errors in summary.tables:
+        table = errors.bench.table
+        line = f"{table.name[:49]:50s}{table.use:6s}"
+        for place in range(3):
+            some = errors.of(place)
+            if not len(some):
+                line += f"{'-':>19s}"
+                continue
+            text = f"{np.median(np.abs(some)):.1%} ({np.median(some):+.1%})"
+            line += f"{text:>19s}"
+        if torch:
+            found = torch["tables"].get(table.name)
+            line += f"{found:7.1%}" if found is not None else f"{'-':>7s}"
+        print(line)
+        if rows:
+            for row, simulated in zip(table.rows, errors.simulated_us.tolist(), strict=True):
+                error = simulated / row.time_us - 1.0
+                print(f"    {row.size_bytes:>14d} B{row.time_us:>14.1f} us{simulated:>14.1f} us{error:>+10.1%}")
+    print()
+    for place, name in enumerate(REGIMES):
+        print(
+            f"{name:>16s}: {summary.rows[place]:4d} rows, median {summary.median[place]:.1%}, "
+            f"90th percentile {summary.p90[place]:.1%}"
+        )
+    if torch:
+        ratio = torch["median"] / torch["ours"] if torch["ours"] else float("inf")
+        print(
+            f"torch's estimator (torch/_inductor/comm_analysis.py), on the {torch['rows']} rows it knows: median "
+            f"{torch['median']:.1%}, ours {torch['ours']:.1%}: {ratio:.1f} times as close"
+        )
+    for text in summary.broken:
+        print(f"BROKEN  {text}")
+    print("all bounds hold" if not summary.broken else f"{len(summary.broken)} bounds broken")
+
+
+def _document(summary: Any, torch: dict[str, Any] | None, rows: bool) -> dict[str, Any]:
+    import numpy as np
+
+    from distsim.calibration.tables import REGIMES
+
+    tables = []
+    for errors in summary.tables:
+        table = errors.bench.table
+        entry: dict[str, Any] = {"name": table.name, "op": table.op, "on": table.on, "use": table.use}
+        entry["regimes"] = {
+            name: {
+                "median": float(np.median(np.abs(errors.of(place)))),
+                "signed": float(np.median(errors.of(place))),
+                "p90": float(np.percentile(np.abs(errors.of(place)), 90)),
+                "rows": len(errors.of(place)),
+            }
+            for place, name in enumerate(REGIMES)
+            if len(errors.of(place))
+        }
+        if rows:
+            entry["rows"] = [
+                {"size_bytes": row.size_bytes, "measured_us": row.time_us, "simulated_us": simulated}
+                for row, simulated in zip(table.rows, errors.simulated_us.tolist(), strict=True)
+            ]
+        tables.append(entry)
+    regimes = {
+        name: {"median": summary.median[place], "p90": summary.p90[place], "rows": summary.rows[place]}
+        for place, name in enumerate(REGIMES)
+    }
+    document = {"schema": "distsim.validation/1", "tables": tables, "regimes": regimes, "broken": summary.broken}
+    return document | ({"torch": torch} if torch else {})
