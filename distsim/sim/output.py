@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import codecs
 import io
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from distsim.sim.task import current_process
 
+if TYPE_CHECKING:
+    from distsim.sim.process import SimProcess
+
 __all__ = ["RankStream", "StreamProxy", "open_streams"]
+
+_LONGEST_LINE = 1 << 16
 
 
 class RankStream(io.TextIOBase):
     """The stdout or stderr of one process."""
+
+    encoding = "utf-8"
+    errors = "replace"
 
     def __init__(self, write_line: Callable[[str], None], path: Path | None = None, raw: Any = None) -> None:
         self._write_line = write_line
         self._partial = ""
         self._file = None if path is None else path.open("w", encoding="utf-8")
         self._raw = raw
+        self.buffer = _Bytes(self)
         self.muted = False
-
-    encoding = "utf-8"
-    errors = "replace"
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
@@ -35,12 +41,15 @@ class RankStream(io.TextIOBase):
         if self._file is not None:
             self._file.write(text)
             return len(text)
+        if "\n" not in text and len(self._partial) < _LONGEST_LINE:
+            self._partial += text
+            return len(text)
         whole = self._partial + text
         lines = whole.split("\n")
         self._partial = lines.pop()
         for line in lines:
-            self._write_line(line.rsplit("\r", 1)[-1])
-        if len(self._partial) > 1 << 16:
+            self._write_line(line.removesuffix("\r").rsplit("\r", 1)[-1])  # a progress bar's last state
+        if len(self._partial) >= _LONGEST_LINE:
             self._write_line(self._partial)
             self._partial = ""
         return len(text)
@@ -49,7 +58,7 @@ class RankStream(io.TextIOBase):
         return True
 
     def flush(self) -> None:
-        if self._file is not None:
+        if self._file is not None and not self._file.closed:
             self._file.flush()
 
     def isatty(self) -> bool:
@@ -58,39 +67,50 @@ class RankStream(io.TextIOBase):
     def fileno(self) -> int:
         return int(self._raw.fileno())
 
-    @property
-    def buffer(self) -> Any:
-        return _Bytes(self)
-
     def finish(self) -> None:
-        """Print the last unfinished line and close the rank's file."""
+        """Print the last unfinished line and close the rank's file; later writes go nowhere."""
+        self.buffer.finish()
         if self._partial and not self.muted:
             self._write_line(self._partial)
             self._partial = ""
         if self._file is not None:
             self._file.close()
+        self.muted = True
 
 
-class _Bytes:
+class _Bytes(io.RawIOBase):
     """`sys.stdout.buffer` of a rank."""
 
     def __init__(self, stream: RankStream) -> None:
         self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def write(self, data: bytes) -> int:
-        self._stream.write(bytes(data).decode("utf-8", "replace"))
+    def write(self, data: Any) -> int:
+        self._stream.write(self._decoder.decode(bytes(data)))
         return len(data)
+
+    def writable(self) -> bool:
+        return True
 
     def flush(self) -> None:
         self._stream.flush()
+
+    def finish(self) -> None:
+        self._stream.write(self._decoder.decode(b"", final=True))
 
 
 class StreamProxy(io.TextIOBase):
     """Stands as `sys.stdout` (or stderr) and leads each write to the stream of the process that runs."""
 
+    errors = "replace"
+    mode = "w"
+    line_buffering = True
+    write_through = False
+
     def __init__(self, real: TextIO, which: str) -> None:
         self._real = real
         self._which = which
+        self.name = f"<{which}>"
 
     def _target(self) -> Any:
         process = current_process()
@@ -102,6 +122,12 @@ class StreamProxy(io.TextIOBase):
 
     def flush(self) -> None:
         self._target().flush()
+
+    def close(self) -> None:
+        """A rank that closes its stdout does not close everybody's."""
+
+    def reconfigure(self, **settings: object) -> None:
+        """Lines are whole and UTF-8 whatever a program asks for."""
 
     def writable(self) -> bool:
         return True
@@ -117,29 +143,27 @@ class StreamProxy(io.TextIOBase):
         return str(getattr(self._target(), "encoding", "utf-8"))
 
     @property
-    def errors(self) -> str:  # type: ignore[override]
-        return "replace"
-
-    @property
     def buffer(self) -> Any:
         return self._target().buffer
 
 
-def open_streams(label: str, width: int, log_dir: str | None, stdout: TextIO, stderr: TextIO) -> tuple[RankStream, RankStream]:
-    """The two streams of a process: lines behind `[label]`, or files `LOG_DIR/<label>/stdout.log`
-    as torchrun names them."""
+def open_streams(
+    process: SimProcess, width: int, log_dir: str | None, stdout: TextIO, stderr: TextIO
+) -> tuple[RankStream, RankStream]:
+    """The two streams of a process: lines behind `[rank]`, or files `LOG_DIR/<rank>/stdout.log` and
+    `stderr.log`, as torchrun names them."""
     if log_dir is not None:
-        folder = Path(log_dir) / label
+        folder = Path(log_dir) / process.label
         folder.mkdir(parents=True, exist_ok=True)
         return (
             RankStream(_drop, folder / "stdout.log", stdout),
             RankStream(_drop, folder / "stderr.log", stderr),
         )
-    prefix = f"[{label:>{width}}] "
-    return (
-        RankStream(lambda line: _put(stdout, prefix + line), raw=stdout),
-        RankStream(lambda line: _put(stderr, prefix + line), raw=stderr),
-    )
+
+    def put(stream: TextIO) -> Callable[[str], None]:
+        return lambda line: _put(stream, f"[{process.label:>{width}}] {line}")
+
+    return RankStream(put(stdout), raw=stdout), RankStream(put(stderr), raw=stderr)
 
 
 def _drop(line: str) -> None:
@@ -148,6 +172,9 @@ def _drop(line: str) -> None:
 
 def _put(stream: TextIO, line: str) -> None:
     try:
-        stream.write(line + os.linesep if os.linesep == "\n" else line + "\n")
+        stream.write(line + "\n")
+    except UnicodeEncodeError:  # the terminal is not UTF-8
+        stream.write(line.encode(stream.encoding or "ascii", "replace").decode(stream.encoding or "ascii") + "\n")
     except ValueError:  # the stream was closed under us
-        sys.__stderr__ and sys.__stderr__.write(line + "\n")
+        if sys.__stderr__ is not None:
+            sys.__stderr__.write(line + "\n")

@@ -10,12 +10,16 @@ import os
 import random
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.records import CallRecord, CallWait, Phase, Site, Wait
+from distsim.sim.environ import enter_environ, leave_environ
+from distsim.sim.logs import LogState
+from distsim.sim.switches import PLACES, Switch
 
 if TYPE_CHECKING:
     import simpy
@@ -49,19 +53,26 @@ class SimProcess:
         """False for a launcher that only starts others (the parent of `mp.spawn`)."""
         self.environ = {os.environ.encodekey(k): os.environ.encodevalue(v) for k, v in environ.items()}  # type: ignore[attr-defined]
         self.first_environ = dict(self.environ)
+        self.changed_environ: dict[bytes, None] = {}
+        """Variables that the process set or removed itself."""
+        self.places = list(world.host.places)
+        self.switches: dict[Switch, Any] = {}
+        """Positions of the switches that the process turned."""
+        self.logs: LogState | None = None
         self.argv = argv
         self.sys_path = list(sys.path)
         self.user_names: dict[str, None] = {}
         """Names of the user's modules that this process has begun to import."""
         self.modules: dict[str, ModuleType] = {}
         self.main: ModuleType | None = None
-        self.excepthook: Any = sys.__excepthook__
         self.c10d: Any = None
         self.stdout: RankStream | None = None
         self.stderr: RankStream | None = None
         self.tasks: list[Task] = []
         self.main_task: Task | None = None
         self.random = random.Random(f"{world.seed}:{index}")
+        self.entropy = random.Random(f"{world.seed}:{index}:entropy")
+        """What the operating system's random numbers are in this process."""
         self.numpy_random: Any = None
         self.torch_rng: torch.Tensor | None = None
         self.torch_globals: dict[tuple[str, str], Any] = {}
@@ -87,7 +98,12 @@ class SimProcess:
         self.slices: list[tuple[float, float, str]] = []
         self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         self.signals: dict[Any, Any] = {}
+        self.children: list[SimProcess] = []
+        self.daemonic = False
+        self.ended_by_program = False
+        """Its parent terminated it: no fault of its own."""
         self.main_thread: threading.Thread | None = None
+        self.threads: list[weakref.ref[threading.Thread]] = []
         self.program: Any = None
         """The script or module it runs (`rank.Program`); None for a function."""
         self.inbox: dict[str, Any] = {}
@@ -97,10 +113,17 @@ class SimProcess:
 
     def enter(self) -> None:
         """Put this process's state where Python and torch look for it."""
-        os.environ._data = self.environ  # type: ignore[attr-defined]
+        enter_environ(self.environ, self.changed_environ)
         sys.argv = self.argv
+        for (holder, name), value in zip(PLACES, self.places, strict=True):
+            setattr(holder, name, value)
         sys.path[:] = self.sys_path
-        sys.excepthook = self.excepthook
+        if self.logs is None:
+            self.logs = LogState()
+        self.logs.swap()
+        for switch in self.world.host.turned:
+            if switch in self.switches:
+                switch.set(self.switches[switch])
         sys.modules.update(self.modules)
         if self.main is not None:
             sys.modules["__main__"] = self.main
@@ -116,9 +139,18 @@ class SimProcess:
         """Take it away again, with whatever the process has changed."""
         import torch
 
+        leave_environ(self.world.host.environ, self.changed_environ)
         self.argv = sys.argv
+        for number, (holder, name) in enumerate(PLACES):
+            self.places[number] = getattr(holder, name)
+            setattr(holder, name, self.world.host.places[number])
         self.sys_path = list(sys.path)
-        self.excepthook = sys.excepthook
+        if self.logs is not None:
+            self.logs.swap()
+        for switch, shared in self.world.host.turned.items():
+            if switch in self.switches:
+                self.switches[switch] = switch.get()
+                switch.set(shared)
         modules = sys.modules
         self.modules = {name: modules.pop(name) for name in self.user_names if name in modules}
         self.torch_rng = torch.default_generator.get_state()

@@ -184,14 +184,14 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
     world.slots, world.world_size = list(slots), len(slots)
     width = len(str(len(slots) - 1))
     out, err = sys.stdout, sys.stderr
-    world.open_streams = lambda process: open_streams(process.label, width, request.log_dir, out, err)
+    world.open_streams = lambda process: open_streams(process, width, request.log_dir, out, err)
     if request.progress is not None:
         report = request.progress
         world.on_progress = lambda w: report(_progress(w, _real_perf_counter() - started))
     interrupted = False
     stack_bytes = threading.stack_size(_STACK_BYTES)
     try:
-        with simulation():
+        with simulation() as world.host:
             world.initial_torch_rng = _fresh_rng()
             for slot in slots:
                 process = world.new_process(slot, _environ(slot, slots, per_node, nodes), sys.argv, rank=slot.rank)

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import concurrent.futures.thread as pool_threads
+import contextlib
 import io
 import os
 import sys
 import threading
 import tokenize
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 import torch
 
 from distsim.debug.records import HostWait, Phase
+from distsim.errors import UsageError
 from distsim.sim.backend import adopt_groups
 from distsim.sim.compute import ComputeMode
 from distsim.sim.modules import is_user_file
 from distsim.sim.process import SimProcess
 from distsim.sim.sites import user_stack
+from distsim.sim.spawn import begin_multiprocessing, end_children
 from distsim.sim.task import Killed, Unwind, require_task
+from distsim.sim.threads import close_pools
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
-__all__ = ["Program", "live", "prepare_thread"]
+__all__ = ["Program", "keep_failure", "live", "thread_of"]
 
 
 class Program:
@@ -66,21 +69,35 @@ class Program:
         return main
 
 
-def prepare_thread(process: SimProcess) -> None:
-    """Make the calling thread a thread of *process* as far as torch is concerned."""
+@contextlib.contextmanager
+def thread_of(process: SimProcess) -> Iterator[None]:
+    """Make the calling thread a thread of *process* as far as torch is concerned. In the end torch's
+    thread-local state holds nothing of Python's: what it held would be dropped while the thread dies."""
     task = require_task()
-    torch.set_num_threads(1)
+    _set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
     adopt_groups(process)
     cpu = process.world.cpu
-    ComputeMode(task, cpu.flops_per_s, cpu.memory_bytes_per_s, cpu.op_overhead_s).__enter__()
+    try:
+        with ComputeMode(task, cpu.flops_per_s, cpu.memory_bytes_per_s, cpu.op_overhead_s):
+            yield
+    finally:
+        torch._C._distributed_c10d._unregister_all_process_groups()
+
+
+_set_num_threads = torch.set_num_threads
 
 
 def live(process: SimProcess, program: Callable[[], Any]) -> None:
     """Body of a process's main thread: run *program*, then end as a Python process ends."""
+    with thread_of(process):
+        _live(process, program)
+
+
+def _live(process: SimProcess, program: Callable[[], Any]) -> None:
     task = require_task()
     _name_main_thread(process)
-    prepare_thread(process)
+    begin_multiprocessing()
     phase, code = Phase.FINISHED, 0
     try:
         process.result = program()
@@ -91,23 +108,29 @@ def live(process: SimProcess, program: Callable[[], Any]) -> None:
         phase = Phase.RUNNING
     except SystemExit as exit_:
         phase, code = Phase.EXITED, _exit_code(exit_, process)
+        if process.exception is not None:  # a spawned rank: torch has turned it into an exit code
+            phase = Phase.RAISED
+    except UsageError:
+        raise
     except BaseException as exc:
         phase, code = Phase.RAISED, 1
-        _keep_failure(process, exc)
+        keep_failure(process, exc)
     if phase is Phase.RUNNING:
         return
     try:
         if phase is not Phase.RAISED:
             _join_threads(process)
-        for function, args, kwargs in reversed(process.at_exit):
+        while process.at_exit:
+            function, args, kwargs = process.at_exit.pop()
             function(*args, **kwargs)
+        end_children(process)
         task.flush()
     except Unwind:
         return
     except BaseException as exc:
         if process.exception is None:
             phase, code = Phase.RAISED, 1
-            _keep_failure(process, exc)
+            keep_failure(process, exc)
     process.phase, process.exit_code = phase, code
     process.end_s = task.now_s()
 
@@ -130,7 +153,7 @@ def _exit_code(exit_: SystemExit, process: SimProcess) -> int:
     return 1
 
 
-def _keep_failure(process: SimProcess, exc: BaseException) -> None:
+def keep_failure(process: SimProcess, exc: BaseException) -> None:
     process.exception = exc
     process.traceback_text = format_user_traceback(exc)
     process.last_stack = _stack_of(exc.__traceback__)
@@ -166,9 +189,7 @@ def format_user_traceback(exc: BaseException) -> str:
 def _join_threads(process: SimProcess) -> None:
     """A process lives until its non-daemon threads have ended."""
     task = require_task()
-    for thread, work_queue in list(pool_threads._threads_queues.items()):  # type: ignore[attr-defined]
-        if getattr(thread, "_distsim_task", None) in process.tasks:
-            work_queue.put(None)
+    close_pools(process.tasks)
     for other in list(process.tasks):
         if other is not task and not other.daemon and not other.finished:
             task.wait(other.done, HostWait(f"thread {other.name!r} to end"))

@@ -7,17 +7,21 @@ locks; so replacing the lock, `Thread.start`, `join` and `is_alive` is enough.
 from __future__ import annotations
 
 import _thread
+import concurrent.futures.thread as pool_threads
+import itertools
 import queue
+import selectors
 import threading
+import weakref
 from collections import deque
 from typing import Any
 
 import simpy
 
 from distsim.debug.records import HostWait
-from distsim.sim.task import Task, Unwind, current_task
+from distsim.sim.task import Task, Unwind, current_process, current_task
 
-__all__ = ["CoopLock", "thread_patches"]
+__all__ = ["CoopLock", "close_pools", "thread_patches"]
 
 
 class CoopLock:
@@ -96,13 +100,14 @@ def _start(self: threading.Thread) -> None:
         threading._limbo[self] = self  # type: ignore[attr-defined]
 
     def body() -> None:
-        from distsim.sim.rank import prepare_thread
+        from distsim.sim.rank import thread_of
 
-        prepare_thread(process)
-        self._bootstrap()  # type: ignore[attr-defined]
+        with thread_of(process):
+            self._bootstrap()  # type: ignore[attr-defined]
 
     task = parent.world.start_task(process, body, self.name, daemon=self.daemon)
     self._distsim_task = task  # type: ignore[attr-defined]
+    process.threads.append(weakref.ref(self))
 
 
 def _join(self: threading.Thread, timeout: float | None = None) -> None:
@@ -129,9 +134,101 @@ def _is_alive(self: threading.Thread) -> bool:
     return _real_is_alive(self) if task is None else not task.finished
 
 
+_real_enumerate = threading.enumerate
+_real_current, _real_main = threading.current_thread, threading.main_thread
+_real_new_name = threading._newname  # type: ignore[attr-defined]
+
+
+def _enumerate() -> list[threading.Thread]:
+    """The threads of the running process only."""
+    process = current_process()
+    if process is None or process.main_thread is None:
+        return _real_enumerate()
+    found = [process.main_thread]
+    for reference in process.threads:
+        thread = reference()
+        if thread is not None and not thread._distsim_task.finished:  # type: ignore[attr-defined]
+            found.append(thread)
+    return found
+
+
+def _active_count() -> int:
+    return len(_enumerate())
+
+
+def _current_thread() -> threading.Thread:
+    task = current_task()
+    if task is not None and task is task.process.main_task and task.process.main_thread is not None:
+        return task.process.main_thread
+    return _real_current()
+
+
+def _main_thread() -> threading.Thread:
+    process = current_process()
+    return _real_main() if process is None or process.main_thread is None else process.main_thread
+
+
+def _new_name(template: str = "Thread-%d") -> str:
+    process = current_process()
+    if process is None:
+        return str(_real_new_name(template))
+    return template % next(process.inbox.setdefault("thread names", itertools.count(1)))
+
+
+class _PoolNumbers:
+    """`ThreadPoolExecutor._counter`: pools are numbered per process."""
+
+    _real = pool_threads.ThreadPoolExecutor._counter  # type: ignore[attr-defined]
+
+    def __call__(self) -> int:
+        process = current_process()
+        if process is None:
+            return int(type(self)._real())
+        return next(process.inbox.setdefault("pool numbers", itertools.count()))
+
+
+def close_pools(tasks: list[Task]) -> None:
+    """As Python does when it exits: executors that nobody shut down end when their work is done."""
+    for thread, work_queue in list(pool_threads._threads_queues.items()):  # type: ignore[attr-defined]
+        if getattr(thread, "_distsim_task", None) in tasks:
+            executor = thread._args[0]() if getattr(thread, "_args", None) else None  # type: ignore[attr-defined]
+            if executor is not None:
+                executor._shutdown = True
+            work_queue.put(None)
+
+
+_real_select = selectors.EpollSelector.select
+
+
+def _select(self: selectors.EpollSelector, timeout: float | None = None) -> Any:
+    """asyncio's wait: it ends when another thread of the simulation wakes the loop, or in virtual time."""
+    task = current_task()
+    if task is None:
+        return _real_select(self, timeout)
+    give_up_s = None if timeout is None else task.now_s() + max(0.0, timeout)
+    expired = TimeoutError()
+    while not (ready := _real_select(self, 0)):
+        left_s = None if give_up_s is None else give_up_s - task.now_s()
+        if left_s is not None and left_s <= 0:
+            break
+        try:
+            task.wait(task.world.poll_event(0), HostWait("its asyncio loop"), left_s, lambda: expired, True)
+        except TimeoutError as exc:
+            if exc is not expired:
+                raise
+    return ready
+
+
 def thread_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) of everything a thread can block in."""
     return [
+        (threading, "enumerate", _enumerate),
+        (threading, "active_count", _active_count),
+        (threading, "current_thread", _current_thread),
+        (threading, "main_thread", _main_thread),
+        (threading, "_newname", _new_name),
+        (pool_threads.ThreadPoolExecutor, "_counter", _PoolNumbers()),
+        (selectors.EpollSelector, "select", _select),
         (threading, "_allocate_lock", CoopLock),
         (threading, "Lock", CoopLock),
         (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]

@@ -85,6 +85,8 @@ class SimWork(Work):  # type: ignore[misc]
         task = current_task()
         if not self.done.processed and task is not None:
             task.poll(CallWait(self.record))
+        if self.done.processed:
+            self.record.waited = True
         return bool(self.done.processed)
 
     def is_success(self) -> bool:

@@ -21,7 +21,7 @@ import simpy
 from distsim.cluster import Cluster, CpuModel, Slot
 from distsim.debug.diagnosis import Diagnosis, diagnose
 from distsim.debug.unwaited import unwaited
-from distsim.debug.records import CallWait, Evidence, Group, HostWait, Phase, RankState
+from distsim.debug.records import CallWait, Evidence, Group, HostWait, Phase, RankState, Wait
 from distsim.errors import UsageError
 from distsim.network import Network
 from distsim.sim.lookahead import Lookahead
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from distsim.sim.limits import Limits
     from distsim.sim.output import RankStream
     from distsim.sim.schedule import Schedule
+    from distsim.sim.switches import Host
     from distsim.sim.work import SimWork
 
 __all__ = ["Deadline", "PollEvent", "World"]
@@ -95,6 +96,9 @@ class World:
         self.slots: list[Slot] = []
         self.children_started = 0
         self.launcher: SimProcess | None = None
+        self.host: Host
+        self.crash: BaseException | None = None
+        """What must end the simulation at once: a user's mistake, or an error of ours."""
         self.open_streams: Callable[[SimProcess], tuple[RankStream, RankStream]]
         self.lookahead: Lookahead | None = None
         self.stuck: Task | None = None
@@ -221,12 +225,12 @@ class World:
 
     def process_ended(self, process: SimProcess) -> None:
         """Its main thread is over: daemon threads die with it."""
-        for task in process.tasks:
-            if not task.finished and not task.abandoned and task is not process.main_task:
-                task.end(Unwind())
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.finish()
+        for task in process.tasks:
+            if not task.finished and not task.abandoned and task is not process.main_task:
+                task.end(Unwind())
         if not process.ended.triggered:
             process.ended.succeed()
 
@@ -329,12 +333,14 @@ class World:
                 continue
             if deadline is not None and deadline.at_s < upcoming:
                 heapq.heappop(self._deadlines)
-                self._note_timeout()
+                self._note_timeout(deadline.request.why)
                 self._expire(deadline)
                 continue
             is_poll = isinstance(env._queue[0][3], PollEvent)
             env.step()
             self.events += 1
+            if self.crash is not None:
+                raise self.crash
             if not is_poll:
                 self._quiet_s = 0.0
                 if self._pollers:
@@ -383,20 +389,21 @@ class World:
         self.events += 1
         return True
 
-    def _note_timeout(self) -> None:
+    def _note_timeout(self, why: Wait | None) -> None:
         """A timeout strikes while others still run: what is stuck now is what they will ask about."""
-        if not self.diagnoses:
+        if not self.diagnoses and not isinstance(why, HostWait):
             self.diagnoses = diagnose(self.evidence())
 
     def _nothing_moves(self) -> bool:
         """Empty heap, blocked ranks: a deadlock. False ends the world."""
+        deadline = self._next_deadline(explicit_only=True)
+        if deadline is not None:
+            self._note_timeout(deadline.request.why)
+            self._expire(deadline)
+            return True
         if not self.diagnoses:
             self.diagnoses = diagnose(self.evidence())
-        deadline = self._next_deadline(explicit_only=True)
-        if deadline is None:
-            return False
-        self._expire(deadline)
-        return True
+        return False
 
     def stop_for_mismatch(self, met: Sequence[SimWork]) -> None:
         """Calls met that do not fit: nothing may move on wrong data."""

@@ -1,0 +1,181 @@
+"""What Python and torch keep once for the whole process, kept once per simulated process.
+
+Two sorts. *Places* are module attributes that a program simply assigns (`sys.stdout`,
+`builtins.print`): they are swapped with the baton always. *Switches* are turned by a call
+(`torch.set_default_dtype`, `os.chdir`): a switch costs nothing until a program first turns it;
+from then on each process has its own position of it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import logging
+import multiprocessing.context
+import multiprocessing.process
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from distsim.sim.task import current_process
+
+__all__ = ["PLACES", "SWITCHES", "Host", "Switch", "switch_patches"]
+
+PLACES: tuple[tuple[Any, str], ...] = (
+    (sys, "stdin"),
+    (sys, "stdout"),
+    (sys, "stderr"),
+    (sys, "excepthook"),
+    (threading, "excepthook"),
+    (warnings, "showwarning"),
+    (multiprocessing.context._default_context, "_actual_context"),  # what set_start_method sets
+    (multiprocessing.process, "_current_process"),
+    (multiprocessing.process, "_parent_process"),
+    (multiprocessing.process, "_process_counter"),
+    (multiprocessing.process, "_children"),
+    (builtins, "print"),  # many programs silence all ranks but the first this way
+)
+"""Module attributes that a program assigns."""
+
+
+@dataclass(slots=True)
+class Host:
+    """What the simulated processes find when they begin, and what is put back when they have ended."""
+
+    environ: dict[bytes, bytes]
+    places: list[Any]
+    turned: dict[Switch, Any] = field(default_factory=dict)
+    """Switches that some process has turned, with the position of all that have not."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Switch:
+    """One setting. *setters* are the public functions that turn it."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], None]
+    setters: tuple[tuple[Any, str], ...]
+    own: Callable[[Any], Any] = copy.copy
+    """Makes of the position that all share one that a process may change in place."""
+
+
+def _warning_filters() -> Any:
+    return warnings.filters, warnings._showwarnmsg_impl  # type: ignore[attr-defined]
+
+
+def _set_warning_filters(value: Any) -> None:
+    warnings.filters, warnings._showwarnmsg_impl = value  # type: ignore[attr-defined]
+
+
+def _own_warning_filters(value: Any) -> Any:
+    filters, show = value
+    return list(filters), show
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    torch._C._set_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+def _anomaly() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
+_set_anomaly_enabled = torch.set_anomaly_enabled
+_set_default_dtype = torch._C._set_default_dtype
+_chdir = os.chdir
+_shown = sys.modules["torch._tensor_str"].PRINT_OPTS
+
+SWITCHES: tuple[Switch, ...] = (
+    Switch(
+        _warning_filters,
+        _set_warning_filters,
+        (
+            (warnings, "simplefilter"),
+            (warnings, "filterwarnings"),
+            (warnings, "resetwarnings"),
+            (warnings.catch_warnings, "__enter__"),
+            (logging, "captureWarnings"),
+        ),
+        _own_warning_filters,
+    ),
+    Switch(
+        torch.get_default_dtype,
+        _set_default_dtype,
+        ((torch, "set_default_dtype"), (torch, "set_default_tensor_type")),
+    ),
+    Switch(
+        _deterministic,
+        _set_deterministic,
+        ((torch, "use_deterministic_algorithms"), (torch, "set_deterministic_debug_mode")),
+    ),
+    Switch(
+        torch.get_float32_matmul_precision,
+        torch._C._set_float32_matmul_precision,
+        ((torch, "set_float32_matmul_precision"),),
+    ),
+    Switch(_anomaly, lambda value: _set_anomaly_enabled(*value), ((torch, "set_anomaly_enabled"),)),
+    Switch(
+        lambda: dict(vars(_shown)),
+        lambda value: vars(_shown).update(value),
+        ((torch, "set_printoptions"), (sys.modules["torch._tensor_str"], "set_printoptions")),
+    ),
+    Switch(os.getcwd, _chdir, ((os, "chdir"), (os, "fchdir"))),
+)
+
+
+def _turning(switch: Switch, real: Callable[..., Any]) -> Callable[..., Any]:
+    """The setter *real*, noting that its switch is turned in the running process."""
+
+    def turn(*args: Any, **kwargs: Any) -> Any:
+        process = current_process()
+        if process is not None and switch not in process.switches:
+            shared = process.world.host.turned.setdefault(switch, switch.get())
+            position = switch.own(shared)
+            process.switches[switch] = position
+            switch.set(position)
+        return real(*args, **kwargs)
+
+    return turn
+
+
+def _remembered(name: str, default: int) -> tuple[Any, Any]:
+    """Getter and setter of a number that a simulated process may set without effect."""
+    real_get, real_set = getattr(torch, "get_" + name), getattr(torch, "set_" + name)
+
+    def get() -> int:
+        process = current_process()
+        return int(real_get() if process is None else process.inbox.get(name, default))
+
+    def put(number: int) -> None:
+        process = current_process()
+        if process is None:
+            real_set(number)
+        elif number < 1:
+            raise RuntimeError(f"set_{name} expects a positive integer")
+        else:
+            process.inbox[name] = number
+
+    return get, put
+
+
+def switch_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) of everything that turns a switch."""
+    patches = [
+        (holder, name, _turning(switch, getattr(holder, name)))
+        for switch in SWITCHES
+        for holder, name in switch.setters
+    ]
+    for name in ("num_threads", "num_interop_threads"):  # more threads would be another order of additions
+        get, put = _remembered(name, 1)
+        patches += [(torch, "get_" + name, get), (torch, "set_" + name, put)]
+    return patches
