@@ -1,0 +1,130 @@
+"""`distsim scenario run | new | from | schema`: scenario files from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from distsim.scenario import Result, Scenario
+
+__all__ = ["add_parser"]
+
+EXPECTATION_FAILED = 5
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `scenario` with its own commands."""
+    parser = subparsers.add_parser("scenario", help="run scenario files", description=__doc__)
+    commands = parser.add_subparsers(dest="action", metavar="run | new | from | schema", required=True)
+    _add_run(commands)
+    new = commands.add_parser("new", help="write a first scenario and its program")
+    new.add_argument("path", help="the .toml file to write")
+    new.add_argument("--program", metavar="SCRIPT", help="a script that exists (path from the new file)")
+    new.set_defaults(func=_new)
+    origin = commands.add_parser("from", help="turn the flight records of a hung run into a minimal scenario")
+    origin.add_argument("directory", metavar="DIR", help="rings of a guarded run, or Flight Recorder dumps")
+    origin.add_argument("-o", "--output", metavar="FILE", default="reproduced.toml", help="(default: reproduced.toml)")
+    origin.add_argument("--no-shrink", action="store_true", help="keep every rank and call")
+    origin.set_defaults(func=_from)
+    commands.add_parser("schema", help="print the JSON schema of scenario files").set_defaults(func=_schema)
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser("run", help="run scenarios and check what they expect (exit code 5 where one fails)")
+    run.add_argument("paths", nargs="+", metavar="PATH", help="scenario files and folders of them")
+    run.add_argument("--junit", metavar="FILE", help="also write JUnit XML")
+    run.add_argument("-k", dest="expression", metavar="EXPR", help="only those whose name fits: 'hang and not slow'")
+    run.add_argument("-n", dest="workers", type=int, default=1, metavar="WORKERS", help="processes (default: 1)")
+    run.add_argument("--update-baselines", action="store_true", help="store the step times as they are now")
+    run.add_argument("--seed", type=int, metavar="N", help="instead of the file's")
+    run.add_argument("--schedule", metavar="TEXT", help="replay one schedule that --explore has found")
+    run.add_argument("--explore", type=int, metavar="N", help="try N schedules of each program, shrink what fails")
+    run.add_argument("--backend", choices=["sim", "gloo"], help="instead of the file's")
+    run.add_argument("-v", "--verbose", action="store_true", help="show reports and output of those that pass, too")
+    run.set_defaults(func=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from distsim.scenario import load_scenarios
+    from distsim.scenario.suite import matching, run_suite
+
+    if args.workers < 1:
+        raise UsageError(f"-n: expected at least one worker, got {args.workers}")
+    for flag, path in (("--junit", args.junit),):
+        if path is not None and not Path(path).absolute().parent.is_dir():
+            raise UsageError(f"{flag} {path}: no folder {Path(path).parent}; create it first")
+    meant = matching(args.expression)
+    changes = {
+        name: getattr(args, name) for name in ("seed", "schedule", "backend") if getattr(args, name) is not None
+    }
+    scenarios = [s.changed(**changes) if changes else s for s in load_scenarios(args.paths) if meant(s)]
+    if not scenarios:
+        raise UsageError(f"no scenario fits -k {args.expression!r}")
+    if args.explore is not None:
+        return _explore(scenarios, args.explore)
+    results = []
+    for result in run_suite(scenarios, args.workers, args.update_baselines):
+        results.append(result)
+        _show(result, args.verbose)
+    if args.junit is not None:
+        from distsim.scenario.junit import write_junit
+
+        write_junit(results, args.junit)
+    failed = [result for result in results if not result.passed]
+    total_s = sum(result.wall_s for result in results)
+    print(f"{len(results) - len(failed)} passed, {len(failed)} failed in {total_s:.1f} s")
+    return EXPECTATION_FAILED if failed else 0
+
+
+def _show(result: Result, verbose: bool) -> None:
+    from distsim.scenario.github import annotation, on_github
+
+    word = "ok    " if result.passed else "FAILED"
+    print(f"{word} {result.name}  ({result.kind}, {result.wall_s:.2f} s)", flush=True)
+    if not result.passed or verbose:
+        print("\n".join(f"    {line}" if line else "" for line in result.text.splitlines()) + "\n", flush=True)
+    if not result.passed and on_github(os.environ):
+        print(annotation(result), flush=True)
+
+
+def _explore(scenarios: list[Scenario], num: int) -> int:
+    from distsim.scenario.explore import explore
+
+    code = 0
+    for scenario in scenarios:
+        found = explore(scenario, num, progress=sys.stderr.isatty())
+        print(found.text)
+        if found.failing is not None:
+            code = EXPECTATION_FAILED
+    return code
+
+
+def _new(args: argparse.Namespace) -> int:
+    from distsim.scenario.new import new_scenario
+
+    written = new_scenario(Path(args.path), args.program)
+    for path in written:
+        print(f"wrote {path}")
+    print(f"run it: distsim scenario run {written[0]}")
+    return 0
+
+
+def _from(args: argparse.Namespace) -> int:
+    from distsim.scenario.reproduce import reproduce
+
+    for line in reproduce(Path(args.directory), Path(args.output), shrink=not args.no_shrink):
+        print(line)
+    return 0
+
+
+def _schema(args: argparse.Namespace) -> int:
+    from distsim.scenario.schema import json_schema
+
+    print(json_schema())
+    return 0

@@ -1,0 +1,18 @@
+"""Scenarios: program, cluster, faults and what is expected of them, in one file that is documentation,
+command-line input and test at once."""
+
+from __future__ import annotations
+
+from distsim.scenario.load import Scenario, find_scenarios, is_scenario, load_scenario, load_scenarios
+from distsim.scenario.result import Result
+from distsim.scenario.run import run_scenario
+
+__all__ = [
+    "Result",
+    "Scenario",
+    "find_scenarios",
+    "is_scenario",
+    "load_scenario",
+    "load_scenarios",
+    "run_scenario",
+]

@@ -1,0 +1,39 @@
+"""The figures of a run that scenarios bound and sweeps compare."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distsim.sim import Outcome
+
+__all__ = ["figures", "step_time_s"]
+
+
+def figures(outcome: Outcome) -> dict[str, float]:
+    """Name -> figure; the unit is in the name."""
+    found = {"virtual_time_s": outcome.virtual_time_s, "events": float(outcome.events)}
+    for part in ("compute_s", "communication_s", "exposed_s", "idle_s"):
+        values = [getattr(rank, part) for rank in outcome.ranks]
+        found[part] = max(values, default=0.0)
+    for total in outcome.collectives:
+        name = f"busbw_bytes_per_s.{total.op}"
+        found[name] = max(found.get(name, 0.0), total.busbw_bytes_per_s)
+    if outcome.links:
+        found["busiest_link"] = max(link.mean_utilisation for link in outcome.links)
+    return found
+
+
+def step_time_s(outcome: Outcome, lines: list[int]) -> float | None:
+    """Median time between one call at a marked line and the next, on the rank that is slowest; None where
+    no rank came there twice. Without lines: the whole run."""
+    if not lines:
+        return outcome.virtual_time_s
+    slowest: float | None = None
+    for records in outcome.records.values():
+        times = [r.issued_s for r in records if r.site is not None and r.site.line in lines]
+        if len(times) > 1:
+            step_s = median(after - before for before, after in zip(times, times[1:], strict=False))
+            slowest = step_s if slowest is None else max(slowest, step_s)
+    return slowest

@@ -1,0 +1,324 @@
+"""Reading a scenario file: every fault at once, each with its path in the file."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from distsim.cluster import Cluster, load_cluster
+from distsim.errors import UsageError
+from distsim.scenario.fault_schema import to_rule
+from distsim.scenario.schema import ScenarioSpec
+from distsim.sim.fault_rules import Rule
+from distsim.sim.schedule import Schedule
+
+__all__ = ["Scenario", "find_scenarios", "is_scenario", "load_scenario", "load_scenarios"]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One checked scenario: its file and what stands in it."""
+
+    path: Path
+    spec: ScenarioSpec
+
+    @property
+    def name(self) -> str:
+        """Folder and file without suffix: hangs/missing_rank."""
+        return f"{self.path.resolve().parent.name}/{self.path.stem}"
+
+    @property
+    def program(self) -> str:
+        """The file or module part of `program`."""
+        head, colon, tail = self.spec.program.rpartition(":")
+        return head if colon and tail.isidentifier() else self.spec.program
+
+    @property
+    def function(self) -> str | None:
+        head, colon, tail = self.spec.program.rpartition(":")
+        return tail if colon and head and tail.isidentifier() else None
+
+    @property
+    def file(self) -> Path | None:
+        """The program's file; None for a module."""
+        if not self.program.endswith(".py"):
+            return None
+        return self.path.parent / self.program
+
+    @property
+    def on(self) -> str:
+        """The cluster; a file is found beside the scenario."""
+        stem = self.spec.on.partition(":")[0]
+        beside = self.path.parent / stem
+        return str(self.path.parent / self.spec.on) if beside.suffix and beside.is_file() else self.spec.on
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        return load_cluster(self.on)
+
+    @cached_property
+    def world_size(self) -> int:
+        return len(self.cluster.place(self.spec.nnodes, self.spec.nproc_per_node))
+
+    @property
+    def rules(self) -> list[Rule]:
+        return [to_rule(fault, f"faults[{i}]") for i, fault in enumerate(self.spec.faults)]
+
+    @property
+    def schedule(self) -> Schedule | None:
+        return None if self.spec.schedule is None else Schedule.parse(self.spec.schedule)
+
+    @property
+    def teaches(self) -> str:
+        """The file's own sentence, or the first of its program."""
+        if self.spec.teaches is not None:
+            return self.spec.teaches
+        if self.file is not None and self.file.is_file():
+            first = self.file.read_text(encoding="utf-8").lstrip().removeprefix('"""').split('"""')[0]
+            return " ".join(first.removeprefix("Teaches:").split())
+        return ""
+
+    def marked(self, marker: str) -> list[int]:
+        """Numbers of the program's lines that end with *marker*."""
+        if self.file is None or not self.file.is_file():
+            return []
+        lines = self.file.read_text(encoding="utf-8").splitlines()
+        return [number for number, line in enumerate(lines, start=1) if line.rstrip().endswith(marker)]
+
+    def changed(self, **values: Any) -> Scenario:
+        """The same scenario with some top-level values exchanged, checked again."""
+        data = self.spec.model_dump(by_alias=True, exclude_unset=True)
+        data.update(values)
+        return replace(check(data, self.path), path=self.path)
+
+
+def is_scenario(path: Path) -> bool:
+    """Whether a TOML file means to be a scenario: it has a program, and says what it expects."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return "program" in data and ("expect" in data or "faults" in data or data.get("schema", "") != "")
+
+
+def find_scenarios(paths: Sequence[str | Path]) -> list[Path]:
+    """Scenario files: those named, and those in the folders named, in order of their paths."""
+    found: dict[Path, None] = {}
+    for given in paths:
+        path = Path(given)
+        if path.is_dir():
+            inside = [p for p in sorted(path.rglob("*.toml")) if is_scenario(p)]
+            if not inside:
+                raise UsageError(f"no scenario in {path}: expected .toml files with program and [expect]")
+            found.update(dict.fromkeys(inside))
+        elif path.exists():
+            found[path] = None
+        else:
+            raise UsageError(f"no scenario {path}: no such file or folder")
+    return list(found)
+
+
+def load_scenarios(paths: Sequence[str | Path]) -> list[Scenario]:
+    """All of them, or one `UsageError` with every fault of every file."""
+    scenarios, wrong = [], []
+    for path in find_scenarios(paths):
+        try:
+            scenarios.append(load_scenario(path))
+        except UsageError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise UsageError("\n".join(wrong))
+    return scenarios
+
+
+def load_scenario(path: str | Path) -> Scenario:
+    """One scenario; `UsageError` names every fault of the file."""
+    path = Path(path)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: expected UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path}: expected TOML: {error}") from None
+    return check(data, path)
+
+
+def check(data: Mapping[str, Any], path: Path) -> Scenario:
+    """Check *data* as what stands in *path*."""
+    data, wrong = dict(data), list[str]()
+    numbers: list[int] | None = None
+    try:
+        spec = ScenarioSpec.model_validate(data)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        wrong = [_fault(detail) for detail in details]
+        data, numbers = _without(data, [detail["loc"] for detail in details])
+        try:  # what is left may have faults of another sort
+            spec = ScenarioSpec.model_validate(data)
+        except ValidationError:
+            _complain(path, wrong)
+    scenario = Scenario(path, spec)
+    wrong += _beyond_the_schema(scenario, numbers or range(len(spec.faults)))
+    if wrong:
+        _complain(path, wrong)
+    return scenario
+
+
+def _without(data: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]) -> tuple[dict[str, Any], list[int]]:
+    """*data* without the keys and faults that are wrong, and the numbers of the faults that are left."""
+    left = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()}
+    faults = left.get("faults", [])
+    numbers = list(range(len(faults))) if isinstance(faults, list) else []
+    for location in locations:
+        key = location[0]
+        if key == "faults" and len(location) > 1:
+            numbers = [number for number in numbers if number != location[1]]
+        elif len(location) > 1 and isinstance(left.get(key), dict):
+            left[key].pop(location[1], None)
+        else:
+            left.pop(key, None)
+    if isinstance(faults, list) and faults:
+        left["faults"] = [faults[number] for number in numbers]
+    return left, numbers
+
+
+def _complain(path: Path, faults: Sequence[str]) -> typing.NoReturn:
+    if len(faults) == 1:
+        raise UsageError(f"{path}: {faults[0]}")
+    raise UsageError("\n".join([f"{path}: {len(faults)} faults", *(f"  {fault}" for fault in faults)]))
+
+
+def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Iterator[str]:
+    """What only the program, the cluster and the rules themselves can tell."""
+    spec = scenario.spec
+    if scenario.file is not None and not scenario.file.is_file():
+        yield f"program: no script {scenario.program} beside the file (looked in {scenario.path.parent})"
+    elif scenario.file is None and scenario.function is None:
+        yield f"program: expected script.py, script.py:function or module:function, got {spec.program!r}"
+    else:
+        places = {"line": spec.expect.line, "stuck_line": spec.expect.stuck_line}
+        if spec.expect.step_time is not None:
+            places["step_time.line"] = spec.expect.step_time.line
+        for key, marker in places.items():
+            if marker is not None and not scenario.marked(marker):
+                yield f"expect.{key}: no line of {scenario.program} ends with {marker!r}"
+    if spec.schedule is not None:
+        try:
+            Schedule.parse(spec.schedule)
+        except UsageError as error:
+            yield f"schedule: {error}"
+    if spec.expect.results is not None and scenario.function is None:
+        yield "expect.results: a script returns nothing; name a function (program = 'script.py:function')"
+    if spec.expect.memory_below is not None:
+        yield "expect.memory_below: memory of accelerators is not simulated yet"
+    try:
+        size = scenario.world_size
+    except UsageError as error:
+        yield f"on: {error}"
+        return
+    yield from _ranks(scenario, size)
+    from distsim.sim.faults import check_rule
+
+    for number, fault, rule in zip(numbers, spec.faults, scenario.rules, strict=True):
+        try:
+            check_rule(rule, scenario.cluster, size)
+        except UsageError as error:
+            yield f"faults[{number}]: {error}"
+        if spec.backend == "gloo" and fault.what not in REAL:
+            yield (
+                f"faults[{number}].what: {fault.what} cannot be injected into a real gloo run "
+                f"(possible: {', '.join(REAL)}); use backend = 'sim'"
+            )
+        elif spec.backend == "gloo" and fault.call is None:
+            yield f"faults[{number}]: a real run needs a call at which the fault strikes (call = 3)"
+
+
+REAL = ("crash", "freeze", "exit", "exception", "delay")
+"""Faults that strike real processes as well."""
+
+
+def _ranks(scenario: Scenario, size: int) -> typing.Iterator[str]:
+    expect = scenario.spec.expect
+    for key in ("culprits", "victims", "cycle", "pair"):
+        for rank in getattr(expect, key) or ():
+            if rank >= size:
+                yield f"expect.{key}: no rank {rank}: the world has ranks 0 to {size - 1}"
+    for key in ("prints", "results"):
+        for rank in getattr(expect, key) or ():
+            if rank != "all" and int(rank) >= size:
+                yield f"expect.{key}.{rank}: no such rank: the world has ranks 0 to {size - 1}"
+
+
+def _fault(detail: Mapping[str, Any]) -> str:
+    """One pydantic complaint as `path: expected ..., got ...`."""
+    table: Any = ScenarioSpec
+    path = ""
+    for part in detail["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part in _WHATS or part in ("str", "list[str]", "function-before", "[key]") or "(" in str(part):
+            continue
+        else:
+            path += f".{part}" if path else str(part)
+    given, context = detail["input"], detail.get("ctx", {})
+    match detail["type"]:
+        case "missing":
+            return f"{path}: expected a value, got nothing"
+        case "extra_forbidden":
+            table = _table(detail["loc"])
+            known = ", ".join(n.rstrip("_") for n in table.model_fields) if table is not None else ""
+            near = difflib.get_close_matches(str(detail["loc"][-1]), known.split(", "), 1)
+            guess = f"; did you mean '{near[0]}'?" if near else ""
+            return f"{path}: unknown key (expected one of {known}){guess}"
+        case "union_tag_invalid" | "union_tag_not_found":
+            what = given.get("what") if isinstance(given, Mapping) else given
+            near = difflib.get_close_matches(str(what), _WHATS, 1)
+            guess = f"; did you mean '{near[0]}'?" if near else ""
+            return f"{path}.what: expected one of {', '.join(_WHATS)}, got {what!r}{guess}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return f"{path}: expected a table, got {given!r}"
+    if "text" in context:
+        return f"{path}: {context['text']}"
+    expected = str(detail["msg"]).replace("Input should be", "expected").replace("a valid ", "a ")
+    expected = expected.replace("a integer", "an integer")
+    if "expected" not in expected:
+        expected = f"expected otherwise: {expected}"
+    return f"{path}: {expected}, got {given!r} ({type(given).__name__})" if "got" not in expected else f"{path}: {expected}"
+
+
+def _fault_tables() -> dict[str, type[BaseModel]]:
+    union = typing.get_args(ScenarioSpec.model_fields["faults"].annotation)[0]
+    members = typing.get_args(typing.get_args(union)[0])
+    return {typing.get_args(m.model_fields["what"].annotation)[0]: m for m in members}
+
+
+_TABLES = _fault_tables()
+_WHATS = tuple(_TABLES)
+
+
+def _table(location: Sequence[Any]) -> type[BaseModel] | None:
+    """The table of the schema in which the last key of *location* stands."""
+    table: Any = ScenarioSpec
+    for key in location[:-1]:
+        if isinstance(key, int):
+            continue
+        if key in _TABLES:
+            table = _TABLES[key]
+            continue
+        field = table.model_fields.get(key) if isinstance(table, type) else None
+        if field is None:
+            continue
+        found = [a for a in (field.annotation, *typing.get_args(field.annotation)) if isinstance(a, type)]
+        inner = [a for a in found if issubclass(a, BaseModel)]
+        table = inner[0] if inner else table
+    return table if isinstance(table, type) else None

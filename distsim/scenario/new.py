@@ -1,0 +1,64 @@
+"""`distsim scenario new`: a first scenario, with a program that hangs and the diagnosis it expects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from distsim.errors import UsageError
+
+__all__ = ["new_scenario"]
+
+SCENARIO = """\
+schema = "distsim.scenario/1"
+teaches = "What this scenario shows, in one sentence."
+program = "{stem}.py"              # beside this file; or "file.py:function", "package.module:function"
+on = "ethernet-cpu:2"              # distsim topo list shows others
+nproc_per_node = 2
+
+# [[faults]]                       # what goes wrong, where, when, for how long: distsim scenario schema
+# what = "freeze"
+# ranks = [1]
+# call = "all_reduce #2"
+
+[expect]
+kind = "missing_rank"              # "healthy" once the program is right
+culprits = [0]
+line = "# <- culprit"              # a line of the program that ends like this
+"""
+
+PROGRAM = '''\
+"""What this scenario shows, in one sentence."""
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+t = torch.ones(4)
+dist.all_reduce(t)
+if rank != 0:  # the mistake: a collective that rank 0 never reaches
+    dist.all_reduce(t)
+dist.barrier()  # <- culprit
+dist.destroy_process_group()
+'''
+
+
+def new_scenario(path: Path, program: str | None = None) -> list[Path]:
+    """Write a scenario to *path*, and a program beside it unless one is named; answers what was written."""
+    if path.suffix != ".toml":
+        path = path.with_suffix(".toml")
+    script = path.with_suffix(".py")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: no folder {path.parent}; create it first")
+    for one in [path, *([] if program else [script])]:
+        if one.exists():
+            raise UsageError(f"{one} exists already; choose another name")
+    text = SCENARIO.format(stem=path.stem)
+    if program is not None:
+        expect = '[expect]\nkind = "healthy"\n'
+        text = text.replace(f'"{path.stem}.py"', f'"{program}"').split("[expect]")[0] + expect
+        path.write_text(text, encoding="utf-8")
+        return [path]
+    path.write_text(text, encoding="utf-8")
+    script.write_text(PROGRAM, encoding="utf-8")
+    return [path, script]

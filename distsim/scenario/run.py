@@ -1,0 +1,209 @@
+"""Running one scenario and holding what came of it against what its file expects."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distsim.debug.render import render_diagnoses
+from distsim.errors import DistsimError
+from distsim.report import Summary, report_document
+from distsim.scenario.baseline import baseline_path
+from distsim.scenario.expect import Observed, mistakes
+from distsim.scenario.figures import figures
+from distsim.scenario.load import Scenario
+from distsim.scenario.result import Result
+from distsim.sim.conditions import Conditions
+from distsim.sim.fault_rules import Rule
+from distsim.sim.limits import Limits
+from distsim.sim.schedule import Schedule
+
+if TYPE_CHECKING:
+    from distsim.sim import Outcome
+
+__all__ = ["observe", "replay_command", "run_scenario", "simulate_scenario"]
+
+WIDTH = 100
+"""Columns of a report in a log."""
+_perf_counter = time.perf_counter
+
+
+def run_scenario(scenario: Scenario, *, update_baseline: bool = False) -> Result:
+    """Run *scenario* and check its expectations. Never raises for what the program does."""
+    started = _perf_counter()
+    try:
+        if scenario.spec.backend == "gloo":
+            from distsim.scenario.real import run_for_real
+
+            result = run_for_real(scenario)
+        else:
+            outcome, output, conditions = simulate_scenario(scenario)
+            result = observe(scenario, outcome, output, conditions, update_baseline=update_baseline)
+    except DistsimError as error:
+        result = Result(scenario.name, str(scenario.path), [str(error)], replay=replay_command(scenario))
+    result.wall_s = _perf_counter() - started
+    return result
+
+
+def replay_command(scenario: Scenario, schedule: Schedule | None = None) -> str:
+    """What to type to see the same run again."""
+    words = ["distsim", "scenario", "run", os.path.relpath(scenario.path), "--seed", str(scenario.spec.seed)]
+    schedule = schedule or scenario.schedule
+    if schedule is not None:
+        words += ["--schedule", str(schedule)]
+    return shlex.join(words)
+
+
+def simulate_scenario(scenario: Scenario, schedule: Schedule | None = None) -> tuple[Outcome, str, Conditions]:
+    """The bare run: its outcome, what the ranks printed, and the conditions (which know what never struck)."""
+    from distsim.sim import RunRequest, run_program, simulate
+
+    spec, limits = scenario.spec, scenario.spec.limits
+    schedule = schedule or scenario.schedule
+    if schedule is not None:
+        schedule.reset()
+    conditions = Conditions(
+        scenario.rules,
+        spec.checksum,
+        Limits(limits.virtual_time_s, limits.wall_time_s, limits.events),
+        schedule,
+    )
+    common: dict[str, Any] = {
+        "on": scenario.cluster,
+        "nnodes": spec.nnodes,
+        "nproc_per_node": spec.nproc_per_node,
+        "seed": spec.seed,
+        "fidelity": spec.fidelity,
+        "algo": spec.algo,
+        "proto": spec.proto,
+        "host_timeout_s": min(limits.host_timeout_s, limits.wall_time_s),
+        "conditions": conditions,
+    }
+    with _captured() as printed, _environment(spec.env):
+        if scenario.function is None:
+            outcome = run_program(RunRequest(program=str(scenario.file), args=list(spec.args), **common))
+        else:
+            outcome = simulate(_caller(scenario), check=False, **common)
+            outcome.program = spec.program
+    return outcome, printed(), conditions
+
+
+def observe(
+    scenario: Scenario, outcome: Outcome, output: str, conditions: Conditions, *, update_baseline: bool = False
+) -> Result:
+    """From a run to its result."""
+    found = figures(outcome)
+    result = Result(
+        scenario.name,
+        str(scenario.path),
+        report=_report(outcome),
+        output=output,
+        replay=replay_command(scenario, conditions.schedule),
+        virtual_time_s=outcome.virtual_time_s,
+        exit_code=outcome.exit_code,
+        figures=found,
+        notes=list(outcome.notes),
+        document=report_document(outcome),
+    )
+    if outcome.diagnoses:
+        first = outcome.diagnoses[0]
+        result.kind, result.culprits = first.kind.value, first.culprits
+        site = next((first.sites[r] for r in first.culprits if r in first.sites), None)
+        result.place = None if site is None else (site.file, site.line)
+    if result.place is None and scenario.file is not None:
+        result.place = (str(scenario.file), 1)
+    seen = Observed(outcome, output, found)
+    result.wrong = mistakes(scenario, seen, baseline_path(scenario), update_baseline)
+    if conditions.limits.reached is not None:
+        result.wrong.insert(0, f"limits: {conditions.limits.reached}")
+    result.wrong += [_never(rule, outcome) for rule in conditions.never_struck]
+    return result
+
+
+def _never(rule: Rule, outcome: Outcome) -> str:
+    text = f"{rule.path}: never struck ({rule}, {rule.when})"
+    if rule.when.call is None:
+        return text
+    ranks = getattr(rule, "ranks", None) or sorted(outcome.records)
+    made = max((len(outcome.records.get(rank, ())) for rank in ranks), default=0)
+    last = [outcome.records[r][-1] for r in ranks if outcome.records.get(r)]
+    where = f"; the last of {made} calls was {last[0].op} #{last[0].seq}" if last else "; no call was made"
+    return text + where
+
+
+def _report(outcome: Outcome) -> str:
+    if outcome.diagnoses:
+        return render_diagnoses(outcome.diagnoses, outcome.evidence).plain(WIDTH)
+    from rich.console import Console
+
+    console = Console(width=WIDTH, color_system=None, force_terminal=False, highlight=False, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(Summary(outcome, with_wall_time=False), crop=False)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def _caller(scenario: Scenario) -> Callable[[], Any]:
+    """What each rank does for a program that is a function: import it in its own world and call it."""
+    folder = str(scenario.path.parent.resolve())
+    file, name, arguments = scenario.file, scenario.program, list(scenario.spec.args)
+    function = scenario.function or ""
+
+    def call() -> Any:
+        sys.path.insert(0, folder)
+        sys.argv = [str(file or name), *arguments]
+        if file is None:
+            module = importlib.import_module(name)
+        else:
+            spec = importlib.util.spec_from_file_location(Path(name).stem, file)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        return getattr(module, function)(*arguments)
+
+    call.__qualname__ = function
+    return call
+
+
+@contextmanager
+def _captured() -> Iterator[Callable[[], str]]:
+    """sys.stdout and sys.stderr into a file (programs ask for its number) for a while."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
+        saved = sys.stdout, sys.stderr
+        sys.stdout = sys.stderr = file
+        text = ""
+
+        def printed() -> str:
+            return text
+
+        try:
+            yield printed
+        finally:
+            sys.stdout, sys.stderr = saved
+            file.flush()
+            file.seek(0)
+            text = file.read()
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

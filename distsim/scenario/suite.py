@@ -1,0 +1,68 @@
+"""Many scenarios: which of them, how many at a time, and one line for each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+from distsim.errors import UsageError
+from distsim.scenario.load import Scenario
+from distsim.scenario.result import Result
+from distsim.scenario.run import run_scenario
+
+__all__ = ["matching", "run_suite"]
+
+_TOKEN = re.compile(r"\s*(\(|\)|[^\s()]+)")
+
+
+def matching(expression: str | None) -> Callable[[Scenario], bool]:
+    """Whether a scenario is meant by `-k EXPRESSION`: parts of its name with and, or, not and brackets.
+    A scenario that takes long is also called slow."""
+    if not expression:
+        return lambda _: True
+    words: list[str] = []
+    parts: list[str] = []
+    for token in _TOKEN.findall(expression):
+        if token in ("and", "or", "not", "(", ")"):
+            parts.append(token)
+        else:
+            parts.append(f"word({len(words)})")
+            words.append(token.lower())
+    try:
+        code = compile(" ".join(parts), "-k", "eval")
+    except SyntaxError:
+        raise UsageError(f"-k {expression!r}: expected words with and, or, not and brackets") from None
+
+    def meant(scenario: Scenario) -> bool:
+        name = f"{scenario.name} {scenario.spec.program} {'slow' if scenario.spec.slow else ''}".lower()
+        return bool(eval(code, {"__builtins__": {}, "word": lambda number: words[number] in name}))
+
+    return meant
+
+
+def run_suite(scenarios: Sequence[Scenario], workers: int = 1, update_baselines: bool = False) -> Iterator[Result]:
+    """Results in the order of *scenarios*, as they come."""
+    if workers < 2 or len(scenarios) < 2:
+        for scenario in scenarios:
+            yield run_scenario(scenario, update_baseline=update_baselines)
+        return
+    # Fresh processes: a simulation swaps what a process has only once, so two cannot share one.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers, len(scenarios)), mp_context=context, initializer=_prepare) as pool:
+        jobs = [pool.submit(_run, scenario.path, scenario.spec.model_dump(by_alias=True, exclude_unset=True), update_baselines) for scenario in scenarios]
+        for job in jobs:
+            yield job.result()
+
+
+def _prepare() -> None:
+    import distsim.sim  # noqa: F401  # the expensive import, once a worker
+
+
+def _run(path: object, data: dict[str, object], update: bool) -> Result:
+    from pathlib import Path
+
+    from distsim.scenario.load import check
+
+    return run_scenario(check(data, Path(str(path))), update_baseline=update)
