@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from distsim.calibration.compare import Bench
 from distsim.calibration.constants import Constants
 
-__all__ = ["Fitted", "fit"]
+__all__ = ["Fitted", "fit", "fitted_names"]
 
 _PRIOR_SIGMA = 0.7
 """A constant may be this far (in its logarithm) from where it started before that costs as much as one table's worth
@@ -101,3 +101,16 @@ def fit(
             break
     spread = np.sqrt(np.diag(np.linalg.inv(normal)) * max(float((weight * error**2).sum() / weight.sum()), 1e-6))
     return Fitted(constants(values), dict(zip(names, spread.tolist(), strict=True)), best)
+
+
+def fitted_names(benches: Sequence[Bench], start: Constants, fixed: Sequence[str]) -> list[str]:
+    """The constants that the tables say anything about: a change of each moves at least one time."""
+    errors, _ = _residuals(benches, start)
+    names: list[str] = []
+    for name, value in start.values.items():
+        if name in fixed:
+            continue
+        moved, _ = _residuals(benches, start.changed({name: value * 1.1}))
+        if np.abs(moved - errors).max() > 1e-6:
+            names.append(name)
+    return names

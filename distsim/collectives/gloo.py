@@ -23,7 +23,7 @@ from distsim.collectives.group import Group
 from distsim.collectives.plan import Cost, Plan
 from distsim.collectives.ring import Shape, ring_messages, ring_phase
 
-__all__ = ["compile_gloo"]
+__all__ = ["compile_gloo", "progress_bytes"]
 
 _LAUNCH_S = 60e-6
 """Hand-over to gloo's worker thread and back; on 2 shared cores, torch 2.13 (see `distsim calibrate --on gloo`)."""
@@ -31,20 +31,39 @@ _HOP_S = 20e-6
 """What a message costs beyond the wire: epoll, system calls, the copy."""
 
 
+def progress_bytes(op: str, size: int, nbytes: float) -> float:
+    """What one transfer of *op* moves, over all its rounds: what a calibration's times per byte are for."""
+    if op in ("all_reduce", "all_gather", "reduce_scatter"):
+        return Shape.of(op, size, nbytes).edge_bytes
+    if op == "all_to_all":
+        return nbytes / size
+    if op == "broadcast":
+        return nbytes * math.ceil(math.log2(size))
+    return nbytes
+
+
+_MEASURED_AS = {"reduce_scatter": "all_reduce", "gather": "all_to_all", "scatter": "all_to_all", "send": "sendrecv"}
+"""Operations that `distsim calibrate --on gloo` does not measure, and the one they are taken to cost like."""
+
+
+def _cost(group: Group, op: str, nbytes: float) -> tuple[float, Cost]:
+    """Start-up and cost: the calibration's where the cluster file has one, general figures otherwise."""
+    given = group.cluster.calibration
+    key = f"gloo_{_MEASURED_AS.get(op, op)}"
+    if group.size == 1 or f"{key}_launch_s" not in given:
+        return _LAUNCH_S, Cost(intra_hop_s=_HOP_S, inter_hop_s=_HOP_S)
+    moved = progress_bytes(op, group.size, nbytes)
+    beyond = max(moved - given[f"{key}_knee_bytes"], 0.0)
+    busy_s = moved * given[f"{key}_s_per_byte"] + beyond * given[f"{key}_more_s_per_byte"]
+    return given[f"{key}_launch_s"], Cost(edge_bytes_per_s=moved / busy_s if busy_s > 0.0 else math.inf)
+
+
 def compile_gloo(
     group: Group, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None
 ) -> Plan:
     """*op* as gloo does it. *nbytes* as in `Transfer`."""
-    given = group.cluster.calibration
-    launch_s = given.get("gloo_launch_s", _LAUNCH_S)
-    hop_s = given.get("gloo_hop_s", _HOP_S)
-    cost = Cost(
-        wire=1.0 / given.get("gloo_efficiency", 1.0),
-        net_wire=1.0 / given.get("gloo_efficiency", 1.0),
-        edge_bytes_per_s=given.get("gloo_rank_bytes_per_s", math.inf),
-        intra_hop_s=hop_s,
-        inter_hop_s=hop_s,
-    )
+    launch_s, cost = _cost(group, op, nbytes)
+    hop_s = cost.inter_hop_s
     size = group.size
     if size == 1:
         return Plan("none", "gloo", 1, launch_s)

@@ -1,0 +1,28 @@
+"""Writing the constants back into their data file, comments and sources kept."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from distsim.calibration.fit import Fitted
+
+__all__ = ["data_file"]
+
+_ENTRY = re.compile(r"^(\w+) = \{ value = [^,]+, uncertainty = [^,]+, source = (\".*\") \}$")
+
+
+def data_file(path: Path, fitted: Fitted, source: str) -> str:
+    """The text of *path* with the fitted values, their uncertainty, and *source* in place of theirs."""
+    lines: list[str] = []
+    table = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            table = line.strip("[]")
+        entry = _ENTRY.match(line)
+        name = f"{table}.{entry[1]}" if entry else ""
+        if entry and name in fitted.sigma:
+            value, sigma = fitted.constants.values[name], fitted.sigma[name]
+            line = f'{entry[1]} = {{ value = {value:.4g}, uncertainty = {sigma:.2g}, source = "{source}" }}'
+        lines.append(line)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,137 @@
+"""`distsim calibrate`: fit the model's constants to tables, or a cluster file to a live gloo."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from distsim.errors import UsageError
+
+__all__ = ["add_parser", "run"]
+
+_NOT_FITTED = ("launch.chunk_MiB", "p2p.channel_GBps")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare `distsim calibrate`."""
+    parser = subparsers.add_parser(
+        "calibrate",
+        help="fit a cluster file to your own measurements",
+        description="--from DIR refits the NCCL constants to measured nccl-tests tables and writes a data file. "
+        "--on gloo measures gloo between processes on this machine and writes a cluster file that predicts it.",
+    )
+    parser.add_argument("--from", dest="folder", metavar="DIR", default=None, help="tables with an _index.csv")
+    parser.add_argument("--on", metavar="BACKEND", default=None, help="measure a live backend: gloo")
+    parser.add_argument("-o", "--output", metavar="FILE", default=None, help="where to write (default: print)")
+    parser.add_argument("--rounds", metavar="N", type=int, default=8, help="of the fit (default 8)")
+    parser.add_argument(
+        "--leave-one-out",
+        action="store_true",
+        help="instead: fit without each machine's tables in turn, print how well those are then predicted",
+    )
+    parser.add_argument("--nproc-per-node", metavar="N", type=int, default=2, help="ranks of gloo (default 2)")
+    parser.add_argument("--seconds", metavar="S", type=float, default=15.0, help="how long gloo is measured")
+    parser.add_argument("--check", action="store_true", help="also measure sizes between, and print how they are predicted")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fit or measure; answers 0."""
+    if (args.folder is None) == (args.on is None):
+        raise UsageError("expected --from DIR (tables of nccl-tests) or --on gloo (measure here), one of them")
+    if args.folder is not None:
+        return _fit(args)
+    if args.on in ("nccl", "mpi"):
+        raise UsageError(
+            f"calibrate --on {args.on} is not there: run nccl-tests, put its tables into a folder with an _index.csv "
+            "and use --from"
+        )
+    if args.on != "gloo":
+        raise UsageError(f"expected --on gloo, got {args.on!r}")
+    return _live(args)
+
+
+def _fit(args: argparse.Namespace) -> int:
+    from distsim.calibration.compare import Bench
+    from distsim.calibration.constants import data_folder, read_constants
+    from distsim.calibration.datafile import data_file
+    from distsim.calibration.fit import fit, fitted_names
+    from distsim.calibration.tables import read_tables
+
+    start = read_constants(data_folder() / "nccl.toml")
+    benches = [Bench.of(table) for table in read_tables(Path(args.folder)) if table.use == "fit"]
+    if not benches:
+        raise UsageError(f"no table of {args.folder} has use = fit in _index.csv")
+    if args.leave_one_out:
+        return _leave_one_out(args, benches, start)
+    names = fitted_names(benches, start, _NOT_FITTED)
+    fitted = fit(benches, start, names, rounds=args.rounds, report=print)
+    for name in names:
+        print(
+            f"{name:28s}{start.values[name]:10.4g} -> {fitted.constants.values[name]:10.4g}  "
+            f"(uncertainty {fitted.sigma[name]:.2f})"
+        )
+    text = data_file(data_folder() / "nccl.toml", fitted, f"fitted to {len(benches)} tables")
+    _write(args.output, text)
+    return 0
+
+
+def _leave_one_out(args: argparse.Namespace, benches: list[Any], start: Any) -> int:
+    import numpy as np
+
+    from distsim.calibration.fit import fit, fitted_names
+    from distsim.calibration.report import Errors
+    from distsim.calibration.tables import REGIMES
+
+    every: list[list[float]] = [[], [], []]
+    print("Each machine predicted by constants fitted to all the others: median absolute error by size.")
+    print(f"{'machine':24s}{'tables':>7s}" + "".join(f"{name:>18s}" for name in REGIMES))
+    for machine in dict.fromkeys(bench.table.on for bench in benches):
+        others = [bench for bench in benches if bench.table.on != machine]
+        own = [bench for bench in benches if bench.table.on == machine]
+        names = fitted_names(others, start, _NOT_FITTED)
+        fitted = fit(others, start, names, rounds=min(args.rounds, 4))
+        line = f"{machine:24s}{len(own):>7d}"
+        for bench in own:
+            bench.use(fitted.constants)
+        errors = [Errors(bench, bench.times_us()) for bench in own]
+        for place in range(3):
+            some = np.abs(np.concatenate([error.of(place) for error in errors]))
+            every[place].extend(some.tolist())
+            line += f"{np.median(some):>18.1%}" if len(some) else f"{'-':>18s}"
+        print(line, flush=True)
+    print(f"{'all rows':31s}" + "".join(f"{np.median(some):>18.1%}" for some in every))
+    return 0
+
+
+def _live(args: argparse.Namespace) -> int:
+    from distsim.calibration.live import cluster_toml, fit_gloo, measure_gloo
+
+    if args.nproc_per_node < 2:
+        raise UsageError(f"expected at least 2 ranks, got --nproc-per-node {args.nproc_per_node}")
+    fours = [4**power for power in range(3, 13)]
+    between = [2 * size for size in fours[:-1]] if args.check else []
+    rows = measure_gloo(args.nproc_per_node, sorted(fours + between), seconds=args.seconds)
+    known = [row for row in rows if row.size_bytes in fours]
+    constants = fit_gloo(known, args.nproc_per_node)
+    note = f"{args.nproc_per_node} processes over loopback, {os.cpu_count()} cores, {args.seconds:.0f} s"
+    text = cluster_toml(constants, name="gloo-here", nodes=1, ranks_per_node=args.nproc_per_node, note=note)
+    _write(args.output, text)
+    if args.check:
+        from distsim.calibration.live_check import check_gloo
+
+        print(check_gloo(text, [row for row in rows if row.size_bytes in between], 1, args.nproc_per_node))
+    return 0
+
+
+def _write(output: str | None, text: str) -> None:
+    if output is None:
+        print(text, end="")
+        return
+    try:
+        Path(output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror or error}") from None
+    print(f"wrote {output}")
