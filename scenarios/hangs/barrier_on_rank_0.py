@@ -8,7 +8,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 t = torch.ones(4)
-for step in range(3):
+for _ in range(3):
     dist.all_reduce(t)
 if rank == 0:
     # torch.save(...) would be here

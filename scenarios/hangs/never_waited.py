@@ -1,4 +1,4 @@
-"""Teaches: an asynchronous call whose handle is dropped, and the tensor is used before the bytes are there."""
+"""Teaches: an asynchronous call whose handle is dropped, and a tensor used before the bytes are there."""
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,8 @@
-"""Teaches: broadcast_object_list on all ranks but one: two calls, of the size and of the bytes, that one rank never makes."""
+"""Teaches: broadcast_object_list on all ranks but one.
 
-import torch
+To the group it is two calls, of the size and of the bytes, and one rank makes neither.
+"""
+
 import torch.distributed as dist
 
 dist.init_process_group("gloo")

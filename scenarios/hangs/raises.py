@@ -1,4 +1,7 @@
-"""Teaches: one rank raises, the others wait for it. On a real cluster the last thing one sees is their timeout."""
+"""Teaches: one rank raises, the others wait for it.
+
+On a real cluster the last thing one sees is their timeout.
+"""
 
 import torch
 import torch.distributed as dist

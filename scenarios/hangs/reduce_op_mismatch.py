@@ -1,4 +1,7 @@
-"""Teaches: the ranks disagree about the reduce operation. Nothing hangs on gloo: the result is silently wrong."""
+"""Teaches: the ranks disagree about the reduce operation.
+
+Nothing hangs on gloo: the result is silently wrong.
+"""
 
 import torch
 import torch.distributed as dist

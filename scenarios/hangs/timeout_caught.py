@@ -1,4 +1,7 @@
-"""Teaches: the same, but the program catches the timeout and ends well: nothing is wrong, and no virtual minute costs a real one."""
+"""Teaches: the same as timeout.py, but the program catches the timeout and ends well.
+
+Nothing is wrong then, and no virtual minute costs a real one.
+"""
 
 import time
 from datetime import timedelta

@@ -1,4 +1,7 @@
-"""Teaches: two groups over the same ranks, used in opposite order: each call waits for ranks that sit in the other."""
+"""Teaches: two groups over the same ranks, used in opposite order.
+
+Each call waits for ranks that sit in the other.
+"""
 
 import torch
 import torch.distributed as dist

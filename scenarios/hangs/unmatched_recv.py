@@ -1,4 +1,7 @@
-"""Teaches: a recv that nobody sends to. The culprit is the rank that does not send, not the one that waits."""
+"""Teaches: a recv that nobody sends to.
+
+The culprit is the rank that does not send, not the one that waits.
+"""
 
 import torch
 import torch.distributed as dist

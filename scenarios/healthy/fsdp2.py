@@ -1,4 +1,7 @@
-"""Teaches: FSDP2. fully_shard cuts every parameter over the ranks; all-gathers and reduce-scatters do the rest."""
+"""Teaches: FSDP2. fully_shard cuts every parameter over the ranks.
+
+All-gathers before, reduce-scatters after do the rest.
+"""
 
 import torch
 import torch.distributed as dist
@@ -11,7 +14,8 @@ rank, world_size = dist.get_rank(), dist.get_world_size()
 mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("fsdp",))
 
 torch.manual_seed(0)
-model = nn.Sequential(*(nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) for _ in range(2)))
+layers = [nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) for _ in range(2)]
+model = nn.Sequential(*layers)
 for layer in model:
     fully_shard(layer, mesh=mesh)
 fully_shard(model, mesh=mesh)

@@ -1,4 +1,7 @@
-"""Teaches: a mesh of two dimensions. FSDP over the rows, tensor parallel over the columns, each with its own groups."""
+"""Teaches: a mesh of two dimensions.
+
+FSDP over the rows, tensor parallel over the columns, each with its own groups.
+"""
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,7 @@
-"""Teaches: tensor parallel with DTensor. The first layer is cut by columns, the second by rows; one all-reduce remains.
+"""Teaches: tensor parallel with DTensor.
 
-The result is compared with the same layers on one rank.
+The first layer is cut by columns, the second by rows, and one all-reduce remains. The result is
+compared with the same layers on one rank.
 """
 
 import torch

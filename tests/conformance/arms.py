@@ -15,6 +15,7 @@ import importlib.util
 import io
 import multiprocessing
 import os
+import random
 import runpy
 import shutil
 import signal
@@ -69,7 +70,9 @@ def own_init(body: Body) -> Body:
     return body
 
 
-def run_body(body: Body, args: tuple[Any, ...], place: Place) -> Any:
+def run_body(
+    body: Body, args: tuple[Any, ...], place: Place, before_the_end: Callable[[], None] = lambda: None
+) -> Any:
     """What every rank of both arms does."""
     import torch
     import torch.distributed as dist
@@ -80,6 +83,7 @@ def run_body(body: Body, args: tuple[Any, ...], place: Place) -> Any:
         return plain(body(rank, world_size, place, *args))
     dist.init_process_group("gloo")
     answer = plain(body(rank, world_size, *args))
+    before_the_end()
     dist.destroy_process_group()
     return answer
 
@@ -157,7 +161,7 @@ def _collect(readers: list[Connection], workers: list[Any], timeout_s: float, na
         ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
             missing = [i for i, r in enumerate(readers) if r in waiting]
-            failures.update({i: f"no answer after {timeout_s:g} s" for i in missing})
+            failures.update(dict.fromkeys(missing, f"no answer after {timeout_s:g} s"))
         for reader in ready:
             rank = readers.index(reader)  # type: ignore[arg-type]
             try:
@@ -184,14 +188,14 @@ def _collect(readers: list[Connection], workers: list[Any], timeout_s: float, na
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Ports that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = tuple(int(one.getsockname()[1]) for one in sockets)
-    for one in sockets:
-        one.close()
-    return ports
+    """Ports that were free a moment ago, below those that the system gives to clients."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            ports.append(port)
+    return tuple(ports)
 
 
 def _worker(writer: Connection, job: tuple[Any, ...]) -> None:
@@ -218,12 +222,22 @@ def _worker(writer: Connection, job: tuple[Any, ...]) -> None:
         if name is None:
             answer = _run_script(path)
         else:
-            answer = run_body(getattr(_load(path), name), args, place)
+            answer = run_body(getattr(_load(path), name), args, place, lambda: _meet(place.directory, rank))
         writer.send(("answer", answer))
     except BaseException:
         writer.send(("error", traceback.format_exc()))
     finally:
         writer.close()
+
+
+def _meet(directory: str, rank: int) -> None:
+    """Wait until all have their answers: rank 0 is the store's server and must not leave first."""
+    Path(directory, f"done-{rank}").touch()
+    deadline = time.monotonic() + 10.0
+    while time.monotonic() < deadline:
+        if all(Path(directory, f"done-{i}").exists() for i in range(WORLD_SIZE)):
+            return
+        time.sleep(0.002)
 
 
 def _load(path: str) -> Any:

@@ -10,7 +10,6 @@ from conformance.arms import Conform, gloo, sim
 from conformance.plain import differences
 
 
-
 @pytest.fixture(scope="session")
 def gloo_answers() -> dict[tuple[Any, ...], list[Any]]:
     """What gloo answered in this session, so that the sim arm need not ask again."""

@@ -7,11 +7,21 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int8, torch.uint8, torch.int32, torch.int64]
+ALL_DTYPES = [*FLOATS, *INTEGERS, torch.int16, torch.bool, torch.complex64, torch.complex128]
+
+
+def mine(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A tensor that tells its rank: 10 * rank, 10 * rank + 1, ..."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(count) + 10 * rank).reshape(shape).to(dtype)
+
 
 def plain(value: Any) -> Any:
     """The value without tensors and objects of torch: dtype, shape and contents as lists."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         detached = value.detach()
         if detached.dtype in (torch.float16, torch.bfloat16):
@@ -23,12 +33,12 @@ def plain(value: Any) -> Any:
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
-    if isinstance(value, int | float | complex | str | bytes | bool) or value is None:
-        # Backend is a str, a ReduceOp an int: their plain selves.
-        for kind in (bool, int, float, complex, str, bytes):
-            if isinstance(value, kind):
-                return kind(value)
+    if value is None:
         return None
+    for kind in (bool, int, float, complex, str, bytes):
+        if isinstance(value, kind):
+            as_kind: Callable[[Any], Any] = kind  # a Backend is a str: its plain self
+            return as_kind(value)
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
     if isinstance(value, type):

@@ -79,9 +79,7 @@ def debug_detail(rank: int, world_size: int) -> dict[str, Any]:
 
 def error_types(rank: int, world_size: int) -> dict[str, Any]:
     kinds = [dist.DistError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError]
-    found: dict[str, Any] = {
-        kind.__name__: [base.__name__ for base in kind.__mro__] for kind in kinds
-    }
+    found: dict[str, Any] = {kind.__name__: [base.__name__ for base in kind.__mro__] for kind in kinds}
     found["queue empty"] = [base.__name__ for base in dist.QueueEmptyError.__mro__]
     found["raised"] = error_of(_raise, dist.DistBackendError("mine"))
     return found

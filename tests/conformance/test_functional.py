@@ -9,12 +9,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from conformance.arms import Conform
-from conformance.plain import error_of
+from conformance.plain import error_of, mine
 from torch.distributed.device_mesh import init_device_mesh
-
-
-def mine(rank: int, *shape: int) -> torch.Tensor:
-    return (torch.arange(torch.Size(shape).numel()) + 10.0 * rank).reshape(shape)
 
 
 def reductions(rank: int, world_size: int) -> dict[str, Any]:

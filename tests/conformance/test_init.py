@@ -146,8 +146,8 @@ def twice(rank: int, world_size: int, place: Place) -> dict[str, Any]:
 def backends(rank: int, world_size: int, place: Place) -> dict[str, Any]:
     """The backend in all its spellings."""
     found: dict[str, Any] = {}
-    kinds = ["gloo", "GLOO", "Gloo", dist.Backend.GLOO, dist.Backend("gloo"), "cpu:gloo", "cpu:gloo,cuda:gloo"]
-    kinds += [None, "undefined"]
+    kinds = ["gloo", "GLOO", "Gloo", dist.Backend.GLOO, dist.Backend("gloo"), "cpu:gloo"]
+    kinds += ["cpu:gloo,cuda:gloo", None, "undefined"]
     for i, kind in enumerate(kinds):
         name = f"{i} {kind}"
         method = f"file://{place.directory}/{i}"
@@ -197,6 +197,7 @@ def arguments(rank: int, world_size: int, place: Place) -> dict[str, Any]:
     def start(**kwargs: Any) -> str:
         said = error_of(dist.init_process_group, "gloo", **kwargs)
         if dist.is_initialized():
+            dist.barrier()
             dist.destroy_process_group()
         return said
 
@@ -335,7 +336,7 @@ def third_party(rank: int, world_size: int, place: Place) -> dict[str, Any]:
     """A backend that the program registers is the program's own, in a simulation too."""
     found: dict[str, Any] = {}
     dist.Backend.register_backend("doubling", _make_doubling, devices=["cpu"])
-    found["attribute"] = dist.Backend.DOUBLING  # type: ignore[attr-defined]
+    found["attribute"] = dist.Backend.DOUBLING
     found["again"] = error_of(dist.Backend.register_backend, "doubling", _make_doubling)
     found["available"] = dist.is_backend_available("doubling")
     dist.init_process_group(

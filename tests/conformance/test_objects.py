@@ -71,7 +71,7 @@ def gather(rank: int, world_size: int) -> dict[str, Any]:
 def scatter(rank: int, world_size: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     out: list[Any] = [None]
-    objects = [f"to {i}" * (i + 1) for i in range(world_size)] if rank == 0 else None
+    objects: list[Any] | None = [f"to {i}" * (i + 1) for i in range(world_size)] if rank == 0 else None
     found["returns"] = dist.scatter_object_list(out, objects, src=0)
     found["out"] = out
     out = [None, "stays"]

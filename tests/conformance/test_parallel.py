@@ -88,7 +88,7 @@ def fsdp_options(rank: int, world_size: int) -> dict[str, Any]:
     out = half(batch(rank))
     found["dtype"] = str(out.dtype)
     out.float().sum().backward()
-    found["reduced in"] = str(next(half.parameters()).grad.dtype)  # type: ignore[union-attr]
+    found["reduced in"] = str(next(half.parameters()).grad.dtype)
     return found
 
 

@@ -85,6 +85,10 @@ def alone(rank: int, world_size: int, place: Place, kind: str) -> dict[str, Any]
     found["wait absent with timeout"] = ask(store.wait, [k + "nothing"], SHORT)
     found["multi_get absent"] = ask(store.multi_get, [k + "m1", k + "nothing"])
     found["still works"] = [ask(store.set, k + "y", "1"), ask(store.get, k + "y")]
+    # The server, which is rank 0, must outlive the others.
+    end = dist.FileStore(f"{place.directory}/end", world_size)
+    end.set(f"end {rank}", "")
+    end.wait([f"end {i}" for i in range(world_size)], timedelta(seconds=20))
     return found
 
 

@@ -15,7 +15,7 @@ SPEED = re.compile(r" *\|.*samples/s$")
 
 
 def lines_of(text: str, *, prefixed: bool) -> list[str]:
-    """The lines, without the rank in front, sorted: ranks print in no particular order. Speeds are left out."""
+    """The lines, without the rank in front, sorted: ranks print in any order. Speeds are left out."""
     lines = [PREFIX.sub("", line) if prefixed else line for line in text.splitlines()]
     return sorted(SPEED.sub("", line) for line in lines if line.strip())
 

@@ -1,22 +1,22 @@
 """A scenario file as the tests of today read it; the runner of later issues reads the same schema.
 
-    program = "x.py"            # beside the file
-    on = "ethernet-cpu:2"       # a cluster: preset or file
-    nproc_per_node = 2
-    args = []                   # of the program
-    seed = 0
-    [limits]
-    host_timeout_s = 1.0        # a rank that computes longer without a call is stuck
-    [expect]
-    kind = "missing_rank"       # of the first diagnosis; "healthy" where there is none
-    culprits = [2]
-    exit_code = 3
-    group = "default_pg"        # description of the group
-    call = { op = "all_reduce", seq = 2 }
-    cycle = [0, 1]
-    line = "# <- culprit"       # every culprit that has a place is at a line that ends like this
-    stuck_line = "# <- waits"   # some rank that waits does so at a line that ends like this
-    output = ["..."]            # lines the ranks print, in any order
+program = "x.py"            # beside the file
+on = "ethernet-cpu:2"       # a cluster: preset or file
+nproc_per_node = 2
+args = []                   # of the program
+seed = 0
+[limits]
+host_timeout_s = 1.0        # a rank that computes longer without a call is stuck
+[expect]
+kind = "missing_rank"       # of the first diagnosis; "healthy" where there is none
+culprits = [2]
+exit_code = 3
+group = "default_pg"        # description of the group
+call = { op = "all_reduce", seq = 2 }
+cycle = [0, 1]
+line = "# <- culprit"       # every culprit that has a place is at a line that ends like this
+stuck_line = "# <- waits"   # some rank that waits does so at a line that ends like this
+output = ["..."]            # lines the ranks print, in any order
 """
 
 from __future__ import annotations

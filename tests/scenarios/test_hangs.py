@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from distsim.sim import RunRequest, run_program
 from scenarios.scenario import load, mistakes, scenarios
+
+from distsim.sim import RunRequest, run_program
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # a program's warnings are its own
 FILES = scenarios("hangs")

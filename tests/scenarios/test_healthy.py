@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from distsim.sim import Outcome, RunRequest, run_program
 from scenarios.printed import lines_of, printed_for_real
 from scenarios.scenario import load, mistakes, scenarios
+
+from distsim.sim import Outcome, RunRequest, run_program
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # a program's warnings are its own
 FILES = scenarios("healthy")
