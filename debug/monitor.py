@@ -137,7 +137,8 @@ class Monitor:
         if self.settings.level is Level.RECORD:
             return
         suspicions = self.host.comparer.check()
-        odd = [s for s in suspicions if not s.lines_only]
+        # At level strict the ranks themselves raise what they see before any byte goes out.
+        odd = [s for s in suspicions if not s.lines_only and self.settings.level is not Level.STRICT]
         lines = [s for s in suspicions if s.lines_only]
         now = time.monotonic()
         if lines and self._lines_due is None:

@@ -57,6 +57,9 @@ MEETING_GROUPS = 128
 MEETING_WINDOW = 128
 """Strict level: the last `MEETING_WINDOW` fingerprints of each of `MEETING_GROUPS` groups."""
 
+MEETING_WORDS = MEETING_WINDOW * 3 + 1
+"""A group's row: hash of its name, then (seq, fingerprint, record index + 1) at seq % MEETING_WINDOW."""
+
 HEADER_BYTES = 4096
 HEADER = struct.Struct("<8sIIIIIIIIiiiiQQQ32s64s")
 """magic, version, header bytes, records, record words, table bytes, payload bytes, meeting groups,
@@ -115,7 +118,7 @@ _PAYLOAD = struct.Struct("<II")
 
 def file_bytes() -> int:
     """Size of a ring file of this version."""
-    meeting = MEETING_GROUPS * (MEETING_WINDOW * 2 + 1) * 8
+    meeting = MEETING_GROUPS * MEETING_WORDS * 8
     return HEADER_BYTES + RECORDS * RECORD_WORDS * 8 + TABLE_BYTES + PAYLOAD_BYTES + meeting
 
 
@@ -123,14 +126,17 @@ RECORDS_AT = HEADER_BYTES
 TABLE_AT = RECORDS_AT + RECORDS * RECORD_WORDS * 8
 PAYLOAD_AT = TABLE_AT + TABLE_BYTES
 MEETING_AT = PAYLOAD_AT + PAYLOAD_BYTES
-MEETING_WORDS = MEETING_WINDOW * 2 + 1
-"""A group's row: hash of its name, then (seq, fingerprint) pairs at seq % MEETING_WINDOW."""
 
 
 def fingerprint(content: object, pairwise: bool) -> int:
     """64 bits of a call's content; bit 0 is set where equal calls may still not fit (`all_to_all`)."""
     digest = int.from_bytes(blake2b(repr(content).encode(), digest_size=8).digest(), "little")
     return (digest & ~1) | int(pairwise)
+
+
+def name_hash(name: str) -> int:
+    """64 bits of a group's name, never 0."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") | 1
 
 
 def process_start_ticks(pid: int) -> int:
@@ -192,6 +198,7 @@ class RingWriter:
         self._counter = itertools.count()
         self._table: dict[tuple[int, Any], int] = {}
         self._payload: dict[Any, tuple[int, int]] = {}
+        self._rows = 0
         self._header(W_OPENED, now)
         self._header(W_BEAT, now)
         self._header(W_LIFE, LIFE_STARTED)
@@ -338,6 +345,24 @@ class RingWriter:
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         if self.words[word] == index + 1:
             self.words[word + WORD_ERROR] = self.text(text[:2000])
+
+    def meeting_row(self, name: str) -> int | None:
+        """First word of the row that holds a group's fingerprints; None: all rows are taken."""
+        if self._rows >= MEETING_GROUPS:
+            return None
+        word = MEETING_AT // 8 + self._rows * MEETING_WORDS
+        self._rows += 1
+        self.words[word] = name_hash(name)
+        return word
+
+    def publish(self, row: int, seq: int, print_: int, index: int) -> None:
+        """Show the members of a group what this rank's call number *seq* is."""
+        word = row + 1 + (seq % MEETING_WINDOW) * 3
+        words = self.words
+        words[word] = 0
+        words[word + 1] = print_
+        words[word + 2] = index + 1
+        words[word] = seq
 
     def peer(self, index: int, peer: int) -> None:
         """The sender of a receive from any source is known now."""

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import Backend, ProcessGroup
 from torch.nn import Parameter
 
 from distsim.debug import ring as rings
+from distsim.debug.records import P2P
 from distsim.realexec.handle import Handle
 from distsim.realexec.recorder import Lane, Recorder
 from distsim.realexec.signature import DESCRIBERS, METHODS, Call, Describer
@@ -71,6 +72,9 @@ def _backend_type(backend: Any) -> Any:
 UNWATCHED = frozenset({"backward", "_verify_params_across_processes"})
 """Library functions that call from C++ and take futures: they are trusted with their buffers."""
 
+PUBLIC = frozenset({*DESCRIBERS, "isend", "irecv", "all_gather_single", "reduce_scatter_single"})
+"""Functions whose handle a user gets; torch's own code (DDP's join, say) drops some without harm."""
+
 BACKEND_NAMES = {
     "all_gather_single": "_allgather_base",
     "reduce_scatter_single": "_reduce_scatter_base",
@@ -118,6 +122,7 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
             deferred = self.strict.hold(self, said, index, seq, fingerprint, is_async, lambda: raw(self, said, args, kwargs))
             if deferred is not None:
                 deferred._after = after
+                deferred._touched = not (is_async and place[2] in PUBLIC)
                 return deferred
         try:
             work = raw(self, said, args, kwargs)
@@ -131,7 +136,8 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
             lane.busy = 0
             return None
         device = said.key[8]
-        handle = Handle(work, recorder, lane, index, is_async, device is None or device.type == "cpu")
+        on_host = device is None or device.type == "cpu"
+        handle = Handle(work, recorder, lane, index, is_async, on_host, place[2] in PUBLIC, said.key[0] in P2P)
         handle._after = after
         return handle
 

@@ -17,7 +17,17 @@ __all__ = ["Handle"]
 class Handle(Work):
     """Wraps the Work of a real backend. C++ (DDP, functional collectives) calls `wait` and `get_future`."""
 
-    def __init__(self, inner: Any, recorder: Recorder, lane: Lane, index: int, is_async: bool, on_host: bool) -> None:
+    def __init__(
+        self,
+        inner: Any,
+        recorder: Recorder,
+        lane: Lane,
+        index: int,
+        is_async: bool,
+        on_host: bool,
+        owned: bool,
+        p2p: bool = False,
+    ) -> None:
         Work.__init__(self)
         self._inner = inner
         self._recorder = recorder
@@ -26,11 +36,16 @@ class Handle(Work):
         self._is_async = is_async
         self._on_host = on_host
         """wait() returns when the data are there (CPU tensors); on an accelerator the stream waits."""
-        self._touched = not is_async
+        self._again = on_host and not p2p
+        """wait() may be called twice: gloo's send and receive block for ever the second time."""
+        self._touched = not (is_async and owned)
+        """Nothing is to be said if the handle is dropped: it was waited for, or torch's own code holds it."""
         self._after: Any = None
         """Called once when the first wait() has come back (NaN watch, checksums)."""
-        if is_async:
-            recorder.watch(index, inner, on_host)
+        self._polled = not p2p or not on_host
+        """gloo's sends and receives say that they have ended only after wait()."""
+        if is_async and self._polled:
+            recorder.watch(index, inner, self._again)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         recorder, index = self._recorder, self._index
@@ -49,8 +64,8 @@ class Handle(Work):
             ring.finish(index, rings.COMPLETED)
         else:
             ring.unmark(index, rings.WAITING)
-            if not self._is_async:
-                recorder.watch(index, self._inner, self._on_host)
+            if not self._is_async and self._polled:
+                recorder.watch(index, self._inner, self._again)
         self._free()
         if self._after is not None:
             after, self._after = self._after, None
@@ -100,9 +115,9 @@ class Handle(Work):
     def get_future(self) -> Any:
         self._touched = True
         self._recorder.ring.mark(self._index, rings.FUTURE)
-        if not self._is_async:
+        if not self._is_async and self._polled:
             # Only the host's own wait() would note the end.
-            self._recorder.watch(self._index, self._inner, self._on_host)
+            self._recorder.watch(self._index, self._inner, self._again)
         return self._inner.get_future()
 
     def get_future_result(self) -> Any:

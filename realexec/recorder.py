@@ -31,10 +31,12 @@ class Completable(Protocol):
 class Lane:
     """One group's counters in this process."""
 
-    __slots__ = ("busy", "group", "name", "ordinals", "p2p", "ranks", "seq")
+    __slots__ = ("busy", "group", "key", "name", "ordinals", "p2p", "ranks", "seq")
 
-    def __init__(self, name: str, ranks: Sequence[int], group: int) -> None:
+    def __init__(self, name: str, ranks: Sequence[int], group: int, generation: int = 0) -> None:
         self.name = name
+        self.key = f"{name}/{generation}/{','.join(map(str, ranks))}"
+        """The same on every member, and of no other group."""
         self.ranks = tuple(ranks)
         self.group = group
         self.seq = count(1)
@@ -64,7 +66,7 @@ class Recorder:
         the same name (after destroy_process_group) is another one."""
         key = (name, tuple(ranks))
         generation = self._lanes[key] = self._lanes.get(key, -1) + 1
-        return Lane(name, ranks, self.ring.group(name, description, ranks, generation))
+        return Lane(name, ranks, self.ring.group(name, description, ranks, generation), generation)
 
     def begin(self, lane: Lane, call: Call, place: Place) -> tuple[int, bool, int, int]:
         """Record that a call is being made: its index, whether the caller goes on, its number, its fingerprint."""
@@ -153,21 +155,21 @@ class Recorder:
         """Stamp the end of a call."""
         self.ring.finish(index, state)
 
-    def watch(self, index: int, work: Completable, on_host: bool) -> None:
+    def watch(self, index: int, work: Completable, again: bool) -> None:
         """Look at an asynchronous call now and then until it has ended."""
-        self.outstanding.append((index, work, on_host))
+        self.outstanding.append((index, work, again))
 
     def poll(self) -> None:
         """Stamp the asynchronous calls at the head of the queue that have ended."""
         outstanding = self.outstanding
         for _ in range(min(len(outstanding), 4)):
             try:
-                index, work, on_host = outstanding.popleft()
+                index, work, again = outstanding.popleft()
             except IndexError:  # another thread took it
                 return
-            state = _how_ended(work, on_host)
+            state = _how_ended(work, again)
             if not state:
-                outstanding.appendleft((index, work, on_host))
+                outstanding.appendleft((index, work, again))
                 return
             self.ring.finish(index, state)
 
@@ -175,14 +177,14 @@ class Recorder:
         """Look at every asynchronous call once."""
         for _ in range(len(self.outstanding)):
             try:
-                index, work, on_host = self.outstanding.popleft()
+                index, work, again = self.outstanding.popleft()
             except IndexError:
                 return
-            state = _how_ended(work, on_host)
+            state = _how_ended(work, again)
             if state:
                 self.ring.finish(index, state)
             else:
-                self.outstanding.append((index, work, on_host))
+                self.outstanding.append((index, work, again))
 
 
 def _plain(key: tuple[str, tuple[int, ...] | None]) -> tuple[dict[str, Any], bool]:
@@ -190,13 +192,13 @@ def _plain(key: tuple[str, tuple[int, ...] | None]) -> tuple[dict[str, Any], boo
     return ({"op": op} if ranks is None else {"op": op, "new": list(ranks)}), False
 
 
-def _how_ended(work: Completable, on_host: bool) -> int:
+def _how_ended(work: Completable, again: bool) -> int:
     """COMPLETED, FAILED, or 0 while it is under way."""
     try:
         if not work.is_completed():
             return 0
-        if on_host:
-            work.wait()  # it has ended, so this only says how
+        if again:
+            work.wait()  # it has ended, so this only says how; some may be waited for but once
         return rings.COMPLETED
     except RuntimeError:
         return rings.FAILED  # the caller's own wait() says so to whom it concerns

@@ -18,7 +18,7 @@ from typing import Any
 from distsim.debug import ring as rings
 from distsim.debug.callsite import user_frames
 from distsim.debug.jobdir import default_directory, job_name, ring_path, stack_path
-from distsim.debug.levels import Settings
+from distsim.debug.levels import Level, Settings
 from distsim.debug.ring import RingWriter
 from distsim.realexec.heartbeat import Heartbeat
 from distsim.realexec.recorder import Recorder, frames_of
@@ -72,6 +72,11 @@ class Session:
         recorder = Recorder(ring)
         session = cls(settings, directory, rank, world_size, ring, recorder, Heartbeat(recorder))
         session._catch_stacks()
+        if settings.level is Level.STRICT:
+            from distsim.realexec.peers import Peers
+            from distsim.realexec.strict import Strict
+
+            session.strict = Strict(recorder, Peers(directory, rank, world_size, job))
         session.heartbeat.start()
         return session
 

@@ -106,6 +106,7 @@ class Zygote:
         guarded: bool = True,
         on_hang: str = "abort",
         hang_after_s: float = 60.0,
+        limit_s: float = 40.0,
         **settings: Any,
     ) -> Result:
         """One job from start to end under a monitor in this process."""
@@ -133,6 +134,7 @@ class Zygote:
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
         if guarded:
+            watchdog(self, limit_s, directory)
             monitor.run()
         answer = json.loads(self.process.stdout.readline())
         outputs = {rank: (directory / f"out.{rank}").read_text() for rank in range(ranks) if rank not in skip}
@@ -164,9 +166,14 @@ def ring_directory() -> Iterator[Path]:
         yield Path(folder)
 
 
-def watchdog(zygote: Zygote, seconds: float) -> threading.Timer:
-    """Kills a zygote whose job never ends, so that a test fails instead of hanging."""
-    timer = threading.Timer(seconds, zygote.process.kill)
+def watchdog(zygote: Zygote, seconds: float, directory: Path) -> None:
+    """Ends a job that never ends by itself, so that a test fails instead of hanging."""
+
+    def end() -> None:
+        if not (directory / "done.json").exists() and directory.exists():
+            zygote.process.kill()
+            (directory / "done.json").write_text("{}")
+
+    timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
-    return timer

@@ -1,0 +1,471 @@
+"""The strict level: a collective goes out only when all its members have called the same.
+
+Each rank shows the fingerprint of its call to its peers and looks at theirs. A synchronous call waits
+for them in place, as the collective itself would. An asynchronous one is put into its group's queue and
+goes out from a thread of ours, so the caller goes on. Point-to-point calls are never held: who comes
+second sees the first and raises before it sends; who came first learns it in wait().
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.futures
+
+from distsim.debug import ring as rings
+from distsim.debug.checks import check_meeting
+from distsim.debug.errors import CollectiveMismatch
+from distsim.debug.records import CallRecord, Group
+from distsim.realexec.handle import Handle
+from distsim.realexec.peers import Peers, StorePeer
+from distsim.realexec.recorder import Lane, Recorder
+from distsim.realexec.signature import Call, content
+
+__all__ = ["Deferred", "Strict", "Watched"]
+
+AHEAD = rings.MEETING_WINDOW // 2
+"""Asynchronous calls of a group that may be shown before they went out; beyond it they queue unseen."""
+DEFAULT_TIMEOUT_S = 1800.0
+LIFE_CHECK_S = 0.2
+FIRST_SLEEP_S = 20e-6
+LAST_SLEEP_S = 1e-3
+
+
+class _Queue:
+    """One group's calls that wait for their members."""
+
+    def __init__(self, row: int | None, peers: list[Any], group: Group) -> None:
+        self.row = row
+        self.peers = peers
+        self.group = group
+        self.waiting: deque[Deferred] = deque()
+        self.done = 0
+        """Number of the last call that went out."""
+        self.remote = any(isinstance(peer, StorePeer) for peer in peers)
+
+
+class Deferred(Handle):
+    """The handle of a call that has not gone out yet."""
+
+    def __init__(
+        self, recorder: Recorder, lane: Lane, index: int, seq: int, print_: int, is_async: bool, on_host: bool, issue: Any
+    ) -> None:
+        super().__init__(None, recorder, lane, index, False, on_host, False)
+        self._is_async = is_async
+        self.seq = seq
+        self.print_ = print_
+        self.issue: Callable[[], Any] = issue
+        self.shown = False
+        self.began = time.monotonic()
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._future: Any = None
+
+    def went_out(self) -> None:
+        """All members are there and agree: make the call."""
+        try:
+            self._inner = self.issue()
+        except BaseException as error:
+            self.refuse(error)
+            return
+        if self._inner is None:
+            self._recorder.ring.finish(self._index, rings.COMPLETED)
+        else:
+            self._recorder.watch(self._index, self._inner, self._again)
+            if self._future is not None:
+                _chain(self._inner.get_future(), self._future)
+        self._ready.set()
+
+    def refuse(self, error: BaseException) -> None:
+        """The call never goes out."""
+        self._error = error
+        self._recorder.ring.error(self._index, f"{type(error).__name__}: {error}")
+        self._recorder.ring.finish(self._index, rings.FAILED)
+        self._free()
+        if self._future is not None:
+            self._future.set_exception(error)
+        self._ready.set()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if not self._ready.is_set():
+            self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
+            self._ready.wait()
+        if self._error is not None:
+            raise self._error
+        if self._inner is None:
+            self._free()
+            return True
+        return super().wait(timeout)
+
+    def is_completed(self) -> bool:
+        if not self._ready.is_set():
+            return False
+        return self._error is not None or self._inner is None or super().is_completed()
+
+    def get_future(self) -> Any:
+        if self._ready.is_set() and self._inner is not None:
+            return super().get_future()
+        if self._future is None:
+            self._future = torch.futures.Future()
+            self._recorder.ring.mark(self._index, rings.FUTURE)
+            if self._error is not None:
+                self._future.set_exception(self._error)
+            elif self._ready.is_set():  # it went out in the meantime
+                _chain(self._inner.get_future(), self._future)
+        return self._future
+
+    def synchronize(self) -> None:
+        self._ready.wait()
+        if self._error is not None:
+            raise self._error
+        if self._inner is not None:
+            super().synchronize()
+
+
+def _chain(source: Any, target: Any) -> None:
+    def done(future: Any) -> None:
+        try:
+            value = future.value()
+        except Exception as error:
+            target.set_exception(error)
+            return
+        target.set_result(value)
+
+    source.add_done_callback(done)
+
+
+class Strict:
+    """Holds calls until their members agree."""
+
+    def __init__(self, recorder: Recorder, peers: Peers) -> None:
+        self._recorder = recorder
+        self._peers = peers
+        self._rank = recorder.ring.rank
+        self._queues: dict[int, _Queue] = {}
+        self._p2p_rows: dict[str, int | None] = {}
+        self._verdicts: dict[tuple[int, ...], bool] = {}
+        self._lock = threading.Condition()
+        self._busy: list[_Queue] = []
+        self._thread: threading.Thread | None = None
+
+    # Collectives ----------------------------------------------------------------------------------
+
+    def hold(
+        self, guard: Any, said: Call, index: int, seq: int, print_: int, is_async: bool, issue: Callable[[], Any]
+    ) -> Handle | None:
+        """None: the call may go out now. A handle: it goes out later. Raises where members disagree."""
+        op = said.key[0]
+        lane: Lane = guard.lane
+        if op in ("send", "recv"):
+            return self._point_to_point(guard, said, index, is_async, issue)
+        if len(lane.ranks) == 1:
+            return None
+        queue = self._queue(lane, guard)
+        if queue is None:
+            self._recorder.ring.mark(index, rings.UNCHECKED)
+            return None
+        device = said.key[8]
+        on_host = device is None or device.type == "cpu"
+        if is_async or queue.waiting:
+            deferred = Deferred(self._recorder, lane, index, seq, print_, is_async, on_host, issue)
+            self._defer(queue, deferred, said)
+            return deferred
+        self._show(queue, seq, print_, index, said)
+        try:
+            self._meet(queue, seq, print_, index, _timeout_s(guard))
+        except BaseException as error:
+            self._recorder.ring.error(index, f"{type(error).__name__}: {error}")
+            self._recorder.ring.finish(index, rings.FAILED)
+            lane.busy = 0
+            raise
+        queue.done = seq
+        return None
+
+    def _queue(self, lane: Lane, guard: Any) -> _Queue | None:
+        queue = self._queues.get(id(lane))
+        if queue is None:
+            group = Group(lane.name, str(guard.group_desc), lane.ranks)
+            peers: list[Any] = []
+            for rank in lane.ranks:
+                if rank == self._rank:
+                    continue
+                if self._peers.here(rank):
+                    neighbour = self._peers.neighbour(rank)
+                    if neighbour is None:
+                        return None  # it has no ring: unguarded, or another directory
+                    peers.append(neighbour)
+                else:
+                    peers.append(StorePeer(self._peers.store(), rank, group))
+            row = self._recorder.ring.meeting_row(lane.key)
+            queue = self._queues[id(lane)] = _Queue(row, peers, group)
+            queue.lane = lane  # type: ignore[attr-defined]  # keeps id(lane) unique
+        return queue if queue.row is not None else None
+
+    def _show(self, queue: _Queue, seq: int, print_: int, index: int, said: Call) -> None:
+        if queue.row is not None:
+            self._recorder.ring.publish(queue.row, seq, print_, index)
+        if queue.remote:
+            store = self._peers.store()
+            value = json_call(print_, said)
+            name = queue.lane.key  # type: ignore[attr-defined]
+            store.set(f"{name}/{seq}/{self._rank}", value)
+            if seq > rings.MEETING_WINDOW:
+                store.delete_key(f"{name}/{seq - rings.MEETING_WINDOW}/{self._rank}")
+
+    def _arrived(self, queue: _Queue, seq: int) -> list[tuple[int, int]] | None:
+        """What every peer said, or None while one is missing."""
+        name = queue.lane.key  # type: ignore[attr-defined]
+        answers = []
+        for peer in queue.peers:
+            answer = peer.said(name, seq)
+            if answer is None:
+                return None
+            answers.append(answer)
+        return answers
+
+    def _meet(self, queue: _Queue, seq: int, print_: int, index: int, timeout_s: float) -> None:
+        """Wait in place for all members, then compare."""
+        spins, sleep_s = 0, FIRST_SLEEP_S
+        began = checked = time.monotonic()
+        while (answers := self._arrived(queue, seq)) is None:
+            spins += 1
+            if spins < 30:
+                continue
+            time.sleep(sleep_s)
+            sleep_s = min(sleep_s * 1.3, LAST_SLEEP_S)
+            now = time.monotonic()
+            if now - checked > LIFE_CHECK_S:
+                checked = now
+                if any(peer.gone() for peer in self._absent(queue, seq)):
+                    self._recorder.ring.mark(index, rings.UNCHECKED)
+                    return  # the backend's own error says it best
+                if now - began > timeout_s:
+                    raise RuntimeError(self._late(queue, seq, timeout_s))
+        self._compare(queue, seq, print_, index, answers)
+
+    def _absent(self, queue: _Queue, seq: int) -> list[Any]:
+        name = queue.lane.key  # type: ignore[attr-defined]
+        return [peer for peer in queue.peers if peer.said(name, seq) is None]
+
+    def _late(self, queue: _Queue, seq: int, timeout_s: float) -> str:
+        ranks = [peer.rank for peer in self._absent(queue, seq)]
+        return (
+            f"Timed out waiting {timeout_s * 1000:.0f}ms for ranks {ranks} to make call #{seq} on group "
+            f"{queue.group.label} (ranks {list(queue.group.ranks)})"
+        )
+
+    def _compare(self, queue: _Queue, seq: int, print_: int, index: int, answers: Sequence[tuple[int, int]]) -> None:
+        if print_ & 1 == 0 and all(answer[0] == print_ for answer in answers):
+            return
+        prints = dict(zip((peer.rank for peer in queue.peers), (a[0] for a in answers), strict=True))
+        prints[self._rank] = print_
+        pattern = (id(queue), *(prints[rank] for rank in queue.group.ranks))
+        known = self._verdicts.get(pattern)
+        if known:
+            return
+        records = self._records(queue, seq, index, answers)
+        mismatch = check_meeting(records) if len(records) > 1 else None
+        if mismatch is None:
+            self._verdicts[pattern] = True
+            return
+        raise CollectiveMismatch(_message(mismatch, records, self._rank), records)
+
+    def _records(self, queue: _Queue, seq: int, index: int, answers: Sequence[tuple[int, int]]) -> list[CallRecord]:
+        name = queue.lane.key  # type: ignore[attr-defined]
+        me = self._peers.neighbour(self._rank)
+        records = [me.record(name, seq, index) if me is not None else None]
+        for peer, answer in zip(queue.peers, answers, strict=True):
+            records.append(peer.record(name, seq, answer[1]))
+        return [record for record in records if record is not None]
+
+    # Asynchronous calls -----------------------------------------------------------------------------
+
+    def _defer(self, queue: _Queue, deferred: Deferred, said: Call) -> None:
+        with self._lock:
+            deferred.said = said  # type: ignore[attr-defined]
+            queue.waiting.append(deferred)
+            self._show_some(queue)
+            if queue not in self._busy:
+                self._busy.append(queue)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="distsim-strict", daemon=True)
+                self._thread.start()
+            self._lock.notify()
+
+    def _show_some(self, queue: _Queue) -> None:
+        for deferred in queue.waiting:
+            if deferred.seq - queue.done > AHEAD:
+                return
+            if not deferred.shown:
+                deferred.shown = True
+                self._show(queue, deferred.seq, deferred.print_, deferred._index, deferred.said)  # type: ignore[attr-defined]
+
+    def _run(self) -> None:
+        sleep_s = FIRST_SLEEP_S
+        while True:
+            with self._lock:
+                while not self._busy:
+                    self._lock.wait()
+                queues = list(self._busy)
+            moved = False
+            for queue in queues:
+                moved = self._advance(queue) or moved
+            if moved:
+                sleep_s = FIRST_SLEEP_S
+            else:
+                time.sleep(sleep_s)
+                sleep_s = min(sleep_s * 1.3, LAST_SLEEP_S)
+
+    def _advance(self, queue: _Queue) -> bool:
+        """Let the calls at the head of a queue go out whose members are there."""
+        moved = False
+        while True:
+            with self._lock:
+                if not queue.waiting:
+                    if queue in self._busy:
+                        self._busy.remove(queue)
+                    return moved
+                head = queue.waiting[0]
+            answers = self._arrived(queue, head.seq)
+            if answers is None:
+                waited = time.monotonic() - head.began
+                if waited < LIFE_CHECK_S or not any(peer.gone() for peer in self._absent(queue, head.seq)):
+                    return moved
+                head.went_out()  # the backend's own error says it best
+            else:
+                try:
+                    self._compare(queue, head.seq, head.print_, head._index, answers)
+                except BaseException as error:
+                    head.refuse(error)
+                else:
+                    head.went_out()
+            moved = True
+            with self._lock:
+                queue.waiting.popleft()
+                queue.done = head.seq
+                self._show_some(queue)
+
+    # Point to point -----------------------------------------------------------------------------------
+
+    def _point_to_point(
+        self, guard: Any, said: Call, index: int, is_async: bool, issue: Callable[[], Any]
+    ) -> Handle | None:
+        peer, tag = said.peer, said.tag
+        lane: Lane = guard.lane
+        if peer < 0:  # from any source: a sender must not look out for a partner of its own
+            any_row = self._p2p_row(f"{lane.key}/any>{self._rank}/{tag}")
+            if any_row is not None:
+                self._recorder.ring.publish(any_row, 1, 0, index)
+            return None
+        if peer == self._rank or not self._peers.here(peer):
+            return None
+        sending = said.key[0] == "send"
+        ends = (self._rank, peer) if sending else (peer, self._rank)
+        mine = f"{lane.key}/{said.key[0]}/{ends[0]}>{ends[1]}/{tag}"
+        theirs = f"{lane.key}/{'recv' if sending else 'send'}/{ends[0]}>{ends[1]}/{tag}"
+        ordinal = lane.ordinals[(said.key[0], peer, tag)]
+        row = self._p2p_row(mine)
+        neighbour = self._peers.neighbour(peer)
+        if row is None or neighbour is None:
+            return None
+        nbytes = int(content(said.key)[0].get("bytes", 0))
+        self._recorder.ring.publish(row, ordinal, nbytes, index)
+
+        def check() -> bool:
+            """Whether the other end is there; raises where it is of another size."""
+            answer = neighbour.said(theirs, ordinal)
+            if answer is None and neighbour.passed(theirs, ordinal):
+                return True  # it ran far ahead, and what it said of this one is overwritten
+            if answer is None:
+                return sending and neighbour.said(f"{lane.key}/any>{peer}/{tag}", 1) is not None
+            if answer[0] != nbytes:
+                self._recorder.ring.finish(index, rings.FAILED)
+                lane.busy = 0
+                raise CollectiveMismatch(
+                    f"rank {ends[0]} sends {nbytes if sending else answer[0]} bytes to rank {ends[1]}, which receives "
+                    f"{answer[0] if sending else nbytes} bytes (tag {tag}, number {ordinal}, group {lane.name}): make them alike"
+                )
+            return True
+
+        if check():
+            return None
+        work = issue()
+        device = said.key[8]
+        return Watched(work, self._recorder, lane, index, is_async, device.type == "cpu", check, neighbour.gone)
+
+
+    def _p2p_row(self, name: str) -> int | None:
+        row = self._p2p_rows.get(name)
+        if row is None and name not in self._p2p_rows:
+            row = self._p2p_rows[name] = self._recorder.ring.meeting_row(name)
+        return row
+
+
+class Watched(Handle):
+    """A send or receive whose other end was not there yet: wait() looks out for it."""
+
+    def __init__(
+        self,
+        inner: Any,
+        recorder: Recorder,
+        lane: Lane,
+        index: int,
+        is_async: bool,
+        on_host: bool,
+        check: Callable[[], bool],
+        gone: Callable[[], bool],
+    ) -> None:
+        super().__init__(inner, recorder, lane, index, is_async, on_host, False, p2p=True)
+        self._check = check
+        self._gone = gone
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if self._is_async:
+            self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
+        sleep_s = FIRST_SLEEP_S
+        checked = began = time.monotonic()
+        while not self._check():
+            time.sleep(sleep_s)
+            sleep_s = min(sleep_s * 1.3, LAST_SLEEP_S / 4)
+            now = time.monotonic()
+            if now - checked > LIFE_CHECK_S:
+                checked = now
+                if self._gone() or (timeout and now - began > timeout.total_seconds()):
+                    break
+        return super().wait(timeout)
+
+
+def _timeout_s(guard: Any) -> float:
+    for backend in guard.backends.values():
+        timeout = getattr(getattr(backend, "options", None), "_timeout", None)
+        if timeout is not None:
+            return float(timeout.total_seconds())
+    return DEFAULT_TIMEOUT_S
+
+
+def json_call(print_: int, said: Call) -> str:
+    """A call for the store."""
+    import json
+
+    return json.dumps({"print": print_, "call": content(said.key)[0]})
+
+
+def _message(mismatch: Any, records: Sequence[CallRecord], rank: int) -> str:
+    calls = "; ".join(
+        f"rank {record.rank}: {mismatch.found.get(record.rank, mismatch.expected)}"
+        + (f" at {record.site}" if record.site is not None else "")
+        for record in sorted(records, key=lambda record: record.rank)
+    )
+    mine = next((record for record in records if record.rank == rank), None)
+    here = f"{mine.op} #{mismatch.seq}" if mine is not None else f"call #{mismatch.seq}"
+    return (
+        f"{mismatch.kind.value}: {here} on group {mismatch.group.label} (ranks {list(mismatch.group.ranks)}) "
+        f"did not go out: {calls}. Make ranks {list(mismatch.culprits)} agree with the others."
+    )
+
+
