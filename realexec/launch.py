@@ -37,15 +37,18 @@ def launch(args: argparse.Namespace) -> int:
     _check_backend(args.on)
     settings, directory, own = _settings(args)
     monitor: subprocess.Popen[bytes] | None = None
+    failed: list[str] = []
     if settings.level is not Level.OFF:
         (directory / "launcher.json").write_text(json.dumps({"pid": os.getpid()}))
         os.environ.update(Settings.environment(settings), DISTSIM_MONITOR="0")
         monitor = start_monitor(directory, settings, job="")
     try:
         with _exits_recorded(directory):
-            code = _run(args, guarded=settings.level is not Level.OFF)
+            code = _run(args, settings.level is not Level.OFF, failed)
     finally:
         verdict = _last_word(directory, monitor)
+    if not verdict.get("exit_code"):
+        print("".join(failed), end="", file=sys.stderr)
     if code and verdict.get("exit_code"):
         code = int(verdict["exit_code"])
     elif code == 0 and verdict.get("exit_code") == 4:
@@ -114,7 +117,7 @@ def _clear(directory: Path) -> None:
         (directory / name).unlink(missing_ok=True)
 
 
-def _run(args: argparse.Namespace, guarded: bool) -> int:
+def _run(args: argparse.Namespace, guarded: bool, failed: list[str]) -> int:
     from torch.distributed import run as torchrun
 
     original = torchrun.config_from_args
@@ -127,7 +130,7 @@ def _run(args: argparse.Namespace, guarded: bool) -> int:
     try:
         torchrun.run(args)
     except ChildFailedError as error:
-        print(_failure(error), file=sys.stderr)
+        failed.append(_failure(error))
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)
@@ -162,7 +165,7 @@ def run_guarded_path(script: str, *words: str) -> None:
 def _failure(error: ChildFailedError) -> str:
     rank, failure = error.get_first_failure()
     how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
-    return f"distsim: rank {rank} failed first ({how}, pid {failure.pid})"
+    return f"distsim: rank {rank} failed first ({how}, pid {failure.pid})\n"
 
 
 @contextlib.contextmanager
@@ -173,7 +176,8 @@ def _exits_recorded(directory: Path) -> Iterator[None]:
         original = kind.close
 
         def close(self: Any, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
-            if _note_exits(self, directory):
+            if _note_exits(self, directory) and not getattr(self, "_distsim_asked", False):
+                self._distsim_asked = True
                 _ask(directory)
             answer = _original(self, *args, **kwargs)
             _note_exits(self, directory)

@@ -1,0 +1,253 @@
+"""PyTorch Flight Recorder dumps (version 2.x, pickle or JSON) as Evidence.
+
+A pickle is read by an unpickler that knows no classes and no functions, so reading executes nothing.
+The rank is only in the file's name. Gloo's dumps say nothing of their groups' members and leave the
+state at `scheduled`: the members are taken from the dumps that mention the group, the end from `retired`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distsim.debug.callsite import is_library_file
+from distsim.debug.evidence import sources
+from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
+from distsim.errors import UsageError
+
+__all__ = ["Dump", "dump_evidence", "read_dump"]
+
+OPERATIONS = {
+    "_all_gather_base": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "all_reduce_barrier": "barrier",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "all_to_all_base": "all_to_all_single",
+    "alltoall_base": "all_to_all_single",
+    "alltoall": "all_to_all",
+}
+"""Flight Recorder's names where they are not torch.distributed's public ones."""
+
+DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
+
+
+@dataclass
+class Dump:
+    """One rank's dump."""
+
+    path: Path
+    rank: int
+    version: str
+    groups: dict[str, tuple[str, tuple[int, ...]]]
+    """Name -> description and members, as far as it says."""
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Containers, numbers and strings only."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it wants to load {module}.{name}, which no dump needs")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it wants an object from outside, which no dump needs")
+
+
+def read_dump(path: Path) -> Dump:
+    """Read one file; what is no dump is a UsageError of one line."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path.name}: cannot be read ({error.strerror})") from None
+    said = _load(path, data)
+    if not isinstance(said, dict) or not isinstance(said.get("entries"), list) or "version" not in said:
+        raise UsageError(f"{path.name}: no Flight Recorder dump (expected a dict with version and entries)")
+    version = str(said["version"])
+    if not version.startswith("2."):
+        raise UsageError(f"{path.name}: Flight Recorder dump of version {version}, expected 2.x")
+    digits = re.findall(r"\d+", path.stem if path.suffix in (".json", ".pkl", ".pickle") else path.name)
+    if not digits:
+        raise UsageError(f"{path.name}: which rank is it? Flight Recorder says it only in the name: end it in the rank")
+    groups: dict[str, tuple[str, tuple[int, ...]]] = {}
+    config = said.get("pg_config") or {}
+    for name, entry in config.items() if isinstance(config, Mapping) else ():
+        if isinstance(entry, Mapping) and str(name):
+            groups[str(name)] = (str(entry.get("desc", "")), _ranks(entry.get("ranks")))
+    entries = [entry for entry in said["entries"] if isinstance(entry, dict)]
+    return Dump(path, int(digits[-1]), version, groups, entries)
+
+
+def _load(path: Path, data: bytes) -> Any:
+    if data.lstrip()[:1] == b"{":
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise UsageError(f"{path.name}: broken JSON ({error})") from None
+    try:
+        return _PlainUnpickler(io.BytesIO(data)).load()
+    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, AttributeError, TypeError) as error:
+        reason = str(error) or type(error).__name__
+        raise UsageError(f"{path.name}: neither a pickle of plain data nor JSON ({reason})") from None
+
+
+def _ranks(text: Any) -> tuple[int, ...]:
+    if isinstance(text, (list, tuple)):
+        return tuple(int(rank) for rank in text)
+    return tuple(int(rank) for rank in re.findall(r"\d+", str(text or "")))
+
+
+def dump_evidence(dumps: Sequence[Dump]) -> Evidence:
+    """All dumps as one Evidence, at the moment of the last entry."""
+    by_rank = {dump.rank: dump for dump in dumps}
+    groups = _groups(by_rank)
+    start = min((int(e.get("time_created_ns") or 0) for d in dumps for e in d.entries), default=0)
+    records: dict[int, list[CallRecord]] = {}
+    for rank, dump in sorted(by_rank.items()):
+        records[rank] = [_record(rank, entry, groups, start) for entry in dump.entries if _is_call(entry)]
+        for place, record in enumerate(records[rank]):
+            record.index = place + int(dump.entries[0].get("record_id") or 0)
+    known = [rank for group in groups.values() for rank in group.ranks]
+    world_size = max([*known, *by_rank, 0]) + 1
+    states: dict[int, RankState] = {}
+    for rank in range(world_size):
+        state = states[rank] = RankState(rank)
+        calls = records.get(rank)
+        if calls is None:
+            continue
+        waiting = [call for call in calls if not call.done]
+        if waiting:
+            state.phase = Phase.BLOCKED
+            state.waits = (CallWait(waiting[0]),)
+            state.site, state.stack, state.since_s = waiting[0].site, waiting[0].stack, waiting[0].issued_s
+    now_s = max((call.issued_s for calls in records.values() for call in calls), default=0.0)
+    missing = sorted(set(range(world_size)) - set(by_rank))
+    notes = [f"no dump of rank {rank}" for rank in missing]
+    return Evidence(
+        world_size=world_size,
+        ranks=states,
+        records=records,
+        now_s=now_s,
+        notes=notes,
+        sources=sources(records.values()),
+        hang_after_s=0.0,
+    )
+
+
+def _groups(dumps: Mapping[int, Dump]) -> dict[str, Group]:
+    """By name: from pg_config where it says, else from the ranks that use the group."""
+    described: dict[str, str] = {}
+    members: dict[str, tuple[int, ...]] = {}
+    users: dict[str, set[int]] = {}
+    for rank, dump in dumps.items():
+        for name, (description, ranks) in dump.groups.items():
+            if ranks:
+                members.setdefault(name, ranks)
+            if description:
+                described.setdefault(name, description)
+        for entry in dump.entries:
+            name, description = _group_name(entry)
+            users.setdefault(name, set()).add(rank)
+            described.setdefault(name, description)
+    names = sorted({*users, *members})
+    everyone = tuple(sorted(dumps))
+    return {
+        name: Group(
+            name,
+            described.get(name, ""),
+            members.get(name)
+            or (everyone if described.get(name) == "default_pg" else tuple(sorted(users.get(name, ())))),
+        )
+        for name in names
+    }
+
+
+def _group_name(entry: Mapping[str, Any]) -> tuple[str, str]:
+    said = entry.get("process_group") or ("", "")
+    if isinstance(said, (list, tuple)):
+        return str(said[0]) if said else "", str(said[1]) if len(said) > 1 else ""
+    return str(said), ""
+
+
+def _is_call(entry: Mapping[str, Any]) -> bool:
+    name = str(entry.get("profiling_name", ""))
+    return bool(name) and not name.endswith(":coalesced")
+
+
+def _record(rank: int, entry: Mapping[str, Any], groups: Mapping[str, Group], start_ns: int) -> CallRecord:
+    group = groups[_group_name(entry)[0]]
+    words = str(entry["profiling_name"]).partition(":")[2].split()
+    op = OPERATIONS.get(words[0], words[0]) if words else "?"
+    peer = None
+    if op in ("send", "recv") and len(words) > 1:
+        # "send 1->2": ranks of the group
+        ends = [int(number) for number in re.findall(r"\d+", words[1])]
+        other = ends[-1] if ends else None
+        peer = group.ranks[other] if other is not None and other < len(group.ranks) else other
+    frames = [
+        Site(str(f.get("filename", "?")), int(f.get("line") or 0), str(f.get("name", "?")))
+        for f in entry.get("frames") or ()
+    ]
+    own = tuple(frame for frame in frames if not _library(frame.file))
+    inputs = tuple(tuple(int(n) for n in shape) for shape in entry.get("input_sizes") or ())
+    outputs = tuple(tuple(int(n) for n in shape) for shape in entry.get("output_sizes") or ())
+    dtypes = [DTYPES.get(str(t), str(t).lower()) for t in entry.get("input_dtypes") or entry.get("output_dtypes") or ()]
+    p2p = op in ("send", "recv")
+    created = int(entry.get("time_created_ns") or start_ns)
+    ended = entry.get("time_discovered_completed_ns")
+    begun = entry.get("time_discovered_started_ns")
+    return CallRecord(
+        rank=rank,
+        group=group,
+        seq=int(entry.get("p2p_seq_id" if p2p else "collective_seq_id") or 0),
+        op=op,
+        input_shapes=() if op in ("recv", "barrier") else inputs,
+        output_shapes=() if op in ("send", "barrier") or outputs == inputs else outputs,
+        dtypes=tuple(dict.fromkeys(dtypes)) if op != "barrier" else (),
+        reduce_op=None,
+        peer=peer,
+        tag=0 if p2p else None,
+        is_async=False,
+        waited=True,
+        site=own[0] if own else None,
+        stack=own,
+        thread=str(entry.get("thread_name") or "MainThread"),
+        issued_s=(created - start_ns) / 1e9,
+        started_s=(int(begun) - start_ns) / 1e9 if begun else None,
+        completed_s=(int(ended) - start_ns) / 1e9 if ended else None,
+        state=_state(entry),
+    )
+
+
+def _library(file: str) -> bool:
+    """Dumps come from other machines: torch lies elsewhere there."""
+    return is_library_file(file) or "/torch/" in file or "/site-packages/torch" in file
+
+
+def _state(entry: Mapping[str, Any]) -> State:
+    state = str(entry.get("state"))
+    if state == "completed" or entry.get("retired"):
+        return State.COMPLETED
+    return State.STARTED if state == "started" else State.ISSUED

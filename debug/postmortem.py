@@ -1,0 +1,156 @@
+"""What a directory of flight records says: our rings or Flight Recorder dumps, whatever state they are in."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distsim.debug import ring as rings
+from distsim.debug.diagnosis import diagnose
+from distsim.debug.evidence import Knowledge, build_evidence, read_exits
+from distsim.debug.findings import findings
+from distsim.debug.flight_recorder import Dump, dump_evidence, read_dump
+from distsim.debug.procfs import look, signal_name
+from distsim.debug.records import Evidence, Phase, RankState
+from distsim.debug.report_json import diagnoses_from_json
+from distsim.debug.ring_reader import RingReader
+from distsim.debug.verdict import Diagnosis
+from distsim.errors import UsageError
+
+__all__ = ["Found", "examine", "load_rings"]
+
+OURS = ("verdict.json", "launcher.json", "done.json", "aborted.json", "monitor.json")
+
+
+@dataclass
+class Found:
+    """The diagnoses, what they rest on, and one line for each thing that was not as it should be."""
+
+    diagnoses: list[Diagnosis]
+    evidence: Evidence
+    complaints: list[str] = field(default_factory=list)
+
+
+def examine(directory: Path) -> Found:
+    """Diagnose a directory. A UsageError where there is nothing to diagnose in it."""
+    if not directory.is_dir():
+        raise UsageError(f"expected a folder of flight records, got {directory}: no such folder")
+    readers, complaints = load_rings(directory)
+    if readers:
+        return _from_rings(directory, readers, complaints)
+    dumps, more = _load_dumps(directory)
+    if dumps:
+        evidence = dump_evidence(dumps)
+        more += evidence.notes
+        return Found(diagnose(evidence), evidence, [*complaints, *more])
+    reasons = "; ".join([*complaints, *more][:5])
+    raise UsageError(
+        f"{directory}: neither rings of distsim (rank*.ring) nor Flight Recorder dumps" + (f" ({reasons})" if reasons else "")
+    )
+
+
+def load_rings(directory: Path) -> tuple[list[RingReader], list[str]]:
+    """The rings of the newest job in a directory, of the last attempt of each rank, and what is wrong with others."""
+    complaints: list[str] = []
+    jobs: dict[str, list[RingReader]] = defaultdict(list)
+    for path in sorted(directory.glob("*.ring")):
+        try:
+            reader = RingReader(path)
+        except UsageError as error:
+            complaints.append(str(error))
+            continue
+        jobs[reader.header.job].append(reader)
+    if not jobs:
+        return [], complaints
+    newest = max(jobs, key=lambda job: max(_opened(reader) for reader in jobs[job]))
+    for job in sorted(jobs):
+        if job != newest:
+            complaints.append(
+                f"two jobs in one folder: {len(jobs[job])} rings of job {job} left out, job {newest} is newer; "
+                "give each job its own folder"
+            )
+    attempt = max(reader.header.attempt for reader in jobs[newest])
+    chosen: dict[int, RingReader] = {}
+    for reader in jobs[newest]:
+        rank = reader.header.rank
+        if reader.header.attempt == attempt and (rank not in chosen or _opened(chosen[rank]) < _opened(reader)):
+            chosen[rank] = reader
+    # Rings of an earlier run under the same name: that rank ended before this run began.
+    start = max(_opened(reader) for reader in chosen.values())
+    for rank, reader in list(chosen.items()):
+        if reader.word(rings.W_BEAT) + reader.header.wall_offset_ns < start - 60_000_000_000:
+            complaints.append(f"{reader.path.name}: of an earlier run, left out")
+            del chosen[rank]
+    return [chosen[rank] for rank in sorted(chosen)], complaints
+
+
+def _opened(reader: RingReader) -> int:
+    return reader.word(rings.W_OPENED) + reader.header.wall_offset_ns
+
+
+def _from_rings(directory: Path, readers: Sequence[RingReader], complaints: list[str]) -> Found:
+    world_size = max(reader.header.world_size for reader in readers)
+    alive = [
+        reader for reader in readers if (p := look(reader.header.pid, reader.header.start_ticks)) is not None and p.state not in "ZX"
+    ]
+    known = Knowledge(exits=read_exits(directory), directory=directory, hang_after_s=0.0, post_mortem=not alive)
+    if alive:
+        known.now_ns = time.monotonic_ns()
+    else:
+        known.now_ns = max(reader.word(rings.W_BEAT) for reader in readers)
+    aborted = (directory / "aborted.json").exists()
+    if aborted:  # our own signals ended those who still lived
+        known.exits = {key: code for key, code in known.exits.items() if code not in (-15, -9)}
+    extra, missing = _without_ring(readers, known, world_size)
+    if missing:
+        complaints.append(f"no ring of ranks {','.join(map(str, missing))} (the job had {world_size})")
+    evidence = build_evidence(readers, known, world_size, extra)
+    evidence.findings = findings(readers, evidence)
+    return Found(_verdict(directory) or diagnose(evidence), evidence, complaints)
+
+
+def _without_ring(
+    readers: Sequence[RingReader], known: Knowledge, world_size: int
+) -> tuple[dict[int, RankState], list[int]]:
+    present = {reader.header.rank for reader in readers}
+    attempt = max(reader.header.attempt for reader in readers)
+    joined = any(reader.word(rings.W_JOINED) for reader in readers)
+    states: dict[int, RankState] = {}
+    missing = [rank for rank in range(world_size) if rank not in present]
+    for rank in missing:
+        code = known.exits.get((rank, attempt))
+        if code is None:
+            states[rank] = RankState(rank, Phase.RUNNING if joined else Phase.ABSENT)
+        elif code < 0:
+            states[rank] = RankState(rank, Phase.KILLED, exit_code=code, signal=signal_name(-code))
+        else:
+            states[rank] = RankState(rank, Phase.EXITED if code else Phase.FINISHED, exit_code=code)
+    return states, missing
+
+
+def _verdict(directory: Path) -> list[Diagnosis]:
+    """What the monitor said while the ranks lived: it saw more than is left."""
+    try:
+        return diagnoses_from_json(json.loads((directory / "verdict.json").read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _load_dumps(directory: Path) -> tuple[list[Dump], list[str]]:
+    dumps: dict[int, Dump] = {}
+    complaints: list[str] = []
+    for path in sorted(p for p in directory.iterdir() if p.is_file() and p.name not in OURS):
+        try:
+            dump = read_dump(path)
+        except UsageError as error:
+            complaints.append(str(error))
+            continue
+        if dump.rank in dumps:
+            complaints.append(f"{path.name}: a second dump of rank {dump.rank}, left out")
+            continue
+        dumps[dump.rank] = dump
+    return [dumps[rank] for rank in sorted(dumps)], complaints

@@ -1,0 +1,59 @@
+"""`distsim diagnose DIR`: which rank hung a job, and where, from its flight records."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from distsim.errors import UsageError
+
+__all__ = ["add_parser"]
+
+DESCRIPTION = """\
+Say which rank hung or broke a job, after it ended or while it hangs.
+
+DIR holds the rings of a guarded job (distsim run --on gloo --rings DIR, or DISTSIM_DIR), or
+PyTorch Flight Recorder dumps, one file a rank (pickle or JSON; nothing in them is executed).
+
+exit codes: 0 healthy, 1 a rank raised, 2 nothing to diagnose, 3 hang, 4 inconsistent collectives
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `diagnose`."""
+    parser = subparsers.add_parser(
+        "diagnose",
+        help="say post mortem which rank hung a job, and where",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", metavar="DIR", type=Path)
+    parser.add_argument("--report", metavar="FILE", help="the diagnoses as JSON (schema distsim.report/1)")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Diagnose and print; what is wrong with single files is said in one line each."""
+    from rich.console import Console
+
+    from distsim.debug.postmortem import examine
+    from distsim.debug.render import render_diagnoses
+    from distsim.debug.report_json import diagnoses_to_json, exit_code
+
+    found = examine(args.directory)
+    for complaint in found.complaints:
+        print(f"distsim: {complaint}", file=sys.stderr)
+    Console(width=None if sys.stdout.isatty() else 110, highlight=False).print(
+        render_diagnoses(found.diagnoses, found.evidence)
+    )
+    code = int(exit_code(found.diagnoses))
+    if args.report:
+        report = {"schema": "distsim.report/1", **diagnoses_to_json(found.diagnoses), "exit_code": code}
+        try:
+            Path(args.report).write_text(json.dumps(report, indent=1) + "\n")
+        except OSError as error:
+            raise UsageError(f"--report {args.report}: cannot be written ({error.strerror})") from None
+    return code

@@ -1,0 +1,61 @@
+"""`distsim watch DIR`: a live job, a row a group, updated in place."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from distsim.errors import UsageError
+
+__all__ = ["add_parser"]
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `watch`."""
+    parser = subparsers.add_parser(
+        "watch",
+        help="show a live job, group by group",
+        description="Show a live job: a row a group, its ranks by the number of the call they are in. "
+        "Updates in place on a terminal until the job ends; one snapshot when piped.",
+    )
+    parser.add_argument("directory", metavar="DIR", type=Path, help="where the rings are (--rings, DISTSIM_DIR)")
+    parser.add_argument("--interval", type=float, default=0.5, metavar="SECONDS", help="between updates (default: 0.5)")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the table until every rank has ended, or once."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from distsim.debug.live import live_table
+    from distsim.debug.postmortem import load_rings
+
+    if not args.directory.is_dir():
+        raise UsageError(f"expected a folder of rings, got {args.directory}: no such folder")
+    readers, complaints = load_rings(args.directory)
+    for complaint in complaints:
+        print(f"distsim: {complaint}", file=sys.stderr)
+    if not readers:
+        raise UsageError(f"{args.directory}: no rings of distsim here (rank*.ring); start the job with --rings {args.directory}")
+    if not sys.stdout.isatty():
+        Console(width=120).print(live_table(readers))
+        return 0
+    with Live(live_table(readers), auto_refresh=False) as live:
+        while not _ended(readers):
+            time.sleep(max(args.interval, 0.05))
+            readers, _ = load_rings(args.directory)
+            if not readers:  # the job ended well and took its rings along
+                break
+            live.update(live_table(readers), refresh=True)
+    return 0
+
+
+def _ended(readers: Any) -> bool:
+    from distsim.debug.procfs import look
+
+    processes = [look(reader.header.pid, reader.header.start_ticks) for reader in readers]
+    return all(process is None or process.state in "ZX" for process in processes)
