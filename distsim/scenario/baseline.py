@@ -26,7 +26,9 @@ def read_baseline(path: Path) -> dict[str, float]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise UsageError(f"{path}: expected figures by name as JSON ({error}); write it anew with --update-baselines") from None
+        raise UsageError(
+            f"{path}: expected figures by name as JSON ({error}); write it anew with --update-baselines"
+        ) from None
 
 
 def write_baseline(path: Path, figures: dict[str, float]) -> None:

@@ -70,11 +70,15 @@ def _kind(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
             yield f"expect.kind: expected healthy, got {loud[0].kind.value}"
         elif outcome.exit_code and expect.exit_code is None:
             raised = "; ".join(f"{f.type}: {f.message}" for f in outcome.failures)
-            yield f"expect.kind: expected healthy, got exit code {outcome.exit_code}" + (f" ({raised})" if raised else "")
+            yield f"expect.kind: expected healthy, got exit code {outcome.exit_code}" + (
+                f" ({raised})" if raised else ""
+            )
         return
     first = kinds[0] if kinds else "healthy"
     if expect.kind != first:
-        also = f" (it is number {kinds.index(expect.kind) + 1} of {len(kinds)})" if expect.kind in kinds else ""
+        also = (
+            f" (it is number {kinds.index(expect.kind) + 1} of {len(kinds)})" if expect.kind in kinds else ""
+        )
         yield f"expect.kind: expected {expect.kind}, got {first}{also}"
 
 
@@ -85,7 +89,9 @@ def _diagnosis(scenario: Scenario, first: Diagnosis, outcome: Outcome) -> Iterat
         if wanted is not None and list(wanted) != list(got or ()):
             yield f"expect.{key}: expected {list(wanted)}, got {None if got is None else list(got)}"
     group = first.group
-    if expect.group is not None and (group is None or expect.group not in (group.description, group.name, group.label)):
+    if expect.group is not None and (
+        group is None or expect.group not in (group.description, group.name, group.label)
+    ):
         yield f"expect.group: expected {expect.group!r}, got {None if group is None else group.label!r}"
     if expect.call is not None:
         call = first.call
@@ -217,5 +223,3 @@ def _step_time(scenario: Scenario, outcome: Outcome, path: Path, update: bool) -
             f"expect.step_time: expected {format_time(before_s)} within {wanted.band:.0%}, got {format_time(step_s)} "
             f"({step_s / before_s - 1:+.1%})"
         )
-
-

@@ -62,9 +62,12 @@ class Table(BaseModel):
 class Timed(Table):
     """When a fault strikes: at a time or at a call, some time after it, and for how long."""
 
-    at_s: Seconds | None = Field(None, description="virtual time at which it strikes (default: from the start)")
+    at_s: Seconds | None = Field(
+        None, description="virtual time at which it strikes (default: from the start)"
+    )
     call: Call | None = Field(
-        None, description="the call at which it strikes: 'all_reduce #3', 'all_reduce #3 on dp', or a rank's n-th"
+        None,
+        description="the call at which it strikes: 'all_reduce #3', 'all_reduce #3 on dp', or a rank's n-th",
     )
     after_s: Seconds = Field(0.0, description="strike this long after the time or call")
     for_s: Seconds | None = Field(None, description="how long (default: for good)")
@@ -81,7 +84,9 @@ class Timed(Table):
 
 
 class OnLinks(Timed):
-    link: str | list[str] = Field(description="'src->dst' as reports name links; * and ? match, a list is several")
+    link: str | list[str] = Field(
+        description="'src->dst' as reports name links; * and ? match, a list is several"
+    )
 
     @property
     def links(self) -> tuple[str, ...]:
@@ -92,7 +97,9 @@ class LinkSlow(OnLinks):
     """A link with a fraction of its bandwidth, or a longer latency."""
 
     what: Literal["link_slow"]
-    factor: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="fraction of the bandwidth that is left")
+    factor: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="fraction of the bandwidth that is left"
+    )
     extra_latency_s: Seconds = 0.0
 
 
@@ -113,7 +120,9 @@ class LinkFlap(OnLinks):
     def _down_within_period(self) -> LinkFlap:
         if self.down_s >= self.period_s:
             raise PydanticCustomError(
-                "flap", "expected down_s below period_s, got {text}", {"text": f"{self.down_s:g} and {self.period_s:g}"}
+                "flap",
+                "expected down_s below period_s, got {text}",
+                {"text": f"{self.down_s:g} and {self.period_s:g}"},
             )
         return self
 
@@ -124,7 +133,8 @@ class LinkLossy(OnLinks):
     what: Literal["link_lossy"]
     loss: Fraction = Field(description="fraction of packets lost")
     recovery: Literal["go_back_n", "selective"] = Field(
-        "go_back_n", description="what is sent again: the whole window (RoCE of old), or the lost packet alone"
+        "go_back_n",
+        description="what is sent again: the whole window (RoCE of old), or the lost packet alone",
     )
 
 
@@ -189,7 +199,9 @@ class StragglerSpec(OnRanks):
     """Ranks that are slow all the time."""
 
     what: Literal["straggler"]
-    factor: Annotated[float, Field(ge=1)] = Field(1.0, description="their operators take so many times as long")
+    factor: Annotated[float, Field(ge=1)] = Field(
+        1.0, description="their operators take so many times as long"
+    )
     delay_s: Seconds = Field(0.0, description="mean time lost before each call")
     distribution: Literal["constant", "exponential", "uniform", "pareto"] = "constant"
 
@@ -220,7 +232,9 @@ class SlowStorageSpec(Timed):
     ranks: Ranks | None = Field(None, description="default: all")
     delay_s: Annotated[Seconds, Field(gt=0)]
     files: str = Field("*", description="pattern of their paths")
-    number: Annotated[int, Field(ge=1, strict=True)] | None = Field(None, description="only the n-th access of a rank")
+    number: Annotated[int, Field(ge=1, strict=True)] | None = Field(
+        None, description="only the n-th access of a rank"
+    )
 
 
 class StoreUnreachable(Timed):
@@ -276,11 +290,11 @@ def to_rule(spec: Any, path: str) -> Rule:
                 what=what, part=spec.switch, detour=spec.around, detour_after_s=spec.reroute_s, **common
             )
         case StragglerSpec():
-            kept = {"factor": spec.factor, "delay_s": spec.delay_s, "distribution": spec.distribution}
-            return Straggler(ranks=tuple(spec.ranks), **kept, **common)
+            common |= {"factor": spec.factor, "delay_s": spec.delay_s, "distribution": spec.distribution}
+            return Straggler(ranks=tuple(spec.ranks), **common)
         case JitterSpec():
-            kept = {"period_s": spec.period_s, "pause_s": spec.pause_s, "synchronous": spec.synchronous}
-            return Jitter(ranks=ranks, **kept, **common)
+            common |= {"period_s": spec.period_s, "pause_s": spec.pause_s, "synchronous": spec.synchronous}
+            return Jitter(ranks=ranks, **common)
         case CorruptSpec():
             return Corrupt(rank=spec.rank, bit=spec.bit, element=spec.element, **common)
         case SlowStorageSpec():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,6 @@ def step_time_s(outcome: Outcome, lines: list[int]) -> float | None:
     for records in outcome.records.values():
         times = [r.issued_s for r in records if r.site is not None and r.site.line in lines]
         if len(times) > 1:
-            step_s = median(after - before for before, after in zip(times, times[1:], strict=False))
+            step_s = median(after - before for before, after in pairwise(times))
             slowest = step_s if slowest is None else max(slowest, step_s)
     return slowest

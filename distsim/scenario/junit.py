@@ -20,11 +20,13 @@ def write_junit(results: Sequence[Result], path: str) -> None:
     failed = sum(not result.passed for result in results)
     total_s = sum(result.wall_s for result in results)
     figures = {"tests": str(len(results)), "failures": str(failed), "errors": "0", "time": f"{total_s:.3f}"}
-    suites = ET.Element("testsuites", name="distsim", **figures)
-    suite = ET.SubElement(suites, "testsuite", name="distsim scenarios", skipped="0", **figures)
+    suites = ET.Element("testsuites", {"name": "distsim", **figures})
+    suite = ET.SubElement(suites, "testsuite", {"name": "distsim scenarios", "skipped": "0", **figures})
     for result in results:
         folder, _, name = result.name.rpartition("/")
-        case = ET.SubElement(suite, "testcase", classname=folder, name=name, time=f"{result.wall_s:.3f}", file=result.path)
+        case = ET.SubElement(
+            suite, "testcase", classname=folder, name=name, time=f"{result.wall_s:.3f}", file=result.path
+        )
         if not result.passed:
             failure = ET.SubElement(case, "failure", message=_clean(result.wrong[0]), type=result.kind)
             failure.text = _clean(result.text)

@@ -6,21 +6,21 @@ import difflib
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from distsim.cluster import Cluster, load_cluster
 from distsim.errors import UsageError
-from distsim.scenario.fault_schema import to_rule
+from distsim.scenario.fault_schema import FaultSpec, to_rule
 from distsim.scenario.schema import ScenarioSpec
 from distsim.sim.fault_rules import Rule
 from distsim.sim.schedule import Schedule
 
-__all__ = ["Scenario", "find_scenarios", "is_scenario", "load_scenario", "load_scenarios"]
+__all__ = ["Scenario", "find_scenarios", "is_scenario", "load_scenario", "load_scenarios", "read_faults"]
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,14 @@ class Scenario:
         lines = self.file.read_text(encoding="utf-8").splitlines()
         return [number for number, line in enumerate(lines, start=1) if line.rstrip().endswith(marker)]
 
+    @property
+    def data(self) -> dict[str, Any]:
+        """What stands in the file, as plain data."""
+        return self.spec.model_dump(by_alias=True, exclude_unset=True)
+
     def changed(self, **values: Any) -> Scenario:
         """The same scenario with some top-level values exchanged, checked again."""
-        data = self.spec.model_dump(by_alias=True, exclude_unset=True)
-        data.update(values)
-        return replace(check(data, self.path), path=self.path)
+        return check({**self.data, **values}, self.path)
 
 
 def is_scenario(path: Path) -> bool:
@@ -174,7 +177,19 @@ def check(data: Mapping[str, Any], path: Path) -> Scenario:
     return scenario
 
 
-def _without(data: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]) -> tuple[dict[str, Any], list[int]]:
+def read_faults(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:
+    """Rules from tables as they stand under `[[faults]]`; `UsageError` names every fault of them."""
+    try:
+        specs = TypeAdapter(list[FaultSpec]).validate_python([dict(table) for table in tables])
+    except ValidationError as error:
+        details = [{**d, "loc": ("faults", *d["loc"])} for d in error.errors(include_url=False)]
+        raise UsageError("; ".join(_fault(detail) for detail in details)) from None
+    return [to_rule(spec, f"faults[{i}]") for i, spec in enumerate(specs)]
+
+
+def _without(
+    data: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]
+) -> tuple[dict[str, Any], list[int]]:
     """*data* without the keys and faults that are wrong, and the numbers of the faults that are left."""
     left = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()}
     faults = left.get("faults", [])
@@ -293,7 +308,11 @@ def _fault(detail: Mapping[str, Any]) -> str:
     expected = expected.replace("a integer", "an integer")
     if "expected" not in expected:
         expected = f"expected otherwise: {expected}"
-    return f"{path}: {expected}, got {given!r} ({type(given).__name__})" if "got" not in expected else f"{path}: {expected}"
+    return (
+        f"{path}: {expected}, got {given!r} ({type(given).__name__})"
+        if "got" not in expected
+        else f"{path}: {expected}"
+    )
 
 
 def _fault_tables() -> dict[str, type[BaseModel]]:
@@ -321,4 +340,4 @@ def _table(location: Sequence[Any]) -> type[BaseModel] | None:
         found = [a for a in (field.annotation, *typing.get_args(field.annotation)) if isinstance(a, type)]
         inner = [a for a in found if issubclass(a, BaseModel)]
         table = inner[0] if inner else table
-    return table if isinstance(table, type) else None
+    return table if isinstance(table, type) and issubclass(table, BaseModel) else None

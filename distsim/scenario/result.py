@@ -46,6 +46,10 @@ class Result:
         if self.output:
             lines = self.output.rstrip().splitlines()
             shown = lines[-40:]
-            parts += ["", f"printed (last {len(shown)} of {len(lines)} lines):", *(f"  {line}" for line in shown)]
+            parts += [
+                "",
+                f"printed (last {len(shown)} of {len(lines)} lines):",
+                *(f"  {line}" for line in shown),
+            ]
         parts += ["", f"replay: {self.replay}"]
         return "\n".join(parts).strip() + "\n"

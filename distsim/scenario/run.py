@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.debug.render import render_diagnoses
 from distsim.errors import DistsimError
 from distsim.report import Summary, report_document
+from distsim.report.whereabouts import whereabouts
 from distsim.scenario.baseline import baseline_path
 from distsim.scenario.expect import Observed, mistakes
 from distsim.scenario.figures import figures
@@ -64,7 +65,9 @@ def replay_command(scenario: Scenario, schedule: Schedule | None = None) -> str:
     return shlex.join(words)
 
 
-def simulate_scenario(scenario: Scenario, schedule: Schedule | None = None) -> tuple[Outcome, str, Conditions]:
+def simulate_scenario(
+    scenario: Scenario, schedule: Schedule | None = None
+) -> tuple[Outcome, str, Conditions]:
     """The bare run: its outcome, what the ranks printed, and the conditions (which know what never struck)."""
     from distsim.sim import RunRequest, run_program, simulate
 
@@ -99,7 +102,12 @@ def simulate_scenario(scenario: Scenario, schedule: Schedule | None = None) -> t
 
 
 def observe(
-    scenario: Scenario, outcome: Outcome, output: str, conditions: Conditions, *, update_baseline: bool = False
+    scenario: Scenario,
+    outcome: Outcome,
+    output: str,
+    conditions: Conditions,
+    *,
+    update_baseline: bool = False,
 ) -> Result:
     """From a run to its result."""
     found = figures(outcome)
@@ -126,6 +134,8 @@ def observe(
     result.wrong = mistakes(scenario, seen, baseline_path(scenario), update_baseline)
     if conditions.limits.reached is not None:
         result.wrong.insert(0, f"limits: {conditions.limits.reached}")
+        if outcome.evidence is not None:
+            result.report = "\n".join([*whereabouts(outcome.evidence), "", result.report])
     result.wrong += [_never(rule, outcome) for rule in conditions.never_struck]
     return result
 
@@ -146,7 +156,9 @@ def _report(outcome: Outcome) -> str:
         return render_diagnoses(outcome.diagnoses, outcome.evidence).plain(WIDTH)
     from rich.console import Console
 
-    console = Console(width=WIDTH, color_system=None, force_terminal=False, highlight=False, file=io.StringIO())
+    console = Console(
+        width=WIDTH, color_system=None, force_terminal=False, highlight=False, file=io.StringIO()
+    )
     with console.capture() as capture:
         console.print(Summary(outcome, with_wall_time=False), crop=False)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"

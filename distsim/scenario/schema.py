@@ -54,7 +54,9 @@ class CallSpec(Table):
 class StepTimeSpec(Table):
     """The time of one step against what it was when the baseline was written."""
 
-    band: Annotated[float, Field(gt=0, lt=1)] = Field(0.05, description="how much it may differ, as a fraction")
+    band: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.05, description="how much it may differ, as a fraction"
+    )
     line: str | None = Field(
         None, description="marker of a call made once a step; without it the whole run is the step"
     )
@@ -75,7 +77,8 @@ class ExpectSpec(Table):
     """What must come of it. Everything that is given is checked."""
 
     kind: Literal[KINDS] = Field(  # type: ignore[valid-type]
-        "healthy", description="of the first diagnosis; healthy: exit code 0 and nothing but stragglers to say"
+        "healthy",
+        description="of the first diagnosis; healthy: exit code 0 and nothing but stragglers to say",
     )
     culprits: list[Rank] | None = None
     victims: list[Rank] | None = None
@@ -90,12 +93,16 @@ class ExpectSpec(Table):
     explanation: str | None = Field(None, description="a part of the explanation")
     exit_code: Annotated[int, Field(ge=0, le=255, strict=True)] | None = None
     output: list[str] | None = Field(None, description="lines that some rank prints, in any order")
-    prints: dict[RankOrAll, list[str]] | None = Field(None, description="rank or all: lines it prints, in this order")
+    prints: dict[RankOrAll, list[str]] | None = Field(
+        None, description="rank or all: lines it prints, in this order"
+    )
     results: dict[RankOrAll, Any] | None = Field(None, description="rank or all: what the function returned")
     step_time: StepTimeSpec | None = None
     virtual_time_below_s: Seconds | None = None
     memory_below: Memory | None = Field(None, description="of every accelerator (not simulated yet)")
-    busbw_above: dict[str, Bandwidth] | None = Field(None, description="operation: bus bandwidth, as '300GB/s'")
+    busbw_above: dict[str, Bandwidth] | None = Field(
+        None, description="operation: bus bandwidth, as '300GB/s'"
+    )
     utilisation_below: dict[str, Annotated[float, Field(gt=0, le=1)]] | None = Field(
         None, description="pattern of links: fraction of their bandwidth, on average over the run"
     )
@@ -114,7 +121,7 @@ class ExpectSpec(Table):
 class ScenarioSpec(Table):
     """One scenario."""
 
-    schema_: Literal["distsim.scenario/1"] = Field(SCHEMA, alias="schema")
+    schema_: Literal["distsim.scenario/1"] = Field("distsim.scenario/1", alias="schema")
     teaches: str | None = Field(None, description="one sentence for the index")
     program: Annotated[str, Field(min_length=1)] = Field(
         description="script.py beside the file, script.py:function or module:function"
@@ -130,11 +137,13 @@ class ScenarioSpec(Table):
     fidelity: Literal["fluid", "message"] = "fluid"
     algo: str | None = None
     proto: str | None = None
-    checksum: bool = Field(False, description="compare what arrives with what was sent, and stop where it differs")
+    checksum: bool = Field(
+        False, description="compare what arrives with what was sent, and stop where it differs"
+    )
     slow: bool = Field(False, description="takes over two seconds (deselect with -k 'not slow')")
     faults: list[FaultSpec] = Field(default_factory=list)
-    limits: LimitsSpec = Field(default_factory=LimitsSpec)
-    expect: ExpectSpec = Field(default_factory=ExpectSpec)
+    limits: LimitsSpec = LimitsSpec()
+    expect: ExpectSpec = ExpectSpec()
 
 
 def json_schema() -> str:

@@ -42,7 +42,9 @@ def matching(expression: str | None) -> Callable[[Scenario], bool]:
     return meant
 
 
-def run_suite(scenarios: Sequence[Scenario], workers: int = 1, update_baselines: bool = False) -> Iterator[Result]:
+def run_suite(
+    scenarios: Sequence[Scenario], workers: int = 1, update_baselines: bool = False
+) -> Iterator[Result]:
     """Results in the order of *scenarios*, as they come."""
     if workers < 2 or len(scenarios) < 2:
         for scenario in scenarios:
@@ -51,7 +53,7 @@ def run_suite(scenarios: Sequence[Scenario], workers: int = 1, update_baselines:
     # Fresh processes: a simulation swaps what a process has only once, so two cannot share one.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(scenarios)), mp_context=context, initializer=_prepare) as pool:
-        jobs = [pool.submit(_run, scenario.path, scenario.spec.model_dump(by_alias=True, exclude_unset=True), update_baselines) for scenario in scenarios]
+        jobs = [pool.submit(_run, s.path, s.data, update_baselines) for s in scenarios]
         for job in jobs:
             yield job.result()
 

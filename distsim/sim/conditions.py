@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from distsim.debug.records import Evidence
 from distsim.sim.fault_rules import Rule
 from distsim.sim.limits import Limits
 from distsim.sim.schedule import Schedule
@@ -27,6 +28,8 @@ class Conditions:
     schedule: Schedule | None = None
     never_struck: list[Rule] = field(default_factory=list)
     """Rules that waited for something that never came."""
+    evidence: Evidence | None = None
+    """Where everybody was at the end, also of a run that was cut short."""
 
     def begin(self, world: World) -> None:
         """*world* has its processes and has not run yet."""
@@ -39,7 +42,8 @@ class Conditions:
         world.faults.begin()
 
     def end(self, world: World) -> None:
-        """The run is over."""
+        """The run is over, or was cut short."""
+        self.evidence = world.final
         assert world.faults is not None
         self.never_struck = world.faults.never_struck
         for text in world.faults.notes:

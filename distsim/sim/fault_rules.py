@@ -46,7 +46,9 @@ class CallPoint:
             )
         op, group = found["op"], found["group"]
         if group is not None and op is None:
-            raise UsageError(f"expected an operation before the group, as 'all_reduce #3 on dp', got {text!r}")
+            raise UsageError(
+                f"expected an operation before the group, as 'all_reduce #3 on dp', got {text!r}"
+            )
         return cls(int(found["number"]), op, group)
 
     def matches(self, record: CallRecord) -> bool:

@@ -167,7 +167,12 @@ class Faults:
     def _behind(self, links: Sequence[int], calls: Sequence[CallRecord]) -> tuple[int, ...]:
         """The ranks whose traffic crosses *links*: those on the hosts at their ends, else all of the call."""
         vertices = {v.name: v for v in self.world.cluster.vertices}
-        ends = [vertices[name] for i in links for link in [self.world.cluster.links[i]] for name in (link.src, link.dst)]
+        ends = [
+            vertices[name]
+            for i in links
+            for link in [self.world.cluster.links[i]]
+            for name in (link.src, link.dst)
+        ]
         hosts = {v.host for v in ends if v.host is not None}
         members = calls[0].members if calls else tuple(range(self.world.world_size))
         on_hosts = tuple(r for r in members if self.world.slots[r].host in hosts)
@@ -188,10 +193,12 @@ class Faults:
         elif isinstance(rule, RankFault):
             for rank in rule.ranks:
                 process = self.world.rank_processes.get(rank)
-                if process is not None and process.alive:
+                if process is not None:
                     self._fell(process, rule)
 
     def _fell(self, process: SimProcess, rule: RankFault) -> None:
+        if not process.alive:
+            return
         main = process.main_task
         frame = main.frame() if main is not None else None
         if frame is not None:
@@ -202,7 +209,9 @@ class Faults:
             self._end(process, Phase.KILLED, -signal.Signals[rule.signal].value, rule.signal)
         elif rule.what == "exit":
             self._end(process, Phase.EXITED, rule.code, None)
-        elif main is not None and main.request is not None:  # exception, delay: only where it can be delivered
+        elif (
+            main is not None and main.request is not None
+        ):  # exception, delay: only where it can be delivered
             if rule.what == "exception":
                 main.interrupt(_exception(rule))
             else:
@@ -235,7 +244,12 @@ class Faults:
         """In the rank's own thread: it has made a call, which has not reached the others yet."""
         rank = record.rank
         for number, rule in enumerate(self.rules):
-            if isinstance(rule, Straggler) and rank in rule.ranks and rule.delay_s > 0.0 and self._active(rule):
+            if (
+                isinstance(rule, Straggler)
+                and rank in rule.ranks
+                and rule.delay_s > 0.0
+                and self._active(rule)
+            ):
                 self._hit(number)
                 task.compute(self._lost_s(number, rule, rank))
                 task.flush()
@@ -244,8 +258,7 @@ class Faults:
                 if rule.when.call.matches(record):
                     self._hit(number)
                     if rule.when.after_s > 0.0:
-                        process = task.process
-                        self._later(rule.when.after_s, lambda p=process, r=rule: p.alive and self._fell(p, r))  # type: ignore[misc]
+                        self._later(rule.when.after_s, lambda p=task.process, r=rule: self._fell(p, r))  # type: ignore[misc]
                     else:
                         self._inside(task, record, rule)
 
@@ -296,7 +309,9 @@ class Faults:
             elif isinstance(rule, Jitter) and (rule.ranks is None or process.rank in rule.ranks):
                 phase_s = 0.0
                 if not rule.synchronous:
-                    phase_s = random.Random(f"{self.world.seed}:{number}:{process.rank}").uniform(0.0, rule.period_s)
+                    phase_s = random.Random(f"{self.world.seed}:{number}:{process.rank}").uniform(
+                        0.0, rule.period_s
+                    )
                 pauses = math.floor((start_s + seconds + phase_s) / rule.period_s)
                 pauses -= math.floor((start_s + phase_s) / rule.period_s)
                 if pauses and self._active(rule):
@@ -408,7 +423,7 @@ class Faults:
             reached = self.world.env.event()
             if rule.when.for_s is not None:
                 left_s = rule.when.at_s + rule.when.after_s + rule.when.for_s - task.now_s()
-                self._later(max(1e-9, left_s), reached.succeed)
+                self._later(max(1e-9, left_s), lambda r=reached: r.succeed() and None)  # type: ignore[misc]
             else:
                 self._cut_off.setdefault(number, []).append(process.rank)
             why = StoreWait((f"{host_name}:{port}",), "the store's server")

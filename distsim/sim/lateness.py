@@ -16,7 +16,9 @@ MIN_SHARE_OF_RUN = 0.2
 """Less is not worth a word: ranks are never equally fast."""
 
 
-def find_stragglers(records: Mapping[int, Sequence[CallRecord]], min_share: float = MIN_SHARE_OF_RUN) -> list[Finding]:
+def find_stragglers(
+    records: Mapping[int, Sequence[CallRecord]], min_share: float = MIN_SHARE_OF_RUN
+) -> list[Finding]:
     """Ranks that came last to most collectives and cost the others *min_share* of the run.
 
     Lateness is counted from the lower median of the arrivals, so that one early rank makes no stragglers.

@@ -29,7 +29,9 @@ def links_of(cluster: Cluster, patterns: Sequence[str]) -> list[int]:
     for pattern in patterns:
         hits = [link.index for link in cluster.links if fnmatch.fnmatchcase(link.name, pattern)]
         if not hits:
-            raise UsageError(f"no link {pattern!r} in {cluster.name}; {_close(pattern, [n.name for n in cluster.links])}")
+            raise UsageError(
+                f"no link {pattern!r} in {cluster.name}; {_close(pattern, [n.name for n in cluster.links])}"
+            )
         found.update(dict.fromkeys(hits))
     return list(found)
 
@@ -151,7 +153,9 @@ def _detours(cluster: Cluster, rule: PartDown) -> dict[int, int]:
         link = cluster.links[index]
         outwards = link.src == rule.part
         alike = [t for t in theirs if (t.src == rule.detour) == outwards and t.kind == link.kind]
-        same_end = [t for t in alike if (t.dst if outwards else t.src) == (link.dst if outwards else link.src)]
+        same_end = [
+            t for t in alike if (t.dst if outwards else t.src) == (link.dst if outwards else link.src)
+        ]
         if not (same_end or alike):
             raise UsageError(f"{rule.detour} has no link like {link.name} to take its traffic")
         instead[index] = (same_end or alike)[0].index

@@ -205,10 +205,10 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
                 interrupted = True
                 world.diagnoses = diagnose(world.evidence())
             finally:
-                evidence = world.final_evidence()
+                evidence = world.final = world.final_evidence()
                 world.end()
-            if request.conditions is not None:
-                request.conditions.end(world)
+                if request.conditions is not None:
+                    request.conditions.end(world)
     finally:
         threading.stack_size(stack_bytes)
     return summing_up(world, evidence, request, name, interrupted, _real_perf_counter() - started)

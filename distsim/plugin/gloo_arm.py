@@ -1,0 +1,250 @@
+"""The real arm: every rank a process of its own on gloo, under guard, with a monitor beside them.
+
+The processes are forked from pytest's own, so fixtures, parametrized values and rewritten assertions
+are there. What they print is shown behind their rank when they have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from distsim.plugin.everywhere import RankReport, Verdict, describe, rank_body
+from distsim.plugin.place import Options
+
+__all__ = ["run_real"]
+
+GRACE_S = 2.0
+"""How long the others may go on when one rank has failed: most follow by themselves."""
+MONITOR_WAIT_S = 5.0
+
+
+def run_real(
+    item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[str, Any], options: Options
+) -> Verdict:
+    """Run *body* on `options.n` processes."""
+    if options.cluster is not None or options.faults:
+        raise pytest.UsageError("world_size: cluster and faults mean simulated ranks; leave them out on gloo")
+    import torch.distributed  # noqa: F401  # once, here, and not in every child
+
+    from distsim.debug.levels import Settings
+    from distsim.debug.start import start_monitor
+
+    directory = Path(tempfile.mkdtemp(prefix="distsim-test-"))
+    settings = Settings.read(
+        {"directory": str(directory), "on_hang": "abort", "hang_after_s": options.timeout_s / 2}
+    )
+    (directory / "launcher.json").write_text(json.dumps({"pid": os.getpid()}))
+    with open(directory / "monitor.log", "wb") as log:
+        saved = os.dup(2)
+        os.dup2(log.fileno(), 2)
+        try:
+            monitor = start_monitor(directory, settings, "")
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+    children: dict[int, int] = {}
+    readers: dict[int, int] = {}
+    try:
+        port = _free_port()
+        for rank in range(options.n):
+            reader, writer = os.pipe()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Python 3.12 warns of fork beside threads; ours are asleep
+                pid = os.fork()
+            if pid == 0:
+                os.close(reader)
+                _child(rank, port, directory, settings, writer, item, body, kwargs, options)
+            os.close(writer)
+            children[rank], readers[rank] = pid, reader
+        reports, codes = _collect(children, readers, directory, options.timeout_s)
+    finally:
+        for pid in children.values():
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        for reader in readers.values():
+            os.close(reader)
+        verdict = _last_word(directory, monitor)
+    try:
+        _print_output(directory, options.n)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    for rank, code in codes.items():
+        if code and rank not in reports and not verdict.report:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
+            verdict.headline = verdict.headline or f"rank {rank} {how}"
+            verdict.report = verdict.report or f"rank {rank} {how}\n"
+    if verdict.report:  # what gloo says once a rank is gone follows from that
+        reports = {rank: said for rank, said in reports.items() if "gloo/transport" not in said.headline}
+    verdict.ranks = reports
+    return verdict
+
+
+def _child(
+    rank: int,
+    port: int,
+    directory: Path,
+    settings: Any,
+    writer: int,
+    item: pytest.Function,
+    body: Callable[..., Any],
+    kwargs: Mapping[str, Any],
+    options: Options,
+) -> NoReturn:
+    """One rank, from its first line to its last."""
+    code = 1
+    try:
+        output = os.open(directory / f"output.{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+        os.environ.update(settings.environment())
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(options.n),
+            LOCAL_WORLD_SIZE=str(options.n),
+            GROUP_RANK="0",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            DISTSIM_MONITOR="0",
+            OMP_NUM_THREADS="1",
+        )
+        code = _run_rank(writer, item, body, kwargs, options)
+    except BaseException as error:  # ours: the parent has to hear of it
+        with contextlib.suppress(OSError):
+            os.write(
+                writer, pickle.dumps(RankReport("failed", f"distsim's own error: {error!r}", repr(error)))
+            )
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(code)
+
+
+def _run_rank(
+    writer: int, item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[str, Any], options: Options
+) -> int:
+    import torch
+
+    from distsim.realexec import install as guard
+
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    guard.install()
+    report: RankReport | None = None
+    try:
+        rank_body(item, body, kwargs, options)()
+    except BaseException as error:
+        session = guard.current_session()
+        if session is not None:
+            session.raised(error)
+        item.obj = getattr(body, "func", body)
+        report = describe(item, error)
+    with os.fdopen(writer, "wb") as pipe:
+        pickle.dump(report, pipe)
+    if report is None:
+        guard.remove()
+    return 0 if report is None else 1
+
+
+def _collect(
+    children: Mapping[int, int], readers: Mapping[int, int], directory: Path, timeout_s: float
+) -> tuple[dict[int, RankReport], dict[int, int]]:
+    """Wait for every rank: its report, if it failed, and its exit code."""
+    reports: dict[int, RankReport] = {}
+    codes: dict[int, int] = {}
+    open_pipes = dict(readers)
+    said: dict[int, bytes] = dict.fromkeys(readers, b"")
+    deadline = time.monotonic() + timeout_s
+    while len(codes) < len(children) and time.monotonic() < deadline:
+        ready, _, _ = select.select(list(open_pipes.values()), [], [], 0.02)
+        for rank, reader in list(open_pipes.items()):
+            if reader in ready:
+                data = os.read(reader, 1 << 16)
+                said[rank] += data
+                if not data:
+                    del open_pipes[rank]
+        for rank, pid in children.items():
+            if rank in codes:
+                continue
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[rank] = os.waitstatus_to_exitcode(status)
+                scratch = directory / f"exit.{rank:05d}.new"
+                scratch.write_text(json.dumps({"rank": rank, "attempt": 0, "code": codes[rank]}))
+                scratch.rename(directory / f"exit.{rank:05d}.a0.json")
+                if codes[rank]:
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+    for rank, reader in open_pipes.items():
+        os.set_blocking(reader, False)
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(reader, 1 << 16):
+                said[rank] += data
+    for rank, data in said.items():
+        report = None
+        with contextlib.suppress(Exception):
+            report = pickle.loads(data) if data else None
+        if report is not None:
+            reports[rank] = report
+    return reports, codes
+
+
+def _last_word(directory: Path, monitor: Any) -> Verdict:
+    from distsim.debug.diagnosis import Diagnosis
+    from distsim.debug.render import render_diagnoses
+
+    verdict = Verdict()
+    (directory / "done.json").write_text("{}")
+    if monitor is None:
+        return verdict
+    with contextlib.suppress(Exception):
+        monitor.wait(MONITOR_WAIT_S)
+    if monitor.poll() is None:
+        monitor.kill()
+        monitor.wait()
+    try:
+        told = json.loads((directory / "verdict.json").read_text())
+    except (OSError, ValueError):
+        return verdict
+    diagnoses = [Diagnosis.from_json(d) for d in told.get("diagnoses", ())]
+    loud = [d for d in diagnoses if not d.is_warning and not (d.kind == "rank_raised" and not d.victims)]
+    if loud:
+        verdict.report = render_diagnoses(loud).plain(100)
+        verdict.headline = " ".join(verdict.report.splitlines()[0].split())
+    return verdict
+
+
+def _print_output(directory: Path, num: int) -> None:
+    width = len(str(num - 1))
+    for rank in range(num):
+        path = directory / f"output.{rank}"
+        if path.exists():
+            for line in path.read_text(errors="replace").splitlines():
+                print(f"[{rank:>{width}}] {line}")
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

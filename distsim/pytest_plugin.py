@@ -1,0 +1,111 @@
+"""The pytest plugin (entry point `pytest11`): test bodies that run on every rank, scenario files as tests.
+
+    @pytest.mark.world_size(4)
+    def test_sum(rank, world):
+        t = torch.tensor([float(rank)])
+        dist.all_reduce(t)
+        assert t.item() == 6
+
+It is imported in every pytest run of an environment that has distsim, so it imports neither torch nor
+the rest of distsim before a test asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from distsim.plugin.place import World
+
+__all__ = ["mesh", "rank", "world"]
+
+MARK = (
+    "world_size(n, on='sim', cluster=None, init=True, backend='gloo', mesh=None, mesh_dim_names=None, seed=0, "
+    "timeout_s=60, faults=(), checksum=False): run the body on n ranks, simulated (sim) or as real processes "
+    "(gloo); n and on may be lists"
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line("markers", MARK)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A list of world sizes or of arms makes one test of each."""
+    marker = metafunc.definition.get_closest_marker("world_size")
+    if marker is None:
+        return
+    sizes = marker.args[0] if marker.args else marker.kwargs.get("n")
+    for name, values, label in (
+        ("distsim_on", marker.kwargs.get("on", "sim"), str),
+        ("distsim_world_size", sizes, "{} ranks".format),
+    ):
+        if isinstance(values, list | tuple):
+            metafunc.fixturenames.append(name)
+            metafunc.parametrize(name, values, ids=[label(value) for value in values])
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """A TOML file with a program and an expectation is a test."""
+    if file_path.suffix != ".toml" or not _looks_like_scenario(file_path):
+        return None
+    from distsim.plugin.scenario_item import ScenarioFile
+
+    return ScenarioFile.from_parent(parent, path=file_path)
+
+
+def _looks_like_scenario(path: Path) -> bool:
+    import tomllib
+
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return "program" in data and ("expect" in data or "faults" in data or data.get("schema", "") != "")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
+    """Put in place of the test's body one that runs it on every rank."""
+    marker = item.get_closest_marker("world_size")
+    if marker is None or not isinstance(item, pytest.Function):
+        return (yield)
+    from distsim.plugin.everywhere import everywhere
+
+    body = item.obj
+    item.obj = everywhere(item, body, marker)
+    try:
+        return (yield)
+    finally:
+        item.obj = body
+
+
+def _per_rank(request: pytest.FixtureRequest, what: str) -> Any:
+    if request.node.get_closest_marker("world_size") is None:
+        raise pytest.UsageError(f"fixture {what!r}: mark the test with @pytest.mark.world_size(n)")
+    from distsim.plugin.place import PerRank
+
+    return PerRank(what)
+
+
+@pytest.fixture
+def rank(request: pytest.FixtureRequest) -> int:
+    """The rank this body runs on."""
+    return _per_rank(request, "rank")  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest) -> World:
+    """`world.rank`, `world.size`, `world.local_rank`, `world.on` of the rank this body runs on."""
+    return _per_rank(request, "world")  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def mesh(request: pytest.FixtureRequest) -> Any:
+    """A DeviceMesh over all ranks, of the shape that the marker asks for (default: one dimension)."""
+    return _per_rank(request, "mesh")
