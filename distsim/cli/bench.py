@@ -67,6 +67,13 @@ def add_parser(subparsers: Any) -> None:
     where.add_argument(
         "--nproc-per-node", metavar="N", type=int, default=None, help="use this many ranks a node"
     )
+    where.add_argument(
+        "-g",
+        "--ngpus",
+        metavar="N",
+        default="1",
+        help="GPUs that one process drives: with more than 1, it launches on all of them in turn (default 1)",
+    )
     how = parser.add_argument_group("how")
     how.add_argument("--algo", metavar="ALGO", default=None, help="force ring, tree, nvls, nvlstree or pat")
     how.add_argument("--proto", metavar="PROTO", default=None, help="force LL, LL128 or Simple")
@@ -97,7 +104,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 _IGNORED: dict[tuple[str, str], None] = {
-    ("-g", "--ngpus"): None,
     ("-t", "--nthreads"): None,
     ("-n", "--iters"): None,
     ("-w", "--warmup_iters"): None,
@@ -116,7 +122,6 @@ _IGNORED: dict[tuple[str, str], None] = {
 }
 
 _WHY = {
-    "ngpus": "ranks come from --on, --nnodes and --nproc-per-node, one device a rank",
     "nthreads": "ranks come from --on, --nnodes and --nproc-per-node, one device a rank",
     "check": "nothing is computed, so nothing can be wrong",
 }
@@ -158,6 +163,7 @@ def run(args: argparse.Namespace) -> int:
         algo=args.algo,
         proto=args.proto,
         nccl_version=args.nccl_version,
+        launcher=_launcher(args),
     )
     slots = cluster.place(args.nnodes, args.nproc_per_node)
     version = args.nccl_version or cluster.nccl.version
@@ -223,6 +229,12 @@ def _sizes(args: argparse.Namespace) -> list[int]:
     return list(Sizes(first, last, args.stepfactor or 0, step))
 
 
+def _launcher(args: argparse.Namespace) -> str:
+    if not args.ngpus.isdigit() or int(args.ngpus) < 1:
+        raise UsageError(f"expected a number of GPUs a process drives, got -g {args.ngpus}")
+    return "shared" if int(args.ngpus) > 1 else "process"
+
+
 def _no_sizes(text: str) -> list[int]:
     raise UsageError(f"expected sizes such as --sizes 1K,3M, got {text!r}")
 
@@ -247,7 +259,12 @@ def _explain(args: argparse.Namespace, op: str, cluster: Any, sizes: list[int]) 
 
     devices = tuple(slot.device for slot in cluster.place(args.nnodes, args.nproc_per_node))
     net = Network(
-        simpy.Environment(), cluster, algo=args.algo, proto=args.proto, nccl_version=args.nccl_version
+        simpy.Environment(),
+        cluster,
+        algo=args.algo,
+        proto=args.proto,
+        nccl_version=args.nccl_version,
+        launcher=_launcher(args),
     )
     flavour = args.backend or ("nccl" if cluster.node.num_gpus else "gloo")
     found = []

@@ -30,34 +30,31 @@ def all_to_all_loads(group: Group) -> Loads:
 
 
 def _even_paths(group: Group) -> Iterator[tuple[tuple[int, ...], float]]:
-    size = group.size
+    size, domains = group.size, group.domains
     if size * size <= _MAX_PAIRS:
         for src in range(size):
             for dst in range(size):
                 if src != dst:
                     yield group.route(src, dst), 1.0
         return
-    for domain in group.domains:
-        if len(domain) * len(domain) <= _MAX_PAIRS:
-            for src in domain:
-                for dst in domain:
-                    if src != dst:
-                        yield group.route(src, dst), 1.0
-    # Each shift of all ranks is a permutation, so every sender and receiver has its exact share of it.
-    budget = max(1, _MAX_PAIRS // size)
-    stride = max(1, size // budget)
-    offsets = [offset for offset in range(1, size) if (offset - 1) % stride == stride // 2]
-    inter: list[tuple[int, int]] = []
-    for number, offset in enumerate(offsets):
-        shift = (offset + number) % size or 1
-        for src in range(size):
-            dst = (src + shift) % size
-            if not group.same_domain(src, dst):
-                inter.append((src, dst))
-    sizes = {id(domain): len(domain) for domain in group.domains}
-    total = size * size - sum(count * count for count in sizes.values())
-    for src, dst in inter:
-        yield group.route(src, dst), total / len(inter)
+    for domain in domains:
+        for src in domain:
+            for dst in domain:
+                if src != dst:
+                    yield group.route(src, dst), 1.0
+    if len(domains) == 1:
+        return
+    # A shift by whole nodes, and by places inside them, is a permutation: each rank sends and receives once.
+    width = max(len(domain) for domain in domains)
+    shifts = (len(domains) - 1) * width
+    taken = min(shifts, max(8, _MAX_PAIRS // size))
+    for number in range(taken):
+        nodes, places = divmod((2 * number + 1) * shifts // (2 * taken), width)
+        for index, domain in enumerate(domains):
+            other = domains[(index + nodes + 1) % len(domains)]
+            for place, src in enumerate(domain):
+                dst = other[(place + places) % len(other)]
+                yield group.route(src, dst), shifts / taken
 
 
 def rooted_loads(group: Group, root: int, to_root: bool) -> Loads:

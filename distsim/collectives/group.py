@@ -79,13 +79,17 @@ class Group:
 
     def rails(self, member: int) -> tuple[int, ...]:
         """The NICs of the node that *member* uses: an even share of those on its side."""
-        nics = self.cluster.node.num_nics
-        ranks = max(1, self.cluster.node.ranks_per_node)
-        local = self.local[member]
-        if not nics:
-            return ()
-        first, last = local * nics // ranks, (local + 1) * nics // ranks
-        return tuple(range(first, max(last, first + 1)))
+        return self._rails_of[self.local[member]]
+
+    @cached_property
+    def _rails_of(self) -> dict[int, tuple[int, ...]]:
+        node = self.cluster.node
+        nics, ranks = node.num_nics, max(1, node.ranks_per_node)
+        found: dict[int, tuple[int, ...]] = {}
+        for local in sorted(set(self.local)):
+            first, last = local * nics // ranks, (local + 1) * nics // ranks
+            found[local] = tuple(range(first, max(last, first + 1))) if nics else ()
+        return found
 
     @cached_property
     def shared_rails(self) -> list[int | None]:

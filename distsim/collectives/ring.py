@@ -89,6 +89,8 @@ def _ring_edges(group: Group) -> list[list[Edge]]:
 
 
 def _near(group: Group, domain: list[int], rail: int | None) -> list[int]:
+    if len(domain) == 1:
+        return domain
     return [member for member in domain if rail in group.rails(member)] or domain
 
 

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 __all__ = ["Usage"]
 
-_MAX_CELLS = 2_000_000
-_MAX_BINS = 256
+_MAX_CELLS = 400_000
+_MAX_BINS = 128
 _MIN_BINS = 16
 _FIRST_BIN_S = 1e-6
 
@@ -16,7 +16,7 @@ _FIRST_BIN_S = 1e-6
 class Usage:
     """Bytes and busy time of every link, and bytes in bins of time.
 
-    The bins double in width when the run outgrows them, so their number never grows: a link has at most 256 samples
+    The bins double in width when the run outgrows them, so their number never grows: a link has at most 128 samples
     (fewer on clusters of very many links).
     """
 

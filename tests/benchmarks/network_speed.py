@@ -1,0 +1,105 @@
+"""Speed of the network model: `python tests/benchmarks/network_speed.py`. Prints figures, asserts nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import simpy
+
+from distsim.bench import OPS, bench
+from distsim.cluster import load_cluster
+from distsim.network import Network, Transfer
+
+HERE = Path(__file__).parent
+CLOSED_FORM_US = 2 * 1023 / 1024 * (64 << 20) / 50e9 * 1e6 + 2 * 1023 * 5.0
+
+
+def closed_form() -> None:
+    """One 64 MiB ring all_reduce on 1,024 ranks behind 50 GB/s, 5 us NICs."""
+    cluster = load_cluster(str(HERE / "network_ring1024.toml"))
+    env = simpy.Environment()
+    began = time.perf_counter()
+    network = Network(env, cluster)
+    timing = env.run(network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 64 << 20)))
+    first_ms = (time.perf_counter() - began) * 1e3
+    began = time.perf_counter()
+    env.run(network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 64 << 20)))
+    again_ms = (time.perf_counter() - began) * 1e3
+    took_us = (timing.end_s - timing.start_s) * 1e6
+    print(
+        f"ring of 1,024, 64 MiB: {took_us:,.1f} us simulated, closed form {CLOSED_FORM_US:,.1f} us "
+        f"({took_us / CLOSED_FORM_US - 1:+.4%}); {first_ms:.1f} ms of simulation, {again_ms:.2f} ms the second time; "
+        f"{network.statistics().num_flows} flows (target: under 50 ms, within 0.5 %)"
+    )
+
+
+def command_line() -> None:
+    """The whole command, process start included."""
+    command = [sys.executable, "-m", "distsim", "bench", "all_reduce", "--on", "dgx-h100:128", "-b", "8", "-e", "8G", "-f", "2"]
+    began = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    print(f"distsim bench all_reduce --on dgx-h100:128 -b 8 -e 8G -f 2: {time.perf_counter() - began:.2f} s (target: under 3 s)")
+
+
+def sweep() -> None:
+    """31 sizes of 8 collectives on 1,024 ranks."""
+    began = time.perf_counter()
+    cluster = load_cluster("dgx-h100:128")
+    network = Network(simpy.Environment(), cluster)
+    sizes = [8 << power for power in range(31)]
+    for op in OPS[:8]:
+        bench(op, cluster, sizes, network=network)
+    print(f"31 sizes x 8 collectives on 1,024 ranks: {time.perf_counter() - began:.2f} s (target: under 10 s)")
+
+
+def growth() -> None:
+    """Cost against number of links."""
+    for nodes in (16, 32, 64, 128, 256):
+        cluster = load_cluster(f"dgx-h100:{nodes}")
+        devices = tuple(cluster.devices)
+        env = simpy.Environment()
+        began = time.perf_counter()
+        network = Network(env, cluster)
+        for op in ("all_reduce", "all_gather", "all_to_all"):
+            env.run(network.collective(Transfer(op, "nccl", devices, 1 << 28)))
+        took_ms = (time.perf_counter() - began) * 1e3
+        print(
+            f"{nodes * 8:5d} ranks, {len(cluster.links):6d} links: {took_ms:7.1f} ms for three collectives, "
+            f"{took_ms * 1e3 / len(cluster.links):.2f} us a link"
+        )
+
+
+def many_at_once() -> None:
+    """128 tensor-parallel groups and 8 data-parallel groups, 50 times each, all on one network."""
+    cluster = load_cluster("dgx-h100:128")
+    devices = cluster.devices
+    env = simpy.Environment()
+    network = Network(env, cluster)
+    inner = [Transfer("all_reduce", "nccl", tuple(devices[8 * n : 8 * n + 8]), 16 << 20) for n in range(128)]
+    outer = [Transfer("all_reduce", "nccl", tuple(devices[k::8]), 64 << 20) for k in range(8)]
+
+    def run(transfer: Transfer) -> object:
+        for _ in range(50):
+            yield network.collective(transfer)
+
+    began = time.perf_counter()
+    for transfer in inner + outer:
+        env.process(run(transfer))
+    env.run()
+    took_s = time.perf_counter() - began
+    statistics = network.statistics()
+    print(
+        f"136 groups x 50 all_reduces on 1,024 ranks: {took_s:.2f} s, {statistics.num_flows} flows, "
+        f"{statistics.num_settlements} settlements, {took_s / statistics.num_collectives * 1e6:.0f} us a collective"
+    )
+
+
+if __name__ == "__main__":
+    closed_form()
+    command_line()
+    sweep()
+    growth()
+    many_at_once()

@@ -1,0 +1,126 @@
+"""Rings, trees and the rest as graphs over a cluster."""
+
+from __future__ import annotations
+
+import pytest
+import simpy
+
+from distsim.cluster import load_cluster
+from distsim.collectives.direct import all_to_all_loads
+from distsim.collectives.group import Group, LinkArrays
+from distsim.collectives.ring import Shape, ring_edges, ring_loads
+from distsim.collectives.tree import double_tree, tree_loads, trees
+from distsim.network import Network, Transfer
+
+
+def group(preset: str, every: int = 1) -> Group:
+    """All devices of a preset, or every so many."""
+    cluster = load_cluster(preset)
+    return Group(cluster, tuple(cluster.devices[::every]), 0, LinkArrays(cluster))
+
+
+@pytest.mark.parametrize("preset", ["dgx-h100:1", "dgx-h100:3", "dgx-a100:4", "polaris:3", "gcp-a3high:2", "alps-gh200:2"])
+def test_every_ring_visits_every_member_once(preset: str) -> None:
+    """Following a ring's edges leads through all members and back."""
+    members = group(preset)
+    for ring in ring_edges(members):
+        after = {edge.src: edge.dst for edge in ring}
+        seen, at = [], 0
+        for _ in ring:
+            seen.append(at)
+            at = after[at]
+        assert at == 0
+        assert sorted(seen) == list(range(members.size))
+
+
+@pytest.mark.parametrize("preset", ["dgx-h100:4", "dgx-a100:4", "snellius-h100:4"])
+def test_rings_load_all_nics_alike_on_their_own_rail(preset: str) -> None:
+    """Between nodes, each NIC carries the same share, and nothing crosses a spine."""
+    members = group(preset)
+    loads = ring_loads(members)
+    links = members.cluster.links
+    nics = [weight for link, weight in zip(loads.links, loads.weights, strict=True) if links[int(link)].kind == "nic"]
+    assert len(nics) == 2 * members.cluster.node.num_nics * members.num_nodes
+    assert nics == pytest.approx([1 / members.cluster.node.num_nics] * len(nics))
+
+
+def test_rings_use_all_pairs_of_a_mesh() -> None:
+    """Where GPUs are linked pairwise, every pair carries the same in both directions."""
+    members = group("polaris:1")
+    loads = ring_loads(members)
+    assert len(loads.links) == 12
+    assert loads.weights.tolist() == pytest.approx([1 / 3] * 12)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 13, 64, 270])
+def test_double_trees_are_trees_and_complement_each_other(size: int) -> None:
+    """Both reach every node from one root; none has more than two children; inside one is a leaf of the other."""
+    both = double_tree(size)
+    inner: list[set[int]] = []
+    for parents in both:
+        assert parents.count(-1) == 1
+        for node in range(size):
+            at, steps = node, 0
+            while parents[at] >= 0:
+                at, steps = parents[at], steps + 1
+                assert steps <= size
+        children = [parents.count(node) for node in range(size)]
+        assert max(children) <= 2
+        inner.append({node for node in range(size) if children[node]})
+    if size > 2 and size % 2 == 0:
+        assert not inner[0] & inner[1]
+
+
+def test_trees_span_all_members() -> None:
+    """Each tree has one branch fewer than members, and no member two parents."""
+    members = group("dgx-h100:4")
+    for tree in trees(members):
+        children = [branch.child for branch in tree.branches]
+        assert len(children) == len(set(children)) == members.size - 1
+        assert tree.root not in children
+    assert len(tree_loads(members).links) > 0
+
+
+def test_sampled_routes_keep_the_ends_exact() -> None:
+    """All-to-all on many ranks samples routes, but every NIC still carries exactly its share."""
+    members = group("dgx-h100:32")
+    loads = all_to_all_loads(members)
+    links = members.cluster.links
+    nics = [weight for link, weight in zip(loads.links, loads.weights, strict=True) if links[int(link)].kind == "nic"]
+    assert len(nics) == 2 * 8 * 32
+    assert nics == pytest.approx([members.size - 8] * len(nics), rel=1e-6)
+
+
+@pytest.mark.parametrize(("op", "steps", "moved"), [("all_reduce", 14, 1.75), ("all_gather", 7, 0.875), ("broadcast", 7, 1.0)])
+def test_shapes(op: str, steps: int, moved: float) -> None:
+    """Steps and bytes over an edge of a ring of eight."""
+    assert Shape.of(op, 8, 1.0) == Shape(steps, moved)
+
+
+def test_nccl_takes_what_its_versions_take() -> None:
+    """On one H100 node: low latency for small sizes, NVLink SHARP for large; on A100 the ring."""
+    algorithms = {}
+    for preset in ("dgx-h100:1", "dgx-a100:1"):
+        cluster = load_cluster(preset)
+        for size in (8, 1 << 30):
+            env = simpy.Environment()
+            timing = env.run(Network(env, cluster).collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), size)))
+            algorithms[preset, size] = (timing.algo, timing.proto)
+    assert algorithms["dgx-h100:1", 8][1] == "LL"
+    assert algorithms["dgx-h100:1", 1 << 30] == ("NVLS", "Simple")
+    assert algorithms["dgx-a100:1", 1 << 30] == ("Ring", "Simple")
+
+
+@pytest.mark.parametrize("preset", ["dgx-h100:1", "dgx-h100:2", "dgx-a100:4", "gb200-nvl72:18", "aws-p5:4", "pcie-4090:1"])
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+def test_more_bytes_never_take_much_less_time(preset: str, op: str) -> None:
+    """Time grows with size, but for what a change of protocol wins (NCCL's own tables have such steps)."""
+    cluster = load_cluster(preset)
+    env = simpy.Environment()
+    network = Network(env, cluster)
+    before = 0.0
+    for power in range(3, 34):
+        timing = env.run(network.collective(Transfer(op, "nccl", tuple(cluster.devices), 1 << power)))
+        took = timing.end_s - timing.start_s
+        assert took > 0.6 * before
+        before = max(before, took)

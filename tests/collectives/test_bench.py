@@ -1,0 +1,136 @@
+"""distsim bench: nccl-tests' table."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from distsim.bench import bench_op, busbw_factor, counted
+from distsim.cli import main
+from distsim.errors import UsageError
+
+ROW = re.compile(r"^ +(\d+) +(\d+) +(\w+) +(\w+) +(-?\d+)" + r" +([\d.]+) +([\d.]+) +([\d.]+) +N/A" * 2 + "$")
+
+
+def table(capsys: pytest.CaptureFixture[str], *argv: str) -> list[tuple[str, ...]]:
+    """The rows that a command prints."""
+    assert main(["bench", *argv]) == 0
+    out = capsys.readouterr().out
+    return [match.groups() for line in out.splitlines() if (match := ROW.match(line))]
+
+
+def test_the_table_is_read_as_nccl_tests_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """Size, count, type, redop, root, then time, algbw and busbw out of place and in place, and the average."""
+    assert main(["bench", "all_reduce", "--on", "dgx-h100:2", "-b", "8", "-e", "8G", "-f", "4"]) == 0
+    out = capsys.readouterr().out
+    rows = [match.groups() for line in out.splitlines() if (match := ROW.match(line))]
+    assert [int(row[0]) for row in rows] == [8 << (2 * k) for k in range(16)]
+    assert all(row[2:5] == ("float", "sum", "-1") for row in rows)
+    assert re.search(r"^# Avg bus bandwidth    : [\d.]+$", out, re.M)
+    assert all(line.startswith("#") or ROW.match(line) for line in out.splitlines() if line)
+
+
+def test_bus_bandwidth_is_algorithm_bandwidth_times_the_factor(capsys: pytest.CaptureFixture[str]) -> None:
+    """2 (n - 1) / n for all_reduce, (n - 1) / n for what spreads its buffer, 1 for the others."""
+    for op, factor in (("all_reduce", 1.875), ("all_gather", 0.9375), ("alltoall", 0.9375), ("broadcast", 1.0), ("sendrecv", 1.0)):
+        assert busbw_factor(op, 16) == factor
+        main(["bench", op, "--on", "dgx-a100:2", "--sizes", "256M", "--json"])
+        (row,) = json.loads(capsys.readouterr().out)["rows"]
+        assert row["algbw_GBps"] == pytest.approx(row["size_bytes"] / row["time_us"] / 1e3)
+        assert row["busbw_GBps"] == pytest.approx(row["algbw_GBps"] * factor)
+
+
+@pytest.mark.parametrize(
+    ("op", "size", "ranks", "expected"),
+    [
+        ("all_reduce", 1001, 16, (1000, 250)),
+        ("all_gather", 1 << 20, 16, (1 << 20, 1 << 14)),
+        ("all_gather", 1000, 16, (768, 12)),
+        ("reduce_scatter", 100, 16, (0, 0)),
+        ("alltoall", 100, 16, (64, 1)),
+        ("broadcast", 10, 3, (8, 2)),
+    ],
+)
+def test_sizes_are_rounded_as_nccl_tests_rounds(op: str, size: int, ranks: int, expected: tuple[int, int]) -> None:
+    """To whole elements, and for spread buffers to multiples of ranks (of 16 bytes each in all_gather)."""
+    assert counted(op, size, ranks, 4) == expected
+
+
+def test_the_json_has_what_the_table_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """Operation, cluster, ranks, version and rows with algorithm, protocol and channels."""
+    assert main(["bench", "allreduce", "--on", "dgx-h100:1", "--sizes", "1024,3M", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["op"], found["cluster"], found["ranks"]) == ("all_reduce", "dgx-h100", 8)
+    assert [row["size_bytes"] for row in found["rows"]] == [1024, 3 << 20]
+    assert {"time_us", "algbw_GBps", "busbw_GBps", "algo", "proto", "channels"} <= set(found["rows"][0])
+
+
+def test_fewer_nodes_and_ranks_can_be_used(capsys: pytest.CaptureFixture[str]) -> None:
+    """--nnodes and --nproc-per-node take a part of the cluster."""
+    main(["bench", "all_reduce", "--on", "dgx-h100:4", "--nnodes", "2", "--nproc-per-node", "4", "--sizes", "1M", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["nodes"], found["ranks"]) == (2, 8)
+
+
+def test_flags_without_effect_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """nccl-tests' iterations and checks are taken, and a comment says what they mean here."""
+    assert main(["bench", "all_reduce", "-b", "1M", "-e", "1M", "-g", "1", "-n", "20", "-w", "5", "-c", "1"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^# -n 20 has no effect: ", out, re.M)
+    assert re.search(r"^# -c 1 has no effect: nothing is computed", out, re.M)
+
+
+def test_one_process_for_all_gpus_launches_longer(capsys: pytest.CaptureFixture[str]) -> None:
+    """-g 8 drives a node's GPUs from one process: small sizes show the launches."""
+    times = []
+    for gpus in ("1", "8"):
+        main(["bench", "all_reduce", "--on", "dgx-a100:1", "--sizes", "8", "--json", "-g", gpus])
+        times.append(json.loads(capsys.readouterr().out)["rows"][0]["time_us"])
+    assert times[1] > 30.0
+    assert times[0] < times[1]
+
+
+def test_explain_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """--explain lists the candidates with costs and reasons, the chosen one first."""
+    assert main(["bench", "all_reduce", "--on", "dgx-h100:2", "--sizes", "64M", "--explain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith(" -> ")
+    assert any("NVLSTree is Simple only" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["all_reduse"], "did you mean all_reduce"),
+        (["all_reduce", "--sizes", "10Q"], "expected a size in bytes"),
+        (["all_reduce", "-b", "1G", "-e", "1M"], "-b no larger than -e"),
+        (["all_reduce", "-b", "8", "-e", "8G", "-i", "8"], "use -f 2"),
+        (["all_reduce", "-f", "1"], "step factor of 2 or more"),
+        (["all_reduce", "-d", "float3"], "expected a type"),
+        (["all_reduce", "-o", "xor"], "expected a reduction"),
+        (["broadcast", "-r", "99"], "root from 0 to 7"),
+        (["all_reduce", "--on", "gloo"], "bench simulates"),
+        (["all_reduce", "--on", "dgx-h100:1", "--nproc-per-node", "16"], "the cluster dgx-h100 has 8"),
+        (["all_reduce", "--algo", "star"], "an algorithm of NCCL"),
+        (["all_reduce", "-g", "zero"], "a number of GPUs"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was expected, what came, what to do."""
+    assert main(["bench", *argv]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_usual_spellings_are_known() -> None:
+    """nccl-tests', torch's and hyphenated names."""
+    for name in ("allreduce", "all-reduce", "all_reduce_perf", "ALL_REDUCE"):
+        assert bench_op(name) == "all_reduce"
+    assert bench_op("all_to_all_single") == bench_op("all_to_all") == "alltoall"
+    with pytest.raises(UsageError):
+        bench_op("")

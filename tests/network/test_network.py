@@ -1,0 +1,168 @@
+"""Network: collectives and sends in simpy's time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import simpy
+
+from distsim.cluster import load_cluster
+from distsim.errors import UsageError
+from distsim.network import Network, Transfer
+
+RING = str(Path(__file__).parents[1] / "benchmarks" / "network_ring1024.toml")
+MIB = 1 << 20
+
+
+def test_a_ring_of_1024_has_its_closed_form() -> None:
+    """2 (n - 1) / n S / B + 2 (n - 1) alpha, in a handful of events."""
+    cluster = load_cluster(RING)
+    env = simpy.Environment()
+    network = Network(env, cluster)
+    timing = env.run(network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 64 * MIB)))
+    assert timing.end_s == pytest.approx(12_911.7e-6, rel=0.005)
+    assert network.statistics().num_flows == 1
+
+
+def test_a_cut_link_strikes_during_a_collective() -> None:
+    """A NIC that is down for 10 ms in the middle makes an all_reduce 10 ms longer."""
+    cluster = load_cluster("dgx-h100:2")
+    transfer = Transfer("all_reduce", "nccl", (cluster.devices[0], cluster.devices[8]), 512 * MIB)
+
+    def run(down_s: float) -> float:
+        env = simpy.Environment()
+        network = Network(env, cluster, nccl_version="ideal")
+        (nic,) = [link.index for link in cluster.links if link.name == "n0/nic0->leaf0"]
+
+        def fault() -> object:
+            yield env.timeout(1e-3)
+            network.set_link(nic, up=False)
+            yield env.timeout(down_s)
+            network.set_link(nic)
+
+        if down_s:
+            env.process(fault())  # type: ignore[arg-type]
+        return float(env.run(network.collective(transfer)).end_s)
+
+    assert run(10e-3) - run(0.0) == pytest.approx(10e-3, rel=1e-6)
+
+
+def test_a_slower_link_makes_its_collective_slower() -> None:
+    """A NIC at half its bandwidth halves the rate of a ring over it."""
+    cluster = load_cluster("dgx-h100:2")
+    transfer = Transfer("all_gather", "nccl", (cluster.devices[0], cluster.devices[8]), 512 * MIB)
+    times = []
+    for factor in (1.0, 0.5):
+        env = simpy.Environment()
+        network = Network(env, cluster, nccl_version="ideal")
+        network.set_link(next(link.index for link in cluster.links if link.name == "n0/nic0->leaf0"), factor)
+        times.append(env.run(network.collective(transfer)).end_s)
+    assert times[1] == pytest.approx(2 * times[0], rel=0.01)
+
+
+def test_links_report_their_bytes_and_utilisation() -> None:
+    """A busy NIC is listed with what it moved, and no more samples than bounded."""
+    cluster = load_cluster("dgx-h100:2")
+    env = simpy.Environment()
+    network = Network(env, cluster, nccl_version="ideal")
+    transfer = Transfer("all_reduce", "nccl", (cluster.devices[0], cluster.devices[8]), 256 * MIB)
+    for _ in range(20):
+        env.run(network.collective(transfer))
+    busiest = max(network.links_busy(), key=lambda busy: busy.mean_utilisation)
+    assert cluster.links[busiest.index].kind in ("nic", "fabric")
+    assert busiest.bytes == pytest.approx(20 * 256 * MIB)
+    assert 0.9 < busiest.mean_utilisation <= busiest.peak_utilisation <= 1.0
+    samples = network.utilisation_samples()
+    assert 0 < len(samples) <= 64 * 129
+    assert samples == sorted(samples, key=lambda sample: (sample[0], sample[1]))
+
+
+def test_the_same_run_twice_is_the_same() -> None:
+    """Contended traffic ends at identical times, run after run."""
+    cluster = load_cluster("dgx-h100:4")
+
+    def run() -> list[float]:
+        env = simpy.Environment()
+        network = Network(env, cluster)
+        events = [
+            network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices[k::8]), 8 * MIB, key=k % 3))
+            for k in range(8)
+        ]
+        events += [network.send(cluster.devices[0], cluster.devices[9 + k], MIB * k) for k in range(8)]
+        env.run(env.all_of(events))
+        return [event.value.end_s for event in events]
+
+    assert run() == run()
+
+
+def test_one_rank_and_zero_bytes_cost_a_launch() -> None:
+    """Nothing to move still takes the time to launch it."""
+    cluster = load_cluster("dgx-h100:1")
+    for devices, nbytes in ((cluster.devices[:1], 1 << 20), (cluster.devices, 0)):
+        env = simpy.Environment()
+        timing = env.run(Network(env, cluster).collective(Transfer("all_reduce", "nccl", tuple(devices), nbytes)))
+        assert 1e-6 < timing.end_s < 50e-6
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",
+                                "broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier"])
+@pytest.mark.parametrize("flavour", ["nccl", "gloo", "mpi"])
+def test_every_operation_runs_for_every_flavour(op: str, flavour: str) -> None:
+    """All of torch.distributed's names give a time above zero on GPUs and on CPU nodes."""
+    cluster = load_cluster("dgx-a100:2" if flavour == "nccl" else "ethernet-cpu:4")
+    env = simpy.Environment()
+    timing = env.run(Network(env, cluster).collective(Transfer(op, flavour, tuple(cluster.devices), 1 << 20, root=3)))
+    assert 0.0 < timing.end_s < 1.0
+
+
+def test_uneven_splits_take_as_long_as_the_fullest_link() -> None:
+    """One pair with all the bytes of an all_to_all takes what a send of them takes."""
+    cluster = load_cluster("dgx-h100:1")
+    size = 8
+    splits = tuple(tuple(64 * MIB if (s, d) == (0, 1) else 0 for d in range(size)) for s in range(size))
+    env = simpy.Environment()
+    network = Network(env, cluster, nccl_version="ideal")
+    transfer = Transfer("all_to_all_single", "nccl", tuple(cluster.devices), 0, splits=splits)
+    assert env.run(network.collective(transfer)).end_s == pytest.approx(64 * MIB / cluster.node.nvlink_bytes_per_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"flavour": "ucc"}, "flavour nccl, gloo or mpi, got 'ucc'"),
+        ({"op": "all_shuffle"}, "expected an operation .* got 'all_shuffle'"),
+        ({"root": 8}, "root from 0 to 7, got 8"),
+    ],
+)
+def test_mistakes_are_named(change: dict[str, object], words: str) -> None:
+    """A wrong flavour, operation or root is one line that says what was expected."""
+    cluster = load_cluster("dgx-h100:1")
+    fields: dict[str, object] = {"op": "all_reduce", "flavour": "nccl", "devices": tuple(cluster.devices), "nbytes": 8}
+    with pytest.raises(UsageError, match=words):
+        Network(simpy.Environment(), cluster).collective(Transfer(**{**fields, **change}))  # type: ignore[arg-type]
+
+
+def test_algorithms_and_protocols_can_be_forced() -> None:
+    """--algo and --proto are taken; an unknown one is named with the known."""
+    cluster = load_cluster("dgx-h100:2")
+    env = simpy.Environment()
+    network = Network(env, cluster, algo="tree", proto="ll128")
+    timing = env.run(network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 30)))
+    assert (timing.algo, timing.proto) == ("Tree", "LL128")
+    with pytest.raises(UsageError, match=r"an algorithm of NCCL \(Tree, Ring, .*got 'star'"):
+        Network(env, cluster, algo="star")
+
+
+def test_explain_marks_the_one_that_is_taken() -> None:
+    """Every candidate has a cost or a reason, and exactly one is chosen: the one that then runs."""
+    cluster = load_cluster("dgx-h100:2")
+    env = simpy.Environment()
+    network = Network(env, cluster)
+    transfer = Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 24)
+    rows = network.explain(transfer)
+    (chosen,) = [row for row in rows if row.chosen]
+    assert all(row.predicted_s is not None or row.why for row in rows)
+    timing = env.run(network.collective(transfer))
+    assert (timing.algo, timing.proto) == (chosen.algo, chosen.proto)
+    assert timing.end_s == pytest.approx(chosen.predicted_s)
