@@ -51,8 +51,9 @@ class Comparer:
         self._touched: set[LaneKey] = set()
         self.compared = 0
 
-    def feed(self, rank: int, records: Records, lane_of: Any) -> None:
-        """Take new calls of a rank; *lane_of(table offset)* answers the group's key, None: not compared."""
+    def feed(self, rank: int, records: Records, lane_of: Any, route: Any = None) -> None:
+        """Take new calls of a rank; *lane_of(table offset)* answers the group's key, None: not compared.
+        *route(rank, key, rows)* may take them away, to be compared on another host."""
         collective = records[(records["flags"] & rings.P2P_CALL) == 0]
         if not len(collective):
             return
@@ -62,7 +63,8 @@ class Comparer:
                 continue
             mine = collective[collective["group"] == offset]
             rows = np.stack([mine["seq"], mine["fingerprint"], mine["site_hash"]], axis=1)
-            self.feed_rows(rank, key, rows)
+            if route is None or not route(rank, key, rows):
+                self.feed_rows(rank, key, rows)
 
     def feed_rows(self, rank: int, key: LaneKey, rows: Numbers) -> None:
         """Take rows of (seq, fingerprint, site hash), from a ring or from another host's monitor."""

@@ -17,7 +17,7 @@ from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankSta
 from distsim.debug.ring_reader import GroupEntry, Records, RingReader
 from distsim.debug.stackdump import crash_stack, is_library, user_part
 
-__all__ = ["Snapshot", "build_evidence", "call_records", "rank_state", "read_exits", "sources"]
+__all__ = ["Knowledge", "Snapshot", "build_evidence", "call_records", "origin_of", "rank_state", "read_exits", "sources"]
 
 HISTORY = 48
 """Calls before the last common one of each group that a diagnosis may look at."""
@@ -278,18 +278,25 @@ def _decode(
     return [reader.decode(records[place], origin_ns) for place in chosen]
 
 
+def origin_of(readers: Sequence[RingReader]) -> int:
+    """When the first rank made its ring: second 0 of the evidence (wall clock, ns)."""
+    return min((r.word(rings.W_OPENED) + r.header.wall_offset_ns for r in readers), default=0)
+
+
 def build_evidence(
     readers: Sequence[RingReader],
     known: Knowledge,
     world_size: int,
     extra: Mapping[int, RankState] | None = None,
     focus: Mapping[tuple[Any, ...], int] | None = None,
+    origin_wall: int | None = None,
 ) -> Evidence:
     """All that a diagnosis may look at. *extra* are states of ranks without a ring."""
     import time
 
     now_ns = known.now_ns if known.now_ns is not None else time.monotonic_ns()
-    origin_wall = min((r.word(rings.W_OPENED) + r.header.wall_offset_ns for r in readers), default=0)
+    if origin_wall is None:
+        origin_wall = origin_of(readers)
     origins = {r.header.rank: origin_wall - r.header.wall_offset_ns for r in readers}
     snaps = {reader.header.rank: snapshot(reader, known) for reader in readers}
     records = call_records(readers, origins, focus)

@@ -6,14 +6,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from distsim.debug import ring as rings
 from distsim.debug.compare import Comparer, LaneKey
 from distsim.debug.evidence import Knowledge, read_exits
+from distsim.debug.exchange import Rows
 from distsim.debug.procfs import look
 from distsim.debug.records import Group, Phase, RankState
 from distsim.debug.ring_reader import RingReader
+from distsim.debug.together import Together, local_world
 from distsim.errors import UsageError
 
 __all__ = ["Host"]
@@ -28,9 +28,6 @@ class Host:
         self.readers: dict[int, RingReader] = {}
         self.comparer = Comparer()
         self.exits: dict[tuple[int, int], int] = {}
-        self.outbox: list[tuple[int, LaneKey, np.ndarray[tuple[int, ...], np.dtype[np.uint64]]]] = []
-        """New rows of groups with members elsewhere, for the other hosts' monitor."""
-        self.forward = False
         self._next: dict[int, int] = {}
         self._bad: set[Path] = set()
         self.notes: list[str] = []
@@ -42,6 +39,11 @@ class Host:
     @property
     def attempt(self) -> int:
         return max((reader.header.attempt for reader in self.readers.values()), default=0)
+
+    @property
+    def local_world(self) -> int:
+        """How many ranks this host was given."""
+        return local_world(self.readers.values(), self.world_size)
 
     def find(self) -> None:
         """Map rings that are new; a restart's rings replace those of the attempt before it."""
@@ -71,14 +73,20 @@ class Host:
             del self.readers[rank]
         self.comparer = Comparer()
 
-    def read(self) -> int:
+    def read(self, together: Together | None = None) -> int:
         """Take in the calls made since the last look; answers how many."""
         total = 0
+        here = set(self.readers)
+        several = len(here) < self.world_size and self.local_world < self.world_size
+
+        def route(rank: int, key: LaneKey, rows: Rows) -> bool:
+            return together is not None and several and together.route(rank, key, rows, here)
+
         for rank, reader in self.readers.items():
             records, self._next[rank] = reader.since(self._next[rank])
             total += len(records)
             if len(records):
-                self.comparer.feed(rank, records, lambda offset, reader=reader: self._lane(reader, offset))
+                self.comparer.feed(rank, records, lambda offset, reader=reader: self._lane(reader, offset), route)
         return total
 
     def _lane(self, reader: RingReader, offset: int) -> LaneKey | None:
@@ -101,12 +109,13 @@ class Host:
         now = time.monotonic_ns()
         first = min((reader.word(rings.W_OPENED) for reader in self.readers.values()), default=now)
         late = (now - first) / 1e9 > grace_s
+        given = self._given()
         for rank in range(self.world_size):
             if rank in ranks:
                 continue
             code = self.exits.get((rank, attempt))
             if code is None:
-                states[rank] = RankState(rank, Phase.ABSENT if late else Phase.RUNNING)
+                states[rank] = RankState(rank, Phase.ABSENT if late and rank in given else Phase.RUNNING)
             elif code < 0:
                 from distsim.debug.procfs import signal_name
 
@@ -114,6 +123,13 @@ class Host:
             else:
                 states[rank] = RankState(rank, Phase.EXITED if code else Phase.FINISHED, exit_code=code)
         return states
+
+    def _given(self) -> range:
+        """The ranks that must come up on this host."""
+        for reader in self.readers.values():
+            first = reader.header.rank - reader.header.local_rank
+            return range(first, first + self.local_world)
+        return range(self.world_size)
 
     def oldest_wait_s(self) -> float:
         """How long the longest-blocked rank has been waiting in a call; 0: nobody waits."""

@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis import diagnose
-from distsim.debug.evidence import build_evidence
+from distsim.debug.evidence import build_evidence, origin_of
 from distsim.debug.findings import findings
 from distsim.debug.host import Host
 from distsim.debug.jobdir import default_directory
 from distsim.debug.levels import Level, OnHang, Settings
 from distsim.debug.records import Evidence, Phase
+from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
 from distsim.debug.stackdump import as_text, collect
+from distsim.debug.together import Together
 from distsim.debug.verdict import Diagnosis
 
 __all__ = ["Monitor", "main"]
@@ -38,6 +40,7 @@ SETTLE_S = 0.25
 """Nothing is judged before a call has waited this long, and twice in a row with nothing moving in between."""
 DEATH_SETTLE_S = 0.35
 """After a death: its peers' own errors arrive, and the launcher's word how it died."""
+LIVING = (Phase.RUNNING, Phase.BLOCKED, Phase.FROZEN, Phase.HOST_STUCK)
 PATIENCE_S = 20.0
 """A monitor whose job's first ring never comes gives up."""
 
@@ -45,11 +48,11 @@ PATIENCE_S = 20.0
 class Monitor:
     """One host's watch over its ranks."""
 
-    def __init__(self, directory: Path, settings: Settings, job: str | None, exchange: Any = None) -> None:
+    def __init__(self, directory: Path, settings: Settings, job: str | None) -> None:
         self.directory = directory
         self.settings = settings
         self.host = Host(directory, job)
-        self.exchange = exchange
+        self.together = Together(directory)
         self.told: set[tuple[Any, ...]] = set()
         self.diagnoses: list[Diagnosis] = []
         self.evidence: Evidence | None = None
@@ -74,14 +77,16 @@ class Monitor:
         """Watch until the ranks are gone; answers the exit code of the verdict."""
         while True:
             self.host.find()
-            moved = self.host.read()
-            if self.exchange is not None:
-                self.exchange.step(self)
-            self._compare()
-            self._notice()
+            moved = self.host.read(self.together)
+            self.together.step(self)
             self._new_attempt()
-            self._judge(moved)
+            self._compare()
+            if self.together.judges:
+                self._notice()
+                self._judge(moved)
             self._answer()
+            if self.together.abort_asked and not self.aborted:
+                self.abort()
             if self._over():
                 break
             time.sleep(BUSY_POLL_S if moved else QUIET_POLL_S)
@@ -111,7 +116,9 @@ class Monitor:
         self._asked = self._asked or now
         if not self.exit_code and now - self._asked < DEATH_SETTLE_S:
             return
-        if not self.exit_code:
+        if not self.exit_code and not self.together.judges and now - self._asked < DEATH_SETTLE_S + 1.5:
+            return  # the leader's verdict is on its way
+        if not self.exit_code and self.together.judges:
             evidence = self.look()
             self.tell(self._judgement(evidence), evidence)
         self._asked = None
@@ -123,7 +130,7 @@ class Monitor:
     def _over(self) -> bool:
         if not self.host.readers:
             return time.monotonic() - self._started > PATIENCE_S or self._released()
-        if not all(self.host.ended().values()):
+        if not all(self.host.ended().values()) or (self.together.waits_for_others() and not self.aborted):
             return False
         # A restart's rings may be on their way.
         return self._released() or not (self.directory / "launcher.json").exists()
@@ -136,7 +143,16 @@ class Monitor:
     def _compare(self) -> None:
         if self.settings.level is Level.RECORD:
             return
+        for rank, key, rows in self.together.held():
+            self.host.comparer.feed_rows(rank, key, rows)
         suspicions = self.host.comparer.check()
+        if not self.together.judges:
+            for suspicion in suspicions:
+                self.together.suspect(suspicion.lane, suspicion.seq)
+            return
+        if self.together.focus:
+            focus, self.together.focus = self.together.focus, {}
+            self._tell_inconsistent(focus)
         # At level strict the ranks themselves raise what they see before any byte goes out.
         odd = [s for s in suspicions if not s.lines_only and self.settings.level is not Level.STRICT]
         lines = [s for s in suspicions if s.lines_only]
@@ -158,7 +174,7 @@ class Monitor:
 
     def _notice(self) -> None:
         """What guards saw themselves is said at once, not when somebody hangs."""
-        flagged = self.host.flagged()
+        flagged = self.host.flagged() + sum(self.together.remote("flagged"))
         if flagged > self._flagged:
             self._flagged = flagged
             evidence = self.look()
@@ -171,15 +187,15 @@ class Monitor:
         now = time.monotonic()
         if self._closing or self.aborted:
             return
-        counts = self.host.counts()
+        counts = self._counts()
         if moved or counts != self._last_counts:
             self._last_counts = counts
             self._still_since = now
         ended = self.host.ended()
-        if any(ended.values()):
+        if any(ended.values()) or any(self.together.remote("ended")):
             self._first_death = self._first_death or now
             self._next_judgement = min(self._next_judgement, self._first_death + DEATH_SETTLE_S)
-        waits = self.host.oldest_wait_s()
+        waits = max([self.host.oldest_wait_s(), *self.together.remote("oldest_wait_s")])
         blocked = waits > SETTLE_S and now - self._still_since > SETTLE_S
         dead = self._first_death is not None and now - self._first_death > DEATH_SETTLE_S
         if not (blocked or dead):
@@ -193,8 +209,9 @@ class Monitor:
         if found:
             # Twice the same, with nothing moving in between: rings are not read at one instant.
             time.sleep(0.1)
-            self.host.read()
-            if self.host.counts() == counts or all(ended.values()):
+            self.host.read(self.together)
+            self.together.step(self)
+            if self._counts() == counts or all(ended.values()):
                 again = self._judgement(self.look())
                 same = {_key(d) for d in again}
                 found = [d for d in found if _key(d) in same]
@@ -220,26 +237,42 @@ class Monitor:
         better = [d for d in diagnose(evidence) if _key(d) not in self.told]
         self.tell(better or found, evidence)
 
+    def _counts(self) -> tuple[int, ...]:
+        """Calls of every rank so far: while they stay the same, nothing moves."""
+        return (*self.host.counts(), *(n for counts in self.together.remote("counts") for n in counts))
+
     def look(self, stacks: bool = False, focus: dict[Any, int] | None = None) -> Evidence:
         """The evidence at this moment, of all hosts where there are several."""
+        readers = list(self.host.readers.values())
+        origin = origin_of(readers)
+        evidence = self.look_here(stacks, focus, origin)
+        self.together.add(evidence, stacks, focus or {}, origin, self.host.comparer.lanes())
+        return evidence
+
+    def look_here(
+        self, stacks: bool, focus: dict[Any, int] | None, origin: int, ours_only: bool = False
+    ) -> Evidence:
+        """This host's part of the evidence."""
         settings = self.settings
         known = self.host.knowledge(settings.hang_after_s, settings.straggler_after_s)
         readers = [self.host.readers[rank] for rank in sorted(self.host.readers)]
         if stacks:
             evidence = build_evidence(readers, known, self.host.world_size)
             frozen = [r for r, s in evidence.ranks.items() if s.phase is Phase.FROZEN]
-            living = [r for r in readers if evidence.ranks[r.header.rank].phase in (Phase.RUNNING, Phase.BLOCKED, Phase.FROZEN, Phase.HOST_STUCK)]
+            living = [r for r in readers if evidence.ranks[r.header.rank].phase in LIVING]
             known.stacks = collect(living, self.directory, frozen)
             with contextlib.suppress(OSError):
                 (self.directory / "stacks.txt").write_text(as_text(known.stacks))
-        extra = self.exchange.states() if self.exchange is not None else None
-        if extra is None:
-            extra = self.host.missing_states(self.host.readers, settings.hang_after_s)
-        evidence = build_evidence(readers, known, self.host.world_size, extra, focus)
+        extra = {} if ours_only else self.host.missing_states(self.host.readers, settings.hang_after_s)
+        evidence = build_evidence(readers, known, self.host.world_size, extra, focus, origin)
         evidence.findings = findings(readers, evidence)
-        if self.exchange is not None:
-            self.exchange.add(evidence)
         return evidence
+
+    def accept(self, report: dict[str, Any]) -> None:
+        """The leader's verdict, so that this host's launcher knows it."""
+        self.diagnoses = diagnoses_from_json(report)
+        self.told.update(_key(d) for d in self.diagnoses)
+        self._save(report, [str(self.directory / "verdict.json")])
 
     # What follows -----------------------------------------------------------------------------------
 
@@ -271,8 +304,6 @@ class Monitor:
             sys.stderr.flush()
 
     def _write(self) -> None:
-        from distsim.debug.report_json import diagnoses_to_json
-
         report: dict[str, Any] = {
             "schema": "distsim.report/1",
             **diagnoses_to_json(self.diagnoses),
@@ -280,7 +311,12 @@ class Monitor:
             "world_size": self.host.world_size,
             "rings": str(self.directory),
         }
-        for path in filter(None, (str(self.directory / "verdict.json"), self.settings.report)):
+        self._save(report, [str(self.directory / "verdict.json"), *filter(None, [self.settings.report])])
+        self.together.tell(report)
+
+    @staticmethod
+    def _save(report: dict[str, Any], paths: Sequence[str]) -> None:
+        for path in paths:
             scratch = Path(f"{path}.{os.getpid()}.new")
             try:
                 scratch.write_text(json.dumps(report, indent=1))
@@ -292,8 +328,7 @@ class Monitor:
         """End the ranks of this host: politely, then not."""
         self.aborted = True
         (self.directory / "aborted.json").write_text("{}")
-        if self.exchange is not None:
-            self.exchange.abort()
+        self.together.abort()
         self.kill(signal.SIGTERM)
         deadline = time.monotonic() + 2
         while time.monotonic() < deadline and not all(self.host.ended().values()):
@@ -310,7 +345,10 @@ class Monitor:
     def _farewell(self) -> None:
         """All ranks are gone: what they leave behind, and the rings of a healthy job go."""
         self.host.find()
-        self.host.read()
+        self.host.read(self.together)
+        if not self.together.judges:
+            self.together.goodbye()
+            return
         self._compare()
         if self._lines_due is not None:
             self._lines_due = 0.0
@@ -322,8 +360,9 @@ class Monitor:
                 found = []  # what died after the verdict died of it
             self.tell(found, evidence)
         if not self.diagnoses:
-            self.diagnoses = []
             self._write()
+        self.together.goodbye()
+        if not self.diagnoses:
             if self._ours():
                 shutil.rmtree(self.directory, ignore_errors=True)
 

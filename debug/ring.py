@@ -86,7 +86,8 @@ WORDS_AT = 512
     W_PENDING,  # table offset + 1: an exception is on its way while a `finally` makes calls
     W_LEVEL,
     W_FINDING,  # table offset of what the rank itself found out
-) = range(17)
+    W_LOCAL_WORLD,  # ranks on this host, 0: all
+) = range(18)
 
 POSITION_AT = 1024
 POSITION_BYTES = HEADER_BYTES - POSITION_AT

@@ -69,6 +69,7 @@ class Session:
                 flush=True,
             )
             return None
+        ring.header(rings.W_LOCAL_WORLD, int(environ.get("LOCAL_WORLD_SIZE", "0") or 0))
         recorder = Recorder(ring)
         session = cls(settings, directory, rank, world_size, ring, recorder, Heartbeat(recorder))
         session._catch_stacks()
@@ -111,6 +112,11 @@ class Session:
 
         self.ring.header(rings.W_JOINED, time.monotonic_ns())
         self.ring.header(rings.W_LIFE, rings.LIFE_JOINED)
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0)
+        if 0 < local < self.world_size:
+            from distsim.realexec.hosts import introduce_monitors
+
+            introduce_monitors(self.directory, self.rank)
 
     def raised(self, error: BaseException) -> None:
         """The program ends with this exception."""

@@ -1,0 +1,216 @@
+"""How a monitor takes part in a job of several hosts: alone at first, then leading or following."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distsim.debug import ring as rings
+from distsim.debug.compare import LaneKey
+from distsim.debug.exchange import Follower, Leader, Rows
+from distsim.debug.kinds import Kind
+from distsim.debug.records import Evidence, Finding
+from distsim.debug.stacks import format_ranks
+from distsim.debug.wire import evidence_from_json, evidence_to_json
+
+if TYPE_CHECKING:
+    from distsim.debug.monitor import Monitor
+
+__all__ = ["Together"]
+
+MOST_ROWS = 4096
+"""Row blocks kept for a leader that is not there yet."""
+
+
+class Together:
+    """One monitor's part in the exchange. Does nothing where all ranks are on one host."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.leader: Leader | None = None
+        self.follower: Follower | None = None
+        self.outbox: list[tuple[int, LaneKey, Rows]] = []
+        self._beat = 0.0
+        self._told_lost: set[int] = set()
+        self.focus: dict[LaneKey, int] = {}
+        """Calls that other hosts suspect."""
+        self.abort_asked = False
+
+    # Every turn of the loop -----------------------------------------------------------------------
+
+    def step(self, monitor: Monitor) -> None:
+        """Find the part to play, then play it."""
+        if self.leader is None and self.follower is None:
+            self._choose(monitor)
+        if self.leader is not None:
+            self._lead(monitor, self.leader)
+        elif self.follower is not None:
+            self._follow(monitor, self.follower)
+        elif len(self.outbox) > MOST_ROWS:
+            del self.outbox[: len(self.outbox) - MOST_ROWS]
+
+    def _choose(self, monitor: Monitor) -> None:
+        if (self._directory / "lead.json").exists():
+            self.leader = Leader(self._directory)
+            for rank, key, rows in self.outbox:
+                monitor.host.comparer.feed_rows(rank, key, rows)
+            self.outbox.clear()
+        elif (self._directory / "follow.json").exists():
+            try:
+                said = json.loads((self._directory / "follow.json").read_text())
+            except (OSError, ValueError):
+                return
+            self.follower = Follower(said["address"], int(said["port"]), said["secret"], socket.gethostname())
+
+    def _lead(self, monitor: Monitor, leader: Leader) -> None:
+        for message in leader.step(monitor.host.comparer.feed_rows):
+            name, ranks, generation = message["suspicion"]
+            self.focus[(name, tuple(ranks), int(generation))] = int(message["seq"])
+        if time.monotonic() - self._beat > 0.5:
+            self._beat = time.monotonic()
+            leader.tell({"beat": 1})
+
+    def _follow(self, monitor: Monitor, follower: Follower) -> None:
+        def answer(request: dict[str, Any]) -> Any:
+            focus = {(n, tuple(r), int(g)): int(seq) for (n, r, g), seq in request["focus"]}
+            evidence = monitor.look_here(bool(request["stacks"]), focus, int(request["origin"]), ours_only=True)
+            return evidence_to_json(evidence)
+
+        for message in follower.step(self._status(monitor), self.outbox, answer):
+            if "verdict" in message:
+                monitor.accept(message["verdict"])
+            if "abort" in message:
+                self.abort_asked = True
+            if "bye" in message:
+                follower.lost_since = None
+                follower.left = True
+
+    def _status(self, monitor: Monitor) -> dict[str, Any]:
+        host = monitor.host
+        ended = host.ended()
+        return {
+            "ranks": sorted(host.readers),
+            "counts": list(host.counts()),
+            "oldest_wait_s": host.oldest_wait_s(),
+            "ended": sum(ended.values()),
+            "flagged": host.flagged(),
+            "over": bool(ended) and all(ended.values()),
+        }
+
+    # What the rest of the monitor asks -------------------------------------------------------------------
+
+    @property
+    def judges(self) -> bool:
+        """Whether this monitor gives verdicts: all do but a follower that hears its leader."""
+        return self.follower is None or not (self.follower.connected or self.follower.left)
+
+    def route(self, rank: int, key: LaneKey, rows: Rows, here: set[int]) -> bool:
+        """Take rows of a group that has members elsewhere; False: compare them here."""
+        if self.leader is not None or all(member in here for member in key[1]):
+            return False
+        self.outbox.append((rank, key, rows))
+        return True
+
+    def suspect(self, key: LaneKey, seq: int) -> None:
+        """A follower leaves the judgement to its leader."""
+        if self.follower is not None:
+            self.follower.suspect(key, seq)
+
+    def remote(self, name: str) -> list[Any]:
+        """One entry of every other host's last word about itself."""
+        if self.leader is None:
+            return []
+        return [link.status[name] for link in self.leader.links if name in link.status]
+
+    def add(self, evidence: Evidence, stacks: bool, focus: dict[LaneKey, int], origin: int, done: Any) -> None:
+        """Put the other hosts' evidence beside this one's."""
+        if self.leader is None:
+            self._without_leader(evidence)
+            return
+        asked = {**dict(done), **focus}
+        request = {"stacks": stacks, "origin": origin, "focus": [[list(key), seq] for key, seq in asked.items()]}
+        records = dict(evidence.records)
+        states = dict(evidence.ranks)
+        found = list(evidence.findings)
+        texts = dict(evidence.sources)
+        for answer in self.leader.look(request).values():
+            more_states, more_records, findings, sources = evidence_from_json(answer)
+            states.update(more_states)
+            records.update(more_records)
+            found += findings
+            texts = {**sources, **texts}
+        evidence.ranks, evidence.records, evidence.sources = states, records, texts
+        evidence.findings = [*self._cut_off(), *found]
+
+    def held(self) -> list[tuple[int, LaneKey, Rows]]:
+        """Rows that came in while the leader waited for answers."""
+        if self.leader is None:
+            return []
+        rows, self.leader.held = self.leader.held, []
+        return rows
+
+    def _cut_off(self) -> list[Finding]:
+        assert self.leader is not None
+        return [
+            Finding(
+                Kind.NETWORK_FAULT,
+                link.ranks,
+                f"nothing was heard from host {link.host} (ranks {format_ranks(link.ranks)}) for {link.silent_s:.1f} s: "
+                "its network is cut, or it is down",
+                suggestion=f"Look at host {link.host}: is it up, does it answer a ping, what do its NIC and switch say?",
+            )
+            for link in self.leader.lost
+            if link.ranks
+        ]
+
+    def _without_leader(self, evidence: Evidence) -> None:
+        follower = self.follower
+        if follower is None or follower.connected or follower.left:
+            return
+        here = {rank for rank, state in evidence.ranks.items() if state.host is not None}
+        elsewhere = tuple(sorted(set(range(evidence.world_size)) - here))
+        evidence.findings = [
+            Finding(
+                Kind.NETWORK_FAULT,
+                elsewhere,
+                f"the monitor beside rank 0 does not answer host {socket.gethostname()} (ranks {format_ranks(here)}): the "
+                "network between them is cut, or its host is down",
+                suggestion="Look at the network of this host and of rank 0's: a ping, the NIC, the switch.",
+            ),
+            *evidence.findings,
+        ]
+
+    def tell(self, report: dict[str, Any]) -> None:
+        """A verdict, for the launchers of the other hosts."""
+        if self.leader is not None:
+            self.leader.tell({"verdict": report})
+
+    def abort(self) -> None:
+        """End the ranks of the other hosts, too."""
+        if self.leader is not None:
+            self.leader.tell({"abort": 1})
+
+    def goodbye(self) -> None:
+        """This monitor ends because its ranks have."""
+        if self.leader is not None:
+            self.leader.tell({"bye": 1})
+            time.sleep(0.05)
+        if self.follower is not None and self.follower.link is not None and self.follower.link.open:
+            self.follower.link.send({"status": {"over": True, "ended": 0}})
+            time.sleep(0.05)
+
+    def waits_for_others(self) -> bool:
+        """A leader stays while other hosts' ranks run: they have nobody else who sees all."""
+        if self.leader is None:
+            return False
+        return any(link.open and link.known and not link.status.get("over") for link in self.leader.links)
+
+
+def local_world(readers: Any, world_size: int) -> int:
+    """Ranks a host was given, from its launcher."""
+    said = [int(reader.word(rings.W_LOCAL_WORLD)) for reader in readers]
+    return max([word for word in said if word] or [world_size])
+

@@ -1,0 +1,77 @@
+"""Introducing the monitors of several hosts to each other through the job's store."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+__all__ = ["introduce_monitors"]
+
+KEY = "distsim/monitor"
+PATIENCE_S = 60.0
+
+
+def introduce_monitors(directory: Path, rank: int) -> None:
+    """Rank 0 makes its monitor the leader and says where it is; the first rank of each other host listens.
+
+    In a thread, over a connection of its own: the job's store may be held by a rank that waits on it.
+    """
+    first = int(os.environ.get("LOCAL_RANK", "0")) == 0
+    if rank != 0 and not first:
+        return
+    store = own_store()
+    if store is None:
+        return
+    target = _lead if rank == 0 else _follow
+    threading.Thread(target=target, args=(directory, store), name="distsim-introduction", daemon=True).start()
+
+
+def own_store() -> Any:
+    """A new connection to the job's TCPStore; other stores are used as they are."""
+    try:
+        base = c10d._get_default_store()
+        while hasattr(base, "underlying_store"):
+            base = base.underlying_store
+        if isinstance(base, dist.TCPStore):
+            return dist.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False)
+        return base
+    except (RuntimeError, ValueError):
+        return None
+
+
+def _lead(directory: Path, store: Any) -> None:
+    (directory / "lead.json").write_text("{}")
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            said = json.loads((directory / "monitor.json").read_text())
+        except (OSError, ValueError):
+            time.sleep(0.05)
+            continue
+        said["address"] = os.environ.get("MASTER_ADDR") or store.host
+        store.set(_key(), json.dumps(said))
+        return
+
+
+def _follow(directory: Path, store: Any) -> None:
+    try:
+        store.wait([_key()], timedelta(seconds=PATIENCE_S))
+        said = store.get(_key()).decode()
+    except RuntimeError:  # no leader: this host's monitor judges by itself
+        return
+    scratch = directory / "follow.new"
+    scratch.touch(0o600)
+    scratch.write_text(said)
+    scratch.rename(directory / "follow.json")
+
+
+def _key() -> str:
+    return f"{KEY}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
