@@ -151,5 +151,7 @@ def _unwaited_deaths(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
     for rank, state in case.world.states.items():
         if state.phase in (Phase.FINISHED, Phase.RUNNING, Phase.BLOCKED) or rank in named:
             continue
+        if state.phase is Phase.EXITED and state.exit_code == 0:  # `sys.exit()` at the end of a program
+            continue
         groups.setdefault((state.phase, state.exception, state.signal, state.exit_code), []).append(rank)
     return [death(case, ranks, ()) for ranks in groups.values()]

@@ -69,6 +69,8 @@ class Diagnosis:
             return 0
         if self.kind in (Kind.RANK_RAISED, Kind.NAN, Kind.DDP_UNUSED_PARAMETER):
             return 1
+        if self.kind in (Kind.RANK_EXITED, Kind.RANK_KILLED) and not self.victims:
+            return 1
         return 4 if self.kind in INCONSISTENT else 3
 
     def to_json(self) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     if not options.global_ranks_in_group:
         if not process.is_rank or options.group_rank != process.rank:
             world.claim_rank(process, options.group_rank)
-        if options.group_size > world.world_size:
+        if options.group_size > min(world.world_size, len(world.slots)):
             world.widen(options.group_size)
     rank_is_known = ranks[options.group_rank] == process.rank
     assert rank_is_known

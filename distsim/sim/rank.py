@@ -143,7 +143,8 @@ def _name_main_thread(process: SimProcess) -> None:
 
 
 def _exit_code(exit_: SystemExit, process: SimProcess) -> int:
-    process.last_stack = _stack_of(exit_.__traceback__)
+    if process.exception is None:
+        process.last_stack = _stack_of(exit_.__traceback__)
     if exit_.code is None:
         return 0
     if isinstance(exit_.code, int):

@@ -6,44 +6,42 @@ constructors. Sent to another process, each stays the same object.
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing.connection
+import multiprocessing.context
 import multiprocessing.managers
 import multiprocessing.pool
 import multiprocessing.queues
 import multiprocessing.synchronize
+import os
 import pickle
 import queue
 import sys
 import threading
-import weakref
 from collections import deque
 from concurrent.futures import process as process_pool
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from distsim.errors import NotSimulated
-from distsim.sim.task import current_task
+from distsim.sim.task import current_task, require_task
 from distsim.sim.threads import CoopLock
 
-__all__ = ["sharing_patches"]
-
-_shared: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
+__all__ = ["pickled", "sharing_patches"]
 
 
 def _find(number: int) -> Any:
-    return _shared[number]
+    return require_task().world.host.shared[number]
 
 
 class _Shared:
     """Crosses between processes as itself."""
 
     def __reduce__(self) -> Any:
+        shared = require_task().world.host.shared
         number = self.__dict__.get("_number")
-        if number is None:
-            number = self._number = next(_numbers)
-            _shared[number] = self
+        if number is None or shared[number] is not self:
+            number = self._number = len(shared)
+            shared.append(self)
         return _find, (number,)
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -52,7 +50,31 @@ class _Shared:
 
 def _copied(value: Any) -> Any:
     """What the other process gets of *value*: its own copy, made as multiprocessing makes it."""
-    return pickle.loads(ForkingPickler.dumps(value))
+    return pickle.loads(pickled(value))
+
+
+class _Crossing:
+    """What multiprocessing's reductions ask while a child is started: shared memory crosses as a file
+    descriptor of its own."""
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        return os.dup(descriptor)
+
+    class DupFd:
+        def __init__(self, descriptor: int) -> None:
+            self._descriptor = descriptor
+
+        def detach(self) -> int:
+            return self._descriptor
+
+
+def pickled(value: Any) -> Any:
+    """*value* as it crosses into another simulated process."""
+    multiprocessing.context.set_spawning_popen(_Crossing())  # type: ignore[arg-type]
+    try:
+        return ForkingPickler.dumps(value)
+    finally:
+        multiprocessing.context.set_spawning_popen(None)
 
 
 class Queue(_Shared, queue.Queue[Any]):

@@ -15,13 +15,13 @@ import os
 import pickle
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterable
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from distsim.debug.records import HostWait
+from distsim.errors import UsageError
 from distsim.sim.process import SimProcess
+from distsim.sim.sharing import pickled
 from distsim.sim.signals import FIRST_PID
 from distsim.sim.task import current_task, require_task
 
@@ -90,26 +90,12 @@ class SimPopen:
 
     def _pickled(self, process: Any, must: bool) -> Any:
         """What crosses into the child; None where a forked child has the parent's own objects."""
-        multiprocessing.context.set_spawning_popen(self)  # type: ignore[arg-type]
         try:
-            return ForkingPickler.dumps(process)
+            return pickled(process)
         except Exception:
             if must:
                 raise
             return None
-        finally:
-            multiprocessing.context.set_spawning_popen(None)
-
-    def duplicate_for_child(self, descriptor: int) -> int:
-        """Shared memory crosses as a file descriptor of its own."""
-        return os.dup(descriptor)
-
-    class DupFd:
-        def __init__(self, descriptor: int) -> None:
-            self._descriptor = descriptor
-
-        def detach(self) -> int:
-            return self._descriptor
 
     def _run_main(self, child: SimProcess, parent: SimProcess, fork: bool) -> None:
         """The child's own run of the main script, as spawned children do it. A forked child does not run
@@ -231,12 +217,14 @@ def _torch_wrap(real: Callable[..., Any]) -> Callable[..., Any]:
             fn(i, *args)
         except KeyboardInterrupt:
             pass
+        except UsageError:
+            raise
         except Exception as exc:
             from distsim.sim.rank import keep_failure
 
             keep_failure(task.process, exc)
             with open(error_file, "wb") as file:
-                pickle.dump(traceback.format_exc(), file)
+                pickle.dump(task.process.traceback_text, file)
             sys.exit(1)
 
     wrap.__module__, wrap.__qualname__ = real.__module__, real.__qualname__  # children find it by name

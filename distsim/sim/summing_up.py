@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torch.multiprocessing import ProcessRaisedException
+
 from distsim.debug.records import P2P, CallRecord, Evidence, Phase
 from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
 
@@ -72,7 +74,7 @@ def _exit_code(diagnoses: Sequence[object], failures: Sequence[Failure], ranks: 
         code = getattr(diagnosis, "exit_code", 0)
         if code:
             return int(code)
-    if failures or any(p.exit_code for p in ranks):
+    if failures or any(p.exit_code and not p.ended_by_program for p in ranks):
         return 1
     return 0
 
@@ -84,6 +86,8 @@ def _backends(process: SimProcess) -> list[str]:
 def _failures(processes: Sequence[SimProcess]) -> list[Failure]:
     merged: dict[tuple[str, str], list[SimProcess]] = {}
     for process in processes:
+        if isinstance(process.exception, ProcessRaisedException) and any(p.exception for p in process.children):
+            continue  # the launcher repeats what its child has raised
         if process.exception is not None:
             text = process.traceback_text or ""
             key = (type(process.exception).__name__, _ADDRESS.sub("0x", text))

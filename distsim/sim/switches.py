@@ -52,6 +52,8 @@ class Host:
     places: list[Any]
     turned: dict[Switch, Any] = field(default_factory=dict)
     """Switches that some process has turned, with the position of all that have not."""
+    shared: list[Any] = field(default_factory=list)
+    """Queues, locks and their like that have crossed from one process into another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

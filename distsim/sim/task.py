@@ -92,6 +92,7 @@ class Task:
         self.quiet_polls = 0
         self.time_queries = 0
         self.spinning_since_s = 0.0
+        self.refusals = 0
         self.doom: Unwind | None = None
         self._body = body
         self._go = _thread.allocate_lock()
@@ -162,7 +163,7 @@ class Task:
 
     def _hand_over(self, request: Request) -> None:
         if self.doom is not None:
-            raise self.doom
+            self._refuse_to_go_on(self.doom)
         if _here.task is not self:
             raise RuntimeError("a rank's thread used another thread's task")
         self.request = request
@@ -173,6 +174,17 @@ class Task:
         self.process.complete_futures()
         if throw is not None:
             raise throw
+
+    def _refuse_to_go_on(self, doom: Unwind) -> None:
+        """The thread has to end. One that swallows this again and again is left where it is, asleep."""
+        self.refusals += 1
+        if self.refusals > 1_000:
+            self.abandoned = True
+            self.world.baton.release()
+            forever = _thread.allocate_lock()
+            forever.acquire()
+            forever.acquire()
+        raise doom
 
     def _thread_main(self) -> None:
         _here.task = self

@@ -266,7 +266,7 @@ class World:
         ticks, since = self.ticks, _real_monotonic()
         while not self.baton.acquire(timeout=0.1):
             self._report_progress()
-            if self.ticks != ticks or self.in_operator:
+            if task.doom is None and (self.ticks != ticks or self.in_operator):
                 ticks, since = self.ticks, _real_monotonic()
             over = self.limits is not None and task.doom is None and self.limits.wall_over()
             if over or _real_monotonic() - since > limit_s:
@@ -481,7 +481,7 @@ class World:
                 if task is process.main_task and task.ident is not None:
                     frame = sys._current_frames().get(task.ident)
                     stack = () if frame is None else user_stack(frame)
-        phase = process.phase
+        phase = Phase.EXITED if process.ended_by_program else process.phase
         if phase is Phase.RUNNING and waits and not all(isinstance(w, HostWait) and w.what == "sleep" for w in waits):
             phase = Phase.BLOCKED
         return RankState(
@@ -491,7 +491,7 @@ class World:
             site=stack[0] if stack else process.last_site,
             stack=stack,
             since_s=since,
-            exit_code=process.exit_code,
+            exit_code=0 if process.ended_by_program else process.exit_code,
             exception=None if process.exception is None else f"{type(process.exception).__name__}: {process.exception}",
             traceback=process.traceback_text,
             signal=process.signal_name,
