@@ -1,6 +1,7 @@
 """nccl-tests on a simulated cluster: the same operations, the same meaning of size, the same table.
 
-Source of sizes and bandwidth factors: NVIDIA/nccl-tests, src/*.cu (GetCollByteCount, GetBw) and doc/PERFORMANCE.md.
+Source of sizes and bandwidth factors: NVIDIA/nccl-tests, src/*.cu (GetCollByteCount, GetBw) and
+doc/PERFORMANCE.md.
 """
 
 from __future__ import annotations
@@ -111,8 +112,9 @@ def busbw_factor(op: str, ranks: int) -> float:
 
 
 def counted(op: str, size: int, ranks: int, width: int) -> tuple[int, int]:
-    """(size, count) as nccl-tests prints them for a size asked for: whole elements, and in operations that spread
-    their buffer a multiple of ranks, each share a multiple of 16 bytes (alltoall, gather, scatter: of an element)."""
+    """(size, count) as nccl-tests prints them for a size asked for: whole elements, and in operations that
+    spread their buffer a multiple of ranks, each share a multiple of 16 bytes (alltoall, gather, scatter:
+    of an element)."""
     count = size // width
     if op in ("all_gather", "reduce_scatter"):
         share = (count // ranks) & -max(1, 16 // width)
@@ -136,7 +138,8 @@ def bench(
     network: Any = None,
     **forced: Any,
 ) -> list[BenchRow]:
-    """Time *op* on *cluster* for each size, one after the other on an idle network. *forced* goes to `Network`."""
+    """Time *op* on *cluster* for each size, one after the other on an idle network. *forced* goes to
+    `Network`."""
     import simpy
 
     from distsim.collectives import Transfer
@@ -153,7 +156,7 @@ def bench(
         size, count = counted(op, asked, ranks, width)
         per_rank = op in ("gather", "scatter")
         transfer = Transfer(op, kind, devices, size // ranks if per_rank else size, root, dtype_bytes=width)
-        timing = net.env.run(net.collective(transfer))
+        timing: Any = net.env.run(net.collective(transfer))
         seconds = timing.end_s - timing.start_s
         algbw = size / seconds / 1e9 if seconds > 0 else 0.0
         rows.append(
@@ -203,7 +206,8 @@ def render_table(
         if slot is None:
             yield f"#  ... {len(ranks) - 10} more ranks"
             continue
-        yield f"#  Rank {slot.rank:2d} Group  0 Pid {slot.rank:6d} on {f'n{slot.host}':>10s} device {slot.local_rank:2d} [{slot.device}]"
+        where = f"Pid {slot.rank:6d} on {f'n{slot.host}':>10s} device {slot.local_rank:2d} [{slot.device}]"
+        yield f"#  Rank {slot.rank:2d} Group  0 {where}"
     yield "#"
     yield f"#{'':53s}out-of-place{'':24s}in-place"
     heads = ("time", "algbw", "busbw", "#wrong")
@@ -215,10 +219,10 @@ def render_table(
     units = ("(us)", "(GB/s)", "(GB/s)", "")
     yield "#" + f"{'(B)':>12s}{'(elements)':>14s}{'':26s}" + 2 * "".join(f"{unit:>8s}" for unit in units)
     kind = redop if op in _REDUCING else "none"
-    where = root if op in _ROOTED else -1
+    rooted = root if op in _ROOTED else -1
     for row in rows:
         figures = f"{_time(row.time_us):>8s}{row.algbw_GBps:8.2f}{row.busbw_GBps:8.2f}{'N/A':>8s}"
-        yield f"{row.size_bytes:13d}{row.count:14d}{dtype:>10s}{kind:>8s}{where:8d}{figures}{figures}"
+        yield f"{row.size_bytes:13d}{row.count:14d}{dtype:>10s}{kind:>8s}{rooted:8d}{figures}{figures}"
     yield "# Out of bounds values : 0 OK"
     average = sum(row.busbw_GBps for row in rows) / len(rows) if rows else 0.0
     yield f"# Avg bus bandwidth    : {average:g}"

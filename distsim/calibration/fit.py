@@ -1,4 +1,5 @@
-"""Fitting the constants to tables: a robust least-squares fit of log time, held to its starting point by a prior."""
+"""Fitting the constants to tables: a robust least-squares fit of log time, held to its starting point by a
+prior."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from distsim.calibration.constants import Constants
 __all__ = ["Fitted", "fit", "fitted_names"]
 
 _PRIOR_SIGMA = 0.7
-"""A constant may be this far (in its logarithm) from where it started before that costs as much as one table's worth
-of one Huber unit."""
+"""A constant may be this far (in its logarithm) from where it started before that costs as much as one
+table's worth of one Huber unit."""
 _HUBER = 0.15
 """Errors beyond 15 % count linearly: outliers of first touch and switching."""
 _STEP = 0.02
@@ -30,7 +31,9 @@ class Fitted:
     loss: float
 
 
-def _residuals(benches: Sequence[Bench], constants: Constants) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _residuals(
+    benches: Sequence[Bench], constants: Constants
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Log errors of all rows, and the weight of each: every table counts the same in every regime."""
     errors: list[NDArray[np.float64]] = []
     weights: list[NDArray[np.float64]] = []
@@ -69,7 +72,10 @@ def fit(
     def loss(error: NDArray[np.float64], weight: NDArray[np.float64], point: NDArray[np.float64]) -> float:
         size = np.abs(error)
         huber = np.where(size < _HUBER, 0.5 * size**2, _HUBER * (size - 0.5 * _HUBER))
-        return float((weight * huber).sum() + 0.5 * (_HUBER * (point - origin) / _PRIOR_SIGMA) @ (_HUBER * (point - origin) / _PRIOR_SIGMA))
+        return float(
+            (weight * huber).sum()
+            + 0.5 * (_HUBER * (point - origin) / _PRIOR_SIGMA) @ (_HUBER * (point - origin) / _PRIOR_SIGMA)
+        )
 
     error, weight = _residuals(benches, constants(values))
     best = loss(error, weight, values)
@@ -99,7 +105,9 @@ def fit(
         report(f"round {number + 1}: loss {best:.5f}")
         if not improved or gained < 1e-5 * best:
             break
-    spread = np.sqrt(np.diag(np.linalg.inv(normal)) * max(float((weight * error**2).sum() / weight.sum()), 1e-6))
+    spread = np.sqrt(
+        np.diag(np.linalg.inv(normal)) * max(float((weight * error**2).sum() / weight.sum()), 1e-6)
+    )
     return Fitted(constants(values), dict(zip(names, spread.tolist(), strict=True)), best)
 
 

@@ -1,8 +1,8 @@
-"""One rank of a live measurement of gloo: `python -m distsim.calibration.gloo_worker SIZES OPS SECONDS`, with torch's
-usual environment variables. Rank 0 prints the times as JSON.
+"""One rank of a live measurement of gloo: `python -m distsim.calibration.gloo_worker SIZES OPS SECONDS`, with
+torch's usual environment variables. Rank 0 prints the times as JSON.
 
-All sizes and operations are measured in turn, again and again, so what else the machine does touches all alike; the
-lower quartile of each is reported.
+All sizes and operations are measured in turn, again and again, so what else the machine does touches all
+alike; the lower quartile of each is reported.
 """
 
 from __future__ import annotations
@@ -51,11 +51,16 @@ def main(argv: list[str]) -> None:
             {"op": op, "size_bytes": nbytes, "time_us": sorted(found)[len(found) // 4] * 1e6}
             for (op, nbytes), found in times.items()
         ]
-        print(json.dumps({"ranks": size, "torch": torch.__version__, "rounds": rounds, "rows": rows}), flush=True)
+        print(
+            json.dumps({"ranks": size, "torch": torch.__version__, "rounds": rounds, "rows": rows}),
+            flush=True,
+        )
     dist.destroy_process_group()
 
 
-def _round(calls: dict[tuple[str, int], Callable[[], Any]], times: dict[tuple[str, int], list[float]], dist: Any) -> None:
+def _round(
+    calls: dict[tuple[str, int], Callable[[], Any]], times: dict[tuple[str, int], list[float]], dist: Any
+) -> None:
     for key, call in calls.items():
         dist.barrier()
         began = time.perf_counter()

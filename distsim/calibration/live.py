@@ -1,7 +1,8 @@
 """Measuring gloo on this machine, and writing the cluster file with which the simulator predicts it.
 
-A rank's own work bounds gloo here (copies, system calls, threads on shared cores), so each operation gets a start-up
-time and a time per byte that grows where messages leave the cache: `gloo.py` reads them from [calibration].
+A rank's own work bounds gloo here (copies, system calls, threads on shared cores), so each operation gets
+a start-up time and a time per byte that grows where messages leave the cache: `gloo.py` reads them from
+[calibration].
 """
 
 from __future__ import annotations
@@ -45,10 +46,17 @@ def measure_gloo(
     address: str = "127.0.0.1",
     interface: str | None = None,
 ) -> list[LiveRow]:
-    """Run gloo between *num_ranks* processes and time *ops*. *prefixes* is put before each rank's command (a network
-    namespace, say), with the master's *address* and the *interface* that gloo binds to there."""
+    """Run gloo between *num_ranks* processes and time *ops*. *prefixes* is put before each rank's command
+    (a network namespace, say), with the master's *address* and the *interface* that gloo binds to there."""
     port = _free_port()
-    command = [sys.executable, "-m", "distsim.calibration.gloo_worker", ",".join(map(str, sizes)), ",".join(ops), str(seconds)]
+    command = [
+        sys.executable,
+        "-m",
+        "distsim.calibration.gloo_worker",
+        ",".join(map(str, sizes)),
+        ",".join(ops),
+        str(seconds),
+    ]
     ranks: list[subprocess.Popen[str]] = []
     try:
         for rank in range(num_ranks):
@@ -96,7 +104,8 @@ def _free_port() -> int:
 
 
 def fit_gloo(rows: Sequence[LiveRow], num_ranks: int) -> dict[str, float]:
-    """Constants for [calibration]: for each operation a start-up time, a time per byte, and a further one beyond a knee."""
+    """Constants for [calibration]: for each operation a start-up time, a time per byte, and a further one
+    beyond a knee."""
     constants: dict[str, float] = {}
     for op in dict.fromkeys(row.op for row in rows):
         some = [row for row in rows if row.op == op]
@@ -117,13 +126,17 @@ def _fit_one(moved: NDArray[np.float64], seconds: NDArray[np.float64]) -> dict[s
         error = float(np.abs(columns @ answer / seconds - 1.0).sum())
         if best is None or error < best[0] * 0.999:
             launch, slope, more = answer.tolist()
-            best = error, {"launch_s": launch, "s_per_byte": slope, "knee_bytes": knee, "more_s_per_byte": more}
+            best = (
+                error,
+                {"launch_s": launch, "s_per_byte": slope, "knee_bytes": knee, "more_s_per_byte": more},
+            )
     assert best is not None
     return best[1]
 
 
 def _non_negative(columns: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares with every unknown at least zero: the best over all subsets (three columns: eight of them)."""
+    """Least squares with every unknown at least zero: the best over all subsets (three columns: eight of
+    them)."""
     width = columns.shape[1]
     best, least = np.zeros(width), float("inf")
     for subset in range(1, 1 << width):
@@ -139,10 +152,19 @@ def _non_negative(columns: NDArray[np.float64], target: NDArray[np.float64]) -> 
 
 
 def cluster_toml(
-    constants: Mapping[str, float], *, name: str, nodes: int, ranks_per_node: int, note: str, nic_bytes_per_s: float | None = None
+    constants: Mapping[str, float],
+    *,
+    name: str,
+    nodes: int,
+    ranks_per_node: int,
+    note: str,
+    nic_bytes_per_s: float | None = None,
 ) -> str:
     """A cluster file with these constants; *nic_bytes_per_s* is what a link between nodes carries."""
-    fastest = max((1.0 / value for key, value in constants.items() if key.endswith("s_per_byte") and value > 0), default=1e9)
+    fastest = max(
+        (1.0 / value for key, value in constants.items() if key.endswith("s_per_byte") and value > 0),
+        default=1e9,
+    )
     room = 4.0 * fastest * max(2, nodes * ranks_per_node)
     lines = [
         f"# Measured by distsim calibrate --on gloo: {note}.",
@@ -164,4 +186,3 @@ def cluster_toml(
     lines += ["", "[fabric]", 'kind = "star"', "", "[calibration]"]
     lines += [f"{key} = {value:.6g}" for key, value in constants.items()]
     return "\n".join(lines) + "\n"
-

@@ -34,7 +34,8 @@ class Errors:
 
     def of(self, place: int) -> NDArray[np.float64]:
         """The errors in one regime."""
-        return self.relative[self.bench.regimes == place]
+        found: NDArray[np.float64] = self.relative[self.bench.regimes == place]
+        return found
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,10 @@ def read_tables(folder: Path | None = None) -> list[Table]:
     folder = folder or data_folder() / "tables"
     index = folder / "_index.csv"
     if not index.exists():
-        raise UsageError(f"expected {index} (columns file, op, on, nnodes, nproc_per_node, launcher, algo, nccl): no such file")
+        raise UsageError(
+            f"expected {index} (columns file, op, on, nnodes, nproc_per_node, launcher, algo, nccl, "
+            "use): no such file"
+        )
     return [_read(folder / row["file"], row) for row in _rows(index)]
 
 
@@ -78,13 +81,29 @@ def _read(path: Path, entry: dict[str, str]) -> Table:
             times = [float(row[key]) for key in ("time_us", "ip_time_us") if row.get(key)]
             rows.append(Measured(int(row["size_bytes"]), min(times)))
         except (KeyError, ValueError) as error:
-            raise UsageError(f"{path}: row {number}: expected size_bytes and time_us as numbers ({error})") from None
-    source = next((line[10:].strip() for line in path.read_text("utf-8").splitlines() if line.startswith("# source:")), "")
+            raise UsageError(
+                f"{path}: row {number}: expected size_bytes and time_us as numbers ({error})"
+            ) from None
+    source = next(
+        (line[10:].strip() for line in path.read_text("utf-8").splitlines() if line.startswith("# source:")),
+        "",
+    )
     try:
         nnodes, per_node = int(entry["nnodes"]), int(entry["nproc_per_node"])
     except (KeyError, ValueError):
-        raise UsageError(f"index of {path.parent}: {path.name}: expected numbers in nnodes and nproc_per_node") from None
+        raise UsageError(
+            f"index of {path.parent}: {path.name}: expected numbers in nnodes and nproc_per_node"
+        ) from None
     return Table(
-        path.stem, entry["op"], entry["on"], nnodes, per_node, entry["launcher"], entry["algo"] or None,
-        entry["nccl"] or None, entry.get("use") or "check", tuple(rows), source,
+        path.stem,
+        entry["op"],
+        entry["on"],
+        nnodes,
+        per_node,
+        entry["launcher"],
+        entry["algo"] or None,
+        entry["nccl"] or None,
+        entry.get("use") or "check",
+        tuple(rows),
+        source,
     )

@@ -20,7 +20,8 @@ _COLLECTIVES = {
 
 
 def torch_times_us(bench: Bench) -> NDArray[np.float64] | None:
-    """What torch says of every row, told what it would find on that machine; None for an operation it does not know."""
+    """What torch says of every row, told what it would find on that machine; None for an operation it does
+    not know."""
     import importlib
 
     analysis = importlib.import_module("torch._inductor.comm_analysis")
@@ -33,14 +34,13 @@ def torch_times_us(bench: Bench) -> NDArray[np.float64] | None:
     kinds = analysis.NVIDIA_GPU_TYPE
     kind = kinds.BLACKWELL if capability >= 100 else kinds.HOPPER if capability >= 90 else kinds.AMPERE
     with (
-        mock.patch.object(analysis, "get_gpu_type", lambda: kind),
-        mock.patch.object(analysis, "_has_nvlink", lambda: cluster.node.nvlink != "none"),
-        mock.patch.object(cuda, "is_available", lambda: True),
-        mock.patch.object(cuda, "device_count", lambda: bench.table.nproc_per_node),
+        mock.patch.object(analysis, "get_gpu_type", return_value=kind),
+        mock.patch.object(analysis, "_has_nvlink", return_value=cluster.node.nvlink != "none"),
+        mock.patch.object(cuda, "is_available", return_value=True),
+        mock.patch.object(cuda, "device_count", return_value=bench.table.nproc_per_node),
     ):
         estimate = analysis.estimate_nccl_collective_runtime_impl
         collective = getattr(analysis.NCCL_COLL, name)
         return np.array(
             [1e3 * estimate(row.size_bytes, len(bench.devices), collective) for row in bench.table.rows]
         )
-

@@ -19,8 +19,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bench",
         help="time one collective on a cluster, in nccl-tests' table",
-        description="Time one collective on a simulated cluster and print nccl-tests' table. size is the whole buffer "
-        "for all_gather, reduce_scatter, alltoall, gather and scatter, one rank's for the others, as in nccl-tests.",
+        description="Time one collective on a simulated cluster and print nccl-tests' table. As there, size "
+        "is the whole buffer for all_gather, reduce_scatter, alltoall, gather and scatter, one rank's for "
+        "the others.",
         epilog="example: distsim bench all_reduce --on dgx-h100:2 -b 8 -e 8G -f 2",
     )
     parser.add_argument(
@@ -132,8 +133,8 @@ def run(args: argparse.Namespace) -> int:
     on = args.on or "dgx-h100:1"
     if on in _REAL:
         raise UsageError(
-            f"bench --on {on} is not there: bench simulates; name a cluster (--on dgx-h100:2), or calibrate one from "
-            "a live run with distsim calibrate --on gloo"
+            f"bench --on {on} is not there: bench simulates; name a cluster (--on dgx-h100:2), or calibrate "
+            "one from a live run with distsim calibrate --on gloo"
         )
     from distsim.bench import DTYPES, bench_op
 
@@ -166,6 +167,7 @@ def run(args: argparse.Namespace) -> int:
         launcher=_launcher(args),
     )
     slots = cluster.place(args.nnodes, args.nproc_per_node)
+    num_nodes = len({slot.host for slot in slots})
     version = args.nccl_version or cluster.nccl.version
     if args.json:
         keys = ("size_bytes", "count", "time_us", "algbw_GBps", "busbw_GBps", "algo", "proto", "channels")
@@ -174,7 +176,7 @@ def run(args: argparse.Namespace) -> int:
                 {
                     "op": op,
                     "cluster": cluster.name,
-                    "nodes": len({slot.host for slot in slots}),
+                    "nodes": num_nodes,
                     "ranks": len(slots),
                     "nccl_version": version,
                     "dtype": args.datatype,
@@ -199,7 +201,7 @@ def run(args: argparse.Namespace) -> int:
         ranks=slots,
         notes=_notes(args),
         sizes=f"minBytes {sizes[0]} maxBytes {sizes[-1]} {stepping}",
-        cluster=f"{cluster.name} ({len({slot.host for slot in slots})} nodes, {len(slots)} ranks, NCCL {version})",
+        cluster=f"{cluster.name} ({num_nodes} nodes, {len(slots)} ranks, NCCL {version})",
     )
     print("\n".join(lines))
     return 0
@@ -223,8 +225,8 @@ def _sizes(args: argparse.Namespace) -> list[int]:
         raise UsageError(f"expected a step of at least one byte, got -i {args.stepbytes}")
     if args.stepfactor is None and (last - first) // step >= _LIMIT_ROWS:
         raise UsageError(
-            f"-b {args.minbytes} -e {args.maxbytes} in steps of {step} bytes is {(last - first) // step + 1} rows: "
-            "use -f 2, or a larger -i"
+            f"-b {args.minbytes} -e {args.maxbytes} in steps of {step} bytes is {(last - first) // step + 1} "
+            "rows: use -f 2, or a larger -i"
         )
     return list(Sizes(first, last, args.stepfactor or 0, step))
 

@@ -81,7 +81,11 @@ def _print(summary: Any, torch: dict[str, Any] | None, rows: bool) -> None:
     from distsim.calibration.tables import REGIMES
 
     print("Time, simulated against measured: median absolute error (and median signed error) by size.")
-    print(f"{'table':50s}{'use':6s}" + "".join(f"{name:>19s}" for name in REGIMES) + ("  torch" if torch else ""))
+    print(
+        f"{'table':50s}{'use':6s}"
+        + "".join(f"{name:>19s}" for name in REGIMES)
+        + ("  torch" if torch else "")
+    )
     for errors in summary.tables:
         table = errors.bench.table
         line = f"{table.name[:49]:50s}{table.use:6s}"
@@ -99,7 +103,9 @@ def _print(summary: Any, torch: dict[str, Any] | None, rows: bool) -> None:
         if rows:
             for row, simulated in zip(table.rows, errors.simulated_us.tolist(), strict=True):
                 error = simulated / row.time_us - 1.0
-                print(f"    {row.size_bytes:>14d} B{row.time_us:>14.1f} us{simulated:>14.1f} us{error:>+10.1%}")
+                print(
+                    f"    {row.size_bytes:>14d} B{row.time_us:>14.1f} us{simulated:>14.1f} us{error:>+10.1%}"
+                )
     print()
     for place, name in enumerate(REGIMES):
         print(
@@ -109,8 +115,8 @@ def _print(summary: Any, torch: dict[str, Any] | None, rows: bool) -> None:
     if torch:
         ratio = torch["median"] / torch["ours"] if torch["ours"] else float("inf")
         print(
-            f"torch's estimator (torch/_inductor/comm_analysis.py), on the {torch['rows']} rows it knows: median "
-            f"{torch['median']:.1%}, ours {torch['ours']:.1%}: {ratio:.1f} times as close"
+            f"torch's estimator (torch/_inductor/comm_analysis.py), on the {torch['rows']} rows it knows: "
+            f"median {torch['median']:.1%}, ours {torch['ours']:.1%}: {ratio:.1f} times as close"
         )
     for text in summary.broken:
         print(f"BROKEN  {text}")
@@ -146,5 +152,10 @@ def _document(summary: Any, torch: dict[str, Any] | None, rows: bool) -> dict[st
         name: {"median": summary.median[place], "p90": summary.p90[place], "rows": summary.rows[place]}
         for place, name in enumerate(REGIMES)
     }
-    document = {"schema": "distsim.validation/1", "tables": tables, "regimes": regimes, "broken": summary.broken}
+    document = {
+        "schema": "distsim.validation/1",
+        "tables": tables,
+        "regimes": regimes,
+        "broken": summary.broken,
+    }
     return document | ({"torch": torch} if torch else {})

@@ -122,5 +122,7 @@ class Compiler:
             return [Explained(*row) for row in rows]
         plan = self.compile(transfer)
         return [
-            Explained(plan.algo, plan.proto, plan.channels, plan.alone_s(self.links.capacity), "the only way", True)
+            Explained(
+                plan.algo, plan.proto, plan.channels, plan.alone_s(self.links.capacity), "the only way", True
+            )
         ]

@@ -1,8 +1,9 @@
 """Gloo's algorithms, as torch's ProcessGroupGloo calls them (bcube is never used by it).
 
-Sources: facebookincubator/gloo: allreduce.cc (ring), allgather.cc (ring), broadcast.cc (binomial tree), reduce.cc
-(ring reduce-scatter, then gather to the root), gather.cc and scatter.cc (straight to and from the root),
-alltoall.cc (all pairs at once), barrier.cc (dissemination); torch/csrc/distributed/c10d/ProcessGroupGloo.cpp.
+Sources: facebookincubator/gloo: allreduce.cc (ring), allgather.cc (ring), broadcast.cc (binomial tree),
+reduce.cc (ring reduce-scatter, then gather to the root), gather.cc and scatter.cc (straight to and from
+the root), alltoall.cc (all pairs at once), barrier.cc (dissemination);
+torch/csrc/distributed/c10d/ProcessGroupGloo.cpp.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from distsim.collectives.ring import Shape, ring_messages, ring_phase
 __all__ = ["compile_gloo", "progress_bytes"]
 
 _LAUNCH_S = 60e-6
-"""Hand-over to gloo's worker thread and back; on 2 shared cores, torch 2.13 (see `distsim calibrate --on gloo`)."""
+"""Hand-over to gloo's worker thread and back; on 2 shared cores, torch 2.13 (see `distsim calibrate --on
+gloo`)."""
 _HOP_S = 20e-6
 """What a message costs beyond the wire: epoll, system calls, the copy."""
 
@@ -42,7 +44,12 @@ def progress_bytes(op: str, size: int, nbytes: float) -> float:
     return nbytes
 
 
-_MEASURED_AS = {"reduce_scatter": "all_reduce", "gather": "all_to_all", "scatter": "all_to_all", "send": "sendrecv"}
+_MEASURED_AS = {
+    "reduce_scatter": "all_reduce",
+    "gather": "all_to_all",
+    "scatter": "all_to_all",
+    "send": "sendrecv",
+}
 """Operations that `distsim calibrate --on gloo` does not measure, and the one they are taken to cost like."""
 
 

@@ -1,4 +1,5 @@
-"""The members of a collective on their cluster: who shares a node, over which links any two talk, by which NICs."""
+"""The members of a collective on their cluster: who shares a node, over which links any two talk, by which
+NICs."""
 
 from __future__ import annotations
 
@@ -97,8 +98,7 @@ class Group:
         every = [
             sorted({rail for member in domain for rail in self.rails(member)}) for domain in self.domains
         ]
-        fewest: list[int | None] = list(min(every, key=len))
-        return fewest or [None]
+        return [*min(every, key=len)] or [None]
 
     def route(self, a: int, b: int, rail: int | None = None) -> tuple[int, ...]:
         """Links from member *a* to member *b*."""
@@ -120,7 +120,7 @@ class Group:
             share.extend([weight] * len(links))
         if not flat:
             return Loads(np.zeros(0, dtype=np.int64), np.zeros(0))
-        total = np.bincount(np.asarray(flat), np.asarray(share), minlength=len(self.capacity))
+        total = np.bincount(flat, share, minlength=len(self.capacity)).astype(np.float64)
         used = np.flatnonzero(total)
         return Loads(used, total[used])
 

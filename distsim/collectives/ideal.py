@@ -1,4 +1,5 @@
-"""Plain alpha-beta: the links' own latency and bandwidth, no launch, no protocol. For closed forms and the referee.
+"""Plain alpha-beta: the links' own latency and bandwidth, no launch, no protocol. For closed forms and the
+referee.
 
 Asked for by `--nccl-version ideal`, or by `version = "ideal"` in a cluster file's [nccl] table.
 """

@@ -1,21 +1,22 @@
 """MPI's algorithms: Open MPI's tuned component with its default fixed decisions.
 
-Source: open-mpi/ompi v5.0, ompi/mca/coll/tuned/coll_tuned_decision_fixed.c (thresholds simplified to the ones that
-matter) and coll/base (ring, recursive doubling, Bruck, binomial).
+Source: open-mpi/ompi v5.0, ompi/mca/coll/tuned/coll_tuned_decision_fixed.c (thresholds simplified to the
+ones that matter) and coll/base (ring, recursive doubling, Bruck, binomial).
 """
 
 from __future__ import annotations
 
 import math
 
+from distsim.collectives.binomial import binomial_phases
 from distsim.collectives.direct import (
     all_to_all_loads,
     direct_phase,
     longest_latency_s,
+    next_loads,
     rooted_loads,
     split_loads,
 )
-from distsim.collectives.binomial import binomial_phases
 from distsim.collectives.group import Group
 from distsim.collectives.plan import Cost, Phase, Plan
 from distsim.collectives.ring import Shape, ring_messages, ring_phase

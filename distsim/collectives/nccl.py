@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +20,7 @@ from distsim.collectives.direct import (
 from distsim.collectives.group import Group
 from distsim.collectives.nccl_timing import NcclTiming, Timed
 from distsim.collectives.nccl_tuning import ALGORITHMS, PROTOCOLS, Candidate, Machine, candidates
-from distsim.collectives.plan import Cost, Plan
+from distsim.collectives.plan import Cost, Message, Plan
 from distsim.collectives.ring import Shape, ring_messages
 from distsim.collectives.tree import tree_messages
 from distsim.errors import UsageError
@@ -26,10 +28,11 @@ from distsim.errors import UsageError
 __all__ = ["NcclSelector"]
 
 Splits = tuple[tuple[int, ...], ...] | None
+Messages = Callable[[], list[Message]] | None
 
 TUNED_NETS = ("efa", "tcpx", "tcpxo")
-"""Fabrics whose makers ship a tuner plugin with NCCL (AWS: aws-ofi-nccl, Google: GPUDirect-TCPX/TCPXO): it takes what is
-quickest there, not what NCCL's own model believes."""
+"""Fabrics whose makers ship a tuner plugin with NCCL (AWS: aws-ofi-nccl, Google: GPUDirect-TCPX/TCPXO): it
+takes what is quickest there, not what NCCL's own model believes."""
 
 DIRECT = ("all_to_all", "gather", "scatter", "sendrecv", "send")
 
@@ -138,12 +141,14 @@ class NcclSelector:
             timed = timing.tree(group, machine, nbytes, proto)
             return self._made(group, algo, proto, timed, lambda: tree_messages(group, nbytes, timed.cost))
         if algo in ("NVLS", "NVLSTree"):
-            return self._made(group, algo, proto, timing.nvls(group, machine, op, nbytes, algo == "NVLSTree"), None)
+            return self._made(
+                group, algo, proto, timing.nvls(group, machine, op, nbytes, algo == "NVLSTree"), None
+            )
         timed = timing.ring(group, machine, op, nbytes, proto)
         shape = Shape.of(op, group.size, nbytes)
         return self._made(group, algo, proto, timed, lambda: ring_messages(group, shape, timed.cost))
 
-    def _made(self, group: Group, algo: str, proto: str, timed: Timed, messages) -> Plan:
+    def _made(self, group: Group, algo: str, proto: str, timed: Timed, messages: Messages) -> Plan:
         plan = Plan(algo, proto, self.machine(group).channels, timed.software_s, (timed.phase,), messages)
         return self._lifted(plan, self.timing.floor_s(group))
 
@@ -176,7 +181,9 @@ class NcclSelector:
             loads, share = all_to_all_loads(group), nbytes / size
             pairs = {(s, d): share for s in range(size) for d in range(size) if s != d} if size <= 128 else {}
         else:
-            pairs = {(s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d}
+            pairs = {
+                (s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d
+            }
             share = max(pairs.values(), default=0.0)
             loads = split_loads(group, pairs, share)
         cost = self._p2p_cap(group, cost, share, peers)
@@ -204,4 +211,3 @@ def _named(what: str, given: str | None, known: tuple[str, ...]) -> str | None:
         if name.lower() == given.lower().replace("_", "").replace("-", ""):
             return name
     raise UsageError(f"expected {what} of NCCL ({', '.join(known)}), got {given!r}")
-

@@ -1,7 +1,9 @@
-"""What one of NCCL's choices costs: software beyond the links, from the fitted constants of `calibration/nccl.toml`.
+"""What one of NCCL's choices costs: software beyond the links, from the fitted constants of
+`calibration/nccl.toml`.
 
-A collective's time is the larger of the launcher's floor and of: a launch, a cost per hop inside and between nodes
-(protocol, fabric), the fill of the pipeline, and the bytes through the slowest of links and channels.
+A collective's time is the larger of the launcher's floor and of: a launch, a cost per hop inside and
+between nodes (protocol, fabric), the fill of the pipeline, and the bytes through the slowest of links and
+channels.
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ class NcclTiming:
         return self._of(inside, f"hop_{proto}") * 1e-6, self._of(self.net, f"hop_{proto}") * 1e-6
 
     def cost(self, machine: Machine, proto: str, ll_channels: float, local: float) -> Cost:
-        """What *proto* does to the bytes. LL uses *ll_channels* of its channels; *local* is how many bytes are read
-        and reduced, or copied, beside each one that moves, which the transfer hides only in part."""
+        """What *proto* does to the bytes. LL uses *ll_channels* of its channels; *local* is how many bytes
+        are read and reduced, or copied, beside each one that moves, which the transfer hides only in part."""
         name = self.generation(machine)
         net = 1.0 / self._of(self.net, "efficiency") if machine.num_nodes > 1 else 1.0
         channels = 2 * machine.channels if machine.num_nodes > 1 else machine.channels

@@ -1,7 +1,7 @@
 """NCCL's own cost model, which decides between its algorithms and protocols.
 
-Source: NVIDIA/nccl, src/graph/tuning.cc of v2.30.7 (commit 5067397); times in us, bandwidths in GB/s, as there. This
-is what NCCL *believes*, which chooses; what a choice then costs is in `nccl_timing`.
+Source: NVIDIA/nccl, src/graph/tuning.cc of v2.30.7 (commit 5067397); times in us, bandwidths in GB/s, as
+there. This is what NCCL *believes*, which chooses; what a choice then costs is in `nccl_timing`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One algorithm with one protocol. *believed_us* is NCCL's estimate; None where it is ruled out, and *why* says so."""
+    """One algorithm with one protocol. *believed_us* is NCCL's estimate; None where it is ruled out, and
+    *why* says so."""
 
     algo: str
     proto: str
@@ -196,7 +197,8 @@ def _bandwidth(op: str, algo: str, index: int, machine: Machine) -> float:
     generation, column, channels = machine.generation, _column(machine), machine.channels
     raw = machine.intra_gbps if machine.num_nodes <= 2 else machine.inter_gbps
     if machine.num_nodes == 2:
-        # On two nodes a tree's NICs carry each byte once, a ring's twice: NCCL reckons with the inner bandwidth there.
+        # On two nodes a tree's NICs carry each byte once, a ring's twice: NCCL reckons with the inner
+        # bandwidth there.
         raw = min(machine.intra_gbps, machine.inter_gbps * (2.0 if algo == "Tree" else 1.0))
     ll_max = _LL_MAX[generation][0]
     if machine.num_nodes > 1:

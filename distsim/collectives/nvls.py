@@ -1,4 +1,5 @@
-"""NVLink SHARP: the NVSwitch adds up what the GPUs hold and multicasts the result; between nodes, a tree on top."""
+"""NVLink SHARP: the NVSwitch adds up what the GPUs hold and multicasts the result; between nodes, a tree
+on top."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ __all__ = ["nvls_phase", "nvls_tree_phase"]
 
 
 def _switch_loads(group: Group, op: str) -> Loads:
-    """Each GPU owns one n-th of the buffer: the switch adds it up from all (one n-th comes in, the whole buffer goes
-    out) and multicasts it to all (one n-th goes out, the whole buffer comes in).
+    """Each GPU owns one n-th of the buffer: the switch adds it up from all (one n-th comes in, the whole
+    buffer goes out) and multicasts it to all (one n-th goes out, the whole buffer comes in).
 
-    Measured, 8 and 72 GPUs reach the same bus bandwidth (835 GB/s on B200 and GB200), so all_reduce is reckoned by
-    2 (n - 1) / n, scaled to the 1 + 1/8 of eight GPUs.
+    Measured, 8 and 72 GPUs reach the same bus bandwidth (835 GB/s on B200 and GB200), so all_reduce is
+    reckoned by 2 (n - 1) / n, scaled to the 1 + 1/8 of eight GPUs.
     """
 
     def make() -> Loads:

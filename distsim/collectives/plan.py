@@ -39,7 +39,8 @@ class Cost:
     inter_hop_s: float = 0.0
     """Added to the links' latency at each hop between nodes."""
     intra_links: float = 1.0
-    """Share of the links' own latency that counts inside a node: 0 where it is part of a measured start-up."""
+    """Share of the links' own latency that counts inside a node: 0 where it is part of a measured
+    start-up."""
 
     def hop_s(self, links_s: Any, inter: bool) -> Any:
         """One hop over links of that latency together (a number or an array)."""
@@ -58,8 +59,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One explicit transfer. It starts when the messages *after* have arrived and the one before it in its *queue*
-    has left; it arrives *latency_s* after its last byte has left."""
+    """One explicit transfer. It starts when the messages *after* have arrived and the one before it in its
+    *queue* has left; it arrives *latency_s* after its last byte has left."""
 
     links: tuple[int, ...]
     nbytes: float

@@ -1,8 +1,9 @@
 """Rings: every rank passes on to the next what it has from the one before.
 
-The rings of a group that spans nodes enter and leave each node by the same rail, one ring a NIC, with rails swapped
-between even and odd nodes where a GPU has a NIC of its own (NCCL's "alternate rings", src/graph/connect.cc). Inside
-nodes whose GPUs are linked pairwise, rings take different orders so that all pairs carry the same.
+The rings of a group that spans nodes enter and leave each node by the same rail, one ring a NIC, with
+rails swapped between even and odd nodes where a GPU has a NIC of its own (NCCL's "alternate rings",
+src/graph/connect.cc). Inside nodes whose GPUs are linked pairwise, rings take different orders so that all
+pairs carry the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ __all__ = ["Edge", "Shape", "ring_edges", "ring_messages", "ring_phase"]
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One ring's step from a member to the next: the links, and the share of the payload this ring carries."""
+    """One ring's step from a member to the next: the links, and the share of the payload this ring
+    carries."""
 
     src: int
     dst: int
@@ -38,7 +40,8 @@ class Shape:
 
     @staticmethod
     def of(op: str, size: int, nbytes: float) -> Shape:
-        """all_reduce goes round nearly twice, all_gather and reduce_scatter once; broadcast and reduce are chains."""
+        """all_reduce goes round nearly twice, all_gather and reduce_scatter once; broadcast and reduce are
+        chains."""
         if op == "all_reduce":
             return Shape(2 * (size - 1), 2 * (size - 1) * nbytes / size)
         if op in ("all_gather", "reduce_scatter"):
@@ -124,8 +127,9 @@ def ring_loads(group: Group) -> Loads:
 
 @dataclass(frozen=True, slots=True)
 class _Hops:
-    """The edges of each ring (rows: rings): latency of the links, seconds for a byte of progress where every ring has
-    its fair share of each link, and whether the edge leads to another node (of the first ring)."""
+    """The edges of each ring (rows: rings): latency of the links, seconds for a byte of progress where
+    every ring has its fair share of each link, and whether the edge leads to another node (of the first
+    ring)."""
 
     latency_s: NDArray[np.float64]
     s_per_byte: NDArray[np.float64]
@@ -153,9 +157,9 @@ def _hops(group: Group) -> _Hops:
 def ring_phase(group: Group, shape: Shape, cost: Cost) -> Phase:
     """The ring as one fluid object.
 
-    A piece (one n-th of the payload) goes through *steps* hops, each at its own edge's latency and rate; meanwhile
-    the slowest edge must carry everything, and its last piece must arrive. The longer of the two is the time. On
-    equal edges that is the closed form steps * (latency + piece / bandwidth).
+    A piece (one n-th of the payload) goes through *steps* hops, each at its own edge's latency and rate;
+    meanwhile the slowest edge must carry everything, and its last piece must arrive. The longer of the two
+    is the time. On equal edges that is the closed form steps * (latency + piece / bandwidth).
     """
     hops = _hops(group)
     loads = group.with_cost(ring_loads(group), cost)
@@ -171,7 +175,8 @@ def ring_phase(group: Group, shape: Shape, cost: Cost) -> Phase:
 
 
 def _longest(each_s: NDArray[np.float64], steps: int) -> float:
-    """The longest way of *steps* edges round a ring: whole rounds, less the cheapest run of edges left out."""
+    """The longest way of *steps* edges round a ring: whole rounds, less the cheapest run of edges left
+    out."""
     size = len(each_s)
     rounds = -(-steps // size)
     left_out = rounds * size - steps
@@ -191,7 +196,8 @@ def ring_hops(group: Group, shape: Shape) -> tuple[float, float]:
 def ring_messages(group: Group, shape: Shape, cost: Cost) -> list[Message]:
     """The ring message by message: at each step, every rank sends the next rank what it has just received.
 
-    Rings side by side are channels, each with its fair share of a link; what they do not use, others can have.
+    Rings side by side are channels, each with its fair share of a link; what they do not use, others can
+    have.
     """
     messages: list[Message] = []
     rings, hops = ring_edges(group), _hops(group)

@@ -20,8 +20,8 @@ class Transfer:
     devices: tuple[str, ...]
     """Where the ranks are, in group-rank order."""
     nbytes: int
-    """The whole buffer (all ranks' shares) for all_gather, reduce_scatter and all_to_all, as in nccl-tests; one rank's
-    share for the others, gather and scatter among them."""
+    """The whole buffer (all ranks' shares) for all_gather, reduce_scatter and all_to_all, as in
+    nccl-tests; one rank's share for the others, gather and scatter among them."""
     root: int = 0
     """Group rank."""
     splits: tuple[tuple[int, ...], ...] | None = None

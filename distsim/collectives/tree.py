@@ -1,7 +1,9 @@
-"""The double binary tree: a reduction up and a broadcast down, pipelined, on two trees that share the payload.
+"""The double binary tree: a reduction up and a broadcast down, pipelined, on two trees that share the
+payload.
 
-A node that is inside one tree is a leaf of the other, so all NICs carry the same (Sanders, Speck, Traeff 2009; NCCL
-src/graph/trees.cc). Inside a node, members hang in a chain from the one nearest to the tree's NIC.
+A node that is inside one tree is a leaf of the other, so all NICs carry the same (Sanders, Speck, Traeff
+2009; NCCL src/graph/trees.cc). Inside a node, members hang in a chain from the one nearest to the tree's
+NIC.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ def _binary_tree(size: int) -> list[int]:
 
 
 def double_tree(size: int) -> tuple[list[int], list[int]]:
-    """Parents in both trees (ncclGetDtree): the second is the first mirrored, or shifted where *size* is odd."""
+    """Parents in both trees (ncclGetDtree): the second is the first mirrored, or shifted where *size* is
+    odd."""
     first = _binary_tree(size)
     if size % 2:
         second = [0] * size
@@ -144,7 +147,8 @@ def pieces_of(nbytes: float, cost: Cost) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Hops:
-    """One way from leaf to root: mean latency and seconds per byte of branches inside nodes, and between them."""
+    """One way from leaf to root: mean latency and seconds per byte of branches inside nodes, and between
+    them."""
 
     intra_s: float
     inter_s: float
@@ -174,7 +178,8 @@ def _hops(group: Group) -> _Hops:
 
 
 def tree_phase(group: Group, nbytes: float, cost: Cost) -> Phase:
-    """The pipelined double tree as one fluid object: the first piece goes up and down, the others follow close behind.
+    """The pipelined double tree as one fluid object: the first piece goes up and down, the others follow
+    close behind.
 
     T = journey of one piece + (1 - 1 / pieces) * bytes / slowest rate.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 from itertools import count
+from typing import Any
 
 import numpy as np
 import simpy
@@ -15,7 +16,7 @@ from distsim.network.usage import Usage
 
 __all__ = ["Flow", "FluidEngine", "detour"]
 
-_LAST = 2
+_LAST: Any = 2
 """simpy priority after every ordinary event of the same time (URGENT 0, NORMAL 1)."""
 
 _FULL = 1.0 + 1e-9
@@ -23,9 +24,11 @@ _FULL = 1.0 + 1e-9
 
 
 class Flow:
-    """Transfers that move in lockstep: *progress_bytes* each, over *links* with a weight each (see `max_min_rates`).
+    """Transfers that move in lockstep: *progress_bytes* each, over *links* with a weight each (see
+    `max_min_rates`).
 
-    No link may appear twice. *cap_bytes_per_s* bounds the rate; *done* is called when the last byte has left.
+    No link may appear twice. *cap_bytes_per_s* bounds the rate; *done* is called when the last byte has
+    left.
     """
 
     __slots__ = (
@@ -71,8 +74,9 @@ class Flow:
 class FluidEngine:
     """Keeps the rate of every flow max-min fair, and calls each flow's *done* at its time.
 
-    A flow whose links can carry all that is wanted of them has the rate it would have alone. Only flows on overloaded
-    links are settled against each other, once for each instant, after all of that instant's other events.
+    A flow whose links can carry all that is wanted of them has the rate it would have alone. Only flows on
+    overloaded links are settled against each other, once for each instant, after all of that instant's
+    other events.
     """
 
     def __init__(self, env: simpy.Environment, capacity_bytes_per_s: NDArray[np.float64]) -> None:
@@ -236,7 +240,7 @@ class FluidEngine:
             timer = self.env.timeout(max(0.0, self._armed_s - self.env.now))
             timer.callbacks.append(self._finish)
 
-    def _finish(self, _: simpy.Event) -> None:
+    def _finish(self, _timer: simpy.Event) -> None:
         now = self.env.now
         limit = now * (1.0 + 1e-14) + 1e-18
         if self._armed_s <= limit:
@@ -246,10 +250,10 @@ class FluidEngine:
             _, _, version, flow = heapq.heappop(self._ends)
             if flow.version == version:
                 finished.append(flow)
-        for flow in finished:
-            self._end(flow, now)
-        for flow in finished:
-            flow.done()
+        for ended in finished:
+            self._end(ended, now)
+        for ended in finished:
+            ended.done()
         self._arm()
 
     def _end(self, flow: Flow, now: float) -> None:
@@ -276,4 +280,4 @@ def detour(
     if led == links.tolist():
         return links, weights
     found, place = np.unique(np.array(led, dtype=np.int64), return_inverse=True)
-    return found, np.bincount(place, weights=weights)
+    return found, np.bincount(place, weights=weights).astype(np.float64)

@@ -17,7 +17,8 @@ MAX_MESSAGES = 2_000_000
 
 
 class MessageRun:
-    """Sends messages as soon as what they wait for has arrived and their queue is free; calls *finish* at the end."""
+    """Sends messages as soon as what they wait for has arrived and their queue is free; calls *finish* at
+    the end."""
 
     def __init__(
         self, env: simpy.Environment, engine: FluidEngine, messages: list[Message], finish: Callable[[], None]
@@ -66,7 +67,13 @@ class MessageRun:
             self._left_sender(index)
             return
         self._engine.start(
-            Flow(*arrays, message.nbytes, message.cap_bytes_per_s, lambda: self._left_sender(index))
+            Flow(
+                arrays[0],
+                arrays[1],
+                message.nbytes,
+                message.cap_bytes_per_s,
+                lambda: self._left_sender(index),
+            )
         )
 
     def _left_sender(self, index: int) -> None:

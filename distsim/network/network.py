@@ -24,9 +24,9 @@ INFINITY = float("inf")
 class Network:
     """Runs transfers on *cluster* in *env*'s time.
 
-    *fidelity* is fluid (phases of coupled flows) or message (every message on its own, for small worlds). *algo*,
-    *proto* and *nccl_version* force NCCL's choices. *launcher* is process (one a GPU) or shared (one process drives
-    all GPUs of a node, which costs it a launch for each).
+    *fidelity* is fluid (phases of coupled flows) or message (every message on its own, for small worlds).
+    *algo*, *proto* and *nccl_version* force NCCL's choices. *launcher* is process (one a GPU) or shared
+    (one process drives all GPUs of a node, which costs it a launch for each).
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class Network:
     def send(
         self, src_device: str, dst_device: str, nbytes: int, flavour: str = "nccl", flow_key: int = 0
     ) -> simpy.Event:
-        """Start a point-to-point transfer now, between two ranks that are both ready; the event is as above."""
+        """Start a point-to-point transfer now, between two ranks that are both ready; the event is as
+        above."""
         self._num_sends += 1
         done = self.env.event()
         _Run(self, self.compiler.compile_send(src_device, dst_device, nbytes, flavour, flow_key), done)
@@ -90,7 +91,8 @@ class Network:
     def set_link(
         self, index: int, bandwidth_factor: float = 1.0, extra_latency_s: float = 0.0, up: bool = True
     ) -> None:
-        """Change a link now, for what is under way too: a fraction of its bandwidth, a longer latency, or cut.
+        """Change a link now, for what is under way too: a fraction of its bandwidth, a longer latency, or
+        cut.
 
         Over a cut link nothing moves until it is up again.
         """
@@ -98,7 +100,8 @@ class Network:
             raise UsageError(f"expected a link from 0 to {len(self._pristine) - 1}, got {index}")
         if bandwidth_factor < 0 or extra_latency_s < 0:
             raise UsageError(
-                f"expected a bandwidth factor and a latency of zero or more, got {bandwidth_factor}, {extra_latency_s}"
+                "expected a bandwidth factor and a latency of zero or more, "
+                f"got {bandwidth_factor} and {extra_latency_s}"
             )
         self._extra_s[index] = extra_latency_s
         self._slowed = bool(self._extra_s.any())
@@ -145,7 +148,8 @@ class Network:
         return found
 
     def utilisation_samples(self, max_links: int = 64) -> list[tuple[float, int, float]]:
-        """(time_s, link, fraction used until the next sample), for the *max_links* links that were busiest."""
+        """(time_s, link, fraction used until the next sample), for the *max_links* links that were
+        busiest."""
         width_s, fractions = self.engine.usage.fractions()
         moved = self.engine.usage.bytes
         order = np.argsort(-(moved / self._pristine), kind="stable")[:max_links]

@@ -19,9 +19,9 @@ def max_min_rates(
 ) -> NDArray[np.float64]:
     """The rate of each flow when all rates rise together until a link is full or a flow's cap is met.
 
-    Flow f crosses `links[offsets[f]:offsets[f + 1]]`, each with a weight: the bytes that cross the link for each byte
-    of the flow's progress. A flow that meets a full link stops rising; the others go on (progressive filling, which
-    is max-min fair; Bertsekas and Gallager, Data Networks, section 6.5.2).
+    Flow f crosses `links[offsets[f]:offsets[f + 1]]`, each with a weight: the bytes that cross the link
+    for each byte of the flow's progress. A flow that meets a full link stops rising; the others go on
+    (progressive filling, which is max-min fair; Bertsekas and Gallager, Data Networks, section 6.5.2).
     """
     num_flows = len(caps)
     rates = np.zeros(num_flows)

@@ -16,8 +16,8 @@ _FIRST_BIN_S = 1e-6
 class Usage:
     """Bytes and busy time of every link, and bytes in bins of time.
 
-    The bins double in width when the run outgrows them, so their number never grows: a link has at most 128 samples
-    (fewer on clusters of very many links).
+    The bins double in width when the run outgrows them, so their number never grows: a link has at most
+    128 samples (fewer on clusters of very many links).
     """
 
     def __init__(self, capacity: NDArray[np.float64]) -> None:

@@ -1,7 +1,9 @@
-"""gloo on this machine against the simulator, in one run: calibrated on sizes that are powers of 4, predicted on the
-powers of 2 between. Over loopback, and (as root, with ip and tc) between two network namespaces with a shaped link.
+"""gloo on this machine against the simulator, in one run: calibrated on sizes that are powers of 4, predicted
+on the powers of 2 between. Over loopback, and (as root, with ip and tc) between two network namespaces with a
+shaped link.
 
-`python tests/benchmarks/network_gloo.py [seconds] [rate]`, by default 20 s and 1gbit. Prints, asserts nothing.
+`python tests/benchmarks/network_gloo.py [seconds] [rate]`, by default 20 s and 1gbit. Prints, asserts
+nothing.
 """
 
 from __future__ import annotations
@@ -38,9 +40,13 @@ def shaped(seconds: float, rate: str) -> None:
     try:
         prefixes = [["ip", "netns", "exec", name] for name in NAMES]
         sizes = [size for size in sorted(FOURS + BETWEEN) if size <= 4**11]
-        rows = measure_gloo(2, sizes, seconds=seconds, prefixes=prefixes, address=ADDRESSES[0], interface="wire")
+        rows = measure_gloo(
+            2, sizes, seconds=seconds, prefixes=prefixes, address=ADDRESSES[0], interface="wire"
+        )
         constants = fit_gloo([row for row in rows if row.size_bytes in FOURS], 2)
-        text = cluster_toml(constants, name="gloo-shaped", nodes=2, ranks_per_node=1, note=f"namespaces, {rate}")
+        text = cluster_toml(
+            constants, name="gloo-shaped", nodes=2, ranks_per_node=1, note=f"namespaces, {rate}"
+        )
         print(f"gloo between two network namespaces, {rate} (target: median within 20 %)")
         print(check_gloo(text, [row for row in rows if row.size_bytes in BETWEEN], 2, 1))
     finally:
@@ -52,11 +58,29 @@ def _build(rate: str) -> None:
     for name in NAMES:
         _run("ip", "netns", "add", name)
         _run("ip", "-n", name, "link", "set", "lo", "up")
-    _run("ip", "-n", NAMES[0], "link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns", NAMES[1])
+    _run(
+        "ip", "-n", NAMES[0], "link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns", NAMES[1]
+    )
     for name, address in zip(NAMES, ADDRESSES, strict=True):
         _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "wire")
         _run("ip", "-n", name, "link", "set", "wire", "up")
-        _run("tc", "-n", name, "qdisc", "add", "dev", "wire", "root", "tbf", "rate", rate, "burst", "256k", "latency", "100ms")
+        _run(
+            "tc",
+            "-n",
+            name,
+            "qdisc",
+            "add",
+            "dev",
+            "wire",
+            "root",
+            "tbf",
+            "rate",
+            rate,
+            "burst",
+            "256k",
+            "latency",
+            "100ms",
+        )
 
 
 def _remove() -> None:

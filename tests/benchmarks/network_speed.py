@@ -31,17 +31,35 @@ def closed_form() -> None:
     took_us = (timing.end_s - timing.start_s) * 1e6
     print(
         f"ring of 1,024, 64 MiB: {took_us:,.1f} us simulated, closed form {CLOSED_FORM_US:,.1f} us "
-        f"({took_us / CLOSED_FORM_US - 1:+.4%}); {first_ms:.1f} ms of simulation, {again_ms:.2f} ms the second time; "
+        f"({took_us / CLOSED_FORM_US - 1:+.4%}); {first_ms:.1f} ms of simulation, "
+        f"{again_ms:.2f} ms the second time; "
         f"{network.statistics().num_flows} flows (target: under 50 ms, within 0.5 %)"
     )
 
 
 def command_line() -> None:
     """The whole command, process start included."""
-    command = [sys.executable, "-m", "distsim", "bench", "all_reduce", "--on", "dgx-h100:128", "-b", "8", "-e", "8G", "-f", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "distsim",
+        "bench",
+        "all_reduce",
+        "--on",
+        "dgx-h100:128",
+        "-b",
+        "8",
+        "-e",
+        "8G",
+        "-f",
+        "2",
+    ]
     began = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    print(f"distsim bench all_reduce --on dgx-h100:128 -b 8 -e 8G -f 2: {time.perf_counter() - began:.2f} s (target: under 3 s)")
+    print(
+        f"distsim bench all_reduce --on dgx-h100:128 -b 8 -e 8G -f 2: {time.perf_counter() - began:.2f} s "
+        "(target: under 3 s)"
+    )
 
 
 def sweep() -> None:
@@ -52,7 +70,9 @@ def sweep() -> None:
     sizes = [8 << power for power in range(31)]
     for op in OPS[:8]:
         bench(op, cluster, sizes, network=network)
-    print(f"31 sizes x 8 collectives on 1,024 ranks: {time.perf_counter() - began:.2f} s (target: under 10 s)")
+    print(
+        f"31 sizes x 8 collectives on 1,024 ranks: {time.perf_counter() - began:.2f} s (target: under 10 s)"
+    )
 
 
 def growth() -> None:
@@ -93,7 +113,8 @@ def many_at_once() -> None:
     statistics = network.statistics()
     print(
         f"136 groups x 50 all_reduces on 1,024 ranks: {took_s:.2f} s, {statistics.num_flows} flows, "
-        f"{statistics.num_settlements} settlements, {took_s / statistics.num_collectives * 1e6:.0f} us a collective"
+        f"{statistics.num_settlements} settlements, "
+        f"{took_s / statistics.num_collectives * 1e6:.0f} us a collective"
     )
 
 

@@ -19,7 +19,9 @@ def group(preset: str, every: int = 1) -> Group:
     return Group(cluster, tuple(cluster.devices[::every]), 0, LinkArrays(cluster))
 
 
-@pytest.mark.parametrize("preset", ["dgx-h100:1", "dgx-h100:3", "dgx-a100:4", "polaris:3", "gcp-a3high:2", "alps-gh200:2"])
+@pytest.mark.parametrize(
+    "preset", ["dgx-h100:1", "dgx-h100:3", "dgx-a100:4", "polaris:3", "gcp-a3high:2", "alps-gh200:2"]
+)
 def test_every_ring_visits_every_member_once(preset: str) -> None:
     """Following a ring's edges leads through all members and back."""
     members = group(preset)
@@ -39,7 +41,11 @@ def test_rings_load_all_nics_alike_on_their_own_rail(preset: str) -> None:
     members = group(preset)
     loads = ring_loads(members)
     links = members.cluster.links
-    nics = [weight for link, weight in zip(loads.links, loads.weights, strict=True) if links[int(link)].kind == "nic"]
+    nics = [
+        weight
+        for link, weight in zip(loads.links, loads.weights, strict=True)
+        if links[int(link)].kind == "nic"
+    ]
     assert len(nics) == 2 * members.cluster.node.num_nics * members.num_nodes
     assert nics == pytest.approx([1 / members.cluster.node.num_nics] * len(nics))
 
@@ -54,7 +60,8 @@ def test_rings_use_all_pairs_of_a_mesh() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 13, 64, 270])
 def test_double_trees_are_trees_and_complement_each_other(size: int) -> None:
-    """Both reach every node from one root; none has more than two children; inside one is a leaf of the other."""
+    """Both reach every node from one root; none has more than two children; inside one is a leaf of the
+    other."""
     both = double_tree(size)
     inner: list[set[int]] = []
     for parents in both:
@@ -86,12 +93,18 @@ def test_sampled_routes_keep_the_ends_exact() -> None:
     members = group("dgx-h100:32")
     loads = all_to_all_loads(members)
     links = members.cluster.links
-    nics = [weight for link, weight in zip(loads.links, loads.weights, strict=True) if links[int(link)].kind == "nic"]
+    nics = [
+        weight
+        for link, weight in zip(loads.links, loads.weights, strict=True)
+        if links[int(link)].kind == "nic"
+    ]
     assert len(nics) == 2 * 8 * 32
     assert nics == pytest.approx([members.size - 8] * len(nics), rel=1e-6)
 
 
-@pytest.mark.parametrize(("op", "steps", "moved"), [("all_reduce", 14, 1.75), ("all_gather", 7, 0.875), ("broadcast", 7, 1.0)])
+@pytest.mark.parametrize(
+    ("op", "steps", "moved"), [("all_reduce", 14, 1.75), ("all_gather", 7, 0.875), ("broadcast", 7, 1.0)]
+)
 def test_shapes(op: str, steps: int, moved: float) -> None:
     """Steps and bytes over an edge of a ring of eight."""
     assert Shape.of(op, 8, 1.0) == Shape(steps, moved)
@@ -104,14 +117,18 @@ def test_nccl_takes_what_its_versions_take() -> None:
         cluster = load_cluster(preset)
         for size in (8, 1 << 30):
             env = simpy.Environment()
-            timing = env.run(Network(env, cluster).collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), size)))
+            timing = env.run(
+                Network(env, cluster).collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), size))
+            )
             algorithms[preset, size] = (timing.algo, timing.proto)
     assert algorithms["dgx-h100:1", 8][1] == "LL"
     assert algorithms["dgx-h100:1", 1 << 30] == ("NVLS", "Simple")
     assert algorithms["dgx-a100:1", 1 << 30] == ("Ring", "Simple")
 
 
-@pytest.mark.parametrize("preset", ["dgx-h100:1", "dgx-h100:2", "dgx-a100:4", "gb200-nvl72:18", "aws-p5:4", "pcie-4090:1"])
+@pytest.mark.parametrize(
+    "preset", ["dgx-h100:1", "dgx-h100:2", "dgx-a100:4", "gb200-nvl72:18", "aws-p5:4", "pcie-4090:1"]
+)
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
 def test_more_bytes_never_take_much_less_time(preset: str, op: str) -> None:
     """Time grows with size, but for what a change of protocol wins (NCCL's own tables have such steps)."""

@@ -22,7 +22,8 @@ def table(capsys: pytest.CaptureFixture[str], *argv: str) -> list[tuple[str, ...
 
 
 def test_the_table_is_read_as_nccl_tests_own(capsys: pytest.CaptureFixture[str]) -> None:
-    """Size, count, type, redop, root, then time, algbw and busbw out of place and in place, and the average."""
+    """Size, count, type, redop, root, then time, algbw and busbw out of place and in place, and the
+    average."""
     assert main(["bench", "all_reduce", "--on", "dgx-h100:2", "-b", "8", "-e", "8G", "-f", "4"]) == 0
     out = capsys.readouterr().out
     rows = [match.groups() for line in out.splitlines() if (match := ROW.match(line))]
@@ -34,7 +35,13 @@ def test_the_table_is_read_as_nccl_tests_own(capsys: pytest.CaptureFixture[str])
 
 def test_bus_bandwidth_is_algorithm_bandwidth_times_the_factor(capsys: pytest.CaptureFixture[str]) -> None:
     """2 (n - 1) / n for all_reduce, (n - 1) / n for what spreads its buffer, 1 for the others."""
-    for op, factor in (("all_reduce", 1.875), ("all_gather", 0.9375), ("alltoall", 0.9375), ("broadcast", 1.0), ("sendrecv", 1.0)):
+    for op, factor in (
+        ("all_reduce", 1.875),
+        ("all_gather", 0.9375),
+        ("alltoall", 0.9375),
+        ("broadcast", 1.0),
+        ("sendrecv", 1.0),
+    ):
         assert busbw_factor(op, 16) == factor
         main(["bench", op, "--on", "dgx-a100:2", "--sizes", "256M", "--json"])
         (row,) = json.loads(capsys.readouterr().out)["rows"]
@@ -53,7 +60,9 @@ def test_bus_bandwidth_is_algorithm_bandwidth_times_the_factor(capsys: pytest.Ca
         ("broadcast", 10, 3, (8, 2)),
     ],
 )
-def test_sizes_are_rounded_as_nccl_tests_rounds(op: str, size: int, ranks: int, expected: tuple[int, int]) -> None:
+def test_sizes_are_rounded_as_nccl_tests_rounds(
+    op: str, size: int, ranks: int, expected: tuple[int, int]
+) -> None:
     """To whole elements, and for spread buffers to multiples of ranks (of 16 bytes each in all_gather)."""
     assert counted(op, size, ranks, 4) == expected
 
@@ -69,14 +78,31 @@ def test_the_json_has_what_the_table_has(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_fewer_nodes_and_ranks_can_be_used(capsys: pytest.CaptureFixture[str]) -> None:
     """--nnodes and --nproc-per-node take a part of the cluster."""
-    main(["bench", "all_reduce", "--on", "dgx-h100:4", "--nnodes", "2", "--nproc-per-node", "4", "--sizes", "1M", "--json"])
+    main(
+        [
+            "bench",
+            "all_reduce",
+            "--on",
+            "dgx-h100:4",
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "4",
+            "--sizes",
+            "1M",
+            "--json",
+        ]
+    )
     found = json.loads(capsys.readouterr().out)
     assert (found["nodes"], found["ranks"]) == (2, 8)
 
 
 def test_flags_without_effect_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     """nccl-tests' iterations and checks are taken, and a comment says what they mean here."""
-    assert main(["bench", "all_reduce", "-b", "1M", "-e", "1M", "-g", "1", "-n", "20", "-w", "5", "-c", "1"]) == 0
+    assert (
+        main(["bench", "all_reduce", "-b", "1M", "-e", "1M", "-g", "1", "-n", "20", "-w", "5", "-c", "1"])
+        == 0
+    )
     out = capsys.readouterr().out
     assert re.search(r"^# -n 20 has no effect: ", out, re.M)
     assert re.search(r"^# -c 1 has no effect: nothing is computed", out, re.M)

@@ -17,7 +17,9 @@ from distsim.cli import main
 from distsim.errors import UsageError
 
 
-@pytest.mark.parametrize("name", ["nvidia_dgxc_h100", "superbench_a100_n1x8_all_reduce", "snellius_h100_n2x4_all_gather"])
+@pytest.mark.parametrize(
+    "name", ["nvidia_dgxc_h100", "superbench_a100_n1x8_all_reduce", "snellius_h100_n2x4_all_gather"]
+)
 def test_a_machines_bounds_hold(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One node of each generation, and one pair of nodes, within the bounds."""
     assert main(["validate", "--table", name]) == 0
@@ -36,7 +38,9 @@ def test_all_bounds_hold(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_a_broken_bound_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With NVLink at half its speed the command says which bounds are broken and exits with 5."""
-    wrong = nccl_constants().changed({"hopper.efficiency_Simple": 0.4, "hopper.nvls": 0.3, "ampere.local": 2.0})
+    wrong = nccl_constants().changed(
+        {"hopper.efficiency_Simple": 0.4, "hopper.nvls": 0.3, "ampere.local": 2.0}
+    )
     monkeypatch.setattr("distsim.collectives.nccl.nccl_constants", lambda: wrong)
     assert main(["validate"]) == 5
     assert "BROKEN  > 16 MiB: median error" in capsys.readouterr().out
@@ -54,10 +58,13 @@ def test_every_table_names_its_source_and_every_constant_its_own() -> None:
 def test_a_fit_finds_a_constant_again() -> None:
     """From a wrong start, the fit to simulated tables returns to what they were simulated with."""
     truth = nccl_constants()
-    bench = Bench.of(next(table for table in read_tables() if table.name == "together_h100_n1x8_ring_all_gather"))
+    bench = Bench.of(
+        next(table for table in read_tables() if table.name == "together_h100_n1x8_ring_all_gather")
+    )
     bench.use(truth)
     rows = [
-        type(row)(row.size_bytes, time) for row, time in zip(bench.table.rows, bench.times_us().tolist(), strict=True)
+        type(row)(row.size_bytes, time)
+        for row, time in zip(bench.table.rows, bench.times_us().tolist(), strict=True)
     ]
     import dataclasses
 
@@ -91,12 +98,13 @@ def test_a_table_with_a_wrong_number_is_named(tmp_path: object) -> None:
     head = "file,op,on,nnodes,nproc_per_node,launcher,algo,nccl,use\n"
     (folder / "_index.csv").write_text(head + "a.csv,all_reduce,dgx-h100,1,8,process,,,check\n")
     (folder / "a.csv").write_text("size_bytes,time_us\n8,13.0\n16,fast\n")
-    with pytest.raises(UsageError, match="a.csv: row 2"):
+    with pytest.raises(UsageError, match=r"a\.csv: row 2"):
         read_tables(folder)
 
 
 def test_a_calibration_of_gloo_predicts_what_it_was_not_shown() -> None:
-    """From times at powers of 4 that follow start-up + bytes / rate, with a knee, the sizes between are predicted."""
+    """From times at powers of 4 that follow start-up + bytes / rate, with a knee, the sizes between are
+    predicted."""
 
     def time_us(op: str, size: int) -> float:
         moved = {"all_reduce": 1.0, "broadcast": 1.0, "alltoall": 0.5}[op] * size

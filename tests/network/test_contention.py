@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import simpy
 import pytest
+import simpy
 
 from distsim.cluster import Cluster, load_cluster
 from distsim.network import Network, Timing, Transfer
@@ -58,7 +58,9 @@ def test_two_groups_inside_a_node_share_its_nvlink() -> None:
     cluster = load_cluster("dgx-h100:1")
     one = reduce_over(cluster, list(range(8)), 256 * MIB)
     (alone,) = together(cluster, [one], nccl_version="ideal")
-    both = together(cluster, [one, Transfer("all_reduce", "nccl", one.devices, 256 * MIB, key=1)], nccl_version="ideal")
+    both = together(
+        cluster, [one, Transfer("all_reduce", "nccl", one.devices, 256 * MIB, key=1)], nccl_version="ideal"
+    )
     assert both == pytest.approx([2 * alone] * 2, rel=0.02)
 
 
@@ -75,7 +77,8 @@ def test_an_incast_takes_the_receivers_nic_for_all_senders() -> None:
 
 
 def test_an_oversubscribed_spine_slows_what_crosses_it() -> None:
-    """Behind a 3:1 spine, forty pairs of CPU nodes on different leaves are slower than forty under one leaf each."""
+    """Behind a 3:1 spine, forty pairs of CPU nodes on different leaves are slower than forty under one
+    leaf each."""
     cluster = load_cluster("ethernet-cpu:80")
     per_node = len(cluster.devices) // cluster.num_nodes
 
@@ -90,7 +93,10 @@ def test_an_oversubscribed_spine_slows_what_crosses_it() -> None:
 
 CASES = {
     "one NIC": ("dgx-h100:2", [([0, 8], 64 * MIB, "all_reduce"), ([0, 8], 64 * MIB, "all_reduce")]),
-    "one switch": ("dgx-h100:1", [(list(range(8)), 64 * MIB, "all_reduce"), (list(range(8)), 64 * MIB, "all_to_all")]),
+    "one switch": (
+        "dgx-h100:1",
+        [(list(range(8)), 64 * MIB, "all_reduce"), (list(range(8)), 64 * MIB, "all_to_all")],
+    ),
     "inside and across": (
         "dgx-h100:2",
         [(list(range(8)), 64 * MIB, "all_reduce"), (list(range(16)), 64 * MIB, "all_reduce")],

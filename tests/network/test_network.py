@@ -86,7 +86,9 @@ def test_the_same_run_twice_is_the_same() -> None:
         env = simpy.Environment()
         network = Network(env, cluster)
         events = [
-            network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices[k::8]), 8 * MIB, key=k % 3))
+            network.collective(
+                Transfer("all_reduce", "nccl", tuple(cluster.devices[k::8]), 8 * MIB, key=k % 3)
+            )
             for k in range(8)
         ]
         events += [network.send(cluster.devices[0], cluster.devices[9 + k], MIB * k) for k in range(8)]
@@ -101,18 +103,35 @@ def test_one_rank_and_zero_bytes_cost_a_launch() -> None:
     cluster = load_cluster("dgx-h100:1")
     for devices, nbytes in ((cluster.devices[:1], 1 << 20), (cluster.devices, 0)):
         env = simpy.Environment()
-        timing = env.run(Network(env, cluster).collective(Transfer("all_reduce", "nccl", tuple(devices), nbytes)))
+        timing = env.run(
+            Network(env, cluster).collective(Transfer("all_reduce", "nccl", tuple(devices), nbytes))
+        )
         assert 1e-6 < timing.end_s < 50e-6
 
 
-@pytest.mark.parametrize("op", ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",
-                                "broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier"])
+@pytest.mark.parametrize(
+    "op",
+    [
+        "all_reduce",
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+        "all_to_all_single",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "barrier",
+        "monitored_barrier",
+    ],
+)
 @pytest.mark.parametrize("flavour", ["nccl", "gloo", "mpi"])
 def test_every_operation_runs_for_every_flavour(op: str, flavour: str) -> None:
     """All of torch.distributed's names give a time above zero on GPUs and on CPU nodes."""
     cluster = load_cluster("dgx-a100:2" if flavour == "nccl" else "ethernet-cpu:4")
     env = simpy.Environment()
-    timing = env.run(Network(env, cluster).collective(Transfer(op, flavour, tuple(cluster.devices), 1 << 20, root=3)))
+    timing = env.run(
+        Network(env, cluster).collective(Transfer(op, flavour, tuple(cluster.devices), 1 << 20, root=3))
+    )
     assert 0.0 < timing.end_s < 1.0
 
 
@@ -124,7 +143,9 @@ def test_uneven_splits_take_as_long_as_the_fullest_link() -> None:
     env = simpy.Environment()
     network = Network(env, cluster, nccl_version="ideal")
     transfer = Transfer("all_to_all_single", "nccl", tuple(cluster.devices), 0, splits=splits)
-    assert env.run(network.collective(transfer)).end_s == pytest.approx(64 * MIB / cluster.node.nvlink_bytes_per_s, rel=0.01)
+    assert env.run(network.collective(transfer)).end_s == pytest.approx(
+        64 * MIB / cluster.node.nvlink_bytes_per_s, rel=0.01
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +159,12 @@ def test_uneven_splits_take_as_long_as_the_fullest_link() -> None:
 def test_mistakes_are_named(change: dict[str, object], words: str) -> None:
     """A wrong flavour, operation or root is one line that says what was expected."""
     cluster = load_cluster("dgx-h100:1")
-    fields: dict[str, object] = {"op": "all_reduce", "flavour": "nccl", "devices": tuple(cluster.devices), "nbytes": 8}
+    fields: dict[str, object] = {
+        "op": "all_reduce",
+        "flavour": "nccl",
+        "devices": tuple(cluster.devices),
+        "nbytes": 8,
+    }
     with pytest.raises(UsageError, match=words):
         Network(simpy.Environment(), cluster).collective(Transfer(**{**fields, **change}))  # type: ignore[arg-type]
 
