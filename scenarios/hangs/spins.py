@@ -8,6 +8,7 @@ rank, world_size = dist.get_rank(), dist.get_world_size()
 t = torch.ones(4)
 dist.all_reduce(t)
 if rank == 1:
-    while t[0] > 0:  # <- culprit
+    done = False
+    while not done:  # <- culprit
         pass
 dist.all_reduce(t)  # <- waits

@@ -9,6 +9,31 @@ import pytest
 from conformance.arms import Conform, gloo, sim
 from conformance.plain import differences
 
+SLOW_ON_GLOO = {
+    "FileStore of one",
+    "PrefixStore over FileStore of one",
+    "TCPStore",
+    "TCPStore without libuv",
+    "PrefixStore over TCPStore",
+    "PrefixStore twice",
+    "nobody_comes",
+    "refusals",
+    "timeout_given",
+    "zero_redundancy",
+    "fsdp",
+    "two_dimensions",
+    "checkpoint",
+}
+"""Bodies that take over a second in real processes: waits for timeouts, and large imports."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark them, on both arms: sim asks gloo for the answer when nobody has yet."""
+    for item in items:
+        arm, _, body = item.name.partition("[")[2].removesuffix("]").partition("-")
+        if arm in ("gloo", "sim") and body in SLOW_ON_GLOO:
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(scope="session")
 def gloo_answers() -> dict[tuple[Any, ...], list[Any]]:
