@@ -168,7 +168,7 @@ class Leader:
         link.host = str(message.get("host", "?"))
         link.ranks = tuple(int(rank) for rank in message.get("ranks", ()))
 
-    def look(self, request: dict[str, Any]) -> dict[Link, dict[str, Any]]:
+    def look(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         """Ask all hosts for their evidence; those that do not answer in time are left out."""
         self._number += 1
         number = self._number
@@ -189,7 +189,7 @@ class Leader:
             time.sleep(0.005)
         self.held = held
         answers = self._answers.pop(number, {})
-        return {link: answers[id(link)] for link in asked if id(link) in answers}
+        return [answers[id(link)] for link in asked if id(link) in answers]
 
     def tell(self, message: dict[str, Any]) -> None:
         """Send to all hosts."""

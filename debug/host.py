@@ -45,6 +45,10 @@ class Host:
         """How many ranks this host was given."""
         return local_world(self.readers.values(), self.world_size)
 
+    def joined(self) -> bool:
+        """Whether a rank of this host came through init_process_group."""
+        return any(reader.word(rings.W_JOINED) for reader in self.readers.values())
+
     def find(self) -> None:
         """Map rings that are new; a restart's rings replace those of the attempt before it."""
         for path in sorted(self.directory.glob("rank*.ring")):

@@ -75,23 +75,28 @@ class Monitor:
 
     def run(self) -> int:
         """Watch until the ranks are gone; answers the exit code of the verdict."""
-        while True:
-            self.host.find()
-            moved = self.host.read(self.together)
-            self.together.step(self)
-            self._new_attempt()
-            self._compare()
-            if self.together.judges:
-                self._notice()
-                self._judge(moved)
-            self._answer()
-            if self.together.abort_asked and not self.aborted:
-                self.abort()
-            if self._over():
-                break
-            time.sleep(BUSY_POLL_S if moved else QUIET_POLL_S)
+        while not self._turn():
+            pass
         self._farewell()
         return self.exit_code
+
+    def _turn(self) -> bool:
+        """One look at everything; True when the job is over."""
+        self.host.find()
+        moved = self.host.read(self.together)
+        self.together.step(self)
+        self._new_attempt()
+        self._compare()
+        if self._judges():
+            self._notice()
+            self._judge(moved)
+        self._answer()
+        if self.together.abort_asked and not self.aborted:
+            self.abort()
+        if self._over():
+            return True
+        time.sleep(BUSY_POLL_S if moved else QUIET_POLL_S)
+        return False
 
     @property
     def exit_code(self) -> int:
@@ -116,9 +121,9 @@ class Monitor:
         self._asked = self._asked or now
         if not self.exit_code and now - self._asked < DEATH_SETTLE_S:
             return
-        if not self.exit_code and not self.together.judges and now - self._asked < DEATH_SETTLE_S + 1.5:
+        if not self.exit_code and not self._judges() and now - self._asked < DEATH_SETTLE_S + 2.5:
             return  # the leader's verdict is on its way
-        if not self.exit_code and self.together.judges:
+        if not self.exit_code and self._judges():
             evidence = self.look()
             self.tell(self._judgement(evidence), evidence)
         self._asked = None
@@ -146,7 +151,7 @@ class Monitor:
         for rank, key, rows in self.together.held():
             self.host.comparer.feed_rows(rank, key, rows)
         suspicions = self.host.comparer.check()
-        if not self.together.judges:
+        if not self._judges():
             for suspicion in suspicions:
                 self.together.suspect(suspicion.lane, suspicion.seq)
             return
@@ -236,6 +241,9 @@ class Monitor:
         evidence = self.look(stacks=True)
         better = [d for d in diagnose(evidence) if _key(d) not in self.told]
         self.tell(better or found, evidence)
+
+    def _judges(self) -> bool:
+        return self.together.judges(self.host)
 
     def _counts(self) -> tuple[int, ...]:
         """Calls of every rank so far: while they stay the same, nothing moves."""
@@ -346,7 +354,7 @@ class Monitor:
         """All ranks are gone: what they leave behind, and the rings of a healthy job go."""
         self.host.find()
         self.host.read(self.together)
-        if not self.together.judges:
+        if not self._judges():
             self.together.goodbye()
             return
         self._compare()
@@ -393,8 +401,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the ranks; the report follows
     settings = Settings.read()
-    monitor = Monitor(args.directory, settings, args.job or None)
-    return monitor.run()
+    return Steady(args.directory, settings, args.job or None).run()
+
+
+class Steady(Monitor):
+    """A monitor that outlives a fault of its own: it writes it down and goes on."""
+
+    faults = 0
+
+    def _turn(self) -> bool:
+        try:
+            return super()._turn()
+        except Exception:
+            import traceback
+
+            self.faults += 1
+            if self.faults == 1:
+                print(f"distsim: a fault in the monitor, see {self.directory}/monitor.err", file=sys.stderr)
+            with contextlib.suppress(OSError), (self.directory / "monitor.err").open("a") as file:
+                traceback.print_exc(file=file)
+            time.sleep(0.2)
+            return self.faults > 50
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Together"]
 
+MEETING_S = 8.0
+"""Monitors have this long to find each other before one that is alone judges by itself."""
+LAST_WORD_S = 3.0
 MOST_ROWS = 4096
 """Row blocks kept for a leader that is not there yet."""
 
@@ -38,11 +41,16 @@ class Together:
         self.focus: dict[LaneKey, int] = {}
         """Calls that other hosts suspect."""
         self.abort_asked = False
+        self._began = time.monotonic()
+        self._met = False
+        self._over_since: float | None = None
 
     # Every turn of the loop -----------------------------------------------------------------------
 
     def step(self, monitor: Monitor) -> None:
         """Find the part to play, then play it."""
+        if not monitor.host.joined():
+            self._began = time.monotonic()
         if self.leader is None and self.follower is None:
             self._choose(monitor)
         if self.leader is not None:
@@ -102,10 +110,26 @@ class Together:
 
     # What the rest of the monitor asks -------------------------------------------------------------------
 
-    @property
-    def judges(self) -> bool:
-        """Whether this monitor gives verdicts: all do but a follower that hears its leader."""
-        return self.follower is None or not (self.follower.connected or self.follower.left)
+    def judges(self, host: Any) -> bool:
+        """Whether this monitor gives verdicts: that of a job on one host does, a leader that hears all
+        hosts, and whoever is left alone for too long."""
+        if host.local_world >= host.world_size:
+            return True
+        if self.leader is not None:
+            return self._complete(host) or time.monotonic() - self._began > MEETING_S
+        if self.follower is not None:
+            if self.follower.connected:
+                self._met = True
+            return not (self.follower.connected or self.follower.left) and (self._met or self._alone())
+        return self._alone() or not host.joined()
+
+    def _alone(self) -> bool:
+        return time.monotonic() - self._began > MEETING_S
+
+    def _complete(self, host: Any) -> bool:
+        assert self.leader is not None
+        known = set(host.readers).union(*(link.ranks for link in self.leader.links if link.known))
+        return len(known) >= host.world_size
 
     def route(self, rank: int, key: LaneKey, rows: Rows, here: set[int]) -> bool:
         """Take rows of a group that has members elsewhere; False: compare them here."""
@@ -136,7 +160,7 @@ class Together:
         states = dict(evidence.ranks)
         found = list(evidence.findings)
         texts = dict(evidence.sources)
-        for answer in self.leader.look(request).values():
+        for answer in self.leader.look(request):
             more_states, more_records, findings, sources = evidence_from_json(answer)
             states.update(more_states)
             records.update(more_records)
@@ -168,7 +192,7 @@ class Together:
 
     def _without_leader(self, evidence: Evidence) -> None:
         follower = self.follower
-        if follower is None or follower.connected or follower.left:
+        if follower is None or follower.connected or follower.left or not self._met:
             return
         here = {rank for rank, state in evidence.ranks.items() if state.host is not None}
         elsewhere = tuple(sorted(set(range(evidence.world_size)) - here))
@@ -203,7 +227,11 @@ class Together:
             time.sleep(0.05)
 
     def waits_for_others(self) -> bool:
-        """A leader stays while other hosts' ranks run: they have nobody else who sees all."""
+        """A leader stays while other hosts' ranks run: they have nobody else who sees all. A follower
+        stays for the leader's last word."""
+        if self.follower is not None:
+            self._over_since = self._over_since or time.monotonic()
+            return self.follower.connected and not self.follower.left and time.monotonic() - self._over_since < LAST_WORD_S
         if self.leader is None:
             return False
         return any(link.open and link.known and not link.status.get("over") for link in self.leader.links)

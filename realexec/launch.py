@@ -28,7 +28,7 @@ from distsim.errors import UsageError
 
 __all__ = ["launch"]
 
-VERDICT_WAIT_S = 3.0
+VERDICT_WAIT_S = 4.0
 """How long a failed rank's peers are spared for the monitor's last look."""
 
 
