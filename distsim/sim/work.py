@@ -69,10 +69,7 @@ class SimWork(Work):  # type: ignore[misc]
                 raise
             except BaseException as exc:
                 if exc is error:
-                    self._error = self._error or error
-                    self.record.state = State.FAILED
-                    self.record.error = str(exc)
-                    self._on_give_up(error)
+                    self._give_up(error)
                 raise
         else:
             task.flush()
@@ -81,13 +78,23 @@ class SimWork(Work):  # type: ignore[misc]
             raise self._error
         return True
 
+    def _give_up(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self.record.state = State.FAILED
+        self.record.error = str(error)
+        self._on_give_up(error)
+
     def is_completed(self) -> bool:
         task = current_task()
         if not self.done.processed and task is not None:
             task.poll(CallWait(self.record))
-        if self.done.processed:
+            late = task.now_s() > self.record.issued_s + self._timeout_s
+            if late and not self.done.triggered and (self._explicit or not task.world.only_polls):
+                self._give_up(self._timeout_error(self._timeout_s))
+        if self.done.processed or self._error is not None:
             self.record.waited = True
-        return bool(self.done.processed)
+            return True
+        return False
 
     def is_success(self) -> bool:
         return bool(self.done.processed) and self._error is None

@@ -110,6 +110,8 @@ class World:
         self.schedule: Schedule | None = None
         self._pollers: list[PollEvent] = []
         self._quiet_s = 0.0
+        self.asleep = False
+        self._last_ticks, self._last_tick_s, self._last_tick_event = -1, 0.0, 0
         self._deadlines: list[Deadline] = []
         self._count = itertools.count()
         self._store_waiters: list[simpy.Event] = []
@@ -347,6 +349,9 @@ class World:
                     self._wake_pollers()
             if not self.events & 255:
                 self._report_progress()
+                if self._only_sleeps():
+                    self.diagnoses = self.diagnoses or diagnose(self.evidence())
+                    return
             if self.lookahead is not None:
                 self.final = self.evidence()
                 self.stopped_at_s = float(env.now)
@@ -366,6 +371,19 @@ class World:
             self.final = self.evidence()
             self.final.findings = tuple(unwaited(self.final))
             self.diagnoses = diagnose(self.final)
+
+    def _only_sleeps(self) -> bool:
+        """Whether nothing but naps and looks at a store has happened for an hour: `while not ready: sleep(1)`."""
+        now_s = float(self.env.now)
+        if self.ticks != self._last_ticks:
+            self._last_ticks, self._last_tick_s, self._last_tick_event = self.ticks, now_s, self.events
+        self.asleep = now_s - self._last_tick_s > QUIET_LIMIT_S and self.events - self._last_tick_event > 10_000
+        return self.asleep
+
+    @property
+    def only_polls(self) -> bool:
+        """Whether for the last second (virtual) nothing has happened but threads that look again and again."""
+        return self._quiet_s > 1.0
 
     def _poll_turn(self, upcoming: float) -> bool:
         """Threads poll and nothing else is near: let time pass, in growing steps."""
@@ -392,7 +410,9 @@ class World:
     def _note_timeout(self, why: Wait | None) -> None:
         """A timeout strikes while others still run: what is stuck now is what they will ask about."""
         if not self.diagnoses and not isinstance(why, HostWait):
+            asleep, self.asleep = self.asleep, True  # who sleeps through a timeout is late
             self.diagnoses = diagnose(self.evidence())
+            self.asleep = asleep
 
     def _nothing_moves(self) -> bool:
         """Empty heap, blocked ranks: a deadlock. False ends the world."""
@@ -482,7 +502,7 @@ class World:
                     frame = sys._current_frames().get(task.ident)
                     stack = () if frame is None else user_stack(frame)
         phase = Phase.EXITED if process.ended_by_program else process.phase
-        if phase is Phase.RUNNING and waits and not all(isinstance(w, HostWait) and w.what == "sleep" for w in waits):
+        if phase is Phase.RUNNING and waits and (self.asleep or not all(isinstance(w, HostWait) and w.what == "sleep" for w in waits)):
             phase = Phase.BLOCKED
         return RankState(
             rank,
