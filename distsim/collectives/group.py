@@ -4,6 +4,7 @@ NICs."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +14,24 @@ from numpy.typing import NDArray
 from distsim.cluster import Cluster
 from distsim.collectives.plan import Cost, Loads
 
-__all__ = ["Group", "LinkArrays"]
+__all__ = ["Gate", "Group", "LinkArrays"]
+
+
+_MAX_GATES = 32
+"""Rings (and pairs of trees) side by side: NCCL has at most 32 channels of a kind over NICs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A NIC and the members next to it."""
+
+    rail: int | None
+    near: tuple[int, ...]
+
+
+def _spread(gates: list[Gate], count: int) -> list[Gate]:
+    """*count* of *gates*, evenly chosen."""
+    return [gates[place * len(gates) // count] for place in range(count)]
 
 
 class LinkArrays:
@@ -93,12 +111,25 @@ class Group:
         return found
 
     @cached_property
-    def shared_rails(self) -> list[int | None]:
-        """The NICs that members use, of the domain that has fewest; None where there is none."""
-        every = [
-            sorted({rail for member in domain for rail in self.rails(member)}) for domain in self.domains
-        ]
-        return [*min(every, key=len)] or [None]
+    def gates(self) -> list[list[Gate]]:
+        """The ways out of each NVLink domain, as many for all: its NICs that members use, host by host."""
+        every: list[list[Gate]] = []
+        for domain in self.domains:
+            near: dict[tuple[int, int], list[int]] = {}
+            for member in domain:
+                for rail in self.rails(member):
+                    near.setdefault((self.host[member], rail), []).append(member)
+            every.append(
+                [Gate(key[1], tuple(near[key])) for key in sorted(near)] or [Gate(None, tuple(domain))]
+            )
+        count = min(len(gates) for gates in every)
+        return [_spread(gates, min(count, _MAX_GATES)) for gates in every]
+
+    @cached_property
+    def num_nics(self) -> int:
+        """NICs that the members of the domain with fewest can use."""
+        pairs = [{(self.host[m], rail) for m in domain for rail in self.rails(m)} for domain in self.domains]
+        return max(1, min(len(found) for found in pairs))
 
     def route(self, a: int, b: int, rail: int | None = None) -> tuple[int, ...]:
         """Links from member *a* to member *b*."""

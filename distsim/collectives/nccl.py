@@ -72,10 +72,10 @@ class NcclSelector:
         nvlink = node.nvlink != "none"
         many = len(group.domains) > 1
         intra = (node.nvlink_bytes_per_s if nvlink else node.pcie_bytes_per_s) / 1e9
-        inter = len(group.shared_rails) * 0.97 * node.nic_spec_bytes_per_s / 1e9 if many else intra
+        inter = group.num_nics * 0.97 * node.nic_spec_bytes_per_s / 1e9 if many else intra
         channels = 2 if not nvlink else (24 if generation < 3 else 32)
         if many:
-            channels = len(group.shared_rails) * (2 if node.nic_spec_bytes_per_s > 25e9 else 1)
+            channels = min(32, group.num_nics * (2 if node.nic_spec_bytes_per_s > 25e9 else 1))
         return Machine(
             num_ranks=group.size,
             num_nodes=len(group.domains),

@@ -117,7 +117,7 @@ class NcclTiming:
         name = self.generation(machine)
         net = 1.0 / self._of(self.net, "efficiency") if tree else 1.0
         cost = Cost(1.0 / self._of(name, "nvls"), net, intra_links=0.0)
-        software_s = self._of(name, "nvls_base") * max(1.0, group.per_domain / 8.0) * 1e-6
+        software_s = self._of(name, "nvls_base") * 1e-6
         if tree:
             _, between = tree_hops(group)
             software_s += self._of(name, "nvls_tree_base") * 1e-6
@@ -126,7 +126,9 @@ class NcclTiming:
         else:
             phase = nvls_phase(group, op, nbytes, cost)
         slowest = group.slowest_s_per_byte(phase.loads)
-        software_s += self._of("launch", "fill") * min(nbytes, 2**28) * slowest
+        # The more GPUs, the smaller each one's part of a chunk: 72 fill their pipeline nine times as long as 8.
+        fill = self._of("launch", "fill") * max(1.0, group.per_domain / 8.0)
+        software_s += fill * min(nbytes, 2**28) * slowest
         return Timed(software_s, phase, cost)
 
     def direct(self, machine: Machine, num_peers: int) -> tuple[float, Cost]:

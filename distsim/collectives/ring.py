@@ -71,38 +71,26 @@ def _ring_edges(group: Group) -> list[list[Edge]]:
     if len(domains) == 1:
         mesh = group.cluster.node.nvlink == "mesh"
         return [_close(group, [(member, None) for member in order]) for order in _orders(domains[0], mesh)]
-    rails = group.shared_rails
     rings: list[list[Edge]] = []
-    for k, rail in enumerate(rails):
-        partner = rails[k ^ 1] if (k ^ 1) < len(rails) else rail
+    count = len(group.gates[0])
+    for k in range(count):
+        partner = k ^ 1 if k ^ 1 < count else k
         stops: list[tuple[int, int | None]] = []
         for index, domain in enumerate(domains):
-            enter, leave = (rail, partner) if index % 2 == 0 else (partner, rail)
-            first, last = _gates(group, domain, enter, leave)
+            gates = group.gates[index]
+            enter, leave = (gates[k], gates[partner]) if index % 2 == 0 else (gates[partner], gates[k])
+            if len(enter.near) > 1 and len(leave.near) > 1:
+                leave = enter
+            first, last = enter.near[0], leave.near[-1]
             inner = [member for member in domain if member not in (first, last)]
             turn = k % len(inner) if inner else 0
             order = [first, *inner[turn:], *inner[:turn]]
             if last != first:
                 order.append(last)
-            out = leave if len(_near(group, domain, leave)) == 1 else enter
             stops += [(member, None) for member in order[:-1]]
-            stops.append((order[-1], out if out is not None else None))
+            stops.append((order[-1], leave.rail))
         rings.append(_close(group, stops))
     return rings
-
-
-def _near(group: Group, domain: list[int], rail: int | None) -> list[int]:
-    if len(domain) == 1:
-        return domain
-    return [member for member in domain if rail in group.rails(member)] or domain
-
-
-def _gates(group: Group, domain: list[int], enter: int | None, leave: int | None) -> tuple[int, int]:
-    inside, outside = _near(group, domain, enter), _near(group, domain, leave)
-    first, last = inside[0], outside[-1]
-    if len(inside) > 1 and len(outside) > 1:
-        last = inside[-1]
-    return first, last
 
 
 def _close(group: Group, stops: list[tuple[int, int | None]]) -> list[Edge]:

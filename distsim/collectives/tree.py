@@ -77,22 +77,18 @@ def trees(group: Group) -> list[Tree]:
 
 def _trees(group: Group) -> list[Tree]:
     domains = group.domains
-    rails: list[int | None] = [None]
-    if len(domains) > 1:
-        rails = group.shared_rails
     made: list[Tree] = []
-    for rail in rails:
+    for number in range(len(group.gates[0]) if len(domains) > 1 else 1):
         for side, parents in enumerate(double_tree(len(domains))):
-            made.append(_tree(group, domains, parents, rail, side))
+            made.append(_tree(group, domains, parents, number, side))
     return made
 
 
-def _tree(group: Group, domains: list[list[int]], parents: list[int], rail: int | None, side: int) -> Tree:
+def _tree(group: Group, domains: list[list[int]], parents: list[int], number: int, side: int) -> Tree:
     chains: list[list[int]] = []
-    for domain in domains:
-        near = [member for member in domain if rail in group.rails(member)] or domain
-        gate = near[side % len(near)] if len(domains) > 1 else domain[-side]
-        start = domain.index(gate)
+    for index, domain in enumerate(domains):
+        near = group.gates[index][number].near
+        start = domain.index(near[side % len(near)] if len(domains) > 1 else domain[-side])
         chains.append([*domain[start:], *domain[:start]])
     branches: list[Branch] = []
     depth = {}
@@ -106,6 +102,7 @@ def _tree(group: Group, domains: list[list[int]], parents: list[int], rail: int 
         for child, parent in zip(chain[:0:-1], chain[-2::-1], strict=True):
             branches.append(_branch(group, child, parent, None))
         if parents[node] >= 0:
+            rail = group.gates[node][number].rail
             branches.append(_branch(group, chain[0], chains[parents[node]][0], rail))
     return Tree(tuple(branches), chains[parents.index(-1)][0])
 
