@@ -42,8 +42,8 @@ class Schedule:
     """Sends end at once, as small ones do on NCCL and MPI; else when their receiver has come, as on gloo."""
     any_source: int | None = None
     """Seed of the choice among several senders; None: the first to have come."""
-    _by_place: dict[tuple[int, int], float] = field(default_factory=dict)
-    _random: random.Random = field(default_factory=random.Random)
+    _by_place: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False)
+    _random: random.Random = field(default_factory=random.Random, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.reset()

@@ -1,0 +1,414 @@
+"""A run as its calls: what each rank called, how it ended, and the program that does the same again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, RankState
+
+__all__ = ["Call", "Calls", "calls_of"]
+
+MAX_ELEMENTS = 1 << 16
+"""Larger tensors are exchanged for small ones: a reproduction has to run in a moment."""
+
+LEFT_OUT = ("init_process_group", "destroy_process_group", "monitored_barrier")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of one rank. *key* is the same for the calls that belong together."""
+
+    key: tuple[object, ...]
+    op: str
+    members: tuple[int, ...]
+    """Global ranks of its group, in group order."""
+    group: str
+    """What the group is called; empty for the world."""
+    inputs: tuple[tuple[int, ...], ...] = ()
+    outputs: tuple[tuple[int, ...], ...] = ()
+    dtype: str = "float32"
+    reduce_op: str | None = None
+    root: int | None = None
+    peer: int | None = None
+    tag: int = 0
+    splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    is_async: bool = False
+    waited: bool = True
+    blocked: bool = False
+    """Its rank waits for it at the end."""
+    place: str = ""
+
+    def code(self, world: Sequence[int], name: str) -> str:
+        """The call as a line of a program; *name* is its group's variable."""
+        n, group = len(self.members), f", group={name}" if name else ""
+        op = f", op=dist.ReduceOp.{self.reduce_op}" if self.reduce_op not in (None, "SUM") else ""
+        later = ", async_op=True" if self.is_async else ""
+        end = f"{op}{group}{later})"
+        given, taken = self._tensors(self.inputs), self._tensors(self.outputs)
+        one, out = given[0] if given else "torch.zeros(1)", taken[0] if taken else "torch.zeros(1)"
+        whole = f"[{one}] * {n}"
+        base = self.op.removesuffix("_coalesced")
+        match base:
+            case "all_reduce":
+                return f"dist.all_reduce({one}{end}"
+            case "broadcast" | "reduce":
+                which = "src" if base == "broadcast" else "dst"
+                return f"dist.{base}({one}, {which}={self.root}{end}"
+            case "all_gather":
+                return f"dist.all_gather({whole}, {one}{group}{later})"
+            case "all_gather_into_tensor":
+                return f"dist.all_gather_into_tensor({out}, {one}{group}{later})"
+            case "gather":
+                return f"dist.gather({one}, {whole} if rank == {self.root} else None, dst={self.root}{group}{later})"
+            case "scatter":
+                lists = f"[{out}] * {n} if rank == {self.root} else None"
+                return f"dist.scatter({out}, {lists}, src={self.root}{group}{later})"
+            case "reduce_scatter":
+                return f"dist.reduce_scatter({out}, [{out}] * {n}{end}"
+            case "reduce_scatter_tensor":
+                return f"dist.reduce_scatter_tensor({out}, {one}{end}"
+            case "all_to_all_single":
+                sent, received = self.splits or ((), ())
+                splits = f", {list(received)}, {list(sent)}" if sent and len(set(sent + received)) > 1 else ""
+                return f"dist.all_to_all_single({out}, {one}{splits}{group}{later})"
+            case "all_to_all":
+                return f"dist.all_to_all([{', '.join(taken)}], [{', '.join(given)}]{group}{later})"
+            case "send" | "recv":
+                verb = f"i{base}" if self.is_async else base
+                peer = "" if self.peer is None else f", {'dst' if base == 'send' else 'src'}={self.peer}"
+                tag = f", tag={self.tag}" if self.tag else ""
+                return f"dist.{verb}({one if base == 'send' else out}{peer}{group}{tag})"
+            case "new_group":
+                return f"dist.new_group({list(self.members)})"
+            case _:
+                return (
+                    f"dist.{base}({group.removeprefix(', ')}{later if group else later.removeprefix(', ')})"
+                )
+
+    def _tensors(self, shapes: Iterable[tuple[int, ...]]) -> list[str]:
+        dtype = "" if self.dtype == "float32" else f", dtype=torch.{self.dtype}"
+        found = []
+        for shape in shapes:
+            sizes = ", ".join(map(str, shape)) if shape else "()"
+            found.append(f"torch.zeros({sizes}{dtype})")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """All ranks' calls and endings. *ranks* are those of the original run; the program numbers them anew."""
+
+    ranks: tuple[int, ...]
+    calls: Mapping[int, tuple[Call, ...]]
+    endings: Mapping[int, str]
+    """How a rank ends after its calls: a line of code, or empty."""
+    absent: tuple[int, ...] = ()
+    """Ranks that never joined."""
+
+    @property
+    def keys(self) -> list[tuple[object, ...]]:
+        """Everything that can be left out, in the order in which it was called."""
+        found: dict[tuple[object, ...], None] = {}
+        longest = max((len(calls) for calls in self.calls.values()), default=0)
+        for place in range(longest):
+            for rank in self.ranks:
+                if place < len(self.calls[rank]):
+                    found[self.calls[rank][place].key] = None
+        return list(found)
+
+    def only(self, keys: Iterable[tuple[object, ...]]) -> Calls:
+        """Without the calls whose key is not among *keys*."""
+        kept = set(keys)
+        calls = {rank: tuple(c for c in made if c.key in kept) for rank, made in self.calls.items()}
+        return replace(self, calls=calls)
+
+    def without(self, rank: int) -> Calls:
+        """Without one rank: groups are smaller, what it sent and received is gone."""
+        calls = {}
+        for other in self.ranks:
+            if other != rank:
+                kept = [c for c in self.calls[other] if rank not in (c.peer, c.root) or c.op == "all_reduce"]
+                calls[other] = tuple(_leave_out(c, rank) for c in kept)
+        ranks = tuple(r for r in self.ranks if r != rank)
+        endings = {r: e for r, e in self.endings.items() if r != rank}
+        return Calls(ranks, calls, endings, tuple(r for r in self.absent if r != rank))
+
+    def program(self, teaches: str) -> str:
+        """The script, ranks numbered from 0."""
+        new = {rank: number for number, rank in enumerate(self.ranks)}
+        groups: dict[tuple[str, tuple[int, ...]], str] = {}
+        told = any(c.op == "new_group" for made in self.calls.values() for c in made)
+        lines = [f'"""{teaches}"""', "", "import torch", "import torch.distributed as dist", ""]
+        for module in ("os", "signal", "sys", "threading", "time"):
+            if any(f"{module}." in ending for ending in self.endings.values()):
+                lines.insert(2, f"import {module}")
+        if self.absent:
+            lines.insert(2, "import os")
+            who = ", ".join(f'"{new[rank]}"' for rank in self.absent)
+            lines += [f'if os.environ["RANK"] in ({who},):', "    raise SystemExit"]
+        lines += ['dist.init_process_group("gloo")', "rank = dist.get_rank()"]
+        for rank in self.ranks:
+            for call in self.calls[rank]:
+                if call.members != self.ranks and call.op != "new_group":
+                    groups.setdefault((call.group, call.members), f"group_{len(groups)}")
+        for (label, members), name in groups.items():
+            if not told:
+                inside = [new[r] for r in members]
+                lines.append(f"{name} = dist.new_group({inside}, group_desc={label or name!r})")
+        merged = self._merged(groups, new)
+        lines += self._by_rank(groups, new) if merged is None else merged
+        return "\n".join(lines) + "\n"
+
+    def _merged(self, groups: Groups, new: Mapping[int, int]) -> list[str] | None:
+        """One body for all ranks, each call behind the ranks that make it, as the original must have been.
+        None where the ranks' orders contradict each other."""
+        texts = {rank: self._texts(rank, groups, new) for rank in self.ranks}
+        steps: dict[tuple[object, str], dict[int, int]] = {}
+        for rank in self.ranks:
+            for number, (call, text) in enumerate(zip(self.calls[rank], texts[rank], strict=True)):
+                steps.setdefault((call.key, text), {})[rank] = number
+        order = _topological(steps)
+        if order is None:
+            return None
+        stuck = {r for r in self.ranks if self.calls[r] and r not in self.endings and self._is_stuck(r)}
+        done: dict[int, int] = dict.fromkeys(self.ranks, 0)
+        lines: list[str] = []
+        guard_before: tuple[int, ...] = tuple(self.ranks)
+        for key in order:
+            callers = steps[key]
+            # Who is stuck before this line would have come to it, too.
+            would = [
+                r for r in self.ranks if r in stuck and done[r] == len(self.calls[r]) and r not in callers
+            ]
+            members = next(self.calls[r][n].members for r, n in callers.items())
+            p2p = key[1].startswith(("dist.send", "dist.recv", "dist.isend", "dist.irecv"))
+            guard = tuple(r for r in self.ranks if r in callers or (r in would and r in members and not p2p))
+            for rank in callers:
+                done[rank] += 1
+            if guard != guard_before and len(guard) < len(self.ranks):
+                lines.append(self._test("if", guard, new))
+            lines.append(key[1] if len(guard) == len(self.ranks) else f"    {key[1]}")
+            guard_before = guard
+        for rank in self.ranks:
+            ends = self._end(rank)
+            if ends:
+                lines += [self._test("if", (rank,), new), *(f"    {line}" for line in ends)]
+        return lines
+
+    def _is_stuck(self, rank: int) -> bool:
+        return any(call.blocked for call in self.calls[rank][-1:])
+
+    def _test(self, word: str, ranks: Sequence[int], new: Mapping[int, int]) -> str:
+        inside = tuple(new[r] for r in ranks)
+        outside = [new[r] for r in self.ranks if r not in ranks]
+        if len(inside) == 1:
+            return f"{word} rank == {inside[0]}:"
+        if len(outside) == 1:
+            return f"{word} rank != {outside[0]}:"
+        return f"{word} rank in {inside}:"
+
+    def _by_rank(self, groups: Groups, new: Mapping[int, int]) -> list[str]:
+        """A body for each rank, equal ones merged."""
+        bodies: dict[tuple[str, ...], list[int]] = {}
+        for rank in self.ranks:
+            body = (*self._texts(rank, groups, new), *self._end(rank))
+            bodies.setdefault(body, []).append(rank)
+        lines, word = [], "if"
+        for body, who in bodies.items():
+            lines += [self._test(word, who, new), *(f"    {line}" for line in body or ("pass",))]
+            word = "elif"
+        return lines
+
+    def _texts(self, rank: int, groups: Groups, new: Mapping[int, int]) -> list[str]:
+        lines = []
+        for number, call in enumerate(self.calls[rank]):
+            name = groups.get((call.group, call.members), "")
+            here = replace(
+                call,
+                members=tuple(new[r] for r in call.members if r in new),
+                root=None if call.root is None else new.get(call.root),
+                peer=None if call.peer is None else new.get(call.peer),
+            )
+            text = here.code(self.ranks, name)
+            if call.op == "new_group":
+                made = next((v for (_, members), v in groups.items() if members == call.members), None)
+                text = text if made is None else f"{made} = {text}"
+            if call.is_async:
+                text = f"work_{number} = {text}"
+            lines.append(f"{text}  # {call.place}" if call.place else text)
+        return lines
+
+    def _end(self, rank: int) -> list[str]:
+        waits = [
+            f"work_{number}.wait()"
+            for number, call in enumerate(self.calls[rank])
+            if call.is_async and (call.waited or call.blocked)
+        ]
+        ending = self.endings.get(rank, "")
+        return [*waits, *([ending] if ending else [])]
+
+
+Groups = Mapping[tuple[str, tuple[int, ...]], str]
+
+
+def _topological(steps: Mapping[tuple[object, str], Mapping[int, int]]) -> list[tuple[object, str]] | None:
+    """The steps in an order that is every rank's own; of two that may be either way, that of more ranks first."""
+    sequences: dict[int, list[tuple[object, str]]] = {}
+    for step, callers in steps.items():
+        for rank in callers:
+            sequences.setdefault(rank, []).append(step)
+    for rank, sequence in sequences.items():
+        sequence.sort(key=lambda step: steps[step][rank])  # noqa: B023
+    place = dict.fromkeys(sequences, 0)
+    order: list[tuple[object, str]] = []
+    while len(order) < len(steps):
+        ready: dict[tuple[object, str], None] = {}
+        for rank, sequence in sequences.items():
+            if place[rank] < len(sequence):
+                step = sequence[place[rank]]
+                if all(sequences[r][place[r] : place[r] + 1] == [step] for r in steps[step]):
+                    ready[step] = None
+        if not ready:
+            return None
+        chosen = min(
+            ready, key=lambda step: (sum(steps[step].values()) / len(steps[step]), -len(steps[step]))
+        )
+        order.append(chosen)
+        for rank in steps[chosen]:
+            place[rank] += 1
+    return order
+
+
+def calls_of(evidence: Evidence, new_groups: bool = False) -> Calls:
+    """The calls of a run, from its records; with *new_groups* also those that make groups, which are
+    otherwise made by all ranks at the start."""
+    ranks = tuple(range(evidence.world_size))
+    sizes = [_elements(r) for records in evidence.records.values() for r in records]
+    small = max(sizes, default=0) > MAX_ELEMENTS
+    calls = {}
+    for rank in ranks:
+        state = evidence.ranks.get(rank)
+        waits = [w.record for w in state.waits if isinstance(w, CallWait)] if state is not None else []
+        numbers: dict[tuple[object, ...], int] = {}
+        made = []
+        for record in evidence.records.get(rank, ()):
+            if record.op in LEFT_OUT or (record.op == "new_group" and not new_groups):
+                continue
+            made.append(_call(record, numbers, any(w is record for w in waits), small))
+        calls[rank] = tuple(made)
+    endings = {r: e for r in ranks if (e := _ending(evidence.ranks.get(r)))}
+    absent = tuple(r for r in ranks if (s := evidence.ranks.get(r)) is not None and s.phase is Phase.ABSENT)
+    return Calls(ranks, calls, endings, absent)
+
+
+def _call(record: CallRecord, numbers: dict[tuple[object, ...], int], blocked: bool, small: bool) -> Call:
+    members = record.group.ranks
+    if record.is_p2p:
+        ends = (record.rank, record.peer) if record.op == "send" else (record.peer, record.rank)
+        pair: tuple[object, ...] = (record.op, members, ends, record.tag)
+        numbers[pair] = numbers.get(pair, 0) + 1
+        key: tuple[object, ...] = ("p2p", members, ends, record.tag, numbers[pair])
+    elif record.new_ranks is not None:
+        members = record.new_ranks
+        numbers[members] = numbers.get(members, 0) + 1
+        key = ("new_group", members, numbers[members])
+    else:
+        key = (record.group.name, members, record.seq)
+    inputs, outputs = record.input_shapes, record.output_shapes
+    if small:
+        inputs, outputs = _small(record, inputs), _small(record, outputs)
+    splits = None
+    if record.input_splits is not None and record.output_splits is not None:
+        splits = (record.input_splits, record.output_splits)
+    site = record.site
+    return Call(
+        key,
+        record.op,
+        members,
+        record.group.label if len(members) else "",
+        inputs,
+        outputs,
+        record.dtypes[0] if record.dtypes else "float32",
+        record.reduce_op,
+        record.root,
+        record.peer,
+        record.tag or 0,
+        splits,
+        record.is_async,
+        record.waited or record.done,
+        blocked,
+        "" if site is None else f"{os.path.basename(site.file)}:{site.line}",
+    )
+
+
+def _elements(record: CallRecord) -> int:
+    total = 0
+    for shape in (*record.input_shapes, *record.output_shapes):
+        count = 1
+        for size in shape:
+            count *= size
+        total = max(total, count)
+    return total
+
+
+def _small(record: CallRecord, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Shapes of a few elements that fit each other as those of the operation must."""
+    n = len(record.group.ranks)
+    wide = (
+        shapes is record.output_shapes
+        if record.op.startswith("all_gather_into")
+        else shapes is record.input_shapes
+    )
+    several = record.op.startswith(("all_gather_into", "reduce_scatter_tensor")) and wide
+    size = 4 * n if several or record.op == "all_to_all_single" else 4
+    return tuple((size,) for _ in shapes)
+
+
+def _leave_out(call: Call, rank: int) -> Call:
+    if rank not in call.members:
+        return call
+    n = len(call.members)
+    members = tuple(r for r in call.members if r != rank)
+
+    def cut(shapes: tuple[tuple[int, ...], ...], whole: bool) -> tuple[tuple[int, ...], ...]:
+        if not whole or call.splits is not None and len(set(call.splits[0])) > 1:
+            return shapes
+        return tuple((s[0] // n * (n - 1), *s[1:]) if s else s for s in shapes)
+
+    gathers = call.op.startswith("all_gather_into")
+    scatters = call.op.startswith("reduce_scatter_tensor")
+    both = call.op == "all_to_all_single"
+    splits = call.splits
+    if splits is not None:
+        at = call.members.index(rank)
+        splits = tuple(s[:at] + s[at + 1 :] for s in splits)  # type: ignore[assignment]
+    return replace(
+        call,
+        members=members,
+        inputs=cut(call.inputs, scatters or both),
+        outputs=cut(call.outputs, gathers or both),
+        splits=splits,
+    )
+
+
+def _ending(state: RankState | None) -> str:
+    """The line of code with which a rank does what it did at the end."""
+    if state is None:
+        return ""
+    match state.phase:
+        case Phase.RAISED:
+            return f"raise RuntimeError({(state.exception or 'raised')[:120]!r})"
+        case Phase.KILLED:
+            return f"os.kill(os.getpid(), signal.{state.signal or 'SIGKILL'})"
+        case Phase.EXITED:
+            return f"os._exit({state.exit_code or 0})"
+        case Phase.HOST_STUCK:
+            return "while True: pass  # it never came back from here"
+        case Phase.FROZEN:
+            return "time.sleep(1e4)  # stopped here (see [[faults]])"
+        case Phase.BLOCKED if any(isinstance(wait, HostWait) for wait in state.waits):
+            return "threading.Event().wait()  # it waited on the host"
+        case _:
+            return ""

@@ -1,0 +1,186 @@
+"""`distsim scenario from DIR`: from flight records of a hung run to the smallest scenario that hangs alike."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from distsim.debug.kinds import Kind
+from distsim.debug.postmortem import Found, examine
+from distsim.debug.records import Phase
+from distsim.debug.verdict import Diagnosis
+from distsim.errors import UsageError
+from distsim.scenario.calls import Calls, calls_of
+from distsim.scenario.load import check
+from distsim.scenario.run import simulate_scenario
+
+__all__ = ["reproduce"]
+
+GPUS_PER_NODE = 8
+MAX_TRIES = 400
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What a candidate does on sim."""
+
+    diagnosis: Diagnosis | None
+
+    def same(self, kind: Kind, culprits: Sequence[int]) -> bool:
+        return self.diagnosis is not None and (self.diagnosis.kind, tuple(self.diagnosis.culprits)) == (
+            kind,
+            tuple(culprits),
+        )
+
+
+def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[str]:
+    """Write *output* (.toml) and a program beside it; yields lines for people.
+
+    Raises `UsageError` where nothing is wrong in *directory*, or where the simulator does not come to
+    the same diagnosis.
+    """
+    output = output if output.suffix == ".toml" else output.with_suffix(".toml")
+    script = output.with_suffix(".py")
+    for path in (output, script):
+        if path.exists():
+            raise UsageError(f"{path} exists already; choose another name (-o FILE)")
+    if not output.absolute().parent.is_dir():
+        raise UsageError(f"{output}: no folder {output.parent}; create it first")
+    found = examine(directory)
+    yield from (f"note: {complaint}" for complaint in found.complaints)
+    first = next((d for d in found.diagnoses if not d.is_warning), None)
+    if first is None:
+        raise UsageError(f"{directory}: nothing is wrong in these records, so there is nothing to reproduce")
+    yield f"{first.kind.label}: {first.explanation}"
+    folder = Path(tempfile.mkdtemp(prefix="distsim-reproduce-"))
+    try:
+        calls, number = _find(found, first, folder, shrink)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    culprits = [calls.ranks.index(rank) for rank in first.culprits]
+    attempt_folder = output.absolute().parent
+    teaches = f"{first.kind.label.capitalize()}, reproduced from the flight records of {found.evidence.world_size} ranks."
+    script.write_text(calls.program(teaches), encoding="utf-8")
+    output.write_text(_toml(calls, script.name, first, culprits, teaches), encoding="utf-8")
+    made = sum(len(made) for made in calls.calls.values())
+    before = sum(len(made) for made in calls_of(found.evidence).calls.values())
+    yield (
+        f"wrote {output} and {script.name}: {len(calls.ranks)} of {found.evidence.world_size} ranks, "
+        f"{made} of {before} calls ({number} runs)"
+    )
+    yield f"run it: distsim scenario run {output if output.is_absolute() else attempt_folder / output.name}"
+
+
+def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[Calls, int]:
+    tries = 0
+
+    def fails_alike(calls: Calls) -> bool:
+        nonlocal tries
+        if tries >= MAX_TRIES or not set(first.culprits) <= set(calls.ranks):
+            return False
+        tries += 1
+        culprits = [calls.ranks.index(rank) for rank in first.culprits]
+        return _attempt(calls, folder).same(first.kind, culprits)
+
+    whole = calls_of(found.evidence, new_groups=first.kind is Kind.GROUP_CREATION_ORDER)
+    # Who was stuck was ended from outside, later: by the launcher, by a signal, by its peers' end.
+    own = {
+        rank: e for rank, e in whole.endings.items() if rank not in first.stuck and rank not in first.victims
+    }
+    whole = replace(whole, endings=own)
+    starts = [whole, *_other_endings(whole, found, first)]
+    calls = next((candidate for candidate in starts if fails_alike(candidate)), None)
+    if calls is None:
+        got = _attempt(whole, folder).diagnosis
+        raise UsageError(
+            f"the records say {first.kind.value} of ranks {list(first.culprits)}; simulated, the same calls give "
+            f"{'nothing wrong' if got is None else f'{got.kind.value} of ranks {list(got.culprits)}'}: "
+            "what made the run hang is not in its calls alone"
+        )
+    if shrink:
+        calls = _fewest_calls(calls, fails_alike)
+        calls = _fewest_ranks(calls, first, fails_alike)
+        calls = _fewest_calls(calls, fails_alike)
+    return calls, tries
+
+
+def _other_endings(calls: Calls, found: Found, first: Diagnosis) -> Iterator[Calls]:
+    """Records do not tell a rank that computes from one that has ended: try both."""
+    for ending in ("", "while True: pass  # it never came back from here", "threading.Event().wait()"):
+        endings = dict(calls.endings)
+        for rank in first.culprits:
+            state = found.evidence.ranks.get(rank)
+            if state is None or state.phase in (Phase.RUNNING, Phase.HOST_STUCK, Phase.KILLED, Phase.FROZEN):
+                endings[rank] = ending
+        yield replace(calls, endings=endings)
+
+
+def _fewest_calls(calls: Calls, fails_alike: Callable[[Calls], bool]) -> Calls:
+    """Leave out calls, larger pieces first (delta debugging, as in explore.py)."""
+    keys = calls.keys
+    piece = max(1, len(keys) // 2)
+    while keys:
+        at, before = 0, len(keys)
+        while at < len(keys):
+            fewer = keys[:at] + keys[at + piece :]
+            if fails_alike(calls.only(fewer)):
+                keys = fewer
+            else:
+                at += piece
+        if piece == 1 and len(keys) == before:
+            break
+        piece = max(1, piece // 2)
+    return calls.only(keys)
+
+
+def _fewest_ranks(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls], bool]) -> Calls:
+    for rank in reversed(calls.ranks):
+        if rank not in first.culprits and len(calls.ranks) > 2:
+            fewer = calls.without(rank)
+            if fails_alike(fewer):
+                calls = fewer
+    return calls
+
+
+def _attempt(calls: Calls, folder: Path) -> Attempt:
+    script = folder / "candidate.py"
+    script.write_text(calls.program("A candidate."), encoding="utf-8")
+    scenario = check(_settings(calls, script.name), folder / "candidate.toml")
+    outcome, _, _ = simulate_scenario(scenario)
+    return Attempt(next((d for d in outcome.diagnoses if not d.is_warning), None))
+
+
+def _settings(calls: Calls, program: str) -> dict[str, object]:
+    n = len(calls.ranks)
+    per_node = max(k for k in range(1, GPUS_PER_NODE + 1) if n % k == 0)
+    settings: dict[str, object] = {
+        "program": program,
+        "on": f"dgx-h100:{n // per_node}",
+        "nproc_per_node": per_node,
+        "limits": {"host_timeout_s": 0.5, "wall_time_s": 10.0},
+    }
+    frozen = [calls.ranks.index(r) for r, ending in calls.endings.items() if "stopped here" in ending]
+    if frozen:
+        settings["faults"] = [{"what": "freeze", "ranks": frozen, "at_s": 5e3}]
+    return settings
+
+
+def _toml(calls: Calls, program: str, first: Diagnosis, culprits: Sequence[int], teaches: str) -> str:
+    settings = _settings(calls, program)
+    lines = ['schema = "distsim.scenario/1"', f"teaches = {json.dumps(teaches)}"]
+    lines += [f"{key} = {json.dumps(settings[key])}" for key in ("program", "on", "nproc_per_node")]
+    limits = settings["limits"]
+    assert isinstance(limits, dict)
+    lines += ["", "[limits]", *(f"{key} = {value}" for key, value in limits.items())]
+    faults = settings.get("faults", [])
+    assert isinstance(faults, list)
+    for fault in faults:
+        lines += ["", "[[faults]]", *(f"{key} = {json.dumps(value)}" for key, value in fault.items())]
+    lines += ["", "[expect]", f'kind = "{first.kind.value}"', f"culprits = {list(culprits)}"]
+    if first.call is not None:
+        lines.append(f'call = {{ op = "{first.call.op}" }}')
+    return "\n".join(lines) + "\n"
