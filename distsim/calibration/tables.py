@@ -49,8 +49,7 @@ class Table:
 
     @property
     def cluster(self) -> str:
-        """What `load_cluster` takes: a preset (with a number of units where it counts racks), or a file beside the
-        tables."""
+        """What `load_cluster` takes: a preset with its nodes or racks, or a file beside the tables."""
         if self.on.endswith(".toml"):
             return f"{data_folder() / 'clusters' / self.on}:{self.nnodes}"
         return self.on if ":" in self.on else f"{self.on}:{self.nnodes}"

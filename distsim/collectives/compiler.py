@@ -105,7 +105,9 @@ class Compiler:
             total = nbytes * size if op in ("gather", "scatter") else nbytes
             if size == 1:
                 return Plan("none", "ideal", 0, 0.0)
-            return compile_ideal(group, op, total, transfer.root, transfer.splits, self.algo)
+            return compile_ideal(
+                group, op, total, transfer.root, transfer.splits, self.algo and self.algo.lower()
+            )
         if transfer.flavour == "nccl":
             return self._nccl.compile(group, op, nbytes, transfer.root, transfer.splits)
         if transfer.flavour in ("gloo", "mpi"):

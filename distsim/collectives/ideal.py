@@ -14,9 +14,11 @@ from distsim.collectives.direct import (
     split_loads,
 )
 from distsim.collectives.group import Group
+from distsim.collectives.hierarchical import hierarchical_phases
 from distsim.collectives.plan import Cost, Phase, Plan
 from distsim.collectives.ring import Shape, ring_messages, ring_phase
 from distsim.collectives.tree import tree_messages, tree_phase
+from distsim.errors import UsageError
 
 __all__ = ["compile_ideal"]
 
@@ -33,6 +35,10 @@ def compile_ideal(
 ) -> Plan:
     """*op* (one of the canonical names) at the links' own speed."""
     size = group.size
+    if algo is not None and algo not in ("ring", "tree", "hierarchical", "direct"):
+        raise UsageError(f"expected an algorithm (ring, tree, hierarchical, direct), got {algo!r}")
+    if op == "all_reduce" and algo == "hierarchical":
+        return Plan("hierarchical", "ideal", 1, 0.0, hierarchical_phases(group, nbytes, Cost()))
     if op in _RING and algo != "tree":
         shape = Shape.of(op, size, nbytes)
         return Plan(

@@ -56,6 +56,7 @@ class NcclSelector:
         self.cluster = cluster
         self.capacity = capacity
         self.version = version
+        self.numbers = _numbers(version)
         self.timing = NcclTiming(cluster, constants or nccl_constants(), launcher)
         self.algo = _named("an algorithm", algo, ALGORITHMS) if version != "ideal" else None
         self.proto = _named("a protocol", proto, PROTOCOLS) if version != "ideal" else None
@@ -89,6 +90,7 @@ class NcclSelector:
             ll128=nvlink and generation >= 1 and (not many or nccl.net in ("ib", "roce", "efa")),
             amd=nccl.cpu_vendor == "amd",
             collnet=nccl.collnet,
+            version=self.numbers,
         )
 
     def compile(self, group: Group, op: str, nbytes: float, root: int, splits: Splits) -> Plan:
@@ -103,13 +105,29 @@ class NcclSelector:
         return self._plan(group, op, nbytes, best.algo, best.proto)
 
     def _choose(self, group: Group, op: str, nbytes: float) -> Candidate:
-        every = candidates(op, nbytes, self.machine(group))
+        machine = self.machine(group)
+        every = candidates(op, nbytes, machine)
         allowed = [one for one in every if one.believed_us is not None]
         forced = [one for one in allowed if self.algo in (None, one.algo) and self.proto in (None, one.proto)]
+        if not forced:
+            self._refuse_impossible(machine)
         among = forced or allowed
         if self.cluster.nccl.net in TUNED_NETS and len(group.domains) > 1:
             return min(among, key=lambda one: self._alone_s(group, op, nbytes, one))
         return min(among, key=lambda one: one.believed_us or 0.0)
+
+    def _refuse_impossible(self, machine: Machine) -> None:
+        """A forced choice that no operation has here is a mistake; one that this operation lacks is passed
+        over, as NCCL passes over NCCL_ALGO=Tree in a broadcast."""
+        why = ""
+        for op in ("all_reduce", "all_gather"):
+            for one in candidates(op, 1 << 20, machine):
+                if self.algo in (None, one.algo) and self.proto in (None, one.proto):
+                    if one.believed_us is not None:
+                        return
+                    why = why or one.why
+        asked = " ".join(name for name in (self.algo, self.proto) if name)
+        raise UsageError(f"{asked} is not there on {self.cluster.name}: {why}; see --explain")
 
     def _alone_s(self, group: Group, op: str, nbytes: float, one: Candidate) -> float:
         return self._plan(group, op, nbytes, one.algo, one.proto).alone_s(self.capacity)
@@ -144,6 +162,8 @@ class NcclSelector:
             return self._made(
                 group, algo, proto, timing.nvls(group, machine, op, nbytes, algo == "NVLSTree"), None
             )
+        if algo == "PAT":
+            return self._made(group, algo, proto, timing.pat(group, machine, op, nbytes), None)
         timed = timing.ring(group, machine, op, nbytes, proto)
         shape = Shape.of(op, group.size, nbytes)
         return self._made(group, algo, proto, timed, lambda: ring_messages(group, shape, timed.cost))
@@ -202,6 +222,15 @@ def _p2p_channels(size: int, nbytes: float) -> int:
     while nbytes / channels > 2**24 and channels < 32:
         channels *= 2
     return channels
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    if version == "ideal":
+        return 2, 30
+    parts = version.split(".")
+    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()) or int(parts[0]) != 2:
+        raise UsageError(f"expected a version of NCCL such as 2.27.3, or ideal, got {version!r}")
+    return int(parts[0]), int(parts[1])
 
 
 def _named(what: str, given: str | None, known: tuple[str, ...]) -> str | None:

@@ -8,6 +8,7 @@ channels.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from distsim.calibration.constants import Constants
@@ -15,7 +16,7 @@ from distsim.cluster import Cluster
 from distsim.collectives.group import Group
 from distsim.collectives.nccl_tuning import Machine
 from distsim.collectives.nvls import nvls_phase, nvls_tree_phase
-from distsim.collectives.plan import Cost, Phase
+from distsim.collectives.plan import Cost, Loads, Phase
 from distsim.collectives.ring import Shape, ring_hops, ring_loads, ring_phase
 from distsim.collectives.tree import tree_hops, tree_phase
 
@@ -112,6 +113,16 @@ class NcclTiming:
         software_s = self._of("launch", proto) * 1e-6 + 2 * (inside * intra_s + between * inter_s)
         return Timed(software_s, tree_phase(group, nbytes, cost), cost)
 
+    def pat(self, group: Group, machine: Machine, op: str, nbytes: float) -> Timed:
+        """PAT, a tree for each rank's part: log2(n) rounds, then bandwidth at three quarters of a ring's
+        (NCCL's own figures, tuning.cc: latency of a round 1 / 3.5 of a ring's, 2.8 us a rank, 0.75)."""
+        ring = self.ring(group, machine, op, nbytes, "Simple")
+        _, inter_s = self.hops_s(machine, "Simple")
+        software_s = 8e-6 + math.log2(machine.num_nodes) * inter_s / 3.5 + 2.8e-6 * machine.num_ranks
+        loads = Loads(ring.phase.loads.links, ring.phase.loads.weights / 0.75)
+        far_s = math.log2(machine.num_nodes) * self.cluster.node.nic_latency_s
+        return Timed(software_s, Phase(loads, ring.phase.progress_bytes, latency_s=far_s), ring.cost)
+
     def nvls(self, group: Group, machine: Machine, op: str, nbytes: float, tree: bool) -> Timed:
         """NVLS on one NVSwitch, or NVLSTree."""
         name = self.generation(machine)
@@ -126,7 +137,8 @@ class NcclTiming:
         else:
             phase = nvls_phase(group, op, nbytes, cost)
         slowest = group.slowest_s_per_byte(phase.loads)
-        # The more GPUs, the smaller each one's part of a chunk: 72 fill their pipeline nine times as long as 8.
+        # The more GPUs, the smaller each one's part of a chunk: 72 fill their pipeline nine times as long as
+        # 8.
         fill = self._of("launch", "fill") * max(1.0, group.per_domain / 8.0)
         software_s += fill * min(nbytes, 2**28) * slowest
         return Timed(software_s, phase, cost)

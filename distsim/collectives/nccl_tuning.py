@@ -120,6 +120,8 @@ class Machine:
     ll128: bool
     amd: bool
     collnet: bool
+    version: tuple[int, int] = (2, 30)
+    """Of NCCL: major and minor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,14 @@ def _correction(proto: str, nbytes: float) -> float:
     return table[place] if place < len(table) else 1.0
 
 
+_SINCE = {"NVLS": (2, 17), "NVLSTree": (2, 18), "PAT": (2, 23)}
+"""The release that brought an algorithm (NCCL release notes)."""
+
+
 def _excluded(op: str, algo: str, proto: str, machine: Machine) -> str:
+    since = _SINCE.get(algo)
+    if since is not None and machine.version < since:
+        return f"{algo} came with NCCL {since[0]}.{since[1]}"
     if algo.startswith("CollNet"):
         return (
             "no CollNet plugin in this cluster"
@@ -169,10 +178,10 @@ def _excluded(op: str, algo: str, proto: str, machine: Machine) -> str:
         return f"{op} has a ring only"
     if algo in ("Tree", "NVLSTree") and op != "all_reduce":
         return f"{op} has no tree"
-    if algo in ("NVLS", "NVLSTree", "PAT") and proto != "Simple":
-        return f"{algo} is Simple only"
     if algo in ("NVLS", "NVLSTree") and not machine.nvls:
         return "no NVLink SHARP here"
+    if algo in ("NVLS", "NVLSTree", "PAT") and proto != "Simple":
+        return f"{algo} is Simple only"
     if algo in ("NVLS", "NVLSTree") and machine.num_ranks <= 2:
         return "NVLS wants more than 2 ranks"
     if algo == "NVLS" and machine.num_nodes > 1 and not machine.collnet:

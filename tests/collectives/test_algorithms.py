@@ -10,6 +10,7 @@ from distsim.collectives.direct import all_to_all_loads
 from distsim.collectives.group import Group, LinkArrays
 from distsim.collectives.ring import Shape, ring_edges, ring_loads
 from distsim.collectives.tree import double_tree, tree_loads, trees
+from distsim.errors import UsageError
 from distsim.network import Network, Transfer
 
 
@@ -141,3 +142,59 @@ def test_more_bytes_never_take_much_less_time(preset: str, op: str) -> None:
         took = timing.end_s - timing.start_s
         assert took > 0.6 * before
         before = max(before, took)
+
+
+def test_hierarchical_is_quicker_than_a_ring_over_slow_nics() -> None:
+    """Inside first, then a share of each across: fewer hops between nodes than one long ring."""
+    cluster = load_cluster("dgx-h100:8")
+    times = {}
+    for algo in ("ring", "hierarchical"):
+        env = simpy.Environment()
+        network = Network(env, cluster, algo=algo, nccl_version="ideal")
+        times[algo] = env.run(
+            network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 20))
+        ).end_s
+    assert times["hierarchical"] < 0.5 * times["ring"]
+
+
+@pytest.mark.parametrize(("version", "algo"), [("2.16.5", "Ring"), ("2.17.1", "NVLS"), ("2.29.2", "NVLS")])
+def test_a_version_has_the_algorithms_of_its_time(version: str, algo: str) -> None:
+    """NVLink SHARP came with NCCL 2.17; before it, large all_reduces take the ring."""
+    cluster = load_cluster("dgx-h100:1")
+    env = simpy.Environment()
+    network = Network(env, cluster, nccl_version=version)
+    assert (
+        env.run(network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 30))).algo
+        == algo
+    )
+
+
+def test_one_gpu_a_node_gathers_by_pat() -> None:
+    """From NCCL 2.23 on, small all_gathers with one GPU a node take log2(n) rounds, not n - 1 hops."""
+    cluster = load_cluster("dgx-h100:16")
+    devices = tuple(cluster.devices[::8])
+    times = {}
+    for version in ("2.22.3", "2.27.3"):
+        env = simpy.Environment()
+        timing = env.run(
+            Network(env, cluster, nccl_version=version).collective(
+                Transfer("all_gather", "nccl", devices, 1 << 16)
+            )
+        )
+        times[version] = timing
+    assert times["2.22.3"].algo == "Ring"
+    assert times["2.27.3"].algo == "PAT"
+    assert times["2.27.3"].end_s < times["2.22.3"].end_s
+
+
+def test_a_choice_that_is_not_there_is_refused_with_the_reason() -> None:
+    """NVLink SHARP on an A100 is a mistake; a tree in a broadcast is passed over, as NCCL does."""
+    cluster = load_cluster("dgx-a100:2")
+    env = simpy.Environment()
+    transfer = Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 20)
+    with pytest.raises(UsageError, match="NVLSTree is not there on dgx-a100: no NVLink SHARP"):
+        Network(env, cluster, algo="nvlstree").collective(transfer)
+    with pytest.raises(UsageError, match=r"a version of NCCL such as 2\.27\.3"):
+        Network(env, cluster, nccl_version="twenty")
+    broadcast = Transfer("broadcast", "nccl", tuple(cluster.devices), 1 << 20)
+    assert env.run(Network(env, cluster, algo="tree").collective(broadcast)).algo == "Ring"
