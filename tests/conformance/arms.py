@@ -122,6 +122,7 @@ def gloo_script(path: Path, timeout_s: float = TIMEOUT_S) -> str:
 
 
 def _processes(reference: tuple[str, str | None], args: tuple[Any, ...], timeout_s: float) -> list[Any]:
+    had_a_method = multiprocessing.get_start_method(allow_none=True) is not None
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))
     directory = tempfile.mkdtemp(prefix="conformance-")
@@ -149,6 +150,8 @@ def _processes(reference: tuple[str, str | None], args: tuple[Any, ...], timeout
         for reader in readers:
             reader.close()
         shutil.rmtree(directory, ignore_errors=True)
+        if not had_a_method:  # starting a process chooses one for the whole of this process
+            multiprocessing.set_start_method(None, force=True)
 
 
 def _collect(readers: list[Connection], workers: list[Any], timeout_s: float, name: str) -> list[Any]:
