@@ -242,6 +242,10 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
         yield f"on: {error}"
         return
     yield from _ranks(scenario, size)
+    if spec.backend == "gloo":
+        for key in ("results", "step_time", "busbw_above", "utilisation_below", "virtual_time_below_s"):
+            if getattr(spec.expect, key) is not None:
+                yield f"expect.{key}: known of simulated runs only; use backend = 'sim'"
     from distsim.sim.faults import check_rule
 
     for number, fault, rule in zip(numbers, spec.faults, scenario.rules, strict=True):
