@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 import simpy
@@ -123,21 +123,27 @@ def simulate(
 
 def _find(request: RunRequest) -> Program:
     if request.module:
-        sys.path.insert(0, os.getcwd())
-        try:
-            spec = importlib.util.find_spec(request.program)
-            if spec is not None and spec.submodule_search_locations is not None:
-                spec = importlib.util.find_spec(request.program + ".__main__")
-        except (ImportError, ValueError):
-            spec = None
-        finally:
-            sys.path.remove(os.getcwd())
+        spec = _module_spec(request.program)
         if spec is None or spec.loader is None:
             raise UsageError(f"no module named {request.program!r}: -m expects a module that Python can import from here")
         return Program(spec.origin or request.program, request.program, spec)
     if not os.path.isfile(request.program):
         raise UsageError(f"no script {request.program}: no such file (looked in {os.getcwd()})")
     return Program(os.path.abspath(request.program))
+
+
+def _module_spec(name: str) -> ModuleSpec | None:
+    """Where `-m name` is. Nothing is imported: the packages around it are each rank's own."""
+    path = [os.getcwd(), *sys.path]
+    spec, parts = None, name.split(".")
+    for depth in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), path)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+    if spec is not None and spec.submodule_search_locations is not None:
+        return PathFinder.find_spec(name + ".__main__", path)
+    return spec
 
 
 def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> dict[str, str]:

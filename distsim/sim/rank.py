@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import sys
@@ -58,6 +59,8 @@ class Program:
         if self.spec is not None:
             main.__package__ = self.spec.parent
             main.__spec__ = self.spec
+            if self.spec.parent:
+                importlib.import_module(self.spec.parent)
         else:
             main.__dict__["__cached__"] = None
         process.main = main

@@ -365,7 +365,7 @@ class World:
                 return
         if self.diagnoses and all(p.phase in (Phase.FINISHED, Phase.EXITED) and not p.exit_code for p in self.processes):
             first = self.diagnoses[0]
-            self.note(f"{first.kind} at {first.detected_after_s:g} s; the program caught the error and finished")
+            self.note(f"{first.kind} (ranks {', '.join(map(str, first.culprits))}); the program caught the error and finished")
             self.diagnoses = []
         if not self.diagnoses:  # what hung nobody but is wrong all the same: calls in another order, a crash
             self.final = self.evidence()
