@@ -15,6 +15,7 @@ from distsim.sim.task import current_process
 __all__ = ["LogState", "log_patches"]
 
 _manager = logging.Logger.manager
+_real_shutdown = logging.shutdown
 
 
 class _NoMemory(dict[int, bool]):
@@ -35,6 +36,7 @@ class LogState:
         self.manager["loggerDict"] = ChainMap({}, _manager.loggerDict)
         self.handlers: Any = logging._handlers.copy()  # type: ignore[attr-defined]
         self.handler_list: list[Any] = list(logging._handlerList)  # type: ignore[attr-defined]
+        self._found = list(self.handler_list)
         self.shared: dict[logging.Logger, dict[str, Any]] = {}
 
     def swap(self) -> None:
@@ -46,6 +48,10 @@ class LogState:
         logging._handlerList, self.handler_list = self.handler_list, logging._handlerList  # type: ignore[attr-defined]
         for logger, state in self.shared.items():
             logger.__dict__, self.shared[logger] = state, logger.__dict__
+
+    def shut_down(self) -> None:
+        """As Python does when it exits: flush and close the handlers that the process made."""
+        _real_shutdown([handler for handler in logging._handlerList if handler not in self._found])  # type: ignore[attr-defined]
 
     def configure(self, logger: logging.Logger) -> None:
         """The running process changes *logger*; a shared one becomes its own."""
@@ -65,7 +71,15 @@ def log_patches() -> list[tuple[Any, str, Any]]:
     for logger in list(_manager.loggerDict.values()):
         if isinstance(logger, logging.Logger):
             logger._cache = _NoMemory()  # type: ignore[attr-defined]
-    return [
+
+    def shutdown(*handlers: Any) -> None:
+        process = current_process()
+        if process is None or process.logs is None or handlers:
+            _real_shutdown(*handlers)
+        else:
+            process.logs.shut_down()
+
+    patches: list[tuple[Any, str, Any]] = [
         (holder, name, _configuring(getattr(holder, name)))
         for holder, name in (
             (logging.Logger, "setLevel"),
@@ -75,6 +89,7 @@ def log_patches() -> list[tuple[Any, str, Any]]:
             (logging.Filterer, "removeFilter"),
         )
     ]
+    return [*patches, (logging, "shutdown", shutdown)]
 
 
 def _configuring(real: Any) -> Any:

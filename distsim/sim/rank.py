@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import io
 import os
 import sys
@@ -127,6 +128,7 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
             function, args, kwargs = process.at_exit.pop()
             function(*args, **kwargs)
         end_children(process)
+        logging.shutdown()
         task.flush()
     except Unwind:
         return
