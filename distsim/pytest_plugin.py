@@ -25,7 +25,7 @@ __all__ = ["mesh", "rank", "world"]
 
 MARK = (
     "world_size(n, on='sim', cluster=None, init=True, backend='gloo', mesh=None, mesh_dim_names=None, seed=0, "
-    "timeout_s=60, faults=(), checksum=False): run the body on n ranks, simulated (sim) or as real processes "
+    "timeout_s=60, faults=(), guards=()): run the body on n ranks, simulated (sim) or as real processes "
     "(gloo); n and on may be lists"
 )
 

@@ -57,7 +57,7 @@ class Options:
     seed: int = 0
     timeout_s: float = 60.0
     faults: tuple[dict[str, Any], ...] = field(default=())
-    checksum: bool = False
+    guards: tuple[str, ...] = field(default=())
 
     @classmethod
     def read(cls, marker: pytest.Mark, n: Any, on: Any) -> Options:
@@ -76,7 +76,7 @@ class Options:
         if on not in ("sim", "gloo"):
             raise pytest.UsageError(f"world_size: expected on='sim' or on='gloo', got {on!r}")
         given.update(n=n, on=on)
-        for name in ("mesh", "mesh_dim_names", "faults"):
+        for name in ("mesh", "mesh_dim_names", "faults", "guards"):
             if given.get(name) is not None:
                 given[name] = tuple(given[name])
         return cls(**given)

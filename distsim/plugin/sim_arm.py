@@ -138,4 +138,4 @@ def _conditions(options: Options) -> Any:
         from distsim.scenario.load import read_faults
 
         rules = read_faults(options.faults)
-    return Conditions(rules, options.checksum, Limits(wall_time_s=options.timeout_s, virtual_time_s=86_400.0))
+    return Conditions(rules, options.guards, Limits(wall_time_s=options.timeout_s, virtual_time_s=86_400.0))

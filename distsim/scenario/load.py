@@ -242,6 +242,8 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
         yield f"on: {error}"
         return
     yield from _ranks(scenario, size)
+    if spec.backend == "gloo" and "payloads" in spec.guards:
+        yield "guards: payloads are watched in simulated runs only; use backend = 'sim'"
     if spec.backend == "gloo":
         for key in ("results", "step_time", "busbw_above", "utilisation_below", "virtual_time_below_s"):
             if getattr(spec.expect, key) is not None:

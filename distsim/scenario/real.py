@@ -83,6 +83,7 @@ def _launch(scenario: Scenario, folder: Path) -> tuple[int, str]:
     flags = ["--on", "gloo", "--nnodes", "1", "--nproc-per-node", str(scenario.world_size), "--on-hang", "abort"]
     flags += ["--hang-after", str(spec.limits.host_timeout_s), "--report", str(folder / "report.json")]
     flags += ["--log-dir", str(folder / "logs"), "--redirects", "3", "--rings", str(folder / "rings")]
+    flags += [flag for guard, flag in (("nan", "--nan"), ("buffers", "--checksum")) if guard in spec.guards]
     words = [sys.executable, "-m", "distsim", "run", *flags, "-m", "distsim.scenario.inject", str(folder / "plan.json")]
     environ = {**os.environ, **spec.env, "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):

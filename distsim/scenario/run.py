@@ -77,7 +77,7 @@ def simulate_scenario(
         schedule.reset()
     conditions = Conditions(
         scenario.rules,
-        spec.checksum,
+        spec.guards,
         Limits(limits.virtual_time_s, limits.wall_time_s, limits.events),
         schedule,
     )

@@ -137,8 +137,9 @@ class ScenarioSpec(Table):
     fidelity: Literal["fluid", "message"] = "fluid"
     algo: str | None = None
     proto: str | None = None
-    checksum: bool = Field(
-        False, description="compare what arrives with what was sent, and stop where it differs"
+    guards: list[Literal["nan", "buffers", "payloads"]] = Field(
+        default_factory=list,
+        description="look for NaN in inputs, for buffers written to while in flight, for corrupted payloads",
     )
     slow: bool = Field(False, description="takes over two seconds (deselect with -k 'not slow')")
     faults: list[FaultSpec] = Field(default_factory=list)

@@ -12,7 +12,7 @@ from distsim.scenario.load import Scenario
 from distsim.scenario.result import Result
 from distsim.scenario.run import run_scenario
 
-__all__ = ["matching", "run_suite"]
+__all__ = ["matching", "run_one", "run_suite"]
 
 _TOKEN = re.compile(r"\s*(\(|\)|[^\s()]+)")
 
@@ -53,7 +53,7 @@ def run_suite(
     # Fresh processes: a simulation swaps what a process has only once, so two cannot share one.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(scenarios)), mp_context=context, initializer=_prepare) as pool:
-        jobs = [pool.submit(_run, s.path, s.data, update_baselines) for s in scenarios]
+        jobs = [pool.submit(run_one, s.path, s.data, update_baselines) for s in scenarios]
         for job in jobs:
             yield job.result()
 
@@ -62,7 +62,8 @@ def _prepare() -> None:
     import distsim.sim  # noqa: F401  # the expensive import, once a worker
 
 
-def _run(path: object, data: dict[str, object], update: bool) -> Result:
+def run_one(path: object, data: dict[str, object], update: bool) -> Result:
+    """One scenario in a worker, from plain data."""
     from pathlib import Path
 
     from distsim.scenario.load import check

@@ -35,6 +35,8 @@ class Arrival:
     outputs: Tensors = ()
     extra: object = None
     """What the operation's data function needs besides tensors."""
+    sums: list[int] | None = None
+    """Checksums of the inputs when the call was made, where a guard asks for them."""
 
 
 DataFunction = Callable[[list[Arrival]], None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,8 @@ class Conditions:
     """What `RunRequest.conditions` carries. The last two are filled in by the run."""
 
     rules: Sequence[Rule] = ()
-    checksum: bool = False
-    """Stop where a corrupted payload arrives, and say so."""
+    guards: Collection[str] = ()
+    """What is looked at beside the calls: see `faults.GUARDS`."""
     limits: Limits = field(default_factory=Limits)
     schedule: Schedule | None = None
     never_struck: list[Rule] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Conditions:
         """*world* has its processes and has not run yet."""
         from distsim.sim.faults import Faults
 
-        world.faults = Faults(world, self.rules, self.checksum)
+        world.faults = Faults(world, self.rules, self.guards)
         world.limits = self.limits
         world.schedule = self.schedule
         self.limits.start()

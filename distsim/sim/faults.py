@@ -13,7 +13,7 @@ import math
 import random
 import signal
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,11 @@ if TYPE_CHECKING:
     from distsim.sim.communicator import Arrival
     from distsim.sim.world import World
 
-__all__ = ["Faults", "check_rule"]
+__all__ = ["GUARDS", "Faults", "check_rule"]
+
+GUARDS = ("nan", "buffers", "payloads")
+"""nan: NaN and infinity in what goes into a call. buffers: written to while a call has them. payloads:
+what arrives against what was sent."""
 
 
 def check_rule(rule: Rule, cluster: Cluster, world_size: int) -> None:
@@ -77,12 +81,12 @@ def _exception(rule: RankFault) -> Exception:
 
 
 class Faults:
-    """The faults of one world. *checksum*: compare every corrupted payload with what was sent, and stop."""
+    """The faults of one world, and the guards that look for what they do."""
 
-    def __init__(self, world: World, rules: Sequence[Rule], checksum: bool = False) -> None:
+    def __init__(self, world: World, rules: Sequence[Rule], guards: Collection[str] = ()) -> None:
         self.world = world
         self.rules = list(rules)
-        self.checksum = checksum
+        self.guards = frozenset(guards)
         self.network = NetworkFaults(world.env, world.network)
         self.struck: dict[int, float] = {}
         """Place in `rules` -> when it first struck."""
@@ -91,6 +95,7 @@ class Faults:
         self._randoms: dict[tuple[int, int], random.Random] = {}
         self._accesses: dict[tuple[int, int], int] = {}
         self._cut_off: dict[int, list[int]] = {}
+        self._seen_nan = False
 
     def begin(self) -> None:
         """Set the clock of every rule that strikes at a time."""
@@ -321,6 +326,14 @@ class Faults:
 
     # -- calls
 
+    def on_arrival(self, arrival: Arrival) -> None:
+        """In the rank's own thread: the tensors that it gives to a call."""
+        if "nan" in self.guards and not self._seen_nan and any(_not_finite(t) for t in arrival.inputs):
+            self._seen_nan = True  # it spreads: the first is the one
+            self._found.append(_nan(arrival.record))
+        if "buffers" in self.guards and arrival.record.is_async:
+            arrival.sums = [_checksum(tensor) for tensor in arrival.inputs]
+
     def on_start(self, members: Sequence[Arrival]) -> None:
         """A call has all its members: its first byte moves now."""
         for number in sorted(self._waiting):
@@ -334,6 +347,10 @@ class Faults:
     def may_finish(self, members: Sequence[Arrival], again: Callable[[], None]) -> bool:
         """Whether a call whose bytes have moved ends now: not while a member is stopped, never once one is dead."""
         for member in members:
+            if member.sums is not None:
+                if [_checksum(tensor) for tensor in member.inputs] != member.sums:
+                    self._found.append(_modified(member.record))
+                member.sums = None
             process = member.process
             if process.phase in (Phase.KILLED, Phase.EXITED) and process.exit_code:
                 return False
@@ -354,7 +371,7 @@ class Faults:
                     sent = _checksum(tensor)
                     _flip(tensor, rule)
                     self._hit(number)
-                    if self.checksum and _checksum(tensor) != sent:
+                    if "payloads" in self.guards and _checksum(tensor) != sent:
                         self._found.append(_corrupted(record, rule))
                         self.world.stop_for_fault()
 
@@ -438,6 +455,11 @@ def _checksum(tensor: torch.Tensor) -> int:
     return zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
+def _not_finite(tensor: torch.Tensor) -> bool:
+    tensor = tensor.detach()
+    return tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
+
+
 def _flip(tensor: torch.Tensor, rule: Corrupt) -> None:
     if tensor.numel() == 0:
         return
@@ -459,4 +481,30 @@ def _corrupted(record: CallRecord, rule: Corrupt) -> Finding:
         site=record.site,
         at_s=record.issued_s,
         suggestion=f"Look at the memory and the NIC of rank {record.rank}'s host (ECC and CRC counters).",
+    )
+
+
+def _nan(record: CallRecord) -> Finding:
+    return Finding(
+        Kind.NAN,
+        (record.rank,),
+        f"the input of {record.op} #{record.seq} on rank {record.rank} holds NaN or infinity, before any other rank's did",
+        group=record.group,
+        call=record,
+        site=record.site,
+        at_s=record.issued_s,
+        suggestion=f"Look at what rank {record.rank} computed just before {record.site}: its input batch, its loss scale.",
+    )
+
+
+def _modified(record: CallRecord) -> Finding:
+    return Finding(
+        Kind.BUFFER_MODIFIED_IN_FLIGHT,
+        (record.rank,),
+        f"rank {record.rank} wrote to the buffer of {record.op} #{record.seq} before it had waited for the call",
+        group=record.group,
+        call=record,
+        site=record.site,
+        at_s=record.issued_s,
+        suggestion="Call wait() on the handle before the buffer is used again, or give the call its own copy.",
     )

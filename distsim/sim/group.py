@@ -203,7 +203,10 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
             lambda seconds: refusals.timeout_error(self.name(), record, seconds),
             lambda error: self._communicator.break_up(error, work),
         )
-        return Arrival(process, record, work, tuple(inputs), tuple(outputs), extra)
+        arrival = Arrival(process, record, work, tuple(inputs), tuple(outputs), extra)
+        if world.faults is not None:
+            world.faults.on_arrival(arrival)
+        return arrival
 
     def _collective(self, op: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], opts: Any, **facts: Any) -> Work:
         some = (*inputs, *outputs)

@@ -1,0 +1,91 @@
+"""`distsim sweep SCENARIO --vary PATH=A,B,C`: one scenario under every combination of some settings."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from distsim.scenario.sweep import Point
+
+__all__ = ["add_parser"]
+
+DESCRIPTION = """\
+Run one scenario under every combination of some settings, and compare.
+
+  distsim sweep step.toml --vary cluster.nodes=1,2,4,8
+  distsim sweep step.toml --vary cluster.nodes=2,4 --vary faults[0].factor=1,0.5,0.1 --csv out.csv
+  distsim sweep step.toml --vary on=dgx-h100:2,dgx-a100:2 --vary args[1]=1024,4096 -n 2 --plot out.png
+
+PATH is a key of the scenario file, or cluster.nodes. What the file expects is not checked.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `sweep`."""
+    parser = subparsers.add_parser(
+        "sweep",
+        help="run one scenario under many settings",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("scenario", metavar="SCENARIO", help="a scenario file")
+    parser.add_argument("--vary", action="append", required=True, metavar="PATH=A,B", help="may be given several times")
+    parser.add_argument("-n", dest="workers", type=int, default=1, metavar="WORKERS", help="processes (default: 1)")
+    parser.add_argument("--ray", nargs="?", const="local", metavar="ADDRESS", help="on a Ray cluster (extra: ray)")
+    parser.add_argument("--csv", metavar="FILE", help="all figures of all points")
+    parser.add_argument("--plot", metavar="FILE", help="a picture (extra: plot)")
+    parser.add_argument("--figure", default="virtual_time_s", metavar="NAME", help="of the plot (default: virtual_time_s)")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run every point and print the table; 0 unless a setting does not fit."""
+    from distsim.scenario import load_scenario
+    from distsim.scenario.sweep import parse_variation, sweep, write_csv, write_plot
+
+    if args.workers < 1:
+        raise UsageError(f"-n: expected at least one worker, got {args.workers}")
+    for flag, path in (("--csv", args.csv), ("--plot", args.plot)):
+        if path is not None and not Path(path).absolute().parent.is_dir():
+            raise UsageError(f"{flag} {path}: no folder {Path(path).parent}; create it first")
+    variations = [parse_variation(text) for text in args.vary]
+    points = list(sweep(load_scenario(args.scenario), variations, args.workers, args.ray))
+    _table(points)
+    if args.csv is not None:
+        write_csv(points, Path(args.csv))
+    if args.plot is not None:
+        write_plot(points, Path(args.plot), args.figure)
+    return 0
+
+
+def _table(points: list[Point]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from distsim.units import format_bandwidth, format_time
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    busbw = sorted({name for p in points for name in p.result.figures if name.startswith("busbw")})
+    for name in points[0].settings:
+        table.add_column(name, justify="right")
+    table.add_column("outcome")
+    for name in ("time", "compute", "exposed", "idle"):
+        table.add_column(name, justify="right")
+    for name in busbw:
+        table.add_column(f"busbw {name.partition('.')[2]}", justify="right")
+    table.add_column("busiest link", justify="right")
+    for point in points:
+        found = point.result.figures
+        times = [format_time(found.get(n, 0.0)) for n in ("virtual_time_s", "compute_s", "exposed_s", "idle_s")]
+        rates = [format_bandwidth(found[n]) if n in found else "-" for n in busbw]
+        busiest = f"{found['busiest_link']:.0%}" if "busiest_link" in found else "-"
+        settings = [str(value) for value in point.settings.values()]
+        table.add_row(*settings, point.result.kind, *times, *rates, busiest)
+    wide = None if sys.stdout.isatty() else 160
+    Console(highlight=False, width=wide).print(table)

@@ -1,0 +1,167 @@
+"""What-if: one scenario under every combination of some settings."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import itertools
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distsim.errors import UsageError
+from distsim.scenario.load import Scenario, check
+from distsim.scenario.result import Result
+from distsim.scenario.suite import run_suite
+
+__all__ = ["Point", "Variation", "parse_variation", "sweep", "write_csv", "write_plot"]
+
+MAX_POINTS = 10_000
+NODES = ("cluster.nodes", "on.nodes")
+"""Not a key of the file: the number behind the cluster's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """One `--vary PATH=VALUE,VALUE`."""
+
+    path: str
+    values: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Point:
+    """One combination and what came of it."""
+
+    settings: dict[str, Any]
+    result: Result
+
+
+def parse_variation(text: str) -> Variation:
+    """`cluster.nodes=1,2,4`, `faults[0].factor=0.5,0.1`, `seed=1,2`, `on=dgx-h100:2,dgx-a100:2`."""
+    path, equals, values = text.partition("=")
+    if not equals or not path.strip() or not values.strip():
+        raise UsageError(f"--vary {text}: expected PATH=VALUE,VALUE, such as cluster.nodes=1,2,4")
+    return Variation(path.strip(), tuple(_value(word.strip()) for word in values.split(",")))
+
+
+def _value(word: str) -> Any:
+    """A number or boolean as TOML writes it, else text."""
+    try:
+        value = tomllib.loads(f"x = {word}")["x"]
+    except tomllib.TOMLDecodeError:
+        return word
+    return value if isinstance(value, int | float | bool | str) else word
+
+
+def sweep(
+    scenario: Scenario, variations: Sequence[Variation], workers: int = 1, ray: str | None = None
+) -> Iterator[Point]:
+    """Every combination, the last variation fastest; results as they come, in order."""
+    combinations = list(itertools.product(*(v.values for v in variations)))
+    if len(combinations) > MAX_POINTS:
+        raise UsageError(f"--vary: {len(combinations):,} combinations, the most is {MAX_POINTS:,}")
+    scenarios, settings, wrong = [], [], []
+    for values in combinations:
+        chosen = {v.path: value for v, value in zip(variations, values, strict=True)}
+        try:
+            scenarios.append(check(_changed(scenario, chosen), scenario.path))
+        except UsageError as error:
+            told = ", ".join(f"{path}={value}" for path, value in chosen.items())
+            wrong.append(f"{told}: {error}")
+        settings.append(chosen)
+    if wrong:
+        raise UsageError("\n".join(wrong))
+    results = _on_ray(scenarios, ray) if ray is not None else run_suite(scenarios, workers)
+    for chosen, result in zip(settings, results, strict=True):
+        yield Point(chosen, result)
+
+
+def _changed(scenario: Scenario, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    data = copy.deepcopy(scenario.data)
+    data["expect"] = {}  # a sweep asks what happens, it expects nothing
+    for path, value in chosen.items():
+        if path in NODES:
+            data["on"] = f"{scenario.spec.on.partition(':')[0]}:{value}"
+        else:
+            _set(data, path, value)
+    return data
+
+
+def _set(data: dict[str, Any], path: str, value: Any) -> None:
+    parts = [int(p) if p.isdigit() else p for p in re.split(r"[.\[\]]+", path) if p]
+    place: Any = data
+    for depth, part in enumerate(parts[:-1]):
+        following = parts[depth + 1]
+        try:
+            place = place.setdefault(part, {}) if isinstance(place, dict) else place[part]
+        except (IndexError, TypeError):
+            raise UsageError(f"--vary {path}: the scenario has no {part!r} there") from None
+        if isinstance(following, int) != isinstance(place, list):
+            raise UsageError(f"--vary {path}: the scenario has no {following!r} there")
+    try:
+        place[parts[-1]] = str(value) if parts[0] == "args" else value
+    except (IndexError, TypeError):
+        raise UsageError(f"--vary {path}: the scenario has no {parts[-1]!r} there") from None
+
+
+def _on_ray(scenarios: Sequence[Scenario], address: str) -> Iterator[Result]:
+    """Each point a task of a Ray cluster (`pip install torch-distsim[ray]`)."""
+    try:
+        import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        raise UsageError("--ray: ray is not installed; pip install 'torch-distsim[ray]'") from None
+    from distsim.scenario.suite import run_one
+
+    ray.init(address=None if address == "local" else address, ignore_reinit_error=True, log_to_driver=False)
+    task: Callable[..., Any] = ray.remote(run_one).remote
+    jobs = [task(scenario.path, scenario.data, False) for scenario in scenarios]
+    for job in jobs:
+        yield ray.get(job)
+
+
+def write_csv(points: Sequence[Point], path: Path) -> None:
+    """All settings and all figures, a line a point."""
+    settings = list(points[0].settings)
+    figures = list(dict.fromkeys(name for point in points for name in point.result.figures))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([*settings, "kind", "exit_code", *figures])
+        for point in points:
+            row = [point.settings[s] for s in settings]
+            found = [point.result.figures.get(f, "") for f in figures]
+            writer.writerow([*row, point.result.kind, point.result.exit_code, *found])
+
+
+def write_plot(points: Sequence[Point], path: Path, figure: str) -> None:
+    """*figure* over the first variation, a line for each combination of the others."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise UsageError("--plot: matplotlib is not installed; pip install 'torch-distsim[plot]'") from None
+    first, *others = list(points[0].settings)
+    lines: dict[str, tuple[list[Any], list[float]]] = {}
+    for point in points:
+        if figure in point.result.figures:
+            label = ", ".join(f"{name}={point.settings[name]}" for name in others)
+            xs, ys = lines.setdefault(label, ([], []))
+            xs.append(point.settings[first])
+            ys.append(point.result.figures[figure])
+    if not lines:
+        known = ", ".join(sorted({name for point in points for name in point.result.figures}))
+        raise UsageError(f"--figure {figure}: no such figure; there are {known}")
+    fig, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for label, (xs, ys) in lines.items():
+        axes.plot([str(x) for x in xs], ys, marker="o", label=label or None)
+    axes.set_xlabel(first)
+    axes.set_ylabel(figure)
+    if others:
+        axes.legend()
+    fig.savefig(path)
+    pyplot.close(fig)
