@@ -68,6 +68,9 @@ def main() -> None:
     reference = weights.clone()
     dist.broadcast(reference, src=0)
     assert torch.equal(weights, reference), f"rank {rank} has drifted away"
+    # The model goes first. Were it freed after the group, DDP would hold the group's last reference, and
+    # torch 2.13 then waits for gloo's thread with the GIL in its hand, which that thread may want.
+    del model
     dist.destroy_process_group()
 
 

@@ -39,6 +39,7 @@ def worker(rank: int, world_size: int) -> None:
         print(f"rank {rank}, step {step}: loss {loss.item():.5f}", flush=True)
     total = sum(p.sum().item() for p in model.parameters())
     print(f"rank {rank}: weights sum to {total:.5f}", flush=True)
+    del model  # before the group: see ddp_mlp.py
     dist.destroy_process_group()
 
 
