@@ -40,8 +40,9 @@ class LinkArrays:
     def __init__(self, cluster: Cluster) -> None:
         self.capacity: NDArray[np.float64] = np.array([link.bandwidth_bytes_per_s for link in cluster.links])
         self.latency_s = [link.latency_s for link in cluster.links]
-        self.outside: NDArray[np.bool_] = np.array([link.kind in ("nic", "fabric") for link in cluster.links])
-        """Links between nodes."""
+        inside = ("nvlink",) if cluster.node.nvlink != "none" else ("pcie", "c2c", "socket", "loopback")
+        self.outside: NDArray[np.bool_] = np.array([link.kind not in inside for link in cluster.links])
+        """Links that only what goes to another node crosses: where there is NVLink, PCIe too."""
         self.positions = {device: position for position, device in enumerate(cluster.devices)}
 
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from distsim.collectives.group import Group
 from distsim.collectives.plan import Cost, Loads, Message, Phase
 
@@ -144,13 +147,10 @@ def pieces_of(nbytes: float, cost: Cost) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Hops:
-    """One way from leaf to root: mean latency and seconds per byte of branches inside nodes, and between
-    them."""
+    """The ways from each member to its root and back."""
 
-    intra_s: float
-    inter_s: float
-    intra_s_per_byte: float
-    inter_s_per_byte: float
+    ways: NDArray[np.float64]
+    """Distinct ways (rows). Columns: hops, latency and seconds per byte inside nodes; then between them."""
     level: dict[int, float]
     """Seconds per byte of the payload on each link, all trees and both directions together."""
 
@@ -161,14 +161,19 @@ def _hops(group: Group) -> _Hops:
         level = {
             int(k): float(w / group.capacity[k]) for k, w in zip(loads.links, loads.weights, strict=True)
         }
-        branches = [branch for tree in trees(group) for branch in tree.branches]
-        means: list[float] = []
-        for inter in (False, True):
-            some = [branch for branch in branches if branch.inter == inter]
-            count = max(1, len(some))
-            means.append(sum(group.latency_s(branch.up) for branch in some) / count)
-            means.append(sum(max((level[k] for k in branch.up), default=0.0) for branch in some) / count)
-        return _Hops(means[0], means[2], means[1], means[3], level)
+        rows: list[list[float]] = []
+        for tree in trees(group)[:2]:
+            ways = {tree.root: [0.0] * 6}
+            for branch in reversed(tree.branches):
+                way = list(ways[branch.parent])
+                for links in (branch.up, branch.down):
+                    start = 3 if branch.inter else 0
+                    way[start] += 1.0
+                    way[start + 1] += group.latency_s(links)
+                    way[start + 2] += max((level[link] for link in links), default=0.0)
+                ways[branch.child] = way
+            rows.extend(ways.values())
+        return _Hops(np.unique(np.array(rows), axis=0), level)
 
     found: _Hops = group.cached("tree hops", make)
     return found
@@ -184,13 +189,13 @@ def tree_phase(group: Group, nbytes: float, cost: Cost) -> Phase:
     loads = group.with_cost(tree_loads(group), cost)
     least = 1.0 / cost.edge_bytes_per_s
     flow_s = nbytes * max(group.slowest_s_per_byte(loads), least)
-    inside, between = tree_hops(group)
     pieces = pieces_of(nbytes, cost)
-    piece = nbytes / pieces
-    intra_s = cost.hop_s(hops.intra_s, False) + piece * max(hops.intra_s_per_byte * cost.wire, least)
-    net_wire = cost.net_wire
-    inter_s = cost.hop_s(hops.inter_s, True) + piece * max(hops.inter_s_per_byte * net_wire, least)
-    total_s = 2 * inside * intra_s + 2 * between * inter_s + (1.0 - 1.0 / pieces) * flow_s
+    inside, between = hops.ways[:, :3].T, hops.ways[:, 3:].T
+    journey_s = inside[1] * cost.intra_links + inside[0] * cost.intra_hop_s
+    journey_s = journey_s + between[1] + between[0] * cost.inter_hop_s
+    slow = np.maximum(inside[2] * cost.wire, inside[0] * least)
+    slow = slow + np.maximum(between[2] * cost.net_wire, between[0] * least)
+    total_s = float((journey_s + nbytes / pieces * slow).max()) + (1.0 - 1.0 / pieces) * flow_s
     return Phase(loads, nbytes, cost.edge_bytes_per_s, max(total_s - flow_s, 0.0))
 
 
