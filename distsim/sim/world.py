@@ -369,7 +369,7 @@ class World:
             self.diagnoses = []
         if not self.diagnoses:  # what hung nobody but is wrong all the same: calls in another order, a crash
             self.final = self.evidence()
-            self.final.findings = tuple(unwaited(self.final))
+            self.final.findings = (*self.final.findings, *unwaited(self.final))
             self.diagnoses = diagnose(self.final)
 
     def _only_sleeps(self) -> bool:
