@@ -24,7 +24,7 @@ from distsim.sim.randomness import random_patches
 from distsim.sim.sharing import sharing_patches
 from distsim.sim.signals import signal_patches
 from distsim.sim.spawn import spawn_patches
-from distsim.sim.switches import PLACES, Host, switch_patches
+from distsim.sim.switches import Host, switch_patches
 from distsim.sim.task import current_task
 from distsim.sim.threads import thread_patches
 from distsim.sim.work import future_patches
@@ -71,7 +71,7 @@ def simulation() -> Iterator[Host]:
         sys.stdout, sys.stderr = StreamProxy(streams[0], "stdout"), StreamProxy(streams[1], "stderr")  # type: ignore[assignment]
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
-        yield Host(environ, [getattr(holder, name) for holder, name in PLACES])
+        yield Host(environ)
     finally:
         datetime_clock(virtual=False)
         torch._C._distributed_c10d._set_thread_isolation_mode(False)

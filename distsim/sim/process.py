@@ -55,7 +55,7 @@ class SimProcess:
         self.first_environ = dict(self.environ)
         self.changed_environ: dict[bytes, None] = {}
         """Variables that the process set or removed itself."""
-        self.places = list(world.host.places)
+        self.places = world.host.first_places()
         self.switches: dict[Switch, Any] = {}
         """Positions of the switches that the process turned."""
         self.logs: LogState | None = None

@@ -144,6 +144,7 @@ def _name_main_thread(process: SimProcess) -> None:
     """`threading.current_thread()` in a rank's main thread says MainThread, as in a process."""
     thread = threading._DummyThread()  # type: ignore[attr-defined]
     thread.name = "MainThread"
+    thread._daemonic = False  # what it starts inherits this
     process.main_thread = thread
 
 

@@ -49,11 +49,16 @@ class Host:
     """What the simulated processes find when they begin, and what is put back when they have ended."""
 
     environ: dict[bytes, bytes]
-    places: list[Any]
+    places: list[Any] = field(default_factory=lambda: [getattr(holder, name) for holder, name in PLACES])
     turned: dict[Switch, Any] = field(default_factory=dict)
     """Switches that some process has turned, with the position of all that have not."""
     shared: list[Any] = field(default_factory=list)
     """Queues, locks and their like that have crossed from one process into another."""
+
+    def first_places(self) -> list[Any]:
+        """What a new process finds in the places: hooks of the surrounding program are not its."""
+        fresh = {PLACES.index((sys, "excepthook")): sys.__excepthook__, PLACES.index((threading, "excepthook")): threading.__excepthook__}
+        return [fresh.get(number, value) for number, value in enumerate(self.places)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ import concurrent.futures.thread as pool_threads
 import itertools
 import queue
 import selectors
+import sys
 import threading
 import weakref
 from collections import deque
@@ -152,6 +153,20 @@ def _enumerate() -> list[threading.Thread]:
     return found
 
 
+def _make_invoke_excepthook() -> Any:
+    """The end of a simulation is nothing to tell `threading.excepthook`."""
+    invoke = _real_make_invoke()
+
+    def call(thread: threading.Thread) -> None:
+        if not isinstance(sys.exception(), Unwind):
+            invoke(thread)
+
+    return call
+
+
+_real_make_invoke = threading._make_invoke_excepthook  # type: ignore[attr-defined]
+
+
 def _active_count() -> int:
     return len(_enumerate())
 
@@ -172,6 +187,8 @@ def _new_name(template: str = "Thread-%d") -> str:
     process = current_process()
     if process is None:
         return str(_real_new_name(template))
+    if template.startswith("Dummy"):  # stands for a process's main thread, which has a name
+        return template % 0
     return template % next(process.inbox.setdefault("thread names", itertools.count(1)))
 
 
@@ -227,6 +244,7 @@ def thread_patches() -> list[tuple[Any, str, Any]]:
         (threading, "current_thread", _current_thread),
         (threading, "main_thread", _main_thread),
         (threading, "_newname", _new_name),
+        (threading, "_make_invoke_excepthook", _make_invoke_excepthook),
         (pool_threads.ThreadPoolExecutor, "_counter", _PoolNumbers()),
         (selectors.EpollSelector, "select", _select),
         (threading, "_allocate_lock", CoopLock),
