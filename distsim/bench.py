@@ -66,6 +66,8 @@ class BenchRow:
     algo: str
     proto: str
     channels: int
+    fidelity: str = "fluid"
+    """message where every message was simulated: not every algorithm has that form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ def bench(
                 timing.algo,
                 timing.proto,
                 timing.channels,
+                "message" if net.fidelity == "message" and net.has_messages(transfer) else "fluid",
             )
         )
     return rows

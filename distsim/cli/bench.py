@@ -170,7 +170,8 @@ def run(args: argparse.Namespace) -> int:
     num_nodes = len({slot.host for slot in slots})
     version = args.nccl_version or cluster.nccl.version
     if args.json:
-        keys = ("size_bytes", "count", "time_us", "algbw_GBps", "busbw_GBps", "algo", "proto", "channels")
+        keys = ("size_bytes", "count", "time_us", "algbw_GBps", "busbw_GBps")
+        keys += ("algo", "proto", "channels", "fidelity")
         print(
             json.dumps(
                 {
@@ -199,7 +200,7 @@ def run(args: argparse.Namespace) -> int:
         redop=args.redop,
         root=args.root,
         ranks=slots,
-        notes=_notes(args),
+        notes=_notes(args) + _fluid(args, rows),
         sizes=f"minBytes {sizes[0]} maxBytes {sizes[-1]} {stepping}",
         cluster=f"{cluster.name} ({num_nodes} nodes, {len(slots)} ranks, NCCL {version})",
     )
@@ -250,6 +251,14 @@ def _notes(args: argparse.Namespace) -> list[str]:
             why = _WHY.get(name, "a simulated iteration takes the same time each time")
             notes.append(f"{flags[0]} {value} has no effect: {why}")
     return notes
+
+
+def _fluid(args: argparse.Namespace, rows: list[Any]) -> list[str]:
+    """Which rows have no form message by message."""
+    if args.fidelity != "message":
+        return []
+    algos = list(dict.fromkeys(row.algo for row in rows if row.fidelity != "message"))
+    return [f"{algo} has no form message by message: its rows are fluid" for algo in algos]
 
 
 def _explain(args: argparse.Namespace, op: str, cluster: Any, sizes: list[int]) -> int:

@@ -11,9 +11,10 @@ import simpy
 from distsim.collectives import Message
 from distsim.network.engine import Flow, FluidEngine
 
-__all__ = ["MAX_MESSAGES", "MessageRun"]
+__all__ = ["MAX_RANKS", "MessageRun"]
 
-MAX_MESSAGES = 2_000_000
+MAX_RANKS = 256
+"""Beyond, a collective has millions of messages: the referee is for small worlds."""
 
 
 class MessageRun:

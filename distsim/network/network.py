@@ -13,7 +13,7 @@ from distsim.cluster import Cluster
 from distsim.collectives import Compiler, Explained, Plan
 from distsim.errors import UsageError
 from distsim.network.engine import Flow, FluidEngine, detour
-from distsim.network.messages import MessageRun
+from distsim.network.messages import MAX_RANKS, MessageRun
 from distsim.network.transfer import LinkBusy, Statistics, Timing, Transfer
 
 __all__ = ["Network"]
@@ -65,10 +65,20 @@ class Network:
         plan = self.compiler.compile(transfer)
         done = self.env.event()
         if self.fidelity == "message" and plan.messages is not None:
+            if len(transfer.devices) > MAX_RANKS:
+                raise UsageError(
+                    f"expected at most {MAX_RANKS} ranks in a group with fidelity message, got "
+                    f"{len(transfer.devices)}: use fewer, or fidelity fluid"
+                )
             _after(self.env, plan.floor_s, lambda: self._messages(plan, done, self.env.now - plan.floor_s))
         else:
             _Run(self, plan, done)
         return done
+
+    def has_messages(self, transfer: Transfer) -> bool:
+        """Whether the algorithm of *transfer* has a form message by message; the others are fluid at any
+        fidelity."""
+        return self.compiler.compile(transfer).messages is not None
 
     def send(
         self, src_device: str, dst_device: str, nbytes: int, flavour: str = "nccl", flow_key: int = 0

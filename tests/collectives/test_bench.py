@@ -118,6 +118,17 @@ def test_one_process_for_all_gpus_launches_longer(capsys: pytest.CaptureFixture[
     assert times[0] < times[1]
 
 
+def test_rows_without_messages_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """At fidelity message a ring is simulated so; NVLS, which has no such form, says that it is fluid."""
+    assert (
+        main(["bench", "all_reduce", "--on", "dgx-h100:1", "--sizes", "8,1G", "--fidelity", "message"]) == 0
+    )
+    assert "# NVLS has no form message by message: its rows are fluid" in capsys.readouterr().out
+    main(["bench", "all_reduce", "--on", "dgx-h100:1", "--sizes", "8,1G", "--fidelity", "message", "--json"])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["fidelity"] for row in rows] == ["message", "fluid"]
+
+
 def test_explain_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     """--explain lists the candidates with costs and reasons, the chosen one first."""
     assert main(["bench", "all_reduce", "--on", "dgx-h100:2", "--sizes", "64M", "--explain"]) == 0
@@ -141,6 +152,7 @@ def test_explain_says_why(capsys: pytest.CaptureFixture[str]) -> None:
         (["all_reduce", "--on", "dgx-h100:1", "--nproc-per-node", "16"], "the cluster dgx-h100 has 8"),
         (["all_reduce", "--algo", "star"], "an algorithm of NCCL"),
         (["all_reduce", "-g", "zero"], "a number of GPUs"),
+        (["all_reduce", "--on", "dgx-h100:64", "--fidelity", "message", "--sizes", "8"], "at most 256 ranks"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(
