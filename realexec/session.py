@@ -103,6 +103,7 @@ class Session:
             guard.strict = self.strict
         guard.nan = self.settings.nan
         guard.checksums = Checksums(self.recorder) if self.settings.checksum else None
+        guard.decide_way()
         self.guards.add(guard)
         return guard
 

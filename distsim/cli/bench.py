@@ -170,8 +170,8 @@ def run(args: argparse.Namespace) -> int:
     num_nodes = len({slot.host for slot in slots})
     version = args.nccl_version or cluster.nccl.version
     if args.json:
-        keys = ("size_bytes", "count", "time_us", "algbw_GBps", "busbw_GBps")
-        keys += ("algo", "proto", "channels", "fidelity")
+        figures = ("size_bytes", "count", "time_us", "algbw_GBps", "busbw_GBps")
+        keys = (*figures, "algo", "proto", "channels", "fidelity")
         print(
             json.dumps(
                 {
