@@ -33,6 +33,7 @@ __all__ = ["RunRequest", "run_program", "simulate"]
 
 MASTER_PORT = 29_500
 DEFAULT_HOST_TIMEOUT_S = 30.0
+DEFAULT_PATIENCE = 20.0
 _real_perf_counter = time.perf_counter
 _STACK_BYTES = 16 << 20
 
@@ -184,6 +185,8 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
         seed=request.seed,
     )
     world = World(cluster, env, network, request.seed, request.host_timeout_s or DEFAULT_HOST_TIMEOUT_S)
+    if request.host_timeout_s is None:
+        world.patience = DEFAULT_PATIENCE
     per_node = max(slot.local_rank for slot in slots) + 1
     nodes = len({slot.host for slot in slots})
     world.cpu = dataclasses.replace(cluster.cpu.share(per_node), ranks_per_node=per_node)

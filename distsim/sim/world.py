@@ -70,6 +70,8 @@ class World:
         self.network = network
         self.seed = seed
         self.host_timeout_s = host_timeout_s
+        self.patience = 1.0
+        """How much longer than *host_timeout_s* a rank that computes may stay away from its next call."""
         self.cpu: CpuModel = cluster.cpu
         """The rates of one rank's share of its node."""
         self.store_latency_s = cluster.cpu.store_latency_s
@@ -264,14 +266,18 @@ class World:
         self.running = None
 
     def _watch(self, task: Task) -> None:
+        """Two limits: without any sign of life (operators, imports), and, longer unless the user set
+        it, without a call: a loop of operators whose end never comes true lives too."""
         limit_s = 2.0 if task.doom is not None else self.host_timeout_s
-        ticks, since = self.ticks, _real_monotonic()
+        ticks, begun = self.ticks, _real_monotonic()
+        since, call_limit_s = begun, limit_s * self.patience
         while not self.baton.acquire(timeout=0.1):
             self._report_progress()
             if task.doom is None and (self.ticks != ticks or self.in_operator):
                 ticks, since = self.ticks, _real_monotonic()
             over = self.limits is not None and task.doom is None and self.limits.wall_over()
-            if over or _real_monotonic() - since > limit_s:
+            now = _real_monotonic()
+            if over or now - since > limit_s or now - begun > call_limit_s:
                 task.abandoned = True
                 if task.doom is None:
                     self.stuck = task
