@@ -61,6 +61,8 @@ def run_suite(
 def _prepare() -> None:
     import distsim.sim  # noqa: F401  # the expensive import, once a worker
 
+    multiprocessing.set_start_method(None, force=True)  # a worker has one, a program's first process has not
+
 
 def run_one(path: object, data: dict[str, object], update: bool) -> Result:
     """One scenario in a worker, from plain data."""
