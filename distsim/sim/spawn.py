@@ -38,13 +38,13 @@ def _new_child() -> SimProcess:
     """A simulated process, child of the running one. A launcher's children are the ranks."""
     task = require_task()
     parent, world = task.process, task.world
-    task.flush()
     if parent.is_rank and world.only_first_has_begun():
         world.become_launcher(parent)
         for name in _TORCHRUN:  # a plain `python script.py` has none of these, unless the script sets them
             key = os.fsencode(name)
             if parent.environ.get(key) is parent.first_environ.get(key):
                 parent.environ.pop(key, None)
+    task.flush()
     rank, slot = None, parent.slot
     if not parent.is_rank:
         held = {child.rank for child in parent.children if child.alive}

@@ -1,0 +1,334 @@
+"""Programs that start their own ranks: mp.spawn, Process, what processes share."""
+
+from __future__ import annotations
+
+import pytest
+from sim.running import Ran, Scripts
+
+import distsim
+
+HEAD = """
+import os, sys, time
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+def init(rank, size):
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ["MASTER_PORT"] = "29511"
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+"""
+
+
+def main(body: str, call: str) -> str:
+    """A script with a worker function `run` and a guarded main part."""
+    return HEAD + body + "\nif __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in call.strip().splitlines())
+
+
+def test_spawn_runs_the_ranks(script: Scripts) -> None:
+    """The tutorials' way: the script runs once, the processes it spawns are the ranks."""
+    ran = script(
+        main(
+            """
+def run(rank, size, queue):
+    init(rank, size)
+    t = torch.ones(1) * rank
+    dist.all_reduce(t)
+    print(t.item(), __name__, mp.current_process().name, mp.parent_process() is not None)
+    queue.put(t.item())
+""",
+            """
+queue = mp.get_context("spawn").SimpleQueue()
+mp.spawn(run, args=(3, queue), nprocs=3)
+print(sorted(queue.get() for _ in range(3)), queue.empty(), dist.is_initialized())
+""",
+        ),
+        num_ranks=3,
+    )
+    assert ran.outcome.exit_code == 0, ran.outcome.failures
+    for rank in range(3):
+        assert ran.of(rank) == [f"3.0 __mp_main__ SpawnProcess-{rank + 1} True"]
+    assert ran.of("main") == ["[3.0, 3.0, 3.0] True False"]
+    assert ran.outcome.world_size == 3
+    assert "starts its own ranks" in ran.outcome.notes[0]
+
+
+def test_spawned_ranks_copy_what_they_get(script: Scripts) -> None:
+    """Arguments cross by pickle: a list is a copy, a tensor is shared memory, a lambda is refused as torch refuses it."""
+    ran = script(
+        main(
+            """
+def run(rank, size, items, tensor):
+    init(rank, size)
+    items.append(rank)
+    tensor[rank] = rank + 1
+    dist.barrier()
+    print(items, tensor.tolist())
+""",
+            """
+items, tensor = [], torch.zeros(2)
+mp.spawn(run, args=(2, items, tensor), nprocs=2)
+print(items, tensor.tolist())
+try:
+    mp.spawn(lambda rank: None, nprocs=1)
+except Exception as error:
+    print(type(error).__name__)
+""",
+        )
+    )
+    assert ran.of(0) == ["[0] [1.0, 2.0]"]
+    assert ran.of(1) == ["[1] [1.0, 2.0]"]
+    assert ran.of("main") == ["[] [1.0, 2.0]", "PicklingError"]
+
+
+def test_a_spawned_rank_that_raises(script: Scripts) -> None:
+    """The parent gets ProcessRaisedException with the child's traceback; the others are terminated, and are
+    no fault of their own in the report."""
+    body = """
+def run(rank, size):
+    init(rank, size)
+    if rank == 1:
+        raise ValueError("bad rank")
+    time.sleep(100)
+"""
+    ran = script(main(body, "mp.spawn(run, args=(3,), nprocs=3)"), num_ranks=3)
+    assert ran.outcome.exit_code == 1
+    assert [(f.ranks, f.type) for f in ran.outcome.failures] == [((1,), "ValueError")]
+    assert ran.outcome.diagnoses[0].culprits == (1,)
+    assert ran.kinds == ["rank_raised"]
+    assert ran.outcome.diagnoses[0].sites[1].line == ran.outcome.diagnoses[0].sites[1].line
+    assert "distsim" not in ran.outcome.failures[0].traceback
+    caught = script(
+        main(
+            body,
+            """
+try:
+    mp.spawn(run, args=(2,), nprocs=2)
+except mp.ProcessRaisedException as error:
+    print(error.error_index, "ValueError: bad rank" in str(error), "distsim" in str(error))
+""",
+        )
+    )
+    assert caught.of("main") == ["1 True False"]
+
+
+def test_a_spawned_rank_that_exits(script: Scripts) -> None:
+    """A non-zero exit code reaches the parent as ProcessExitedException."""
+    ran = script(
+        main(
+            """
+def run(rank, size):
+    init(rank, size)
+    if rank == 1:
+        sys.exit(7)
+""",
+            """
+try:
+    mp.spawn(run, args=(2,), nprocs=2)
+except mp.ProcessExitedException as error:
+    print(error.exit_code, error.error_index)
+""",
+        )
+    )
+    assert ran.of("main") == ["7 1"]
+    assert ran.outcome.exit_code == 1
+
+
+def test_joining_by_hand(script: Scripts) -> None:
+    """join=False gives torch's own context: pids, join with a timeout in virtual time."""
+    ran = script(
+        main(
+            """
+def run(rank, size):
+    init(rank, size)
+    time.sleep(10)
+""",
+            """
+context = mp.spawn(run, args=(2,), nprocs=2, join=False)
+print(context.join(timeout=4), [p.is_alive() for p in context.processes], len(set(context.pids())))
+while not context.join():
+    pass
+print(round(time.perf_counter(), 2), [p.exitcode for p in context.processes])
+""",
+        )
+    )
+    assert ran.of("main") == ["False [True, True] 2", "10.0 [0, 0]"]
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_process_objects(script: Scripts, method: str) -> None:
+    """Process with every start method: names, exit codes, globals, a second round of ranks."""
+    ran = script(
+        main(
+            """
+COUNT = 0
+def run(rank, size):
+    init(rank, size)
+    dist.barrier()
+    print("count", COUNT, mp.current_process().name)
+    if rank == 1:
+        sys.exit(3)
+""",
+            f"""
+COUNT = 5
+context = mp.get_context({method!r})
+for _ in range(2):
+    children = [context.Process(target=run, args=(r, 2), name=f"w{{r}}") for r in range(2)]
+    for child in children: child.start()
+    print([c.is_alive() for c in children], [c.exitcode for c in children])
+    for child in children: child.join()
+    print([c.exitcode for c in children], mp.active_children())
+""",
+        )
+    )
+    count = 5 if method == "fork" else 0
+    for rank in range(2):
+        assert ran.of(rank) == [f"count {count} w{rank}"] * 2
+    assert ran.of("main") == ["[True, True] [None, None]", "[0, 3] []"] * 2
+
+
+def test_subclass_of_process(script: Scripts) -> None:
+    """A Process subclass with its own run and state."""
+    ran = script(
+        main(
+            """
+class Worker(mp.Process):
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+    def run(self):
+        init(self.rank, 2)
+        t = torch.ones(1)
+        dist.all_reduce(t)
+        print(self.rank, t.item(), self.name)
+""",
+            """
+workers = [Worker(r) for r in range(2)]
+for w in workers: w.start()
+for w in workers: w.join()
+print([w.exitcode for w in workers])
+""",
+        )
+    )
+    assert ran.of(0) == ["0 2.0 Worker-1"]
+    assert ran.of(1) == ["1 2.0 Worker-2"]
+    assert ran.of("main") == ["[0, 0]"]
+
+
+def test_what_processes_share(script: Scripts) -> None:
+    """Queue, Event, Lock, Value, Array, Barrier, Pipe between simulated processes."""
+    ran = script(
+        main(
+            """
+def run(rank, size, queue, event, lock, value, array, barrier, pipe):
+    init(rank, size)
+    with lock:
+        value.value += 1
+        array[rank] = rank + 10
+    if rank == 0:
+        time.sleep(1)
+        event.set()
+    else:
+        event.wait()
+    barrier.wait()
+    queue.put((rank, torch.ones(2) * rank))
+    pipe.send({"rank": rank})
+    dist.barrier()
+""",
+            """
+c = mp.get_context("spawn")
+queue, event, lock, value, array, barrier = c.Queue(), c.Event(), c.Lock(), c.Value("i", 0), c.Array("d", 2), c.Barrier(2)
+pipes = [c.Pipe() for _ in range(2)]
+children = [c.Process(target=run, args=(r, 2, queue, event, lock, value, array, barrier, pipes[r][1])) for r in range(2)]
+for child in children: child.start()
+got = sorted((queue.get() for _ in range(2)), key=lambda pair: pair[0])
+print([(r, t.tolist()) for r, t in got], [p.recv() for p, _ in pipes])
+for child in children: child.join()
+print(value.value, list(array), queue.empty(), pipes[0][0].poll())
+""",
+        )
+    )
+    assert ran.outcome.exit_code == 0, ran.outcome.failures
+    assert ran.of("main") == [
+        "[(0, [0.0, 0.0]), (1, [1.0, 1.0])] [{'rank': 0}, {'rank': 1}]",
+        "2 [10.0, 11.0] True False",
+    ]
+
+
+def test_terminate_and_daemons(script: Scripts) -> None:
+    """terminate, kill and the parent's end: the program's own doing is no fault."""
+    ran = script(
+        main(
+            """
+def run(rank, size):
+    init(rank, size)
+    time.sleep(1000)
+""",
+            """
+children = [mp.Process(target=run, args=(r, 3), daemon=r == 2) for r in range(3)]
+for child in children: child.start()
+time.sleep(1)
+children[0].terminate()
+children[1].kill()
+for child in children[:2]: child.join()
+print([c.exitcode for c in children])
+""",
+        ),
+        num_ranks=3,
+    )
+    assert ran.of("main") == ["[-15, -9, None]"]
+    assert ran.outcome.exit_code == 0
+    assert ran.kinds == []
+    assert ran.outcome.virtual_time_s < 2
+
+
+def test_the_parent_waits_for_its_children(script: Scripts) -> None:
+    """A parent that ends without joining lives until its children have ended."""
+    ran = script(
+        main(
+            """
+def run(rank, size):
+    init(rank, size)
+    time.sleep(3)
+    print("child")
+""",
+            "for r in range(2): mp.Process(target=run, args=(r, 2)).start()",
+        )
+    )
+    assert ran.of(0) == ran.of(1) == ["child"]
+    assert ran.outcome.exit_code == 0
+
+
+def launched(script: Scripts, body: str) -> Ran:
+    text = "def run(rank, size):\n    init(rank, size)\n" + "".join(f"    {line}\n" for line in body.splitlines())
+    return script(main(text, "mp.spawn(run, args=(3,), nprocs=3)"), num_ranks=3)
+
+
+def test_faults_of_spawned_ranks_name_the_right_ranks(script: Scripts) -> None:
+    """A mismatch and a deadlock under a launcher are diagnosed as under torchrun."""
+    ran = launched(script, "dist.all_reduce(torch.ones(2 if rank == 1 else 1))")
+    assert (ran.kinds[0], ran.outcome.diagnoses[0].culprits, ran.outcome.exit_code) == ("shape_mismatch", (1,), 4)
+    ran = launched(script, "if rank != 2:\n    dist.barrier()")
+    assert (ran.kinds[0], ran.outcome.diagnoses[0].culprits, ran.outcome.exit_code) == ("missing_rank", (2,), 3)
+
+
+def test_more_ranks_than_the_cluster_has(script: Scripts) -> None:
+    """A usage error, one line with both numbers, whatever the program does with exceptions."""
+    for call in ("mp.spawn(run, args=(5,), nprocs=5)", "for r in range(5): mp.Process(target=run, args=(r, 5)).start()"):
+        with pytest.raises(distsim.UsageError, match=r"group of 5 ranks, .* room for 2") as caught:
+            script(main("def run(rank, size):\n    init(rank, size)\n", call))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("mp.Pool(2)", "Pool"),
+        ("mp.Manager()", "Manager"),
+        ("__import__('concurrent.futures').futures.ProcessPoolExecutor(2)", "ProcessPoolExecutor"),
+        ("os.fork()", "fork"),
+    ],
+)
+def test_refused_by_name(script: Scripts, code: str, name: str) -> None:
+    """What is not simulated says so, and what to use instead."""
+    ran = script(main("", code))
+    assert ran.outcome.exit_code == 1
+    assert ran.outcome.failures[0].type == "NotSimulated"
+    assert f"{name} is not simulated: use " in ran.outcome.failures[0].message
