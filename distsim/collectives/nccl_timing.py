@@ -9,7 +9,7 @@ channels.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distsim.calibration.constants import Constants
 from distsim.cluster import Cluster
@@ -76,7 +76,8 @@ class NcclTiming:
         if proto == "LL":
             rate = self._of(name if machine.intra == "nvlink" else "pcie", "channel_LL") * 1e9
             used = min(max(ll_channels, 1.0), channels)
-            return Cost(2.0, 2.0 * net, rate * used, channels * 32768.0, intra_links=0.0)
+            limit = self._of(self.net, "rate_LL") * 1e9 if machine.num_nodes > 1 else math.inf
+            return Cost(2.0, 2.0 * net, min(rate * used, limit), channels * 32768.0, intra_links=0.0)
         efficiency = self._of(name, f"efficiency_{proto}")
         piece = 524288.0 if proto == "Simple" else 131072.0
         wire = 1.0 / efficiency
@@ -108,8 +109,11 @@ class NcclTiming:
         intra_s, inter_s = self.hops_s(machine, proto)
         if proto == "LL":
             rate = cost.edge_bytes_per_s * self._of("launch", "tree_LL")
-            cost = Cost(cost.wire, cost.net_wire, rate, cost.piece_bytes, intra_links=0.0)
+            cost = replace(cost, edge_bytes_per_s=rate)
             inter_s *= 1.0 + self._of("launch", "growth_LL") * min(nbytes / 65536.0, 1.0)
+        elif proto == "LL128":
+            share = self._of(self.generation(machine), "tree_LL128")
+            cost = replace(cost, wire=cost.wire / share, net_wire=cost.net_wire / share)
         software_s = self._of("launch", proto) * 1e-6 + 2 * (inside * intra_s + between * inter_s)
         return Timed(software_s, tree_phase(group, nbytes, cost), cost)
 
