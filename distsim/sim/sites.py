@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from types import CodeType, FrameType
+from types import FrameType
 
 from distsim.debug.records import Site
 from distsim.sim.modules import is_user_file
 
 __all__ = ["user_stack"]
 
-_users: dict[CodeType, bool] = {}
-_sites: dict[tuple[CodeType, int], Site] = {}
+# By name of the file: code objects are equal whatever file they come from.
+_users: dict[str, bool] = {}
+_sites: dict[tuple[str, int, str], Site] = {}
 
 
 def user_stack(frame: FrameType | None = None, limit: int = 16) -> tuple[Site, ...]:
@@ -22,14 +23,15 @@ def user_stack(frame: FrameType | None = None, limit: int = 16) -> tuple[Site, .
     walk: FrameType | None = frame
     while walk is not None and len(found) < limit:
         code = walk.f_code
-        mine = _users.get(code)
+        file = code.co_filename
+        mine = _users.get(file)
         if mine is None:
-            mine = _users[code] = is_user_file(code.co_filename)
+            mine = _users[file] = is_user_file(file)
         if mine:
             line = walk.f_lineno or code.co_firstlineno
-            site = _sites.get((code, line))
+            site = _sites.get((file, line, code.co_name))
             if site is None:
-                site = _sites[code, line] = Site(code.co_filename, line, code.co_name)
+                site = _sites[file, line, code.co_name] = Site(file, line, code.co_name)
             found.append(site)
         walk = walk.f_back
     return tuple(found)
