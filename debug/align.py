@@ -36,7 +36,8 @@ def find_divergences(world: World, lane: Lane) -> list[Divergence]:
             continue
         records = list(met.values())
         first = records[0]
-        if not all(same_call(first, r) for r in records):
+        uneven = len(set(first.input_splits or ())) > 1  # alike on every rank is not enough for these
+        if uneven or not all(same_call(first, r) for r in records):
             rest = first.op.startswith("all_to_all") and all(r.state is State.COMPLETED for r in records)
             mismatch = None if rest else check_meeting(records, lane.calls)
             if mismatch is not None:

@@ -204,5 +204,6 @@ def same_call(a: CallRecord, b: CallRecord) -> bool:
         and a.reduce_op == b.reduce_op
         and a.root == b.root
         and a.input_splits == b.input_splits
+        and a.output_splits == b.output_splits
         and a.new_ranks == b.new_ranks
     )
