@@ -14,7 +14,7 @@ from zlib import crc32
 
 from distsim.debug.ring import TABLE_SITE, RingWriter
 
-__all__ = ["CallSites", "is_library_file", "is_user_code", "user_frames"]
+__all__ = ["CallSites", "is_library_file", "is_user_code", "user_frame", "user_frames"]
 
 Place = tuple[int, int, str]
 
@@ -42,14 +42,17 @@ def _library_prefixes() -> tuple[str, ...]:
 
 _prefixes: tuple[str, ...] = ()
 _stdlib = sysconfig.get_paths()["stdlib"] + "/"
-_user: dict[CodeType, bool] = {}
+_user: dict[int, bool] = {}
+"""By id of the code: hashing a code object hashes all its constants. The codes are kept, so ids stay theirs."""
+_kept: list[CodeType] = []
 
 
 def is_user_code(code: CodeType) -> bool:
     """Whether a frame of this code is the user's own (third-party libraries other than torch included)."""
-    known = _user.get(code)
+    known = _user.get(id(code))
     if known is None:
-        known = _user[code] = not is_library_file(code.co_filename)
+        _kept.append(code)
+        known = _user[id(code)] = not is_library_file(code.co_filename)
     return known
 
 
@@ -61,6 +64,20 @@ def is_library_file(file: str) -> bool:
     if file.startswith(_prefixes) or file.startswith("<frozen") or file.endswith("/typing_extensions.py"):
         return True
     return file.startswith(_stdlib) and "/site-packages/" not in file
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's own code."""
+    user = _user
+    while frame is not None:
+        code = frame.f_code
+        known = user.get(id(code))
+        if known is None:
+            known = is_user_code(code)
+        if known:
+            return frame
+        frame = frame.f_back
+    return None
 
 
 def user_frames(frame: FrameType | None, depth: int = DEPTH) -> list[tuple[str, int, str]]:
@@ -89,7 +106,7 @@ class CallSites:
 
     def __init__(self, ring: RingWriter) -> None:
         self._ring = ring
-        self._known: dict[tuple[CodeType, int, CodeType | None, int], Place] = {}
+        self._known: dict[tuple[int, int, int, int], Place] = {}
 
     def here(self, skip: int = 2) -> Place:
         """The user's call *skip* frames up: its offset in the table, its hash (of file and line), and
@@ -98,7 +115,7 @@ class CallSites:
         user = _user
         while frame is not None:
             code = frame.f_code
-            known = user.get(code)
+            known = user.get(id(code))
             if known is None:
                 known = is_user_code(code)
             if known:
@@ -108,11 +125,13 @@ class CallSites:
             return self._elsewhere()
         caller = frame.f_back
         if caller is None:
-            key = (code, frame.f_lasti, None, 0)
+            key = (id(code), frame.f_lasti, 0, 0)
         else:
-            key = (code, frame.f_lasti, caller.f_code, caller.f_lasti)
+            key = (id(code), frame.f_lasti, id(caller.f_code), caller.f_lasti)
         found = self._known.get(key)
         if found is None:
+            if caller is not None:
+                _kept.append(caller.f_code)
             found = self._known[key] = self.intern(user_frames(frame), _called_by(frame, sys._getframe(skip)))
         return found
 

@@ -20,6 +20,7 @@ from torch.nn import Parameter
 
 from distsim.debug import ring as rings
 from distsim.debug.records import P2P
+from distsim.realexec.again import again, remember
 from distsim.realexec.handle import Handle, SyncHandle
 from distsim.realexec.recorder import Lane, Recorder
 from distsim.realexec.signature import DESCRIBERS, METHODS, Call, Describer
@@ -40,7 +41,7 @@ class GuardedGroup(ProcessGroup):
         self.lane = lane
         self.recorder: Recorder | None = recorder
         self.fast: Any = None
-        """The gloo backend, where calls may go to it before they are recorded."""
+        """The gloo backend, where a call that was seen before may take the short way (`again`)."""
         self.nan = False
         """Opt-in: look for NaN in what goes out."""
         self.checksums: Checksums | None = None
@@ -68,7 +69,7 @@ class GuardedGroup(ProcessGroup):
 
 
     def decide_way(self) -> None:
-        """Settle which calls may go out first; after the opt-in looks are chosen."""
+        """Settle whether calls may take the short way; after the opt-in looks are chosen."""
         gloo = self.backends.get("cpu")
         plain = not self.nan and self.checksums is None and self.strict is None
         self.fast = gloo if plain and type(gloo).__name__ == "ProcessGroupGloo" else None
@@ -84,7 +85,6 @@ UNWATCHED = frozenset({"backward", "_verify_params_across_processes"})
 """Library functions that call from C++ and take futures: they are trusted with their buffers."""
 
 C10D = vars(c10d)
-NOTHING: dict[str, Any] = {}
 
 PUBLIC = frozenset({*DESCRIBERS, "isend", "irecv", "all_gather_single", "reduce_scatter_single"})
 """Functions whose handle a user gets; torch's own code (DDP's join, say) drops some without harm."""
@@ -97,32 +97,8 @@ BACKEND_NAMES = {
 """Methods that a backend still has under the old name."""
 
 
-FIRST_TENSOR: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("allreduce", "allreduce_coalesced", "broadcast", "reduce", "scatter", "reduce_scatter"), (0, 0)),
-    **dict.fromkeys(("allgather", "gather"), (1, 0)),
-    "alltoall": (0, 0),
-    **dict.fromkeys(
-        (
-            "all_gather_single",
-            "_allgather_base",
-            "reduce_scatter_single",
-            "_reduce_scatter_base",
-            "all_to_all_single",
-            "alltoall_base",
-        ),
-        (0,),
-    ),
-}
-"""Collectives that gloo only queues, and where their first tensor is: they go out before they are recorded."""
-
-
 def _method(name: str, describe: Describer) -> Callable[..., Any]:
-    place_of_first = FIRST_TENSOR.get(name)
-    nested = place_of_first is not None and len(place_of_first) == 2
-    at = place_of_first[0] if place_of_first else 0
-    expected = 5 if "all_to_all_single" in name or name == "alltoall_base" else 3
-    if name in ("allreduce", "allreduce_coalesced", "broadcast", "reduce"):
-        expected = 2
+    short = name in ("allreduce", "broadcast", "reduce")
     of_group = getattr(ProcessGroup, name)
     of_backend = getattr(Backend, BACKEND_NAMES.get(name, name), None)
 
@@ -144,47 +120,12 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
                 return of_backend(backend, *args)
         return of_group(self.inner, *args, **kwargs)
 
-    def quick(self: GuardedGroup, recorder: Recorder, args: tuple[Any, ...]) -> Any:
-        """gloo on CPU tensors: queue the call, then record it while it is under way.
-
-        What we do here takes no time off the call as long as the network takes longer. None: not this way.
-        """
-        try:
-            first = args[at][0] if nested else args[at]
-        except (IndexError, TypeError):
-            return None
-        if not (type(first) is Tensor or type(first) is Parameter) or not first.is_cpu:
-            return None
-        if first.layout is not torch.strided or profiler_enabled():
-            return None
-        options = args[-1]
-        is_async = getattr(options, "asyncOp", None)
-        if is_async is None:
-            return None
-        error = None
-        try:
-            work = of_backend(self.fast, *args)  # type: ignore[misc]
-        except BaseException as raised:
-            work, error = None, raised
-        lane = self.lane
-        said = describe(lane.ranks, args, NOTHING)
-        place = recorder.sites.here(3)
-        index, is_async, _, _ = recorder.begin(lane, said, place)
-        if error is not None:
-            recorder.ring.error(index, f"{type(error).__name__}: {error}")
-            recorder.ring.finish(index, rings.FAILED)
-            lane.busy = 0
-            raise error
-        if not is_async and sys._getframe(2).f_globals is C10D:
-            return SyncHandle(work, recorder, lane, index)
-        return Handle(work, recorder, lane, index, is_async, True, place[2] in PUBLIC)
-
     def call(self: GuardedGroup, *args: Any, **kwargs: Any) -> Any:
         recorder = self.recorder
         if recorder is None:
             return of_group(self.inner, *args, **kwargs)
-        if self.fast is not None and place_of_first is not None and len(args) == expected and not kwargs:
-            handle = quick(self, recorder, args)
+        if short and self.fast is not None and len(args) == 2 and not kwargs:
+            handle = again(self.fast, self.lane, recorder, args, of_backend)
             if handle is not None:
                 return handle
         lane = self.lane
@@ -215,6 +156,12 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
             return None
         device = said.key[8]
         on_host = device is None or device.type == "cpu"
+        if not is_async and self.fast is not None and on_host and sys._getframe(1).f_globals is C10D and said.key[0] not in P2P:
+            flags = recorder.ring.flags(index)
+            done = flags & ~(rings.STATE_MASK | rings.WAITING) | rings.COMPLETED
+            if short and said.direct and flags == rings.ISSUED | rings.WAITING and said.first is not None:
+                remember(lane, recorder, said.first, args, index, done)
+            return SyncHandle(work, recorder.ring, lane, index, done)
         handle = Handle(work, recorder, lane, index, is_async, on_host, place[2] in PUBLIC, said.key[0] in P2P)
         handle._after = after
         return handle

@@ -10,6 +10,7 @@ from typing import Any
 from torch._C._distributed_c10d import Work
 
 from distsim.debug import ring as rings
+from distsim.debug.ring import RingWriter
 from distsim.realexec.recorder import Lane, Recorder
 
 __all__ = ["Handle", "SyncHandle"]
@@ -141,32 +142,29 @@ class SyncHandle:
     """The handle of a synchronous call on CPU tensors, which only torch.distributed's own function sees:
     it calls `wait()` at once. Not a Work, so it costs next to nothing."""
 
-    __slots__ = ("_index", "_inner", "_lane", "_recorder", "_word")
+    __slots__ = ("_done", "_index", "_inner", "_lane", "_ring", "_word")
 
-    def __init__(self, inner: Any, recorder: Recorder, lane: Lane, index: int) -> None:
+    def __init__(self, inner: Any, ring: RingWriter, lane: Lane, index: int, done: int) -> None:
         self._inner = inner
-        self._recorder = recorder
+        self._ring = ring
         self._lane = lane
         self._index = index
+        self._done = done
+        """Flags of the record once the call has ended."""
         self._word = rings.RECORDS_AT // 8 + (index % rings.RECORDS) * rings.RECORD_WORDS
 
-    def wait(
-        self,
-        timeout: timedelta | None = None,
-        _now: Any = time.monotonic_ns,
-        _drop: int = ~(rings.STATE_MASK | rings.WAITING),
-    ) -> bool:
+    def wait(self, timeout: timedelta | None = None, _now: Any = time.monotonic_ns) -> bool:
         try:
             self._inner.wait()
         except BaseException as error:
-            self._recorder.ring.error(self._index, f"{type(error).__name__}: {error}")
-            self._recorder.ring.finish(self._index, rings.FAILED)
+            self._ring.error(self._index, f"{type(error).__name__}: {error}")
+            self._ring.finish(self._index, rings.FAILED)
             self._lane.busy = 0
             raise
         word = self._word
-        words = self._recorder.ring.words
+        words = self._ring.words
         if words[word] == self._index + 1:
             words[word + 2] = _now()
-            words[word + 3] = words[word + 3] & _drop | 3  # COMPLETED
+            words[word + 3] = self._done
         self._lane.busy = 0
         return True

@@ -31,7 +31,7 @@ class Completable(Protocol):
 class Lane:
     """One group's counters in this process."""
 
-    __slots__ = ("busy", "group", "key", "name", "ordinals", "p2p", "ranks", "seq")
+    __slots__ = ("busy", "group", "key", "name", "ordinals", "p2p", "ranks", "seen", "seq")
 
     def __init__(self, name: str, ranks: Sequence[int], group: int, generation: int = 0) -> None:
         self.name = name
@@ -42,6 +42,8 @@ class Lane:
         self.seq = count(1)
         self.p2p = count(1)
         self.ordinals: dict[tuple[str, int, int], int] = {}
+        self.seen: dict[tuple[Any, ...], Any] = {}
+        """Synchronous calls made before, by line and shape: see `again`."""
         self.busy = 0
         """Thread that is inside a synchronous call on this group, 0: none."""
 

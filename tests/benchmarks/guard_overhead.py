@@ -1,0 +1,160 @@
+"""What a guard costs over plain gloo, with TORCH_DISTRIBUTED_DEBUG=DETAIL's wrapper beside it.
+
+All kinds of group live in the same processes and take turns in short blocks; printed is the median over
+the blocks of the ratio to the plain block beside it, so a noisy machine hits all alike.
+
+python tests/benchmarks/guard_overhead.py [--ranks 2,4,8] [--sizes 4,1M,64M] [--blocks 40] [--level check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+import torch.multiprocessing as mp
+
+LIMITS = {("check", 4): 1.05, ("check", 1 << 20): 1.03, ("check", 64 << 20): 1.01}
+STRICT_LIMIT = 1.5
+CALLS = {4: 200, 1 << 20: 20, 64 << 20: 2}
+
+
+def detail_group(rank: int, world: int, store: Any) -> Any:
+    """A group as TORCH_DISTRIBUTED_DEBUG=DETAIL makes it."""
+    prefix = dist.PrefixStore("detail", store)
+    backend = dist.ProcessGroupGloo(prefix, rank, world, timedelta(seconds=300))
+    helper = dist.ProcessGroupGloo(dist.PrefixStore("helper", prefix), rank, world, timedelta(seconds=300))
+    group = dist.ProcessGroup(prefix, rank, world)
+    wrapped = c10d._ProcessGroupWrapper(backend, helper)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, wrapped)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    return group
+
+
+def adopt(group: Any, like: Any) -> None:
+    """Let torch.distributed's functions take this group."""
+    world = c10d._world
+    world.pg_map[group] = world.pg_map[like]
+    world.pg_names[group] = f"bench-{id(group)}"
+    world.pg_group_ranks[group] = dict(world.pg_group_ranks[like])
+    world.pg_backend_config[group] = world.pg_backend_config[like]
+    world.pg_to_tag[group] = ""
+
+
+def block(group: Any, tensor: torch.Tensor, calls: int) -> float:
+    """Seconds a call."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        dist.all_reduce(tensor, group=group)
+    return (time.perf_counter() - start) / calls
+
+
+def worker(rank: int, world: int, port: int, sizes: list[int], blocks: int, folder: str, kinds: list[str]) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
+    torch.set_num_threads(1)
+    import distsim.debug
+    from distsim.realexec.install import current_session
+    from distsim.realexec.peers import Peers
+    from distsim.realexec.strict import Strict
+
+    distsim.debug.install("check", dir=folder)
+    dist.init_process_group("gloo")
+    session = current_session()
+    assert session is not None
+    groups: dict[str, Any] = {"check": dist.new_group()}
+    strict = dist.new_group()
+    strict.strict = Strict(session.recorder, Peers(session.directory, rank, world, session.ring.job))
+    groups["strict"] = strict
+    plain = dist.new_group().inner
+    adopt(plain, strict)
+    store = c10d._get_default_store()
+    if "detail" in kinds:
+        groups["detail"] = detail_group(rank, world, store)
+        adopt(groups["detail"], strict)
+    groups = {kind: groups[kind] for kind in kinds}
+    found: dict[str, dict[int, list[float]]] = {kind: {size: [] for size in sizes} for kind in kinds}
+    plain_us: dict[int, list[float]] = {size: [] for size in sizes}
+    for size in sizes:
+        tensor = torch.zeros(max(size // 4, 1))
+        calls = CALLS.get(size, 20)
+        for group in (plain, *groups.values()):
+            block(group, tensor, max(calls // 4, 1))
+        turns = blocks if size < (16 << 20) else max(blocks // 4, 3)
+        for turn in range(turns):
+            for kind, group in groups.items():
+                # Plain before and after in turn: a trend of the machine cancels.
+                if turn % 2:
+                    base = block(plain, tensor, calls)
+                    mine = block(group, tensor, calls)
+                else:
+                    mine = block(group, tensor, calls)
+                    base = block(plain, tensor, calls)
+                found[kind][size].append(mine / base)
+                plain_us[size].append(base * 1e6)
+    if rank == 0:
+        out = {
+            kind: {size: statistics.median(ratios) for size, ratios in sizes_.items()} for kind, sizes_ in found.items()
+        }
+        base_us = {size: statistics.median(values) for size, values in plain_us.items()}
+        Path(folder, "bench.json").write_text(json.dumps({"ratios": out, "plain_us": base_us}))
+    dist.barrier()
+    distsim.debug.remove()
+    dist.destroy_process_group()
+
+
+def measure(ranks: int, sizes: list[int], blocks: int, kinds: list[str]) -> dict[str, Any]:
+    """Ratios by kind and size, for one number of ranks."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=base, ignore_cleanup_errors=True) as folder:
+        mp.spawn(worker, args=(ranks, port, sizes, blocks, folder, kinds), nprocs=ranks)
+        return dict(json.loads(Path(folder, "bench.json").read_text()))
+
+
+def parse_size(text: str) -> int:
+    """`4`, `1M`."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    return int(text[:-1]) * units[text[-1].upper()] if text[-1].upper() in units else int(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", default="2,4,8")
+    parser.add_argument("--sizes", default="4,1M,64M")
+    parser.add_argument("--blocks", type=int, default=40)
+    parser.add_argument("--kinds", default="check,strict,detail")
+    args = parser.parse_args()
+    sizes = [parse_size(word) for word in args.sizes.split(",")]
+    worst = False
+    print("ranks      size   plain us  " + "  ".join(f"{kind:>7}" for kind in args.kinds.split(",")))
+    for ranks in (int(word) for word in args.ranks.split(",")):
+        result = measure(ranks, sizes, args.blocks, args.kinds.split(","))
+        for size in sizes:
+            row = {kind: ratios[str(size)] for kind, ratios in result["ratios"].items()}
+            print(
+                f"{ranks:5} {size:9} {result['plain_us'][str(size)]:10.1f}  "
+                + "  ".join(f"{ratio:7.3f}" for ratio in row.values()),
+                flush=True,
+            )
+            worst |= row.get("check", 0) > LIMITS.get(("check", size), 9)
+            worst |= ranks == 2 and size == 4 and row.get("strict", 0) > STRICT_LIMIT
+    print("limits: check 1.05 at 4 B, 1.03 at 1 MiB, 1.01 at 64 MiB; strict 1.5 at 4 B on 2 ranks")
+    sys.exit(int(worst))
+
+
+if __name__ == "__main__":
+    main()
