@@ -7,6 +7,7 @@ makes a group (so that "gloo", "nccl" and "mpi" land here), the stores, and `Fut
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import timedelta
 from typing import Any
@@ -134,9 +135,27 @@ def _new_process_group_helper(
     return pg, prefix_store
 
 
-def _world_group(process: SimProcess) -> Group:
-    size = process.c10d.default_pg.size()
+_real_rendezvous = c10d.rendezvous
+
+
+def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
+    """`init_process_group` begins: from here on a rank that waits waits in that call."""
+    task = current_task()
+    if task is not None:
+        process, size = task.process, world_size
+        if size < 0:
+            size = int(os.environ.get("WORLD_SIZE", "-1"))
+        if size > 0:
+            process.inbox["joining"] = _record(process, "init_process_group", _default_group(size), None)
+    return _real_rendezvous(url, rank, world_size, **kwargs)
+
+
+def _default_group(size: int) -> Group:
     return Group("0", "default_pg", tuple(range(size)))
+
+
+def _world_group(process: SimProcess) -> Group:
+    return _default_group(process.c10d.default_pg.size())
 
 
 def _record(process: SimProcess, op: str, group: Group, new_ranks: tuple[int, ...] | None) -> CallRecord:
@@ -175,8 +194,9 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     rank_is_known = ranks[options.group_rank] == process.rank
     assert rank_is_known
     group = Group(str(options.group_id), description or "undefined", ranks)
+    joining = process.inbox.pop("joining", None)
     if record is None:
-        record = _record(process, "init_process_group", group, None)
+        record = joining or _record(process, "init_process_group", group, None)
     made = process.inbox.setdefault("made", {})
     made[group.name] = made.get(group.name, 0) + 1
     key = (group.name, ranks, made[group.name])
@@ -201,6 +221,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
     patches: list[tuple[Any, str, Any]] = [
         (c10d, "_world", _WorldProxy()),
         (c10d, "_new_process_group_helper", _new_process_group_helper),
+        (c10d, "rendezvous", _rendezvous),
         (c10d, "default_pg_nccl_timeout", timedelta(minutes=10)),
     ]
     replaced = {

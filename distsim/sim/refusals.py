@@ -33,6 +33,9 @@ _GLOO_TYPES = frozenset(
     }
 )
 _ORDER = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+_MPI_TYPES = frozenset(
+    {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64}
+)
 _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 
 
@@ -52,6 +55,9 @@ def refuse(op: str, flavour: str, tensors: Sequence[Tensor], reduce_op: object, 
     if not tensors:
         return
     dtype = tensors[0].dtype
+    if flavour == "mpi":
+        _refuse_as_mpi(dtype, reduce_op)
+        return
     if dtype not in _GLOO_TYPES or (op == "gather" and dtype.is_complex):
         raise RuntimeError("Invalid scalar type")
     if reduce_op is None:
@@ -68,6 +74,14 @@ def refuse(op: str, flavour: str, tensors: Sequence[Tensor], reduce_op: object, 
     if name == "AVG" and not floating:
         shown = {torch.int8: "Char", torch.uint8: "Byte", torch.int32: "Int", torch.int64: "Long", torch.bool: "Bool"}
         raise RuntimeError(f"result type Float can't be cast to the desired output type {shown[dtype]}")
+
+
+def _refuse_as_mpi(dtype: torch.dtype, reduce_op: object) -> None:
+    """ProcessGroupMPI.cpp maps seven dtypes and four operations to MPI's."""
+    if dtype not in _MPI_TYPES:
+        raise RuntimeError(f"MPI process group does not support {dtype} tensors")
+    if reduce_op is not None and reduce_op_name(reduce_op) not in ("SUM", "PRODUCT", "MIN", "MAX"):
+        raise RuntimeError(f"MPI process group does not support ReduceOp.{reduce_op_name(reduce_op)}")
 
 
 def check_single(op: str, tensors: Sequence[Tensor]) -> None:

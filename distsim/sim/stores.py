@@ -17,7 +17,7 @@ import simpy
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
-from distsim.debug.records import StoreWait
+from distsim.debug.records import CallWait, StoreWait, Wait
 from distsim.sim.task import Task, require_task
 
 __all__ = ["FileStore", "HashStore", "KeyValues", "PrefixStore", "SimStore", "TCPStore"]
@@ -257,7 +257,7 @@ class TCPStore(SimStore):
             left_s = give_up_s - task.now_s()
             if left_s <= 0:
                 raise refused
-            where = StoreWait((f"{host_name}:{port}",), "the store's server")
+            where = _waiting(task, StoreWait((f"{host_name}:{port}",), "the store's server"))
             task.wait(world.next_store(), where, left_s, lambda: refused, timeout != DEFAULT_TIMEOUT)
         super().__init__(world.stores[address], timeout)
         self.host, self.port, self.libuvBackend = host_name, port, use_libuv
@@ -282,11 +282,17 @@ class TCPStore(SimStore):
             left_s = give_up_s - task.now_s()
             if left_s <= 0:
                 raise error
-            why = StoreWait((f"{world_size - values.clients} more clients",), "workers of the store")
+            why = _waiting(task, StoreWait((f"{world_size - values.clients} more clients",), "workers of the store"))
             task.wait(values.next_change(), why, left_s, lambda e=error: e, self._explicit)
 
     def __repr__(self) -> str:
         return f"TCPStore(client=TCPClient(simulated, remote={self.host}:{self.port}))"
+
+
+def _waiting(task: Task, why: Wait) -> Wait:
+    """A store opened by init_process_group is waited for in that call."""
+    joining = task.process.inbox.get("joining")
+    return why if joining is None else CallWait(joining)
 
 
 class FileStore(SimStore):

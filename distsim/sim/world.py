@@ -27,6 +27,7 @@ from distsim.network import Network
 from distsim.sim.lookahead import Lookahead
 from distsim.sim.process import SimProcess
 from distsim.sim.sites import user_stack
+from distsim.sim.witness import evidence
 from distsim.sim.task import Killed, Request, Task, Unwind, current_task
 
 if TYPE_CHECKING:
@@ -416,9 +417,7 @@ class World:
     def _note_timeout(self, why: Wait | None) -> None:
         """A timeout strikes while others still run: what is stuck now is what they will ask about."""
         if not self.diagnoses and not isinstance(why, HostWait):
-            asleep, self.asleep = self.asleep, True  # who sleeps through a timeout is late
-            self.diagnoses = diagnose(self.evidence())
-            self.asleep = asleep
+            self.diagnoses = diagnose(evidence(self, asleep=self.asleep, late_after_s=0.0))
 
     def _nothing_moves(self) -> bool:
         """Empty heap, blocked ranks: a deadlock. False ends the world."""
@@ -483,46 +482,7 @@ class World:
 
     def evidence(self) -> Evidence:
         """Where every rank stands, for a diagnosis."""
-        states = {rank: self.rank_state(rank) for rank in range(self.world_size)}
-        records = {rank: self.rank_processes[rank].records for rank in states if rank in self.rank_processes}
-        evidence = Evidence(self.world_size, states, records, float(self.env.now), tuple(self.notes))
-        if self.faults is not None:
-            evidence.notes, evidence.findings = (*self.notes, *self.faults.notes), self.faults.findings()
-        return evidence
-
-    def rank_state(self, rank: int) -> RankState:
-        process = self.rank_processes.get(rank)
-        if process is None:
-            return RankState(rank, Phase.ABSENT)
-        waits = []
-        since: float | None = process.end_s
-        stack = process.last_stack
-        if process.alive:
-            for task in process.tasks:
-                if task.finished or (task.daemon and task is not process.main_task):
-                    continue
-                if task.wait_reason is not None and (task is process.main_task or isinstance(task.wait_reason, CallWait)):
-                    waits.append(task.wait_reason)
-                    since = task.blocked_since_s
-                if task is process.main_task and task.ident is not None:
-                    frame = sys._current_frames().get(task.ident)
-                    stack = () if frame is None else user_stack(frame)
-        phase = Phase.EXITED if process.ended_by_program else process.phase
-        if phase is Phase.RUNNING and waits and (self.asleep or not all(isinstance(w, HostWait) and w.what == "sleep" for w in waits)):
-            phase = Phase.BLOCKED
-        return RankState(
-            rank,
-            phase,
-            tuple(waits),
-            site=stack[0] if stack else process.last_site,
-            stack=stack,
-            since_s=since,
-            exit_code=0 if process.ended_by_program else process.exit_code,
-            exception=None if process.exception is None else f"{type(process.exception).__name__}: {process.exception}",
-            traceback=process.traceback_text,
-            signal=process.signal_name,
-            host=f"node{process.slot.host}",
-        )
+        return evidence(self, asleep=self.asleep)
 
     def world_group(self) -> Group:
         return Group("0", "default_pg", tuple(range(self.world_size)))
@@ -533,13 +493,3 @@ class World:
             if now >= self._next_progress_s:
                 self._next_progress_s = now + 0.2
                 self.on_progress(self)
-
-
-def _sources(evidence: Evidence) -> dict[str, str]:
-    """The text of every file that a call or a rank's stack names."""
-    files = {site.file: None for state in evidence.ranks.values() for site in state.stack}
-    for records in evidence.records.values():
-        for record in records:
-            for site in record.stack:
-                files[site.file] = None
-    return {file: "".join(linecache.getlines(file)) for file in files}

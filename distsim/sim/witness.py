@@ -1,0 +1,136 @@
+"""Where every rank of a world stands: the evidence that a diagnosis is made from."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from distsim.debug.kinds import Kind
+from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, HostWait, Phase, RankState, Wait
+from distsim.sim.sites import user_stack
+
+if TYPE_CHECKING:
+    from distsim.sim.process import SimProcess
+    from distsim.sim.world import World
+
+__all__ = ["evidence"]
+
+_DDP_UNFINISHED = "Expected to have finished reduction in the prior iteration"
+_DDP_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+
+
+def evidence(world: World, *, asleep: bool = False, late_after_s: float | None = None) -> Evidence:
+    """*asleep* makes a rank that only sleeps count as blocked; with *late_after_s* a running rank
+    that others have waited for that long is a straggler."""
+    ranks = range(world.world_size)
+    states = {rank: _state(world, rank, asleep) for rank in ranks}
+    records = {rank: world.rank_processes[rank].records for rank in ranks if rank in world.rank_processes}
+    if any(state.phase is Phase.BLOCKED for state in states.values()):
+        _mark_absent(states, records)
+    faults = world.faults
+    return Evidence(
+        world.world_size,
+        states,
+        records,
+        float(world.env.now),
+        notes=(*world.notes, *(() if faults is None else faults.notes)),
+        findings=(*(() if faults is None else faults.findings()), *_ddp_findings(world)),
+        sources=_sources(states, records),
+        straggler_after_s=late_after_s,
+    )
+
+
+def _state(world: World, rank: int, asleep: bool) -> RankState:
+    process = world.rank_processes.get(rank)
+    if process is None:
+        return RankState(rank, Phase.ABSENT)
+    waits: list[Wait] = []
+    since_s = process.end_s
+    stack = process.last_stack
+    for task in process.tasks if process.alive else ():
+        is_main = task is process.main_task
+        if task.finished or (task.daemon and not is_main):
+            continue
+        why = task.wait_reason
+        if why is not None and (is_main or isinstance(why, CallWait)):
+            waits.append(why)
+            since_s = task.blocked_since_s
+        if is_main and task.ident is not None:
+            frame = sys._current_frames().get(task.ident)
+            stack = () if frame is None else user_stack(frame)
+    phase = Phase.EXITED if process.ended_by_program else process.phase
+    if not asleep and waits and all(isinstance(w, HostWait) and w.what == "sleep" for w in waits):
+        waits = []  # it will wake by itself: late, not stuck
+    if phase is Phase.RUNNING and waits:
+        phase = Phase.BLOCKED
+    error = process.exception
+    return RankState(
+        rank,
+        phase,
+        tuple(waits),
+        site=stack[0] if stack else process.last_site,
+        stack=stack,
+        since_s=since_s,
+        exit_code=0 if process.ended_by_program else process.exit_code,
+        exception=None if error is None else f"{type(error).__name__}: {error}",
+        traceback=process.traceback_text,
+        signal=process.signal_name,
+        host=f"node{process.slot.host}",
+    )
+
+
+def _mark_absent(states: dict[int, RankState], records: dict[int, list[CallRecord]]) -> None:
+    """A rank that ended well without ever calling init_process_group, while others wait there, never joined."""
+    joining = [
+        w.record
+        for state in states.values()
+        for w in state.waits
+        if isinstance(w, CallWait) and w.record.op == "init_process_group"
+    ]
+    for rank, state in states.items():
+        if joining and state.phase in (Phase.FINISHED, Phase.EXITED) and not state.exit_code and not records.get(rank):
+            states[rank] = RankState(rank, Phase.ABSENT, site=state.site, stack=state.stack, host=state.host)
+
+
+def _ddp_findings(world: World) -> tuple[Finding, ...]:
+    """DDP's error about parameters without gradient, with their names."""
+    found: dict[str, list[SimProcess]] = {}
+    for process in world.rank_processes.values():
+        if process.exception is not None and _DDP_UNFINISHED in str(process.exception):
+            found.setdefault(_unused(process.exception), []).append(process)
+    return tuple(
+        Finding(
+            Kind.DDP_UNUSED_PARAMETER,
+            tuple(sorted(p.rank for p in processes)),
+            text,
+            site=processes[0].last_stack[0] if processes[0].last_stack else None,
+            suggestion="Use the parameters in the loss, or pass find_unused_parameters=True to DistributedDataParallel.",
+        )
+        for text, processes in found.items()
+    )
+
+
+def _unused(error: BaseException) -> str:
+    match = _DDP_INDICES.search(str(error))
+    indices = [int(word) for word in match[1].split()] if match else []
+    trace = error.__traceback__
+    model: Any = None
+    while trace is not None:
+        model = trace.tb_frame.f_locals.get("self") if hasattr(trace.tb_frame.f_locals.get("self"), "reducer") else model
+        trace = trace.tb_next
+    names = [] if model is None else [n for n, p in model.module.named_parameters() if p.requires_grad]
+    shown = [names[i] if i < len(names) else f"number {i}" for i in indices]
+    what = f"parameter{'s' if len(shown) != 1 else ''} {', '.join(shown)}" if shown else "parameters of a model"
+    return f"DDP {what} got no gradient in the last backward pass"
+
+
+def _sources(states: dict[int, RankState], records: dict[int, list[CallRecord]]) -> dict[str, str]:
+    """The text of every file that a call or a rank's stack names."""
+    files = {site.file: None for state in states.values() for site in state.stack}
+    for calls in records.values():
+        for record in calls:
+            for site in record.stack:
+                files[site.file] = None
+    return {file: "".join(linecache.getlines(file)) for file in files}
