@@ -21,6 +21,7 @@ from distsim.debug.diagnosis import diagnose
 from distsim.errors import RankFailure, UsageError
 from distsim.network import Network
 from distsim.sim.conditions import Conditions
+from distsim.sim.interrupt import interruptible
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.output import open_streams
 from distsim.sim.patches import simulation
@@ -208,7 +209,7 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
             if request.conditions is not None:
                 request.conditions.begin(world)
             try:
-                with world.faults.patches() if world.faults is not None else contextlib.nullcontext():
+                with world.faults.patches() if world.faults is not None else contextlib.nullcontext(), interruptible(world):
                     world.run()
             except KeyboardInterrupt:
                 interrupted = True

@@ -100,6 +100,8 @@ class World:
         self.children_started = 0
         self.launcher: SimProcess | None = None
         self.host: Host
+        self.interrupted = False
+        """Ctrl-C was pressed."""
         self.crash: BaseException | None = None
         """What must end the simulation at once: a user's mistake, or an error of ours."""
         self.open_streams: Callable[[SimProcess], tuple[RankStream, RankStream]]
@@ -274,6 +276,8 @@ class World:
         since, call_limit_s = begun, limit_s * self.patience
         while not self.baton.acquire(timeout=0.1):
             self._report_progress()
+            if self.interrupted and task.doom is None:
+                raise KeyboardInterrupt
             if task.doom is None and (self.ticks != ticks or self.in_operator):
                 ticks, since = self.ticks, _real_monotonic()
             over = self.limits is not None and task.doom is None and self.limits.wall_over()
@@ -350,6 +354,8 @@ class World:
             self.events += 1
             if self.crash is not None:
                 raise self.crash
+            if self.interrupted:
+                raise KeyboardInterrupt
             if not is_poll:
                 self._quiet_s = 0.0
                 if self._pollers:
