@@ -30,6 +30,7 @@ class Host:
         self.exits: dict[tuple[int, int], int] = {}
         self._next: dict[int, int] = {}
         self._bad: set[Path] = set()
+        self._newest = 0
         self.notes: list[str] = []
 
     @property
@@ -63,18 +64,19 @@ class Host:
             if self.job is not None and reader.header.job != self.job:
                 self._bad.add(path)
                 continue
-            old = self.readers.get(reader.header.rank)
-            if old is not None and old.header.attempt > reader.header.attempt:
+            if reader.header.attempt < self._newest:
                 self._bad.add(path)
                 continue
-            if old is not None and old.header.attempt < reader.header.attempt:
-                self._restart(reader.header.attempt)
+            if reader.header.attempt > self._newest:
+                self._newest = reader.header.attempt
+                self._restart()
             self.readers[reader.header.rank] = reader
             self._next[reader.header.rank] = 0
 
-    def _restart(self, attempt: int) -> None:
-        for rank in [rank for rank, reader in self.readers.items() if reader.header.attempt < attempt]:
-            del self.readers[rank]
+    def _restart(self) -> None:
+        self._bad.update(reader.path for reader in self.readers.values())
+        self.readers.clear()
+        self._next.clear()
         self.comparer = Comparer()
 
     def read(self, together: Together | None = None) -> int:

@@ -92,6 +92,7 @@ class Deferred(Handle):
         self._ready.set()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        self._touched = True
         if not self._ready.is_set():
             self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
             self._ready.wait()
@@ -108,6 +109,7 @@ class Deferred(Handle):
         return self._error is not None or self._inner is None or super().is_completed()
 
     def get_future(self) -> Any:
+        self._touched = True
         if self._ready.is_set() and self._inner is not None:
             return super().get_future()
         if self._future is None:
@@ -120,6 +122,7 @@ class Deferred(Handle):
         return self._future
 
     def synchronize(self) -> None:
+        self._touched = True
         self._ready.wait()
         if self._error is not None:
             raise self._error

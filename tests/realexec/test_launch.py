@@ -1,0 +1,162 @@
+"""`distsim run --on gloo`, torchrun and mp.spawn: real launchers, real processes, exit codes and reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import HERE, free_port
+
+ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+pytestmark = pytest.mark.slow
+
+
+def run(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A command line to its end."""
+    return subprocess.run(
+        [sys.executable, *words], cwd=cwd, env={**ENVIRON, **environ}, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def distsim_run(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return run("-m", "distsim", "run", "--on", "gloo", "--nproc-per-node", "2", *words, cwd=cwd, **environ)
+
+
+def test_healthy_run_ends_with_zero(tmp_path: Path) -> None:
+    """A healthy program ends with 0, an empty report, DDP's DETAIL logs, and without its rings."""
+    report = tmp_path / "report.json"
+    done = distsim_run(
+        "--report",
+        str(report),
+        str(HERE / "healthy" / "everything.py"),
+        cwd=tmp_path,
+        TORCH_DISTRIBUTED_DEBUG="DETAIL",
+        TORCH_CPP_LOG_LEVEL="INFO",
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(report.read_text())["diagnoses"] == []
+    assert "DDP Initialized with" in done.stderr
+
+
+def test_hang_ends_with_three_and_is_diagnosed_again(tmp_path: Path) -> None:
+    """A missing rank ends the job with 3; `distsim diagnose` says the same of the rings that stay."""
+    report, rings = tmp_path / "report.json", tmp_path / "rings"
+    done = distsim_run(
+        "--report", str(report), "--rings", str(rings), str(HERE / "faults" / "group_cycle.py"), cwd=tmp_path
+    )
+    assert done.returncode == 3, done.stderr
+    said = json.loads(report.read_text())["diagnoses"][0]
+    assert said["kind"] == "deadlock_cycle"
+    assert "deadlock" in done.stderr.lower()
+    again = run("-m", "distsim", "diagnose", str(rings), cwd=tmp_path)
+    assert again.returncode == 3, again.stderr
+    watched = run("-m", "distsim", "watch", str(rings), cwd=tmp_path)
+    assert watched.returncode == 0, watched.stderr
+    assert "default_pg" in watched.stdout
+
+
+def test_restart_is_judged_by_its_last_attempt(tmp_path: Path) -> None:
+    """With --max-restarts, an attempt that hangs is ended and the next one may finish: exit code 0."""
+    script = tmp_path / "flaky.py"
+    script.write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "t = torch.ones(2)\n"
+        "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        "if not (first and dist.get_rank() == 1):\n"
+        "    dist.all_reduce(t)\n"
+        "elif first:\n"
+        "    dist.barrier()\n"
+        "dist.destroy_process_group()\n"
+    )
+    done = distsim_run("--max-restarts", "1", str(script), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "barrier" in done.stderr
+
+
+def test_usage_mistakes_are_one_line(tmp_path: Path) -> None:
+    """--on nccl and --on mpi on a machine that has neither are refused by name, with the remedy."""
+    script = tmp_path / "x.py"
+    script.write_text("")
+    for on in ("nccl", "mpi"):
+        done = run("-m", "distsim", "run", "--on", on, str(script), cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"distsim: error: --on {on}:")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_module_under_torchrun_starts_its_own_monitor(tmp_path: Path) -> None:
+    """`torchrun --no-python python -m distsim.debug train.py`: local rank 0 starts the monitor, which aborts the hang."""
+    done = run(
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--no-python",
+        sys.executable,
+        "-m",
+        "distsim.debug",
+        str(HERE / "faults" / "p2p_tag.py"),
+        cwd=tmp_path,
+        DISTSIM_ON_HANG="abort",
+        DISTSIM_DIR=str(tmp_path / "rings"),
+    )
+    assert done.returncode != 0
+    assert json.loads((tmp_path / "rings" / "verdict.json").read_text())["diagnoses"][0]["kind"] == "p2p_unmatched"
+
+
+SPAWNED = """
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def main(rank, world):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    t = torch.ones(2)
+    early = dist.new_group([0, 1])
+    dist.all_reduce(t)
+    import distsim.debug
+
+    distsim.debug.install(dir=sys.argv[2], on_hang="report")
+    dist.all_reduce(t)
+    dist.all_reduce(t, group=early)
+    late = dist.new_group([0, 1], group_desc="late")
+    dist.all_reduce(t, group=late)
+    distsim.debug.remove()
+    dist.all_reduce(t, group=late)
+    dist.all_reduce(t)
+    assert t[0] == 64, t
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    mp.spawn(main, args=(2,), nprocs=2)
+"""
+
+
+def test_install_and_remove_in_the_middle_of_a_job(tmp_path: Path) -> None:
+    """install() takes in groups that exist, remove() lets all go on: what happens in between is recorded."""
+    from distsim.debug.ring_reader import RingReader
+
+    script = tmp_path / "spawned.py"
+    script.write_text(SPAWNED)
+    rings = tmp_path / "rings"
+    done = run(str(script), str(free_port()), str(rings), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for path in sorted(rings.glob("*.ring")):
+        reader = RingReader(path)
+        calls = [reader.decode(record, 0) for record in reader.since(0)[0]]
+        made = [(call.group.label, call.op) for call in calls]
+        assert made.count(("default_pg", "all_reduce")) == 1, made
+        assert ("late", "all_reduce") in made, made
+    assert len(list(rings.glob("*.ring"))) == 2
