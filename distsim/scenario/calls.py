@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,8 @@ __all__ = ["Call", "Calls", "calls_of"]
 MAX_ELEMENTS = 1 << 16
 """Larger tensors are exchanged for small ones: a reproduction has to run in a moment."""
 
+Step = tuple[object, str]
+"""A call's key and its text: what ranks must share to make the same call at the same line."""
 LEFT_OUT = ("init_process_group", "destroy_process_group", "monitored_barrier")
 
 
@@ -25,7 +28,9 @@ class Call:
     members: tuple[int, ...]
     """Global ranks of its group, in group order."""
     group: str
-    """What the group is called; empty for the world."""
+    """Name of the group; empty for the world."""
+    label: str = ""
+    """What people call it."""
     inputs: tuple[tuple[int, ...], ...] = ()
     outputs: tuple[tuple[int, ...], ...] = ()
     dtype: str = "float32"
@@ -135,70 +140,99 @@ class Calls:
         endings = {r: e for r, e in self.endings.items() if r != rank}
         return Calls(ranks, calls, endings, tuple(r for r in self.absent if r != rank))
 
-    def program(self, teaches: str) -> str:
-        """The script, ranks numbered from 0."""
+    def program(self, teaches: str, style: str = "merged") -> str:
+        """The script, ranks numbered from 0. *style*: `merged`, one body with the ranks of each call before it,
+        and whoever is stuck earlier among them; `exact`, without those; `apart`, a body for each rank."""
         new = {rank: number for number, rank in enumerate(self.ranks)}
-        groups: dict[tuple[str, tuple[int, ...]], str] = {}
+        groups: dict[str, str] = {}
+        prologue: list[str] = []
         told = any(c.op == "new_group" for made in self.calls.values() for c in made)
-        lines = [f'"""{teaches}"""', "", "import torch", "import torch.distributed as dist", ""]
-        for module in ("os", "signal", "sys", "threading", "time"):
-            if any(f"{module}." in ending for ending in self.endings.values()):
-                lines.insert(2, f"import {module}")
-        if self.absent:
-            lines.insert(2, "import os")
-            who = ", ".join(f'"{new[rank]}"' for rank in self.absent)
-            lines += [f'if os.environ["RANK"] in ({who},):', "    raise SystemExit"]
-        lines += ['dist.init_process_group("gloo")', "rank = dist.get_rank()"]
         for rank in self.ranks:
             for call in self.calls[rank]:
-                if call.members != self.ranks and call.op != "new_group":
-                    groups.setdefault((call.group, call.members), f"group_{len(groups)}")
-        for (label, members), name in groups.items():
-            if not told:
-                inside = [new[r] for r in members]
-                lines.append(f"{name} = dist.new_group({inside}, group_desc={label or name!r})")
-        merged = self._merged(groups, new)
-        lines += self._by_rank(groups, new) if merged is None else merged
+                if call.group and call.group not in groups and call.op != "new_group":
+                    name = groups[call.group] = f"group_{len(groups)}"
+                    if not told:
+                        inside = [new[r] for r in call.members]
+                        prologue.append(
+                            f"{name} = dist.new_group({inside}, group_desc={call.label or name!r})"
+                        )
+        texts = {rank: self._texts(rank, groups, new) for rank in self.ranks}
+        body = None if style == "apart" else self._merged(texts, new, extend=style == "merged")
+        body = self._by_rank(texts, new) if body is None else body
+        modules = [
+            m
+            for m in ("os", "signal", "threading", "time")
+            if any(f"{m}." in e for e in self.endings.values())
+        ]
+        lines = [f'"""{teaches}"""', ""]
+        lines += [f"import {m}" for m in sorted({*modules, *(("os",) if self.absent else ())})]
+        lines += ["import torch", "import torch.distributed as dist", ""]
+        if self.absent:
+            who = ", ".join(f'"{new[rank]}"' for rank in self.absent)
+            lines += [f'if os.environ["RANK"] in ({who},):', "    raise SystemExit"]
+        lines += ['dist.init_process_group("gloo")', "rank = dist.get_rank()", *prologue]
+        waits = any("works.append" in line for line in body)
+        lines += ["works = []", *body, "for work in works:", "    work.wait()"] if waits else body
+        endings: dict[str, list[int]] = {}
+        for rank in self.ranks:
+            if rank in self.endings:
+                endings.setdefault(self.endings[rank], []).append(rank)
+        for ending, who in endings.items():
+            lines += (
+                [ending] if len(who) == len(self.ranks) else [self._test("if", who, new), f"    {ending}"]
+            )
         return "\n".join(lines) + "\n"
 
-    def _merged(self, groups: Groups, new: Mapping[int, int]) -> list[str] | None:
-        """One body for all ranks, each call behind the ranks that make it, as the original must have been.
-        None where the ranks' orders contradict each other."""
-        texts = {rank: self._texts(rank, groups, new) for rank in self.ranks}
-        steps: dict[tuple[object, str], dict[int, int]] = {}
+    def _merged(
+        self, texts: Mapping[int, list[str]], new: Mapping[int, int], extend: bool
+    ) -> list[str] | None:
+        """One body for all ranks, as the original must have been. None where the orders contradict."""
+        steps: dict[Step, dict[int, int]] = {}
         for rank in self.ranks:
             for number, (call, text) in enumerate(zip(self.calls[rank], texts[rank], strict=True)):
                 steps.setdefault((call.key, text), {})[rank] = number
         order = _topological(steps)
         if order is None:
             return None
-        stuck = {r for r in self.ranks if self.calls[r] and r not in self.endings and self._is_stuck(r)}
-        done: dict[int, int] = dict.fromkeys(self.ranks, 0)
-        lines: list[str] = []
-        guard_before: tuple[int, ...] = tuple(self.ranks)
-        for key in order:
-            callers = steps[key]
+        done = dict.fromkeys(self.ranks, 0)
+        guarded: list[tuple[str, list[int]]] = []
+        for step in order:
+            callers = steps[step]
+            call = next(self.calls[rank][number] for rank, number in callers.items())
             # Who is stuck before this line would have come to it, too.
-            would = [
-                r for r in self.ranks if r in stuck and done[r] == len(self.calls[r]) and r not in callers
-            ]
-            members = next(self.calls[r][n].members for r, n in callers.items())
-            p2p = key[1].startswith(("dist.send", "dist.recv", "dist.isend", "dist.irecv"))
-            guard = tuple(r for r in self.ranks if r in callers or (r in would and r in members and not p2p))
+            would = [r for r in self.ranks if extend and self._is_stuck(r) and done[r] == len(self.calls[r])]
+            more = [] if call.op in ("send", "recv") else [r for r in would if r in call.members]
+            guarded.append((step[1], [r for r in self.ranks if r in callers or r in more]))
             for rank in callers:
                 done[rank] += 1
-            if guard != guard_before and len(guard) < len(self.ranks):
-                lines.append(self._test("if", guard, new))
-            lines.append(key[1] if len(guard) == len(self.ranks) else f"    {key[1]}")
-            guard_before = guard
-        for rank in self.ranks:
-            ends = self._end(rank)
-            if ends:
-                lines += [self._test("if", (rank,), new), *(f"    {line}" for line in ends)]
+        lines: list[str] = []
+        before: list[int] = list(self.ranks)
+        for text, run in itertools.groupby(guarded, key=lambda pair: pair[0]):
+            guards = [guard for _, guard in run]
+            if len(guards) > 1:
+                counts = {rank: sum(rank in guard for guard in guards) for rank in self.ranks}
+                lines += [f"for _ in range({self._count(counts, new)}):", f"    {text}"]
+                before = list(self.ranks)
+                continue
+            if guards[0] != before and len(guards[0]) < len(self.ranks):
+                lines.append(self._test("if", guards[0], new))
+            lines.append(text if len(guards[0]) == len(self.ranks) else f"    {text}")
+            before = guards[0]
         return lines
 
+    def _count(self, counts: Mapping[int, int], new: Mapping[int, int]) -> str:
+        by_count: dict[int, list[int]] = {}
+        for rank, count in counts.items():
+            by_count.setdefault(count, []).append(rank)
+        if len(by_count) == 1:
+            return str(next(iter(by_count)))
+        if len(by_count) == 2:
+            (rare, who), (usual, _) = sorted(by_count.items(), key=lambda item: len(item[1]))
+            return f"{rare} {self._test('if', who, new).removesuffix(':')} else {usual}"
+        return f"{[counts[rank] for rank in self.ranks]}[rank]"
+
     def _is_stuck(self, rank: int) -> bool:
-        return any(call.blocked for call in self.calls[rank][-1:])
+        return rank not in self.endings and any(call.blocked for call in self.calls[rank][-1:])
 
     def _test(self, word: str, ranks: Sequence[int], new: Mapping[int, int]) -> str:
         inside = tuple(new[r] for r in ranks)
@@ -209,22 +243,21 @@ class Calls:
             return f"{word} rank != {outside[0]}:"
         return f"{word} rank in {inside}:"
 
-    def _by_rank(self, groups: Groups, new: Mapping[int, int]) -> list[str]:
+    def _by_rank(self, texts: Mapping[int, list[str]], new: Mapping[int, int]) -> list[str]:
         """A body for each rank, equal ones merged."""
         bodies: dict[tuple[str, ...], list[int]] = {}
         for rank in self.ranks:
-            body = (*self._texts(rank, groups, new), *self._end(rank))
-            bodies.setdefault(body, []).append(rank)
+            bodies.setdefault(tuple(texts[rank]), []).append(rank)
         lines, word = [], "if"
         for body, who in bodies.items():
             lines += [self._test(word, who, new), *(f"    {line}" for line in body or ("pass",))]
             word = "elif"
         return lines
 
-    def _texts(self, rank: int, groups: Groups, new: Mapping[int, int]) -> list[str]:
+    def _texts(self, rank: int, groups: Mapping[str, str], new: Mapping[int, int]) -> list[str]:
         lines = []
-        for number, call in enumerate(self.calls[rank]):
-            name = groups.get((call.group, call.members), "")
+        for call in self.calls[rank]:
+            name = groups.get(call.group, "")
             here = replace(
                 call,
                 members=tuple(new[r] for r in call.members if r in new),
@@ -233,38 +266,33 @@ class Calls:
             )
             text = here.code(self.ranks, name)
             if call.op == "new_group":
-                made = next((v for (_, members), v in groups.items() if members == call.members), None)
+                made = next(
+                    (
+                        groups[c.group]
+                        for c in self.calls[rank]
+                        if c.group in groups and c.members == call.members
+                    ),
+                    None,
+                )
                 text = text if made is None else f"{made} = {text}"
-            if call.is_async:
-                text = f"work_{number} = {text}"
+            if call.is_async and (call.waited or call.blocked):
+                text = f"works.append({text})"
             lines.append(f"{text}  # {call.place}" if call.place else text)
         return lines
 
-    def _end(self, rank: int) -> list[str]:
-        waits = [
-            f"work_{number}.wait()"
-            for number, call in enumerate(self.calls[rank])
-            if call.is_async and (call.waited or call.blocked)
-        ]
-        ending = self.endings.get(rank, "")
-        return [*waits, *([ending] if ending else [])]
 
-
-Groups = Mapping[tuple[str, tuple[int, ...]], str]
-
-
-def _topological(steps: Mapping[tuple[object, str], Mapping[int, int]]) -> list[tuple[object, str]] | None:
+def _topological(steps: Mapping[Step, Mapping[int, int]]) -> list[Step] | None:
     """The steps in an order that is every rank's own; of two that may be either way, that of more ranks first."""
-    sequences: dict[int, list[tuple[object, str]]] = {}
+    sequences: dict[int, list[Step]] = {}
     for step, callers in steps.items():
         for rank in callers:
             sequences.setdefault(rank, []).append(step)
     for rank, sequence in sequences.items():
-        sequence.sort(key=lambda step: steps[step][rank])  # noqa: B023
+        sequence.sort(key=lambda step: steps[step][rank])
     place = dict.fromkeys(sequences, 0)
-    order: list[tuple[object, str]] = []
+    order: list[Step] = []
     while len(order) < len(steps):
-        ready: dict[tuple[object, str], None] = {}
+        ready: dict[Step, None] = {}
         for rank, sequence in sequences.items():
             if place[rank] < len(sequence):
                 step = sequence[place[rank]]
@@ -299,7 +327,12 @@ def calls_of(evidence: Evidence, new_groups: bool = False) -> Calls:
             made.append(_call(record, numbers, any(w is record for w in waits), small))
         calls[rank] = tuple(made)
     endings = {r: e for r in ranks if (e := _ending(evidence.ranks.get(r)))}
-    absent = tuple(r for r in ranks if (s := evidence.ranks.get(r)) is not None and s.phase is Phase.ABSENT)
+    absent = tuple(
+        r
+        for r in ranks
+        if (s := evidence.ranks.get(r)) is not None
+        and (s.phase is Phase.ABSENT or (s.phase is Phase.FINISHED and not evidence.records.get(r)))
+    )
     return Calls(ranks, calls, endings, absent)
 
 
@@ -327,7 +360,8 @@ def _call(record: CallRecord, numbers: dict[tuple[object, ...], int], blocked: b
         key,
         record.op,
         members,
-        record.group.label if len(members) else "",
+        "" if record.group.description == "default_pg" or record.group.name == "0" else record.group.name,
+        "" if record.group.description == "undefined" else record.group.label,
         inputs,
         outputs,
         record.dtypes[0] if record.dtypes else "float32",
@@ -373,7 +407,7 @@ def _leave_out(call: Call, rank: int) -> Call:
     members = tuple(r for r in call.members if r != rank)
 
     def cut(shapes: tuple[tuple[int, ...], ...], whole: bool) -> tuple[tuple[int, ...], ...]:
-        if not whole or call.splits is not None and len(set(call.splits[0])) > 1:
+        if not whole or (call.splits is not None and len(set(call.splits[0])) > 1):
             return shapes
         return tuple((s[0] // n * (n - 1), *s[1:]) if s else s for s in shapes)
 

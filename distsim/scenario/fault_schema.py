@@ -119,11 +119,8 @@ class LinkFlap(OnLinks):
     @model_validator(mode="after")
     def _down_within_period(self) -> LinkFlap:
         if self.down_s >= self.period_s:
-            raise PydanticCustomError(
-                "flap",
-                "expected down_s below period_s, got {text}",
-                {"text": f"{self.down_s:g} and {self.period_s:g}"},
-            )
+            told = f"expected down_s below period_s, got {self.down_s:g} and {self.period_s:g}"
+            raise PydanticCustomError("flap", "{text}", {"text": told})
         return self
 
 

@@ -66,7 +66,9 @@ def run_for_real(scenario: Scenario) -> Result:
         result.place = None if site is None else (site.file, site.line)
     result.wrong = mistakes(scenario, Observed(outcome, output, {}), baseline_path(scenario), False)
     if code < 0:
-        result.wrong.insert(0, f"limits: the program still ran after {scenario.spec.limits.wall_time_s:g} s of wall time")
+        result.wrong.insert(
+            0, f"limits: the program still ran after {scenario.spec.limits.wall_time_s:g} s of wall time"
+        )
     return result
 
 
@@ -80,11 +82,29 @@ def _launch(scenario: Scenario, folder: Path) -> tuple[int, str]:
         "faults": [fault.model_dump() for fault in spec.faults],
     }
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-    flags = ["--on", "gloo", "--nnodes", "1", "--nproc-per-node", str(scenario.world_size), "--on-hang", "abort"]
+    flags = [
+        "--on",
+        "gloo",
+        "--nnodes",
+        "1",
+        "--nproc-per-node",
+        str(scenario.world_size),
+        "--on-hang",
+        "abort",
+    ]
     flags += ["--hang-after", str(spec.limits.host_timeout_s), "--report", str(folder / "report.json")]
     flags += ["--log-dir", str(folder / "logs"), "--redirects", "3", "--rings", str(folder / "rings")]
     flags += [flag for guard, flag in (("nan", "--nan"), ("buffers", "--checksum")) if guard in spec.guards]
-    words = [sys.executable, "-m", "distsim", "run", *flags, "-m", "distsim.scenario.inject", str(folder / "plan.json")]
+    words = [
+        sys.executable,
+        "-m",
+        "distsim",
+        "run",
+        *flags,
+        "-m",
+        "distsim.scenario.inject",
+        str(folder / "plan.json"),
+    ]
     environ = {**os.environ, **spec.env, "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
         environ.pop(name, None)

@@ -22,6 +22,8 @@ __all__ = ["reproduce"]
 
 GPUS_PER_NODE = 8
 MAX_TRIES = 400
+STYLES = ("merged", "exact", "apart")
+"""Ways to write the calls down as a program; the first that gives the diagnosis is taken."""
 
 
 @dataclass(slots=True)
@@ -58,14 +60,16 @@ def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[st
     yield f"{first.kind.label}: {first.explanation}"
     folder = Path(tempfile.mkdtemp(prefix="distsim-reproduce-"))
     try:
-        calls, number = _find(found, first, folder, shrink)
+        calls, style, number = _find(found, first, folder, shrink)
+        last = _attempt(calls, folder, style).diagnosis
+        assert last is not None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     culprits = [calls.ranks.index(rank) for rank in first.culprits]
     attempt_folder = output.absolute().parent
     teaches = f"{first.kind.label.capitalize()}, reproduced from the flight records of {found.evidence.world_size} ranks."
-    script.write_text(calls.program(teaches), encoding="utf-8")
-    output.write_text(_toml(calls, script.name, first, culprits, teaches), encoding="utf-8")
+    script.write_text(calls.program(teaches, style), encoding="utf-8")
+    output.write_text(_toml(calls, script.name, last, culprits, teaches), encoding="utf-8")
     made = sum(len(made) for made in calls.calls.values())
     before = sum(len(made) for made in calls_of(found.evidence).calls.values())
     yield (
@@ -75,8 +79,10 @@ def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[st
     yield f"run it: distsim scenario run {output if output.is_absolute() else attempt_folder / output.name}"
 
 
-def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[Calls, int]:
+def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[Calls, str, int]:
     tries = 0
+
+    style = "merged"
 
     def fails_alike(calls: Calls) -> bool:
         nonlocal tries
@@ -84,7 +90,7 @@ def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[C
             return False
         tries += 1
         culprits = [calls.ranks.index(rank) for rank in first.culprits]
-        return _attempt(calls, folder).same(first.kind, culprits)
+        return _attempt(calls, folder, style).same(first.kind, culprits)
 
     whole = calls_of(found.evidence, new_groups=first.kind is Kind.GROUP_CREATION_ORDER)
     # Who was stuck was ended from outside, later: by the launcher, by a signal, by its peers' end.
@@ -93,9 +99,13 @@ def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[C
     }
     whole = replace(whole, endings=own)
     starts = [whole, *_other_endings(whole, found, first)]
-    calls = next((candidate for candidate in starts if fails_alike(candidate)), None)
+    calls = None
+    for style in STYLES:
+        calls = next((candidate for candidate in starts if fails_alike(candidate)), None)
+        if calls is not None:
+            break
     if calls is None:
-        got = _attempt(whole, folder).diagnosis
+        got = _attempt(whole, folder, STYLES[0]).diagnosis
         raise UsageError(
             f"the records say {first.kind.value} of ranks {list(first.culprits)}; simulated, the same calls give "
             f"{'nothing wrong' if got is None else f'{got.kind.value} of ranks {list(got.culprits)}'}: "
@@ -105,7 +115,7 @@ def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[C
         calls = _fewest_calls(calls, fails_alike)
         calls = _fewest_ranks(calls, first, fails_alike)
         calls = _fewest_calls(calls, fails_alike)
-    return calls, tries
+    return calls, style, tries
 
 
 def _other_endings(calls: Calls, found: Found, first: Diagnosis) -> Iterator[Calls]:
@@ -146,9 +156,10 @@ def _fewest_ranks(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls],
     return calls
 
 
-def _attempt(calls: Calls, folder: Path) -> Attempt:
-    script = folder / "candidate.py"
-    script.write_text(calls.program("A candidate."), encoding="utf-8")
+def _attempt(calls: Calls, folder: Path, style: str) -> Attempt:
+    # Texts of programs are kept by their path, so each has its own.
+    script = folder / f"candidate_{len(list(folder.iterdir()))}.py"
+    script.write_text(calls.program("A candidate.", style), encoding="utf-8")
     scenario = check(_settings(calls, script.name), folder / "candidate.toml")
     outcome, _, _ = simulate_scenario(scenario)
     return Attempt(next((d for d in outcome.diagnoses if not d.is_warning), None))

@@ -181,7 +181,8 @@ class Faults:
         hosts = {v.host for v in ends if v.host is not None}
         members = calls[0].members if calls else tuple(range(self.world.world_size))
         on_hosts = tuple(r for r in members if self.world.slots[r].host in hosts)
-        near = [r for r in on_hosts if any(v.name == self.world.slots[r].device for v in ends)]
+        inside = all(v.kind not in ("nic", "leaf", "spine", "switch") for v in ends)
+        near = [r for r in on_hosts if inside and any(v.name == self.world.slots[r].device for v in ends)]
         return tuple(near) or on_hosts or tuple(members)
 
     # -- ranks

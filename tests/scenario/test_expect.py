@@ -1,0 +1,130 @@
+"""Expectations that do not hold are named, one line each; those that hold say nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.scenario.made import STEPS, ran
+
+HANG = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+t = torch.ones(4)
+if dist.get_rank() != 2:
+    dist.all_reduce(t)  # <- waits
+dist.barrier()  # <- culprit
+"""
+FUNCTION = """\
+import torch
+import torch.distributed as dist
+
+
+def total(times="1"):
+    dist.init_process_group("gloo")
+    t = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(t)
+    return t * int(times)
+"""
+
+
+def test_a_healthy_run_passes(tmp_path: Path) -> None:
+    """Nothing expected but health, and it is healthy."""
+    result = ran(tmp_path, "[expect]\nexit_code = 0\nprints = { all = [], 1 = ['rank 1 has 256'] }")
+    assert result.wrong == []
+    assert result.kind == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("expect", "wrong"),
+    [
+        ("kind = 'missing_rank'", "expect.kind: expected missing_rank, got healthy"),
+        ("exit_code = 3", "expect.exit_code: expected 3, got 0"),
+        ("output = ['rank 0 has 1']", "expect.output: no rank printed 'rank 0 has 1'"),
+        ("prints = { 3 = ['rank 2 has 256'] }", "expect.prints.3: rank 3 did not print 'rank 2 has 256'"),
+        ("virtual_time_below_s = '1us'", "expect.virtual_time_below_s: expected below 1 us"),
+        (
+            "busbw_above = { all_reduce = '900GB/s' }",
+            "expect.busbw_above.all_reduce: expected above 900.0 GB/s",
+        ),
+        (
+            "busbw_above = { broadcast = '1GB/s' }",
+            "expect.busbw_above.broadcast: no rank ever called broadcast",
+        ),
+        ("utilisation_below = { 'n0/nic*' = 0.01 }", "expect.utilisation_below: expected n0/nic* below 1%"),
+        ("utilisation_below = { 'x->y' = 0.5 }", "expect.utilisation_below: no link 'x->y'"),
+        ("call = { op = 'all_reduce', seq = 9 }", "expect.call: no rank ever called all_reduce #9"),
+        ("step_time = { line = '# <- step' }", "expect.step_time: no baseline made.baseline.json"),
+    ],
+)
+def test_what_a_healthy_run_does_not_do(tmp_path: Path, expect: str, wrong: str) -> None:
+    """Each is a line that begins with its path in the file."""
+    result = ran(tmp_path, f"[expect]\n{expect}")
+    assert len(result.wrong) == 1
+    assert result.wrong[0].startswith(wrong)
+
+
+@pytest.mark.parametrize(
+    ("expect", "wrong"),
+    [
+        ("kind = 'missing_rank'\nculprits = [2]\nline = '# <- culprit'\nstuck_line = '# <- waits'", None),
+        ("kind = 'missing_rank'\ngroup = 'default_pg'\ncall = { op = 'all_reduce', seq = 1 }", None),
+        ("kind = 'healthy'", "expect.kind: expected healthy, got missing_rank"),
+        ("kind = 'missing_rank'\nculprits = [1]", "expect.culprits: expected [1], got [2]"),
+        ("kind = 'missing_rank'\ngroup = 'dp'", "expect.group: expected 'dp', got 'default_pg'"),
+        ("kind = 'missing_rank'\nline = '# <- waits'", "expect.line: expected a culprit at line 7"),
+        ("kind = 'missing_rank'\nstuck_line = '# <- culprit'", None),
+        ("kind = 'missing_rank'\ncall = { seq = 2 }", "expect.call.seq: expected 2, got 1"),
+        ("kind = 'missing_rank'\nexplanation = 'the moon'", "expect.explanation: expected 'the moon'"),
+    ],
+)
+def test_the_diagnosis_is_compared_part_by_part(tmp_path: Path, expect: str, wrong: str | None) -> None:
+    """Kind, culprits, group, call and the marked lines."""
+    result = ran(tmp_path, f"[expect]\n{expect}", HANG)
+    told = [line for line in result.wrong if not line.startswith("expect.call: no rank")]
+    assert [line[: len(wrong or "")] for line in told] == ([] if wrong is None else [wrong])
+
+
+def test_the_failure_has_the_report_and_the_way_to_see_it_again(tmp_path: Path) -> None:
+    """What a pull request needs: difference, diagnosis, command."""
+    result = ran(tmp_path, "[expect]", HANG)
+    assert "missing rank  rank 2  all_reduce #1" in result.text
+    assert "next: " in result.text
+    assert "replay: distsim scenario run" in result.text
+    assert result.place == (str(tmp_path / "made.py"), 8)
+
+
+def test_results_of_a_function_are_compared(tmp_path: Path) -> None:
+    """Tensors are lists, `all` is every rank."""
+    head = 'program = "made.py:total"\nargs = ["2"]\n'
+    assert ran(tmp_path, head + "[expect]\nresults = { all = [12.0] }", FUNCTION).wrong == []
+    wrong = ran(tmp_path, head + "[expect]\nresults = { 1 = [6.0] }", FUNCTION).wrong
+    assert wrong == ["expect.results.1: expected [6.0], got [12.0] on rank 1"]
+
+
+def test_a_step_is_held_against_its_baseline(tmp_path: Path) -> None:
+    """Written with --update-baselines; a slower link breaks the band."""
+    from distsim.scenario import run_scenario
+    from tests.scenario.made import made
+
+    toml = "[expect]\nstep_time = { band = 0.1, line = '# <- step' }"
+    scenario = made(tmp_path, toml)
+    assert run_scenario(scenario, update_baseline=True).wrong == []
+    assert run_scenario(scenario).wrong == []
+    slow = "faults = [{ what = 'link_slow', link = 'n0/nic0->leaf0', factor = 0.1 }]\n"
+    wrong = run_scenario(made(tmp_path, slow + toml)).wrong
+    assert len(wrong) == 1
+    assert wrong[0].startswith("expect.step_time: expected ")
+    (tmp_path / "made.baseline.json").write_text("[]")
+    assert "expected figures by name" in run_scenario(scenario).wrong[0]
+
+
+def test_a_raise_is_no_health(tmp_path: Path) -> None:
+    """A program that raises fails an expectation of health, with its exception."""
+    result = ran(tmp_path, "[expect]", STEPS + "raise ValueError('no')\n")
+    assert result.exit_code == 1
+    assert "got rank_raised" in result.wrong[0]
+    assert "ValueError: no" in result.text

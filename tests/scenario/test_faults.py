@@ -1,0 +1,198 @@
+"""Every fault rule does what it says, inside collectives, and the same each time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distsim.scenario import Result
+from tests.scenario.made import ran
+
+HANGS = {
+    "what = 'link_cut', link = 'n0/nic0->leaf0', call = 'all_reduce #2', after_s = '10us'": (
+        "network_fault",
+        (0, 1),
+    ),
+    "what = 'nic_down', nic = 'n1/nic0', at_s = '1ms'": ("network_fault", (2, 3)),
+    "what = 'switch_down', switch = 'leaf0', at_s = '1ms'": ("network_fault", (0, 1, 2, 3)),
+    "what = 'store_unreachable', ranks = [2]": ("network_fault", (2,)),
+    "what = 'master_unreachable'": ("network_fault", (2, 3)),
+    "what = 'crash', ranks = [1], call = 'all_reduce #2'": ("rank_killed", (1,)),
+    "what = 'crash', ranks = [1], call = 2, after_s = '10us'": ("rank_killed", (1,)),
+    "what = 'crash', ranks = [2]": ("rank_killed", (2,)),
+    "what = 'freeze', ranks = [1], call = 'all_reduce #3 on default_pg'": ("process_frozen", (1,)),
+    "what = 'freeze', ranks = [3], at_s = '1ms'": ("process_frozen", (3,)),
+    "what = 'exit', ranks = [0], code = 5, call = 1": ("rank_exited", (0,)),
+    "what = 'exception', ranks = [1], exception = 'KeyError', call = 2": ("rank_raised", (1,)),
+    "what = 'exception', ranks = [1], at_s = '1ms'": ("rank_raised", (1,)),
+}
+LATER = {
+    "what = 'link_slow', link = 'n0/nic0->leaf0', factor = 0.05": 2e-4,
+    "what = 'link_slow', link = 'n0/nic0->leaf0', extra_latency_s = '1ms'": 1e-3,
+    "what = 'link_cut', link = 'n0/nic0->leaf0', call = 'all_reduce #2', for_s = 3": 2.9,
+    "what = 'link_flap', link = 'n0/nic0->leaf0', period_s = '2ms', down_s = '1.9ms'": 1e-3,
+    "what = 'link_lossy', link = 'n*->leaf0', loss = 0.2": 1e-4,
+    "what = 'freeze', ranks = [1], call = 2, for_s = 7": 6.9,
+    "what = 'freeze', ranks = [1], at_s = '1ms', for_s = 7": 6.9,
+    "what = 'delay', ranks = [1], call = 2, delay_s = 5": 4.9,
+    "what = 'straggler', ranks = [2], factor = 1000": 1e-3,
+    "what = 'straggler', ranks = [2], delay_s = 1, distribution = 'uniform'": 0.1,
+    "what = 'jitter', period_s = '5us', pause_s = '10us'": 1e-5,
+    "what = 'store_unreachable', ranks = [2], for_s = 4": 3.9,
+    "what = 'slow_storage', ranks = [0], delay_s = 9": 8.9,
+}
+SAVES = """\
+import os, tempfile
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+t = torch.ones(1 << 16)
+for step in range(4):
+    torch.ones(64, 64) @ torch.ones(64, 64)
+    dist.all_reduce(t)
+if dist.get_rank() == 0:
+    open(os.devnull).close()
+dist.barrier()
+"""
+
+
+def _with(folder: Path, fault: str, expect: str = "[expect]", program: str = SAVES) -> Result:
+    return ran(folder, f"faults = [{{ {fault} }}]\n{expect}", program)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_s(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """How long the program takes when nothing goes wrong."""
+    return ran(tmp_path_factory.mktemp("undisturbed"), "[expect]", SAVES).virtual_time_s
+
+
+@pytest.mark.parametrize("fault", HANGS)
+def test_a_fault_that_stops_the_job_is_the_diagnosis(tmp_path: Path, fault: str) -> None:
+    """Kind and culprits come from the fault, and the report says that it was injected."""
+    result = _with(tmp_path, fault)
+    assert (result.kind, result.culprits) == HANGS[fault]
+    assert "note: injected: " in result.report
+
+
+@pytest.mark.parametrize("fault", LATER)
+def test_a_fault_that_passes_costs_time_and_nothing_else(
+    tmp_path: Path, fault: str, undisturbed_s: float
+) -> None:
+    """The run ends well, later by at least what the fault takes."""
+    result = _with(tmp_path, fault)
+    assert result.wrong == []
+    assert result.virtual_time_s - undisturbed_s > LATER[fault]
+
+
+@pytest.mark.parametrize("fault", [*HANGS, *LATER])
+def test_the_same_seed_gives_the_same_run(tmp_path: Path, fault: str) -> None:
+    """Bit for bit: the JSON reports are equal."""
+    assert _with(tmp_path, fault).document == _with(tmp_path, fault).document
+
+
+def test_a_second_rail_takes_over(tmp_path: Path) -> None:
+    """A NIC that is down stops the job; with a second rail it goes on, and loses the failover's time."""
+    place = 'on = "dgx-h100:2"\nnproc_per_node = 2\n'
+    fault = "what = 'nic_down', nic = 'n0/nic0', at_s = '300us'"
+    alone = ran(tmp_path, f"{place}faults = [{{ {fault} }}]\n[expect]", SAVES)
+    assert alone.kind == "network_fault"
+    rail = f"{fault}, second_rail = 'n0/nic1', failover_s = '20ms'"
+    both = ran(tmp_path, f"{place}faults = [{{ {rail} }}]\n[expect]", SAVES)
+    assert both.wrong == []
+    assert 0.02 < both.virtual_time_s < 0.05
+
+
+def test_losing_packets_costs_more_where_the_window_is_sent_again(
+    tmp_path: Path, undisturbed_s: float
+) -> None:
+    """go_back_n is dearer than selective repeat, which is dearer than no loss."""
+    place = 'on = "dgx-h100:2"\nnproc_per_node = 2\n'
+    program = SAVES.replace("1 << 16", "1 << 22")
+    times = []
+    for recovery in ("selective", "go_back_n"):
+        fault = f"what = 'link_lossy', link = 'n*->leaf*', loss = 0.05, recovery = '{recovery}'"
+        times.append(ran(tmp_path, f"{place}faults = [{{ {fault} }}]\n[expect]", program).virtual_time_s)
+    assert times[1] > 1.2 * times[0]
+
+
+def test_jitter_at_the_same_moments_costs_less(tmp_path: Path) -> None:
+    """Pauses that all ranks have together are lost once, others are lost by whoever waits."""
+    program = SAVES.replace("(64, 64)", "(256, 256)").replace("range(4)", "range(20)")
+    jitter = "what = 'jitter', period_s = '200us', pause_s = '100us'"
+    together = _with(tmp_path, jitter, program=program).virtual_time_s
+    apart = _with(tmp_path, f"{jitter}, synchronous = false", program=program).virtual_time_s
+    assert apart > together
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_flipped_bit_is_found_by_the_guard_alone(tmp_path: Path, guarded: bool) -> None:
+    """With the guard the run stops at the call; without it the ranks end with other numbers."""
+    program = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+t = torch.ones(3)
+for _ in range(2):
+    dist.all_reduce(t)
+print(t.tolist())
+"""
+    fault = "what = 'corrupt', rank = 2, element = 1, bit = 23, call = 'all_reduce #2'"
+    guards = "guards = ['payloads']\n" if guarded else ""
+    result = ran(tmp_path, f"{guards}faults = [{{ {fault} }}]\n[expect]", program)
+    if guarded:
+        assert (result.kind, result.culprits) == ("network_fault", (2,))
+    else:
+        assert result.wrong == []
+        assert "[2] [16.0, 8.0, 16.0]" in result.output
+        assert "[1] [16.0, 16.0, 16.0]" in result.output
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (
+            "what = 'crash', ranks = [1], call = 'all_reduce #99'",
+            "faults[0]: never struck (rank 1 killed by SIGKILL",
+        ),
+        (
+            "what = 'slow_storage', delay_s = 1, files = '*.nothing'",
+            "faults[0]: never struck (files *.nothing",
+        ),
+        ("what = 'corrupt', rank = 1, call = 'broadcast #1'", "faults[0]: never struck (bit 0"),
+    ],
+)
+def test_a_fault_that_never_struck_fails_the_scenario(tmp_path: Path, fault: str, told: str) -> None:
+    """A scenario that does not test what it says is wrong."""
+    wrong = _with(tmp_path, fault).wrong
+    assert len(wrong) == 1
+    assert wrong[0].startswith(told)
+
+
+def test_a_straggler_is_named_once_it_is_a_habit(tmp_path: Path) -> None:
+    """Late at every step: a warning with its rank. Late once: nothing."""
+    habit = _with(tmp_path, "what = 'straggler', ranks = [2], factor = 1000", "[expect]\nkind = 'straggler'")
+    assert habit.wrong == []
+    assert habit.culprits == (2,)
+    assert "came late to 4 of 5 collectives" in habit.report
+    assert _with(tmp_path, "what = 'delay', ranks = [2], call = 2, delay_s = 5").kind == "healthy"
+
+
+ENDLESS = {
+    "virtual_time_s = 0.05": "while True:\n    dist.barrier()\n",
+    "events = 2000": "while True:\n    dist.barrier()\n",
+    "wall_time_s = 0.6": "while True:\n    t = t + 0.0\n",
+}
+
+
+@pytest.mark.parametrize("limit", ENDLESS)
+def test_a_program_that_never_ends_is_ended(tmp_path: Path, limit: str) -> None:
+    """By virtual time, by events, by wall time; the report says where every rank was."""
+    head = (
+        'import torch\nimport torch.distributed as dist\ndist.init_process_group("gloo")\nt = torch.ones(1)\n'
+    )
+    result = ran(tmp_path, f"[limits]\n{limit}\n[expect]", head + ENDLESS[limit])
+    assert not result.passed
+    assert "still ran after" in result.wrong[0] or result.kind == "host_stuck"
+    assert "made.py:" in result.report
