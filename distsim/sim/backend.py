@@ -34,7 +34,7 @@ _SIMULATED = frozenset({"gloo", "nccl", "mpi", "sim", "undefined"})
 _DEFAULT_TIMEOUTS = (timedelta(minutes=30), timedelta(minutes=10))
 
 
-class ProcessWorld(c10d._World):  # type: ignore[misc]
+class ProcessWorld(c10d._World):
     """torch's `_World` with everything in the instance, one for each simulated process."""
 
     def __init__(self) -> None:
@@ -99,14 +99,18 @@ def _new_process_group_helper(
     """torch's helper with the backend exchanged for `sim`; the name asked for is put back after."""
     task = current_task()
     if task is None:
-        return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
+        return _real_helper(
+            group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs
+        )
     process = task.process
     asked = dict.fromkeys(c10d.BackendConfig(backend).get_device_backend_map().values())
     third_party = [name for name in asked if name not in _SIMULATED]
     if third_party:
         if third_party[0] in ("ucc", "xccl", "fake"):
             raise NotSimulated(f"backend {third_party[0]!r}", "use gloo, nccl, mpi or sim")
-        return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
+        return _real_helper(
+            group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs
+        )
     default = not global_ranks_in_group
     if group_size == -1:  # MPI assigns size and rank itself
         group_size, group_rank = task.world.world_size, process.rank
@@ -116,7 +120,11 @@ def _new_process_group_helper(
         ranks = tuple(global_ranks_in_group)
         # a hashed name: made with use_local_synchronization, by the members alone and in any order
         local = not str(group_name).isdigit()
-        where = Group(str(group_name), kwargs.get("group_desc") or "undefined", ranks) if local else _world_group(process)
+        where = (
+            Group(str(group_name), kwargs.get("group_desc") or "undefined", ranks)
+            if local
+            else _world_group(process)
+        )
         record = _record(process, "new_group", where, ranks)
         if local:
             record.seq = 0
@@ -182,7 +190,9 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     """torch asks for a group of backend `sim`."""
     task = current_task()
     if task is None:
-        raise UsageError("backend 'sim' exists only inside a simulation: run the program with `distsim run` or distsim.simulate")
+        raise UsageError(
+            "backend 'sim' exists only inside a simulation: run the program with `distsim run` or distsim.simulate"
+        )
     process, world = task.process, task.world
     backend, description, record = process.inbox.pop("group", ("sim", None, None))
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
@@ -209,7 +219,13 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
         communicator = world.communicators[key] = Communicator(world, group, flavour)
     timeout = options.timeout
     pg = SimGroup(
-        process, communicator, options.group_rank, backends, timeout, timeout not in _DEFAULT_TIMEOUTS, options.store
+        process,
+        communicator,
+        options.group_rank,
+        backends,
+        timeout,
+        timeout not in _DEFAULT_TIMEOUTS,
+        options.store,
     )
     process.group_objects.append(pg)
     pg.meet(group, record)
@@ -230,7 +246,9 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         "HashStore": (dist.HashStore, stores.HashStore),
         "PrefixStore": (dist.PrefixStore, stores.PrefixStore),
     }
-    for module_name in sorted(name for name in sys.modules if name.startswith(("torch.distributed", "torch._C._distributed_c10d"))):
+    for module_name in sorted(
+        name for name in sys.modules if name.startswith(("torch.distributed", "torch._C._distributed_c10d"))
+    ):
         module = sys.modules[module_name]
         for name, (real, simulated) in replaced.items():
             if getattr(module, "__dict__", {}).get(name) is real:
@@ -244,5 +262,3 @@ def adopt_groups(process: SimProcess) -> None:
         return
     for pg, name in process.c10d.pg_names.items():
         torch._C._distributed_c10d._register_process_group(name, pg)
-
-

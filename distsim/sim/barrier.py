@@ -51,7 +51,13 @@ def monitored_barrier(group: SimGroup, timeout: timedelta, wait_all_ranks: bool)
             meeting.released.succeed()
         else:
             # the others outlive rank 0's own timeout, as in torch, where rank 0's verdict ends them
-            task.wait(meeting.released, CallWait(record), limit_s if 0 not in meeting.records else None, lambda: expired, True)
+            task.wait(
+                meeting.released,
+                CallWait(record),
+                limit_s if 0 not in meeting.records else None,
+                lambda: expired,
+                True,
+            )
     except TimeoutError as exc:
         if exc is not expired:
             raise

@@ -188,7 +188,11 @@ class Communicator:
         if faults is not None:
             faults.on_start(ends)
         moved: simpy.Event = self.world.network.send(
-            self.devices[send.source], self.devices[recv.destination], send.arrival.record.nbytes, self.flavour, flow_key
+            self.devices[send.source],
+            self.devices[recv.destination],
+            send.arrival.record.nbytes,
+            self.flavour,
+            flow_key,
         )
 
         def arrive(_: object) -> None:

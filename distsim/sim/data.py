@@ -81,5 +81,9 @@ def reduce_tensors(tensors: Tensors, op: str) -> Tensor:
     total = first.clone(memory_format=torch.contiguous_format)
     total = functools.reduce(_FOLD[op], (t.detach().reshape(total.shape) for t in tensors[1:]), total)
     if op == "AVG":
-        total = total.div_(len(tensors)) if total.is_floating_point() or total.is_complex() else total.floor_divide_(len(tensors))
+        total = (
+            total.div_(len(tensors))
+            if total.is_floating_point() or total.is_complex()
+            else total.floor_divide_(len(tensors))
+        )
     return total

@@ -33,7 +33,7 @@ __all__ = ["SimGroup"]
 _UNSET = timedelta(milliseconds=-1)
 
 
-class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
+class SimGroup(dist.ProcessGroup):
     """A process group of one simulated rank."""
 
     def __init__(
@@ -192,7 +192,8 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
             world.faults.on_call(task, record)
         timeout = getattr(opts, "timeout", None)
         own = timeout is not None and timeout.total_seconds() > 0 and timeout != self._timeout
-        limit_s = (timeout if own else self._timeout).total_seconds()
+        limit: timedelta = timeout if own and timeout is not None else self._timeout
+        limit_s = limit.total_seconds()
         work = SimWork(
             process,
             record,
@@ -208,7 +209,9 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
             world.faults.on_arrival(arrival)
         return arrival
 
-    def _collective(self, op: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], opts: Any, **facts: Any) -> Work:
+    def _collective(
+        self, op: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], opts: Any, **facts: Any
+    ) -> Work:
         some = (*inputs, *outputs)
         flavour = self._flavour(some[0].device) if some else self.name()
         refusals.refuse(op, flavour, some, facts.get("reduce_op"))
@@ -226,7 +229,9 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # -- collectives
 
-    def broadcast(self, tensors: Any, opts: Any = None, root: int | None = None, timeout: timedelta | None = None) -> Work:
+    def broadcast(
+        self, tensors: Any, opts: Any = None, root: int | None = None, timeout: timedelta | None = None
+    ) -> Work:
         tensors = _tensor_list(tensors)
         if isinstance(opts, int):
             opts, root = None, opts
@@ -236,7 +241,9 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
         facts = {"root": root, "nbytes": _nbytes(tensors), "extra": root}
         return self._collective("broadcast", tensors, tensors, opts or _Timeout(timeout), **facts)
 
-    def allreduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Work:
+    def allreduce(
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None
+    ) -> Work:
         tensors = _tensor_list(tensors)
         op = _reduce_op(opts, op)
         refusals.check_single("allreduce", tensors)
@@ -259,7 +266,11 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
         inputs = _tensor_list(input_tensors)
-        lists = output_tensors if output_tensors and isinstance(output_tensors[0], list | tuple) else [output_tensors]
+        lists = (
+            output_tensors
+            if output_tensors and isinstance(output_tensors[0], list | tuple)
+            else [output_tensors]
+        )
         refusals.check_equal_lists("allgather", lists[0], inputs, self.size())
         facts = {"nbytes": _nbytes(lists[0])}
         return self._collective("all_gather", inputs, lists[0], opts, **facts)
@@ -271,12 +282,16 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     _allgather_base = all_gather_single
 
-    def allgather_coalesced(self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None) -> Work:
+    def allgather_coalesced(
+        self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None
+    ) -> Work:
         flat = [t for tensors in output_lists for t in tensors]
         facts = {"nbytes": _nbytes(flat)}
         return self._collective("all_gather_coalesced", input_list, flat, opts, **facts)
 
-    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> Work:
         facts = {"nbytes": _nbytes(outputs)}
         return self._collective("all_gather_into_tensor_coalesced", inputs, outputs, opts, **facts)
 
@@ -289,7 +304,7 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
         outputs = list(output_tensors[0]) if output_tensors and self.rank() == root else []
         if self.rank() == root:
             refusals.check_equal_lists("gather", outputs, inputs, self.size())
-        facts = {"root": root, "nbytes": _nbytes(inputs) * self.size(), "extra": root}
+        facts = {"root": root, "nbytes": _nbytes(inputs), "extra": root}
         return self._collective("gather", inputs, outputs, opts, **facts)
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
@@ -299,12 +314,14 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
         inputs = list(input_tensors[0]) if input_tensors and self.rank() == root else []
         if self.rank() == root:
             refusals.check_scatter_lists(inputs, outputs[0], self.size())
-        facts = {"root": root, "nbytes": _nbytes(outputs) * self.size(), "extra": root}
+        facts = {"root": root, "nbytes": _nbytes(outputs), "extra": root}
         return self._collective("scatter", inputs, outputs, opts, **facts)
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
         outputs = _tensor_list(output_tensors)
-        lists = input_tensors if input_tensors and isinstance(input_tensors[0], list | tuple) else [input_tensors]
+        lists = (
+            input_tensors if input_tensors and isinstance(input_tensors[0], list | tuple) else [input_tensors]
+        )
         refusals.check_reduce_scatter_lists(lists[0], outputs[0], self.size())
         op = _reduce_op(opts, None)
         facts = {"reduce_op": op, "nbytes": _nbytes(lists[0]), "extra": op}
@@ -318,7 +335,9 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> Work:
         op = _reduce_op(opts, None)
         facts = {"reduce_op": op, "nbytes": _nbytes(inputs), "extra": op}
         return self._collective("reduce_scatter_tensor_coalesced", inputs, outputs, opts, **facts)
@@ -326,7 +345,12 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def all_to_all_single(
-        self, output: Tensor, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
     ) -> Work:
         sent = refusals.check_splits("input", input, input_splits, self.size())
         received = refusals.check_splits("output", output, output_splits, self.size())
@@ -355,7 +379,7 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
         tensors = _tensor_list(tensors)
         self._check_peer("send", dst, tensors, tag)
-        facts = {"peer": dst, "tag": tag, "nbytes": _nbytes(tensors), "is_async": _caller_is("isend")}
+        facts: dict[str, Any] = {"peer": dst, "tag": tag, "nbytes": _nbytes(tensors), "is_async": _caller_is("isend")}
         arrival = self._call("send", tensors, [], **facts)
         self._communicator.send(self.rank(), dst, tag, arrival)
         return arrival.work
@@ -363,7 +387,7 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         tensors = _tensor_list(tensors)
         self._check_peer("recv", src, tensors, tag)
-        facts = {"peer": src, "tag": tag, "nbytes": _nbytes(tensors), "is_async": _caller_is("irecv")}
+        facts: dict[str, Any] = {"peer": src, "tag": tag, "nbytes": _nbytes(tensors), "is_async": _caller_is("irecv")}
         arrival = self._call("recv", [], tensors, **facts)
         self._communicator.recv(src, self.rank(), tag, arrival)
         return arrival.work
@@ -371,7 +395,7 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         tensors = _tensor_list(tensors)
         refusals.refuse("recv", self._flavour(tensors[0].device), tensors, None, tag=tag)
-        facts = {"peer": None, "tag": tag, "nbytes": _nbytes(tensors), "is_async": _caller_is("irecv")}
+        facts: dict[str, Any] = {"peer": None, "tag": tag, "nbytes": _nbytes(tensors), "is_async": _caller_is("irecv")}
         arrival = self._call("recv", [], tensors, **facts)
         self._communicator.recv(None, self.rank(), tag, arrival)
         return arrival.work
@@ -420,7 +444,9 @@ class SimGroup(dist.ProcessGroup):  # type: ignore[misc]
         if peer == self.rank():
             raise RuntimeError(f"ProcessGroupGloo::{op}: a rank cannot {op} to or from itself (rank {peer})")
         if not 0 <= peer < self.size():
-            raise RuntimeError(f"ProcessGroupGloo::{op}: peer {peer} is out of range for a group of {self.size()}")
+            raise RuntimeError(
+                f"ProcessGroupGloo::{op}: peer {peer} is out of range for a group of {self.size()}"
+            )
 
     def __repr__(self) -> str:
         return f"SimGroup({self.name()}, rank {self.rank()} of {self.size()}, {self._group.label})"
@@ -434,7 +460,11 @@ class _Timeout:
 
 
 def _opts(opts: Any, timeout: timedelta | None) -> Any:
-    return opts if opts is not None and not isinstance(opts, ReduceOp | ReduceOp.RedOpType) else _Timeout(timeout)
+    return (
+        opts
+        if opts is not None and not isinstance(opts, ReduceOp | ReduceOp.RedOpType)
+        else _Timeout(timeout)
+    )
 
 
 def _reduce_op(opts: Any, op: Any) -> Any:

@@ -23,7 +23,17 @@ CALLS = 4
 MAX_EVENTS = 50_000
 WALL_LIMIT_S = 2.0
 
-_KEPT = ("phase", "exit_code", "exception", "traceback_text", "end_s", "last_stack", "exposed_s", "idle_s", "compute_s")
+_KEPT = (
+    "phase",
+    "exit_code",
+    "exception",
+    "traceback_text",
+    "end_s",
+    "last_stack",
+    "exposed_s",
+    "idle_s",
+    "compute_s",
+)
 
 
 class Lookahead:

@@ -127,7 +127,9 @@ def _find(request: RunRequest) -> Program:
     if request.module:
         spec = _module_spec(request.program)
         if spec is None or spec.loader is None:
-            raise UsageError(f"no module named {request.program!r}: -m expects a module that Python can import from here")
+            raise UsageError(
+                f"no module named {request.program!r}: -m expects a module that Python can import from here"
+            )
         return Program(spec.origin or request.program, request.program, spec)
     if not os.path.isfile(request.program):
         raise UsageError(f"no script {request.program}: no such file (looked in {os.getcwd()})")
@@ -204,12 +206,17 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
         with simulation() as world.host:
             world.initial_torch_rng = _fresh_rng()
             for slot in slots:
-                process = world.new_process(slot, _environ(slot, slots, per_node, nodes), sys.argv, rank=slot.rank)
+                process = world.new_process(
+                    slot, _environ(slot, slots, per_node, nodes), sys.argv, rank=slot.rank
+                )
                 world.start_process(process, enter(process))
             if request.conditions is not None:
                 request.conditions.begin(world)
             try:
-                with world.faults.patches() if world.faults is not None else contextlib.nullcontext(), interruptible(world):
+                with (
+                    world.faults.patches() if world.faults is not None else contextlib.nullcontext(),
+                    interruptible(world),
+                ):
                     world.run()
             except KeyboardInterrupt:
                 interrupted = True
@@ -236,6 +243,10 @@ def _progress(world: World, wall_s: float) -> Progress:
     if task is not None:
         waiting = f"rank {task.process.rank} computes"
     return Progress(
-        float(world.env.now), alive, world.world_size, world.events, world.events / wall_s if wall_s > 0 else 0.0, waiting
+        float(world.env.now),
+        alive,
+        world.world_size,
+        world.events,
+        world.events / wall_s if wall_s > 0 else 0.0,
+        waiting,
     )
-

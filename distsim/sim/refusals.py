@@ -15,7 +15,15 @@ from distsim.debug.records import CallRecord, Group
 from distsim.errors import NotSimulated
 from distsim.sim.data import reduce_op_name
 
-__all__ = ["check_equal_lists", "check_scaled", "check_single", "check_splits", "connect_error", "refuse", "timeout_error"]
+__all__ = [
+    "check_equal_lists",
+    "check_scaled",
+    "check_single",
+    "check_splits",
+    "connect_error",
+    "refuse",
+    "timeout_error",
+]
 
 _GLOO_TYPES = frozenset(
     {
@@ -48,7 +56,9 @@ def refuse(op: str, flavour: str, tensors: Sequence[Tensor], reduce_op: object, 
         if tag < 0:
             raise RuntimeError("Tag must be nonnegative")
         if any(t.layout is not torch.strided for t in tensors):
-            raise NotImplementedError("Could not run 'c10d::send' with arguments from the 'SparseCPU' backend")
+            raise NotImplementedError(
+                "Could not run 'c10d::send' with arguments from the 'SparseCPU' backend"
+            )
         if not all(t.is_contiguous() for t in tensors):
             raise RuntimeError("input tensor has to be contiguous")
         return
@@ -72,8 +82,14 @@ def refuse(op: str, flavour: str, tensors: Sequence[Tensor], reduce_op: object, 
     if name in _BITWISE and floating:
         raise RuntimeError(f"Cannot use ReduceOp.{name} with non-integral dtype")
     if name == "AVG" and not floating:
-        shown = {torch.int8: "Char", torch.uint8: "Byte", torch.int32: "Int", torch.int64: "Long", torch.bool: "Bool"}
-        raise RuntimeError(f"result type Float can't be cast to the desired output type {shown[dtype]}")
+        named = {
+            torch.int8: "Char",
+            torch.uint8: "Byte",
+            torch.int32: "Int",
+            torch.int64: "Long",
+            torch.bool: "Bool",
+        }
+        raise RuntimeError(f"result type Float can't be cast to the desired output type {named[dtype]}")
 
 
 def _refuse_as_mpi(dtype: torch.dtype, reduce_op: object) -> None:
@@ -93,12 +109,16 @@ def check_equal_lists(op: str, outputs: Sequence[Tensor], inputs: Sequence[Tenso
     """all_gather's and gather's: *size* outputs like the one input."""
     check_single(op, inputs)
     if len(outputs) != size:
-        raise RuntimeError(f"ProcessGroupGloo::{op}: invalid output tensor list at index 0 (expected length {size}, got {len(outputs)})")
+        raise RuntimeError(
+            f"ProcessGroupGloo::{op}: invalid output tensor list at index 0 "
+            f"(expected length {size}, got {len(outputs)})"
+        )
     want = inputs[0]
     for i, tensor in enumerate(outputs):
         if tensor.shape != want.shape:
             raise RuntimeError(
-                f"ProcessGroupGloo::{op}: invalid tensor size at index {i} (expected {_size(want)}, got {_size(tensor)})"
+                f"ProcessGroupGloo::{op}: invalid tensor size at index {i} "
+                f"(expected {_size(want)}, got {_size(tensor)})"
             )
         if tensor.dtype != want.dtype:
             raise RuntimeError(
@@ -108,14 +128,21 @@ def check_equal_lists(op: str, outputs: Sequence[Tensor], inputs: Sequence[Tenso
 
 def check_scatter_lists(inputs: Sequence[Tensor], output: Tensor, size: int) -> None:
     if len(inputs) != size:
-        raise RuntimeError(f"ProcessGroupGloo::scatter: Incorrect input list size {len(inputs)}. Input list size should be {size}, same as size of the process group.")
+        raise RuntimeError(
+            f"ProcessGroupGloo::scatter: Incorrect input list size {len(inputs)}. "
+            f"Input list size should be {size}, same as size of the process group."
+        )
     for i, tensor in enumerate(inputs):
         if tensor.shape != output.shape:
             raise RuntimeError(
-                f"ProcessGroupGloo::scatter: invalid tensor size at index {i} (expected {_size(output)}, got {_size(tensor)})"
+                f"ProcessGroupGloo::scatter: invalid tensor size at index {i} "
+                f"(expected {_size(output)}, got {_size(tensor)})"
             )
         if tensor.dtype != output.dtype:
-            raise RuntimeError(f"ProcessGroupGloo::scatter: invalid tensor type at index {i} (expected {output.dtype}, got {tensor.dtype})")
+            raise RuntimeError(
+                f"ProcessGroupGloo::scatter: invalid tensor type at index {i} "
+                f"(expected {output.dtype}, got {tensor.dtype})"
+            )
 
 
 def check_reduce_scatter_lists(inputs: Sequence[Tensor], output: Tensor, size: int) -> None:
@@ -137,8 +164,8 @@ def check_scaled(op: str, large: Tensor, small: Tensor, size: int) -> None:
         )
     if op == "reduce_scatter":
         if (large.shape[0] if large.dim() else 1) != size * (small.shape[0] if small.dim() else 1):
-            rows = size * (small.shape[0] if small.dim() else 1)
-            raise RuntimeError(f"Check failed: outputShape[0] * worldSize == inputShape[0] ({rows} vs. {large.shape[0] if large.dim() else 1}).")
+            rows, have = size * (small.shape[0] if small.dim() else 1), large.shape[0] if large.dim() else 1
+            raise RuntimeError(f"Check failed: outputShape[0] * worldSize == inputShape[0] ({rows} vs. {have}).")
         return
     parts = large.chunk(size) if large.dim() else (large,)
     check_equal_lists("allgather", parts, [small], size)
@@ -158,15 +185,17 @@ def check_splits(which: str, tensor: Tensor, splits: Sequence[int], size: int) -
     return tuple(int(s) for s in splits)
 
 
-def timeout_error(backend: str, record: CallRecord, seconds: float) -> BaseException:
+def timeout_error(backend: str, record: CallRecord, seconds: float) -> Exception:
     """What a call raises when its group's timeout has passed: gloo's words, with ours behind them."""
-    milliseconds = int(round(seconds * 1000))
+    milliseconds = round(seconds * 1000)
     where = f"{record.op} #{record.seq} on group {record.group.label}, rank {record.rank}"
     if backend == "nccl":
-        return dist.DistBackendError(
+        error: Exception = dist.DistBackendError(
             f"[Rank {record.rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={record.seq}, "
-            f"OpType={record.op.upper()}, Timeout(ms)={milliseconds}) ran for {milliseconds} milliseconds before timing out."
+            f"OpType={record.op.upper()}, Timeout(ms)={milliseconds}) ran for {milliseconds} "
+            "milliseconds before timing out."
         )
+        return error
     direction = "send" if record.op == "send" else "recv"
     return RuntimeError(
         "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] "
@@ -174,10 +203,12 @@ def timeout_error(backend: str, record: CallRecord, seconds: float) -> BaseExcep
     )
 
 
-def connect_error(group: Group, seconds: float) -> BaseException:
-    return dist.DistBackendError(
-        f"Gloo connectFullMesh failed: timed out after {int(seconds * 1000)}ms waiting for the members {list(group.ranks)}"
+def connect_error(group: Group, seconds: float) -> Exception:
+    error: Exception = dist.DistBackendError(
+        f"Gloo connectFullMesh failed: timed out after {int(seconds * 1000)}ms "
+        f"waiting for the members {list(group.ranks)}"
     )
+    return error
 
 
 def _size(tensor: Tensor) -> str:

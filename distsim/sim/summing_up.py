@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch.multiprocessing import ProcessRaisedException
 
-from distsim.debug.records import P2P, CallRecord, Evidence, Phase
+from distsim.debug.records import P2P, CallRecord, Evidence
 from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ def summing_up(
     )
 
 
-def _exit_code(diagnoses: Sequence[object], failures: Sequence[Failure], ranks: Sequence[SimProcess], interrupted: bool) -> int:
+def _exit_code(
+    diagnoses: Sequence[object], failures: Sequence[Failure], ranks: Sequence[SimProcess], interrupted: bool
+) -> int:
     if interrupted:
         return 130
     for diagnosis in diagnoses:
@@ -86,7 +88,9 @@ def _backends(process: SimProcess) -> list[str]:
 def _failures(processes: Sequence[SimProcess]) -> list[Failure]:
     merged: dict[tuple[str, str], list[SimProcess]] = {}
     for process in processes:
-        if isinstance(process.exception, ProcessRaisedException) and any(p.exception for p in process.children):
+        if isinstance(process.exception, ProcessRaisedException) and any(
+            p.exception for p in process.children
+        ):
             continue  # the launcher repeats what its child has raised
         if process.exception is not None:
             text = process.traceback_text or ""
@@ -120,7 +124,9 @@ def _summary(process: SimProcess, virtual_s: float) -> RankSummary:
 
 def _union_s(records: Sequence[CallRecord]) -> float:
     """Time in which at least one call's bytes moved."""
-    spans = sorted((r.started_s, r.completed_s) for r in records if r.started_s is not None and r.completed_s is not None)
+    spans = sorted(
+        (r.started_s, r.completed_s) for r in records if r.started_s is not None and r.completed_s is not None
+    )
     total, end = 0.0, float("-inf")
     for begin, finish in spans:
         if finish > end:
@@ -134,11 +140,20 @@ def _totals(ranks: Sequence[SimProcess]) -> list[CollectiveTotal]:
     found: dict[tuple[str, tuple[int, ...], str, str], list[CallRecord]] = {}
     for process in ranks:
         for record in process.records:
-            if record.started_s is None or record.completed_s is None or not (record.dtypes or record.op == "barrier"):
+            if (
+                record.started_s is None
+                or record.completed_s is None
+                or not (record.dtypes or record.op == "barrier")
+            ):
                 continue
             if record.op == "recv" or (record.op not in P2P and record.rank != record.group.ranks[0]):
                 continue
-            key = (record.group.label, record.group.ranks, record.op, record.dtypes[0] if record.dtypes else "")
+            key = (
+                record.group.label,
+                record.group.ranks,
+                record.op,
+                record.dtypes[0] if record.dtypes else "",
+            )
             found.setdefault(key, []).append(record)
     totals = []
     for (label, members, op, dtype), records in found.items():
@@ -146,7 +161,17 @@ def _totals(ranks: Sequence[SimProcess]) -> list[CollectiveTotal]:
         time_s = sum((r.completed_s or 0.0) - (r.started_s or 0.0) for r in records)
         algbw = num_bytes / time_s if time_s > 0 else 0.0
         totals.append(
-            CollectiveTotal(label, op, dtype, len(members), len(records), num_bytes, time_s, algbw, algbw * bus_factor(op, len(members)))
+            CollectiveTotal(
+                label,
+                op,
+                dtype,
+                len(members),
+                len(records),
+                num_bytes,
+                time_s,
+                algbw,
+                algbw * bus_factor(op, len(members)),
+            )
         )
     return sorted(totals, key=lambda t: (-t.time_s, t.group, t.op))
 
@@ -163,6 +188,14 @@ def _links(world: World, virtual_s: float) -> list[LinkUse]:
         link = world.cluster.links[use.index]
         mean = use.bytes / (link.bandwidth_bytes_per_s * virtual_s) if virtual_s > 0 else 0.0
         uses.append(
-            LinkUse(link.name, link.kind, link.bandwidth_bytes_per_s, use.bytes, use.busy_s, mean, use.peak_utilisation)
+            LinkUse(
+                link.name,
+                link.kind,
+                link.bandwidth_bytes_per_s,
+                use.bytes,
+                use.busy_s,
+                mean,
+                use.peak_utilisation,
+            )
         )
     return uses

@@ -90,7 +90,12 @@ def _mark_absent(states: dict[int, RankState], records: dict[int, list[CallRecor
         if isinstance(w, CallWait) and w.record.op == "init_process_group"
     ]
     for rank, state in states.items():
-        if joining and state.phase in (Phase.FINISHED, Phase.EXITED) and not state.exit_code and not records.get(rank):
+        if (
+            joining
+            and state.phase in (Phase.FINISHED, Phase.EXITED)
+            and not state.exit_code
+            and not records.get(rank)
+        ):
             states[rank] = RankState(rank, Phase.ABSENT, site=state.site, stack=state.stack, host=state.host)
 
 
@@ -106,7 +111,7 @@ def _ddp_findings(world: World) -> tuple[Finding, ...]:
             tuple(sorted(p.rank for p in processes)),
             text,
             site=processes[0].last_stack[0] if processes[0].last_stack else None,
-            suggestion="Use the parameters in the loss, or pass find_unused_parameters=True to DistributedDataParallel.",
+            suggestion="Use the parameters in the loss, or pass find_unused_parameters=True to DDP.",
         )
         for text, processes in found.items()
     )
@@ -118,11 +123,17 @@ def _unused(error: BaseException) -> str:
     trace = error.__traceback__
     model: Any = None
     while trace is not None:
-        model = trace.tb_frame.f_locals.get("self") if hasattr(trace.tb_frame.f_locals.get("self"), "reducer") else model
+        model = (
+            trace.tb_frame.f_locals.get("self")
+            if hasattr(trace.tb_frame.f_locals.get("self"), "reducer")
+            else model
+        )
         trace = trace.tb_next
     names = [] if model is None else [n for n, p in model.module.named_parameters() if p.requires_grad]
     shown = [names[i] if i < len(names) else f"number {i}" for i in indices]
-    what = f"parameter{'s' if len(shown) != 1 else ''} {', '.join(shown)}" if shown else "parameters of a model"
+    what = (
+        f"parameter{'s' if len(shown) != 1 else ''} {', '.join(shown)}" if shown else "parameters of a model"
+    )
     return f"DDP {what} got no gradient in the last backward pass"
 
 

@@ -23,7 +23,7 @@ __all__ = ["SimWork", "future_patches"]
 NO_TIMEOUT = timedelta(0)
 
 
-class SimWork(Work):  # type: ignore[misc]
+class SimWork(Work):
     """The handle of one call of one rank. *done* happens when the network has moved the last byte."""
 
     def __init__(
@@ -107,14 +107,18 @@ class SimWork(Work):  # type: ignore[misc]
 
     def _source_rank(self) -> int:
         if self.sender is None:
-            raise RuntimeError("sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call.")
+            raise RuntimeError(
+                "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
+            )
         return self.sender
 
     def result(self) -> list[Tensor]:
         if self.record.is_p2p:
             raise RuntimeError("result() not implemented.")
         if not self.done.processed:
-            raise RuntimeError("Work needs to be completed before calling result(). Should call wait() before result().")
+            raise RuntimeError(
+                "Work needs to be completed before calling result(). Should call wait() before result()."
+            )
         return self._outputs
 
     def synchronize(self) -> None:
@@ -176,7 +180,7 @@ def _settle(future: Future[Any] | None, value: object, error: BaseException | No
     if error is None:
         future.set_result(value)
     else:
-        future.set_exception(error)  # type: ignore[arg-type]
+        future.set_exception(error)
 
 
 def _drain_backward(process: SimProcess) -> None:

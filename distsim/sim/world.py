@@ -9,7 +9,6 @@ from __future__ import annotations
 import _thread
 import heapq
 import itertools
-import linecache
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,15 +19,15 @@ import simpy
 
 from distsim.cluster import Cluster, CpuModel, Slot
 from distsim.debug.diagnosis import Diagnosis, diagnose
+from distsim.debug.records import Evidence, Group, HostWait, Phase, Wait
 from distsim.debug.unwaited import unwaited
-from distsim.debug.records import CallWait, Evidence, Group, HostWait, Phase, RankState, Wait
 from distsim.errors import UsageError
 from distsim.network import Network
 from distsim.sim.lookahead import Lookahead
 from distsim.sim.process import SimProcess
 from distsim.sim.sites import user_stack
-from distsim.sim.witness import evidence
 from distsim.sim.task import Killed, Request, Task, Unwind, current_task
+from distsim.sim.witness import evidence
 
 if TYPE_CHECKING:
     from distsim.sim.communicator import Communicator
@@ -65,7 +64,9 @@ class Deadline:
 class World:
     """One simulated job. *network* shares the clock *env*."""
 
-    def __init__(self, cluster: Cluster, env: simpy.Environment, network: Network, seed: int, host_timeout_s: float) -> None:
+    def __init__(
+        self, cluster: Cluster, env: simpy.Environment, network: Network, seed: int, host_timeout_s: float
+    ) -> None:
         self.cluster = cluster
         self.env = env
         self.network = network
@@ -125,7 +126,9 @@ class World:
 
     # -- building
 
-    def start_task(self, process: SimProcess, body: Callable[[], Any], name: str, daemon: bool = False) -> Task:
+    def start_task(
+        self, process: SimProcess, body: Callable[[], Any], name: str, daemon: bool = False
+    ) -> Task:
         task = Task(self, process, body, name, daemon)
         process.tasks.append(task)
         self.live_tasks += 1
@@ -165,7 +168,9 @@ class World:
         if self.launcher is not None:
             self.world_size = max(self.world_size, world_size)
 
-    def new_process(self, slot: Slot, environ: dict[str, str], argv: list[str], rank: int | None) -> SimProcess:
+    def new_process(
+        self, slot: Slot, environ: dict[str, str], argv: list[str], rank: int | None
+    ) -> SimProcess:
         """A process on *slot*; *rank* None where it is only a helper of a rank."""
         process = SimProcess(self, len(self.processes), slot, environ, argv)
         process.is_rank = rank is not None
@@ -212,10 +217,13 @@ class World:
             task.doom = Killed()
             task.interrupt(task.doom)
 
-    def end_process(self, process: SimProcess, phase: Phase, exit_code: int, signal_name: str | None = None) -> None:
+    def end_process(
+        self, process: SimProcess, phase: Phase, exit_code: int, signal_name: str | None = None
+    ) -> None:
         """The running process ends itself without cleaning up (`os._exit`, a signal). Does not return."""
         task = current_task()
-        assert task is not None and task.process is process
+        assert task is not None
+        assert task.process is process
         process.last_stack = user_stack(sys._getframe(1))
         process.phase, process.exit_code, process.signal_name = phase, exit_code, signal_name
         process.end_s = task.now_s()
@@ -376,9 +384,12 @@ class World:
             if self.limits is not None and self.limits.over(float(env.now), self.events):
                 self.diagnoses = self.diagnoses or diagnose(self.evidence())
                 return
-        if self.diagnoses and all(p.phase in (Phase.FINISHED, Phase.EXITED) and not p.exit_code for p in self.processes):
+        if self.diagnoses and all(
+            p.phase in (Phase.FINISHED, Phase.EXITED) and not p.exit_code for p in self.processes
+        ):
             first = self.diagnoses[0]
-            self.note(f"{first.kind} (ranks {', '.join(map(str, first.culprits))}); the program caught the error and finished")
+            ranks = ", ".join(map(str, first.culprits))
+            self.note(f"{first.kind} (ranks {ranks}); the program caught the error and finished")
             self.diagnoses = []
         if not self.diagnoses:  # what hung nobody but is wrong all the same: calls in another order, a crash
             self.final = self.evidence()
@@ -390,7 +401,9 @@ class World:
         now_s = float(self.env.now)
         if self.ticks != self._last_ticks:
             self._last_ticks, self._last_tick_s, self._last_tick_event = self.ticks, now_s, self.events
-        self.asleep = now_s - self._last_tick_s > QUIET_LIMIT_S and self.events - self._last_tick_event > 10_000
+        self.asleep = (
+            now_s - self._last_tick_s > QUIET_LIMIT_S and self.events - self._last_tick_event > 10_000
+        )
         return self.asleep
 
     @property
