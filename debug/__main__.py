@@ -21,7 +21,9 @@ def main(argv: list[str]) -> None:
     module = bool(argv) and argv[0] == "-m"
     words = argv[1:] if module else argv
     if not words or words[0].startswith("-"):
-        raise UsageError(f"expected a script or -m MODULE, got {' '.join(argv) or 'nothing'}; {__doc__.splitlines()[0]}")
+        raise UsageError(
+            f"expected a script or -m MODULE, got {' '.join(argv) or 'nothing'}; {__doc__.splitlines()[0]}"
+        )
     guard = importlib.import_module("distsim.realexec.install")
     guard.install()
     sys.argv[:] = words

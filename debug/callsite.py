@@ -61,7 +61,7 @@ def is_library_file(file: str) -> bool:
     global _prefixes
     if not _prefixes:
         _prefixes = _library_prefixes()
-    if file.startswith(_prefixes) or file.startswith("<frozen") or file.endswith("/typing_extensions.py"):
+    if file.startswith((*_prefixes, "<frozen")) or file.endswith("/typing_extensions.py"):
         return True
     return file.startswith(_stdlib) and "/site-packages/" not in file
 
@@ -82,7 +82,7 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
 
 def user_frames(frame: FrameType | None, depth: int = DEPTH) -> list[tuple[str, int, str]]:
     """(file, line, function) of the user's frames, innermost first."""
-    found = []
+    found: list[tuple[str, int, str]] = []
     while frame is not None and len(found) < depth:
         code = frame.f_code
         if is_user_code(code):

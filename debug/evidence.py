@@ -17,7 +17,16 @@ from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankSta
 from distsim.debug.ring_reader import GroupEntry, Records, RingReader
 from distsim.debug.stackdump import crash_stack, is_library, user_part
 
-__all__ = ["Knowledge", "Snapshot", "build_evidence", "call_records", "origin_of", "rank_state", "read_exits", "sources"]
+__all__ = [
+    "Knowledge",
+    "Snapshot",
+    "build_evidence",
+    "call_records",
+    "origin_of",
+    "rank_state",
+    "read_exits",
+    "sources",
+]
 
 HISTORY = 48
 """Calls before the last common one of each group that a diagnosis may look at."""
@@ -206,7 +215,9 @@ def _implicit(
 
 
 def call_records(
-    readers: Sequence[RingReader], origins: Mapping[int, int], focus: Mapping[tuple[Any, ...], int] | None = None
+    readers: Sequence[RingReader],
+    origins: Mapping[int, int],
+    focus: Mapping[tuple[Any, ...], int] | None = None,
 ) -> dict[int, list[CallRecord]]:
     """The calls that a diagnosis needs, decoded: of each group the last ones that all its members still
     have, and everything unfinished. *focus* holds numbers (by group key) that must be among them."""
@@ -243,7 +254,9 @@ def _cut(
     members = [rank for rank in key[1] if rank in overrun]
     common = min((spans[rank][1] if rank in spans else 0) for rank in members) if members else 0
     if any(rank not in spans and overrun[rank] for rank in members):
-        common = max(last for _, last in spans.values())  # somebody's calls on it are overwritten: only the last count
+        common = max(
+            last for _, last in spans.values()
+        )  # somebody's calls on it are overwritten: only the last count
     start = max(common - HISTORY, 1)
     if focus is not None:
         start = min(start, max(focus - HISTORY, 1))

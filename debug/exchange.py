@@ -220,7 +220,10 @@ class Follower:
         """The leader said goodbye: its ranks have ended."""
 
     def step(
-        self, status: dict[str, Any], rows: list[tuple[int, LaneKey, Rows]], answer: Callable[[dict[str, Any]], Any]
+        self,
+        status: dict[str, Any],
+        rows: list[tuple[int, LaneKey, Rows]],
+        answer: Callable[[dict[str, Any]], Any],
     ) -> list[dict[str, Any]]:
         """Tell what is new; answer the leader's looks; other messages come back."""
         now = time.monotonic()
@@ -246,7 +249,9 @@ class Follower:
             else:
                 messages.append(message)
         if link.known and rows:
-            link.send({"rows": [[rank, list(key), base64.b64encode(r.tobytes()).decode()] for rank, key, r in rows]})
+            link.send(
+                {"rows": [[rank, list(key), base64.b64encode(r.tobytes()).decode()] for rank, key, r in rows]}
+            )
             rows.clear()
         if link.known and now - self._spoke > SPEAK_S:
             self._spoke = now
@@ -256,7 +261,9 @@ class Follower:
 
     @property
     def connected(self) -> bool:
-        return self.link is not None and self.link.open and self.link.known and self.link.silent_s < LOST_S * 2
+        return (
+            self.link is not None and self.link.open and self.link.known and self.link.silent_s < LOST_S * 2
+        )
 
     def suspect(self, key: LaneKey, seq: int) -> None:
         """Have the leader look at a call."""

@@ -68,7 +68,7 @@ def _left(reader: RingReader, evidence: Evidence) -> list[Finding]:
             f"{said['text']} on rank {rank}",
             site=state.site if state is not None else None,
             at_s=None,
-            suggestion="Use every parameter in the loss on every rank, or construct DDP with find_unused_parameters=True.",
+            suggestion="Use every parameter in the loss on every rank, or give DDP find_unused_parameters=True.",
         )
     ]
 

@@ -90,7 +90,9 @@ def read_dump(path: Path) -> Dump:
         raise UsageError(f"{path.name}: Flight Recorder dump of version {version}, expected 2.x")
     digits = re.findall(r"\d+", path.stem if path.suffix in (".json", ".pkl", ".pickle") else path.name)
     if not digits:
-        raise UsageError(f"{path.name}: which rank is it? Flight Recorder says it only in the name: end it in the rank")
+        raise UsageError(
+            f"{path.name}: which rank is it? Flight Recorder says it only in the name: end it in the rank"
+        )
     groups: dict[str, tuple[str, tuple[int, ...]]] = {}
     config = said.get("pg_config") or {}
     for name, entry in config.items() if isinstance(config, Mapping) else ():
@@ -108,7 +110,15 @@ def _load(path: Path, data: bytes) -> Any:
             raise UsageError(f"{path.name}: broken JSON ({error})") from None
     try:
         return _PlainUnpickler(io.BytesIO(data)).load()
-    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, AttributeError, TypeError) as error:
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        IndexError,
+        KeyError,
+        AttributeError,
+        TypeError,
+    ) as error:
         reason = str(error) or type(error).__name__
         raise UsageError(f"{path.name}: neither a pickle of plain data nor JSON ({reason})") from None
 
@@ -213,7 +223,10 @@ def _record(rank: int, entry: Mapping[str, Any], groups: Mapping[str, Group], st
     own = tuple(frame for frame in frames if not _library(frame.file))
     inputs = tuple(tuple(int(n) for n in shape) for shape in entry.get("input_sizes") or ())
     outputs = tuple(tuple(int(n) for n in shape) for shape in entry.get("output_sizes") or ())
-    dtypes = [DTYPES.get(str(t), str(t).lower()) for t in entry.get("input_dtypes") or entry.get("output_dtypes") or ()]
+    dtypes = [
+        DTYPES.get(str(t), str(t).lower())
+        for t in entry.get("input_dtypes") or entry.get("output_dtypes") or ()
+    ]
     p2p = op in ("send", "recv")
     created = int(entry.get("time_created_ns") or start_ns)
     ended = entry.get("time_discovered_completed_ns")

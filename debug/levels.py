@@ -56,7 +56,9 @@ class Settings:
     """Start a monitor process from local rank 0; the launcher starts its own."""
 
     @classmethod
-    def read(cls, given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    def read(
+        cls, given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
+    ) -> Settings:
         """Merge arguments (None: not given) with the environment; a value that does not fit is a UsageError."""
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
@@ -80,9 +82,11 @@ class Settings:
 
 
 def _variable(name: str) -> str:
-    return PREFIX + {"directory": "DIR", "hang_after_s": "HANG_AFTER", "straggler_after_s": "STRAGGLER_AFTER"}.get(
-        name, name.upper()
-    )
+    return PREFIX + {
+        "directory": "DIR",
+        "hang_after_s": "HANG_AFTER",
+        "straggler_after_s": "STRAGGLER_AFTER",
+    }.get(name, name.upper())
 
 
 def _convert(source: str, value: Any, kind: type[Any]) -> Any:

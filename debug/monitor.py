@@ -306,7 +306,11 @@ class Monitor:
 
         from distsim.debug.render import render_diagnoses
 
-        console = Console(stderr=True, soft_wrap=True) if sys.stderr.isatty() else Console(file=sys.stderr, width=120)
+        console = (
+            Console(stderr=True, soft_wrap=True)
+            if sys.stderr.isatty()
+            else Console(file=sys.stderr, width=120)
+        )
         with contextlib.suppress(OSError):
             console.print(render_diagnoses(new, evidence))
             sys.stderr.flush()

@@ -49,7 +49,8 @@ def examine(directory: Path) -> Found:
         return Found(diagnose(evidence), evidence, [*complaints, *more])
     reasons = "; ".join([*complaints, *more][:5])
     raise UsageError(
-        f"{directory}: neither rings of distsim (rank*.ring) nor Flight Recorder dumps" + (f" ({reasons})" if reasons else "")
+        f"{directory}: neither rings of distsim (rank*.ring) nor Flight Recorder dumps"
+        + (f" ({reasons})" if reasons else "")
     )
 
 
@@ -77,7 +78,9 @@ def load_rings(directory: Path) -> tuple[list[RingReader], list[str]]:
     chosen: dict[int, RingReader] = {}
     for reader in jobs[newest]:
         rank = reader.header.rank
-        if reader.header.attempt == attempt and (rank not in chosen or _opened(chosen[rank]) < _opened(reader)):
+        if reader.header.attempt == attempt and (
+            rank not in chosen or _opened(chosen[rank]) < _opened(reader)
+        ):
             chosen[rank] = reader
     # Rings of an earlier run under the same name: that rank ended before this run began.
     start = max(_opened(reader) for reader in chosen.values())
@@ -95,9 +98,13 @@ def _opened(reader: RingReader) -> int:
 def _from_rings(directory: Path, readers: Sequence[RingReader], complaints: list[str]) -> Found:
     world_size = max(reader.header.world_size for reader in readers)
     alive = [
-        reader for reader in readers if (p := look(reader.header.pid, reader.header.start_ticks)) is not None and p.state not in "ZX"
+        reader
+        for reader in readers
+        if (p := look(reader.header.pid, reader.header.start_ticks)) is not None and p.state not in "ZX"
     ]
-    known = Knowledge(exits=read_exits(directory), directory=directory, hang_after_s=0.0, post_mortem=not alive)
+    known = Knowledge(
+        exits=read_exits(directory), directory=directory, hang_after_s=0.0, post_mortem=not alive
+    )
     if alive:
         known.now_ns = time.monotonic_ns()
     else:

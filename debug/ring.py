@@ -153,7 +153,14 @@ class RingWriter:
     """The writing end; one for each process. Every method may be called from any thread."""
 
     def __init__(
-        self, path: str | os.PathLike[str], *, rank: int, world_size: int, local_rank: int, job: str, attempt: int
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rank: int,
+        world_size: int,
+        local_rank: int,
+        job: str,
+        attempt: int,
     ) -> None:
         self.path = Path(path)
         size = file_bytes()
@@ -242,7 +249,9 @@ class RingWriter:
                 runs[-1][1] += 1
             else:
                 runs.append([rank, 1])
-        return self.entry(TABLE_GROUP, (name, tuple(ranks), generation), [name, description, runs, generation])
+        return self.entry(
+            TABLE_GROUP, (name, tuple(ranks), generation), [name, description, runs, generation]
+        )
 
     def text(self, text: str) -> int:
         """Table offset of a text (an exception, a traceback)."""

@@ -46,7 +46,12 @@ RECORD = np.dtype(
 assert RECORD.itemsize == rings.RECORD_WORDS * 8
 
 Records = NDArray[np.void]
-STATES = {rings.ISSUED: State.ISSUED, rings.STARTED: State.STARTED, rings.COMPLETED: State.COMPLETED, rings.FAILED: State.FAILED}
+STATES = {
+    rings.ISSUED: State.ISSUED,
+    rings.STARTED: State.STARTED,
+    rings.COMPLETED: State.COMPLETED,
+    rings.FAILED: State.FAILED,
+}
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,9 @@ class RingReader:
             with self.path.open("rb") as file:
                 start = file.read(rings.HEADER.size)
                 if len(start) < rings.HEADER.size or start[:8] != rings.MAGIC:
-                    raise UsageError(f"{self.path.name}: no ring (expected it to begin with {rings.MAGIC.decode()})")
+                    raise UsageError(
+                        f"{self.path.name}: no ring (expected it to begin with {rings.MAGIC.decode()})"
+                    )
                 fields = rings.HEADER.unpack(start)
                 if fields[1] != rings.VERSION:
                     raise UsageError(
@@ -112,7 +119,9 @@ class RingReader:
         )
         words: NDArray[np.uint64] = np.frombuffer(self._map, dtype="<u8", count=rings.HEADER_BYTES // 8)
         self._words = words
-        self._records: Records = np.frombuffer(self._map, dtype=RECORD, count=rings.RECORDS, offset=rings.RECORDS_AT)
+        self._records: Records = np.frombuffer(
+            self._map, dtype=RECORD, count=rings.RECORDS, offset=rings.RECORDS_AT
+        )
         self._table: dict[int, Any] = {}
         self._signatures: dict[tuple[int, int], dict[str, Any]] = {}
         self._groups: dict[int, GroupEntry] = {}
@@ -248,7 +257,9 @@ class RingReader:
             content = self._read_table(offset)
             if content is None:
                 return ()
-            found = self._sites[offset] = tuple(Site(file, line, function) for file, line, function in content)
+            found = self._sites[offset] = tuple(
+                Site(file, line, function) for file, line, function in content
+            )
         return found
 
     def text(self, word: int) -> Any:
@@ -291,4 +302,3 @@ class RingReader:
 
 def _text(data: bytes) -> str:
     return data.rstrip(b"\0").decode(errors="replace")
-

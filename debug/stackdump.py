@@ -40,7 +40,9 @@ def parse_faulthandler(text: str, main_thread: int) -> tuple[Site, ...]:
     return tuple(stacks.get(main_thread, ()))
 
 
-def collect(readers: Iterable[RingReader], directory: Path, frozen: Iterable[int] = ()) -> dict[int, tuple[Site, ...]]:
+def collect(
+    readers: Iterable[RingReader], directory: Path, frozen: Iterable[int] = ()
+) -> dict[int, tuple[Site, ...]]:
     """Main-thread stacks of live ranks, innermost first. *frozen* ranks answer no signal: py-spy, if it is there."""
     asked: dict[int, tuple[RingReader, int]] = {}
     stacks: dict[int, tuple[Site, ...]] = {}
@@ -81,7 +83,9 @@ def crash_stack(reader: RingReader, directory: Path) -> tuple[Site, ...]:
     """What faulthandler wrote while the process died of a signal such as SIGABRT."""
     text = _tail(stack_path(directory, reader.header.rank), 0)
     at = text.rfind("Fatal Python error")
-    return without_launcher(parse_faulthandler(text[at:], reader.word(rings.W_MAIN_THREAD))) if at >= 0 else ()
+    return (
+        without_launcher(parse_faulthandler(text[at:], reader.word(rings.W_MAIN_THREAD))) if at >= 0 else ()
+    )
 
 
 def _tail(path: Path, start: int) -> str:
@@ -101,7 +105,11 @@ def _py_spy(pid: int) -> tuple[Site, ...]:
         return ()
     try:
         done = subprocess.run(
-            [tool, "dump", "--nonblocking", "--pid", str(pid)], capture_output=True, text=True, timeout=3, check=False
+            [tool, "dump", "--nonblocking", "--pid", str(pid)],
+            capture_output=True,
+            text=True,
+            timeout=3,
+            check=False,
         )
     except (OSError, subprocess.SubprocessError):
         return ()

@@ -12,7 +12,9 @@ from distsim.debug.levels import Settings
 __all__ = ["start_monitor"]
 
 
-def start_monitor(directory: Path, settings: Settings, job: str, *, force: bool = False) -> subprocess.Popen[bytes] | None:
+def start_monitor(
+    directory: Path, settings: Settings, job: str, *, force: bool = False
+) -> subprocess.Popen[bytes] | None:
     """Start a monitor over *directory*, unless one for this job runs there already.
 
     It is a process of its own, in a session of its own: it must outlive the ranks it reports on.

@@ -17,6 +17,7 @@ from distsim.debug.stacks import format_ranks
 from distsim.debug.wire import evidence_from_json, evidence_to_json
 
 if TYPE_CHECKING:
+    from distsim.debug.host import Host
     from distsim.debug.monitor import Monitor
 
 __all__ = ["Together"]
@@ -84,7 +85,9 @@ class Together:
     def _follow(self, monitor: Monitor, follower: Follower) -> None:
         def answer(request: dict[str, Any]) -> Any:
             focus = {(n, tuple(r), int(g)): int(seq) for (n, r, g), seq in request["focus"]}
-            evidence = monitor.look_here(bool(request["stacks"]), focus, int(request["origin"]), ours_only=True)
+            evidence = monitor.look_here(
+                bool(request["stacks"]), focus, int(request["origin"]), ours_only=True
+            )
             return evidence_to_json(evidence)
 
         for message in follower.step(self._status(monitor), self.outbox, answer):
@@ -110,7 +113,7 @@ class Together:
 
     # What the rest of the monitor asks -------------------------------------------------------------------
 
-    def judges(self, host: Any) -> bool:
+    def judges(self, host: Host) -> bool:
         """Whether this monitor gives verdicts: that of a job on one host does, a leader that hears all
         hosts, and whoever is left alone for too long."""
         if host.local_world >= host.world_size:
@@ -126,7 +129,7 @@ class Together:
     def _alone(self) -> bool:
         return time.monotonic() - self._began > MEETING_S
 
-    def _complete(self, host: Any) -> bool:
+    def _complete(self, host: Host) -> bool:
         assert self.leader is not None
         known = set(host.readers).union(*(link.ranks for link in self.leader.links if link.known))
         return len(known) >= host.world_size
@@ -149,13 +152,19 @@ class Together:
             return []
         return [link.status[name] for link in self.leader.links if name in link.status]
 
-    def add(self, evidence: Evidence, stacks: bool, focus: dict[LaneKey, int], origin: int, done: Any) -> None:
+    def add(
+        self, evidence: Evidence, stacks: bool, focus: dict[LaneKey, int], origin: int, done: Any
+    ) -> None:
         """Put the other hosts' evidence beside this one's."""
         if self.leader is None:
             self._without_leader(evidence)
             return
         asked = {**dict(done), **focus}
-        request = {"stacks": stacks, "origin": origin, "focus": [[list(key), seq] for key, seq in asked.items()]}
+        request = {
+            "stacks": stacks,
+            "origin": origin,
+            "focus": [[list(key), seq] for key, seq in asked.items()],
+        }
         records = dict(evidence.records)
         states = dict(evidence.ranks)
         found = list(evidence.findings)
@@ -182,9 +191,10 @@ class Together:
             Finding(
                 Kind.NETWORK_FAULT,
                 link.ranks,
-                f"nothing was heard from host {link.host} (ranks {format_ranks(link.ranks)}) for {link.silent_s:.1f} s: "
+                f"nothing was heard from host {link.host} (ranks {format_ranks(link.ranks)}) "
+                f"for {link.silent_s:.1f} s: "
                 "its network is cut, or it is down",
-                suggestion=f"Look at host {link.host}: is it up, does it answer a ping, what do its NIC and switch say?",
+                suggestion=f"Look at host {link.host}: is it up, does it answer a ping, what says its NIC?",
             )
             for link in self.leader.lost
             if link.ranks
@@ -200,8 +210,8 @@ class Together:
             Finding(
                 Kind.NETWORK_FAULT,
                 elsewhere,
-                f"the monitor beside rank 0 does not answer host {socket.gethostname()} (ranks {format_ranks(here)}): the "
-                "network between them is cut, or its host is down",
+                f"the monitor beside rank 0 does not answer host {socket.gethostname()} "
+                f"(ranks {format_ranks(here)}): the network between them is cut, or its host is down",
                 suggestion="Look at the network of this host and of rank 0's: a ping, the NIC, the switch.",
             ),
             *evidence.findings,
@@ -231,7 +241,11 @@ class Together:
         stays for the leader's last word."""
         if self.follower is not None:
             self._over_since = self._over_since or time.monotonic()
-            return self.follower.connected and not self.follower.left and time.monotonic() - self._over_since < LAST_WORD_S
+            return (
+                self.follower.connected
+                and not self.follower.left
+                and time.monotonic() - self._over_since < LAST_WORD_S
+            )
         if self.leader is None:
             return False
         return any(link.open and link.known and not link.status.get("over") for link in self.leader.links)
@@ -241,4 +255,3 @@ def local_world(readers: Any, world_size: int) -> int:
     """Ranks a host was given, from its launcher."""
     said = [int(reader.word(rings.W_LOCAL_WORLD)) for reader in readers]
     return max([word for word in said if word] or [world_size])
-

@@ -31,7 +31,9 @@ class Seen:
 
     __slots__ = ("body", "codes", "done", "dtype", "expires", "options", "thread")
 
-    def __init__(self, body: bytes, done: int, dtype: Any, options: tuple[int, int], expires: int, codes: Any) -> None:
+    def __init__(
+        self, body: bytes, done: int, dtype: Any, options: tuple[int, int], expires: int, codes: Any
+    ) -> None:
         self.body = body
         self.done = done
         self.dtype = dtype
@@ -63,7 +65,12 @@ def again(
     if user is None:
         return None
     caller = user.f_back
-    where = (id(user.f_code), user.f_lasti, id(caller.f_code) if caller else 0, caller.f_lasti if caller else 0)
+    where = (
+        id(user.f_code),
+        user.f_lasti,
+        id(caller.f_code) if caller else 0,
+        caller.f_lasti if caller else 0,
+    )
     seen = lane.seen.get((where, first.shape))
     ring = recorder.ring
     if (
@@ -102,7 +109,12 @@ def remember(
     if user is None or type(first) is not Tensor or not first.is_cpu or len(args) != 2 or len(args[0]) != 1:
         return
     caller = user.f_back
-    where = (id(user.f_code), user.f_lasti, id(caller.f_code) if caller else 0, caller.f_lasti if caller else 0)
+    where = (
+        id(user.f_code),
+        user.f_lasti,
+        id(caller.f_code) if caller else 0,
+        caller.f_lasti if caller else 0,
+    )
     if len(lane.seen) > MOST:
         lane.seen.clear()
     ring = recorder.ring

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -31,10 +30,10 @@ class DdpHook:
             original(ddp, *args, **kwargs)
             models.add(ddp)
 
-        DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
+        DistributedDataParallel.__init__ = init
 
     def remove(self) -> None:
-        DistributedDataParallel.__init__ = self._original  # type: ignore[method-assign]
+        DistributedDataParallel.__init__ = self._original
 
     def explain(self, error: BaseException) -> str | None:
         """The sentence that belongs to DDP's error about a reduction that was not finished."""
@@ -63,9 +62,11 @@ class DdpHook:
 
 def parameter_names(ddp: Any) -> list[str]:
     """In the order of DDP's own indices."""
-    ignored: Callable[..., Any] | set[str] = getattr(ddp, "parameters_to_ignore", set())
+    ignored: set[str] = getattr(ddp, "parameters_to_ignore", set())
     return [
-        name for name, parameter in ddp.module.named_parameters() if parameter.requires_grad and name not in ignored
+        name
+        for name, parameter in ddp.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
     ]
 
 

@@ -35,7 +35,12 @@ def add_real_flags(parser: argparse.ArgumentParser) -> None:
         f"(default: {plain.hang_after_s:g}); real deadlocks are named at once",
     )
     group.add_argument(
-        "--rings", metavar="DIR", default=None, help="keep the flight records here, for distsim diagnose and watch"
+        "--rings",
+        metavar="DIR",
+        default=None,
+        help="keep the flight records here, for distsim diagnose and watch",
     )
     group.add_argument("--nan", action="store_true", help="name the first rank and call with NaN or infinity")
-    group.add_argument("--checksum", action="store_true", help="name buffers that are written while in flight")
+    group.add_argument(
+        "--checksum", action="store_true", help="name buffers that are written while in flight"
+    )

@@ -67,7 +67,6 @@ class GuardedGroup(ProcessGroup):
         """Global ranks in group order."""
         return self.lane.ranks
 
-
     def decide_way(self) -> None:
         """Settle whether calls may take the short way; after the opt-in looks are chosen."""
         gloo = self.backends.get("cpu")
@@ -124,7 +123,7 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         recorder = self.recorder
         if recorder is None:
             return of_group(self.inner, *args, **kwargs)
-        if short and self.fast is not None and len(args) == 2 and not kwargs:
+        if short and of_backend is not None and self.fast is not None and len(args) == 2 and not kwargs:
             handle = again(self.fast, self.lane, recorder, args, of_backend)
             if handle is not None:
                 return handle
@@ -138,7 +137,9 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         if self.checksums is not None and is_async and place[2] not in UNWATCHED:
             args, after = self.checksums.begin(said, index, args)
         if self.strict is not None:
-            deferred = self.strict.hold(self, said, index, seq, fingerprint, is_async, lambda: raw(self, said, args, kwargs))
+            deferred = self.strict.hold(
+                self, said, index, seq, fingerprint, is_async, lambda: raw(self, said, args, kwargs)
+            )
             if deferred is not None:
                 deferred._after = after
                 deferred._touched = not (is_async and place[2] in PUBLIC)
@@ -156,13 +157,21 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
             return None
         device = said.key[8]
         on_host = device is None or device.type == "cpu"
-        if not is_async and self.fast is not None and on_host and sys._getframe(1).f_globals is C10D and said.key[0] not in P2P:
+        if (
+            not is_async
+            and self.fast is not None
+            and on_host
+            and sys._getframe(1).f_globals is C10D
+            and said.key[0] not in P2P
+        ):
             flags = recorder.ring.flags(index)
             done = flags & ~(rings.STATE_MASK | rings.WAITING) | rings.COMPLETED
             if short and said.direct and flags == rings.ISSUED | rings.WAITING and said.first is not None:
                 remember(lane, recorder, said.first, args, index, done)
             return SyncHandle(work, recorder.ring, lane, index, done)
-        handle = Handle(work, recorder, lane, index, is_async, on_host, place[2] in PUBLIC, said.key[0] in P2P)
+        handle = Handle(
+            work, recorder, lane, index, is_async, on_host, place[2] in PUBLIC, said.key[0] in P2P
+        )
         handle._after = after
         return handle
 

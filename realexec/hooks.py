@@ -6,6 +6,7 @@ The helpers are looked up in `distributed_c10d` at each call, so also a script t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -28,7 +29,9 @@ Register = tuple[Any, str, Any]
 class Hooks:
     """Patches of distributed_c10d, undone by `remove`. *open_session(rank, world, where)* makes the ring."""
 
-    def __init__(self, open_session: Callable[[int, int, str], Session | None], session: Callable[[], Session | None]):
+    def __init__(
+        self, open_session: Callable[[int, int, str], Session | None], session: Callable[[], Session | None]
+    ):
         self._open = open_session
         self._session = session
         self._undo: list[Register] = []
@@ -72,7 +75,9 @@ class Hooks:
 
     # init_process_group -------------------------------------------------------------------------
 
-    def _rendezvous(self, original: Any, url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
+    def _rendezvous(
+        self, original: Any, url: str, rank: int = -1, world_size: int = -1, **kwargs: Any
+    ) -> Any:
         self._begin_init(rank, world_size, "" if url.startswith("env://") else url.partition("?")[0])
         return original(url, rank, world_size, **kwargs)
 
@@ -150,7 +155,9 @@ class Hooks:
     def _no_wrapper(self, original: Any, wrapped_pg: Any = None, *args: Any, **kwargs: Any) -> Any:
         """TORCH_DISTRIBUTED_DEBUG=DETAIL: this guard takes the place of torch's wrapper."""
         if self._session() is None or wrapped_pg is None:
-            return original(wrapped_pg, *args, **kwargs) if wrapped_pg is not None else original(*args, **kwargs)
+            return (
+                original(wrapped_pg, *args, **kwargs) if wrapped_pg is not None else original(*args, **kwargs)
+            )
         return wrapped_pg
 
 
@@ -165,17 +172,21 @@ def _type_of(thing: Any) -> Any:
 def swap(old: Any, new: Any) -> None:
     """Put *new* in the place of *old* everywhere torch keeps groups, the C++ registry of names included."""
     world = c10d._world
-    for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
+    for table in (
+        world.pg_map,
+        world.pg_names,
+        world.pg_group_ranks,
+        world.pg_backend_config,
+        world.pg_to_tag,
+    ):
         if old in table:
-            table[new] = table.pop(old)  # type: ignore[index, attr-defined]
+            table[new] = table.pop(old)
     for groups in world.tags_to_pg.values():
         groups[:] = [new if group is old else group for group in groups]
     name = world.pg_names.get(new)
     if name is not None:
-        try:
+        with contextlib.suppress(RuntimeError):
             c10d._unregister_process_group(name)
-        except RuntimeError:
-            pass
         c10d._register_process_group(name, new)
     if world.default_pg is old:
         c10d.GroupMember.WORLD = new

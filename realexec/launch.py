@@ -54,7 +54,9 @@ def launch(args: argparse.Namespace) -> int:
     elif code == 0 and verdict.get("exit_code") == 4:
         code = 4  # it ended, and computed something else than it says
     if code and not own:
-        print(f"distsim: the flight records are in {directory}; distsim diagnose {directory}", file=sys.stderr)
+        print(
+            f"distsim: the flight records are in {directory}; distsim diagnose {directory}", file=sys.stderr
+        )
     elif code:
         print(f"distsim: distsim diagnose {directory} shows this again", file=sys.stderr)
     else:
@@ -74,11 +76,13 @@ def _check_backend(on: str) -> None:
             raise UsageError("--on nccl: no GPU here; use --on gloo, or simulate with --on dgx-h100:1")
     if on == "mpi" and not dist.is_mpi_available():
         raise UsageError(
-            f"--on mpi: this torch ({torch.__version__}) was built without MPI, as all wheels are; build torch where an "
-            "MPI is installed, or use --on gloo"
+            f"--on mpi: this torch ({torch.__version__}) was built without MPI, as all wheels are; build torch "
+            "where an MPI is installed, or use --on gloo"
         )
     if on == "gloo" and not dist.is_gloo_available():
-        raise UsageError(f"--on gloo: this torch ({torch.__version__}) was built without gloo; install a standard wheel")
+        raise UsageError(
+            f"--on gloo: this torch ({torch.__version__}) was built without gloo; install a standard wheel"
+        )
 
 
 def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
@@ -110,7 +114,15 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
 
 def _clear(directory: Path) -> None:
     """What an earlier run left: its rings would be taken for ranks of this one."""
-    for pattern in ("rank*.ring", "rank*.stacks", "exit.*.json", "monitor*", "ask.*", "answer.*", "stacks.txt"):
+    for pattern in (
+        "rank*.ring",
+        "rank*.stacks",
+        "exit.*.json",
+        "monitor*",
+        "ask.*",
+        "answer.*",
+        "stacks.txt",
+    ):
         for path in directory.glob(pattern):
             path.unlink(missing_ok=True)
     for name in ("done.json", "verdict.json", "aborted.json", "launcher.json"):
@@ -183,13 +195,13 @@ def _exits_recorded(directory: Path) -> Iterator[None]:
             _note_exits(self, directory)
             return answer
 
-        kind.close = close  # type: ignore[method-assign]
+        kind.close = close
         patched.append((kind, original))
     try:
         yield
     finally:
         for kind, original in patched:
-            kind.close = original  # type: ignore[method-assign]
+            kind.close = original
 
 
 def _note_exits(context: Any, directory: Path) -> bool:

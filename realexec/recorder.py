@@ -113,7 +113,16 @@ class Recorder:
         thread = self._threads.get(me) or self._thread(me)
         signature, fingerprint = self.ring.signature((op, new_ranks), _plain)
         return self.ring.issue(
-            rings.ISSUED | rings.WAITING, lane.group, thread, seq, signature, place[0], fingerprint, place[1], -1, 0
+            rings.ISSUED | rings.WAITING,
+            lane.group,
+            thread,
+            seq,
+            signature,
+            place[0],
+            fingerprint,
+            place[1],
+            -1,
+            0,
         )
 
     def note_new_group(self, ranks: tuple[int, ...], local: bool) -> int:
@@ -150,7 +159,9 @@ class Recorder:
         text = "".join(traceback.format_exception(error))
         last = traceback.format_exception_only(error)[-1].strip()
         return self.ring.entry(
-            rings.TABLE_TEXT, (id(error), last), {"error": last, "frames": frames[:8], "traceback": text[-8000:]}
+            rings.TABLE_TEXT,
+            (id(error), last),
+            {"error": last, "frames": frames[:8], "traceback": text[-8000:]},
         )
 
     def end(self, index: int, state: int) -> None:

@@ -35,7 +35,15 @@ Ranks = Sequence[int]
 Describer = Callable[[Ranks, tuple[Any, ...], dict[str, Any]], Call]
 
 PAIRWISE = frozenset(
-    {"all_to_all", "all_to_all_single", "all_gather", "all_gather_coalesced", "gather", "scatter", "reduce_scatter"}
+    {
+        "all_to_all",
+        "all_to_all_single",
+        "all_gather",
+        "all_gather_coalesced",
+        "gather",
+        "scatter",
+        "reduce_scatter",
+    }
 )
 """Operations for which equal signatures on all ranks are no proof that they fit together."""
 
@@ -154,10 +162,26 @@ def _out_in(op: str, reducing: bool = False, rooted: bool = False) -> Describer:
 
     def describe(ranks: Ranks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         outputs = _argument(
-            args, kwargs, 0, "output_tensors", "output", "outputTensor", "outputTensors", "output_lists", "output_tensor"
+            args,
+            kwargs,
+            0,
+            "output_tensors",
+            "output",
+            "outputTensor",
+            "outputTensors",
+            "output_lists",
+            "output_tensor",
         )
         inputs = _argument(
-            args, kwargs, 1, "input_tensors", "input", "inputTensor", "inputTensors", "input_list", "input_tensor"
+            args,
+            kwargs,
+            1,
+            "input_tensors",
+            "input",
+            "inputTensor",
+            "inputTensors",
+            "input_list",
+            "input_tensor",
         )
         opts = _argument(args, kwargs, 2, "opts", "root")
         outs = (outputs,) if isinstance(outputs, torch.Tensor) else _flat(outputs) if outputs else ()
@@ -203,14 +227,28 @@ def _send(ranks: Ranks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     tensors = _list(_argument(args, kwargs, 0, "tensors"))
     first = tensors[0]
     key = ("send", (first.shape,), (), first.dtype, None, None, None, None, first.device)
-    return Call(key, True, first, len(args) == 3, ranks[_argument(args, kwargs, 1, "dstRank")], _argument(args, kwargs, 2, "tag") or 0)
+    return Call(
+        key,
+        True,
+        first,
+        len(args) == 3,
+        ranks[_argument(args, kwargs, 1, "dstRank")],
+        _argument(args, kwargs, 2, "tag") or 0,
+    )
 
 
 def _recv(ranks: Ranks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     tensors = _list(_argument(args, kwargs, 0, "tensors"))
     first = tensors[0]
     key = ("recv", (), (first.shape,), first.dtype, None, None, None, None, first.device)
-    return Call(key, True, first, len(args) == 3, ranks[_argument(args, kwargs, 1, "srcRank")], _argument(args, kwargs, 2, "tag") or 0)
+    return Call(
+        key,
+        True,
+        first,
+        len(args) == 3,
+        ranks[_argument(args, kwargs, 1, "srcRank")],
+        _argument(args, kwargs, 2, "tag") or 0,
+    )
 
 
 def _recv_anysource(ranks: Ranks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

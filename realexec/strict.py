@@ -39,7 +39,8 @@ LAST_SLEEP_S = 1e-3
 class _Queue:
     """One group's calls that wait for their members."""
 
-    def __init__(self, row: int | None, peers: list[Any], group: Group) -> None:
+    def __init__(self, lane: Lane, row: int | None, peers: list[Any], group: Group) -> None:
+        self.lane = lane
         self.row = row
         self.peers = peers
         self.group = group
@@ -53,13 +54,22 @@ class Deferred(Handle):
     """The handle of a call that has not gone out yet."""
 
     def __init__(
-        self, recorder: Recorder, lane: Lane, index: int, seq: int, print_: int, is_async: bool, on_host: bool, issue: Any
+        self,
+        recorder: Recorder,
+        lane: Lane,
+        index: int,
+        seq: int,
+        print_: int,
+        is_async: bool,
+        on_host: bool,
+        issue: Any,
     ) -> None:
         super().__init__(None, recorder, lane, index, False, on_host, False)
         self._is_async = is_async
         self.seq = seq
         self.print_ = print_
         self.issue: Callable[[], Any] = issue
+        self.said: Call | None = None
         self.shown = False
         self.began = time.monotonic()
         self._ready = threading.Event()
@@ -159,7 +169,14 @@ class Strict:
     # Collectives ----------------------------------------------------------------------------------
 
     def hold(
-        self, guard: Any, said: Call, index: int, seq: int, print_: int, is_async: bool, issue: Callable[[], Any]
+        self,
+        guard: Any,
+        said: Call,
+        index: int,
+        seq: int,
+        print_: int,
+        is_async: bool,
+        issue: Callable[[], Any],
     ) -> Handle | None:
         """None: the call may go out now. A handle: it goes out later. Raises where members disagree."""
         op = said.key[0]
@@ -205,8 +222,7 @@ class Strict:
                 else:
                     peers.append(StorePeer(self._peers.store(), rank, group))
             row = self._recorder.ring.meeting_row(lane.key)
-            queue = self._queues[id(lane)] = _Queue(row, peers, group)
-            queue.lane = lane  # type: ignore[attr-defined]  # keeps id(lane) unique
+            queue = self._queues[id(lane)] = _Queue(lane, row, peers, group)
         return queue if queue.row is not None else None
 
     def _show(self, queue: _Queue, seq: int, print_: int, index: int, said: Call) -> None:
@@ -215,14 +231,14 @@ class Strict:
         if queue.remote:
             store = self._peers.store()
             value = json_call(print_, said)
-            name = queue.lane.key  # type: ignore[attr-defined]
+            name = queue.lane.key
             store.set(f"{name}/{seq}/{self._rank}", value)
             if seq > rings.MEETING_WINDOW:
                 store.delete_key(f"{name}/{seq - rings.MEETING_WINDOW}/{self._rank}")
 
     def _arrived(self, queue: _Queue, seq: int) -> list[tuple[int, int]] | None:
         """What every peer said, or None while one is missing."""
-        name = queue.lane.key  # type: ignore[attr-defined]
+        name = queue.lane.key
         answers = []
         for peer in queue.peers:
             answer = peer.said(name, seq)
@@ -252,7 +268,7 @@ class Strict:
         self._compare(queue, seq, print_, index, answers)
 
     def _absent(self, queue: _Queue, seq: int) -> list[Any]:
-        name = queue.lane.key  # type: ignore[attr-defined]
+        name = queue.lane.key
         return [peer for peer in queue.peers if peer.said(name, seq) is None]
 
     def _late(self, queue: _Queue, seq: int, timeout_s: float) -> str:
@@ -262,7 +278,9 @@ class Strict:
             f"{queue.group.label} (ranks {list(queue.group.ranks)})"
         )
 
-    def _compare(self, queue: _Queue, seq: int, print_: int, index: int, answers: Sequence[tuple[int, int]]) -> None:
+    def _compare(
+        self, queue: _Queue, seq: int, print_: int, index: int, answers: Sequence[tuple[int, int]]
+    ) -> None:
         if print_ & 1 == 0 and all(answer[0] == print_ for answer in answers):
             return
         prints = dict(zip((peer.rank for peer in queue.peers), (a[0] for a in answers), strict=True))
@@ -278,8 +296,10 @@ class Strict:
             return
         raise CollectiveMismatch(_message(mismatch, records, self._rank), records)
 
-    def _records(self, queue: _Queue, seq: int, index: int, answers: Sequence[tuple[int, int]]) -> list[CallRecord]:
-        name = queue.lane.key  # type: ignore[attr-defined]
+    def _records(
+        self, queue: _Queue, seq: int, index: int, answers: Sequence[tuple[int, int]]
+    ) -> list[CallRecord]:
+        name = queue.lane.key
         me = self._peers.neighbour(self._rank)
         records = [me.record(name, seq, index) if me is not None else None]
         for peer, answer in zip(queue.peers, answers, strict=True):
@@ -290,7 +310,7 @@ class Strict:
 
     def _defer(self, queue: _Queue, deferred: Deferred, said: Call) -> None:
         with self._lock:
-            deferred.said = said  # type: ignore[attr-defined]
+            deferred.said = said
             queue.waiting.append(deferred)
             self._show_some(queue)
             if queue not in self._busy:
@@ -304,9 +324,9 @@ class Strict:
         for deferred in queue.waiting:
             if deferred.seq - queue.done > AHEAD:
                 return
-            if not deferred.shown:
+            if not deferred.shown and deferred.said is not None:
                 deferred.shown = True
-                self._show(queue, deferred.seq, deferred.print_, deferred._index, deferred.said)  # type: ignore[attr-defined]
+                self._show(queue, deferred.seq, deferred.print_, deferred._index, deferred.said)
 
     def _run(self) -> None:
         sleep_s = FIRST_SLEEP_S
@@ -391,7 +411,8 @@ class Strict:
                 lane.busy = 0
                 raise CollectiveMismatch(
                     f"rank {ends[0]} sends {nbytes if sending else answer[0]} bytes to rank {ends[1]}, which receives "
-                    f"{answer[0] if sending else nbytes} bytes (tag {tag}, number {ordinal}, group {lane.name}): make them alike"
+                    f"{answer[0] if sending else nbytes} bytes (tag {tag}, number {ordinal}, "
+                    f"group {lane.name}): make them alike"
                 )
             return True
 
@@ -399,8 +420,9 @@ class Strict:
             return None
         work = issue()
         device = said.key[8]
-        return Watched(work, self._recorder, lane, index, is_async, device.type == "cpu", check, neighbour.gone)
-
+        return Watched(
+            work, self._recorder, lane, index, is_async, device.type == "cpu", check, neighbour.gone
+        )
 
     def _p2p_row(self, name: str) -> int | None:
         row = self._p2p_rows.get(name)
@@ -470,5 +492,3 @@ def _message(mismatch: Any, records: Sequence[CallRecord], rank: int) -> str:
         f"{mismatch.kind.value}: {here} on group {mismatch.group.label} (ranks {list(mismatch.group.ranks)}) "
         f"did not go out: {calls}. Make ranks {list(mismatch.culprits)} agree with the others."
     )
-
-

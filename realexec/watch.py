@@ -57,7 +57,9 @@ class Checksums:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
-    def begin(self, said: Call, index: int, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[[], None] | None]:
+    def begin(
+        self, said: Call, index: int, args: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], Callable[[], None] | None]:
         """The arguments to call with, and what to do once the call has been waited for."""
         op = said.key[0]
         if op in IN_PLACE:
@@ -90,4 +92,4 @@ def checksum(tensor: Tensor) -> int:
     data = flat.view(torch.uint8)
     if data.device.type != "cpu":
         return int(data.to(torch.int64).sum().item())
-    return zlib.crc32(memoryview(data.numpy()))  # type: ignore[arg-type]
+    return zlib.crc32(memoryview(data.numpy()))

@@ -21,8 +21,12 @@ def add_parser(subparsers: Any) -> None:
         description="Show a live job: a row a group, its ranks by the number of the call they are in. "
         "Updates in place on a terminal until the job ends; one snapshot when piped.",
     )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="where the rings are (--rings, DISTSIM_DIR)")
-    parser.add_argument("--interval", type=float, default=0.5, metavar="SECONDS", help="between updates (default: 0.5)")
+    parser.add_argument(
+        "directory", metavar="DIR", type=Path, help="where the rings are (--rings, DISTSIM_DIR)"
+    )
+    parser.add_argument(
+        "--interval", type=float, default=0.5, metavar="SECONDS", help="between updates (default: 0.5)"
+    )
     parser.set_defaults(func=run)
 
 
@@ -40,7 +44,9 @@ def run(args: argparse.Namespace) -> int:
     for complaint in complaints:
         print(f"distsim: {complaint}", file=sys.stderr)
     if not readers:
-        raise UsageError(f"{args.directory}: no rings of distsim here (rank*.ring); start the job with --rings {args.directory}")
+        raise UsageError(
+            f"{args.directory}: no rings of distsim here (rank*.ring); start the job with --rings {args.directory}"
+        )
     if not sys.stdout.isatty():
         Console(width=120).print(live_table(readers))
         return 0

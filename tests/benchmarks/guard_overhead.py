@@ -60,7 +60,9 @@ def block(group: Any, tensor: torch.Tensor, calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def worker(rank: int, world: int, port: int, sizes: list[int], blocks: int, folder: str, kinds: list[str]) -> None:
+def worker(
+    rank: int, world: int, port: int, sizes: list[int], blocks: int, folder: str, kinds: list[str]
+) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     torch.set_num_threads(1)
@@ -105,7 +107,8 @@ def worker(rank: int, world: int, port: int, sizes: list[int], blocks: int, fold
                 plain_us[size].append(base * 1e6)
     if rank == 0:
         out = {
-            kind: {size: statistics.median(ratios) for size, ratios in sizes_.items()} for kind, sizes_ in found.items()
+            kind: {size: statistics.median(ratios) for size, ratios in sizes_.items()}
+            for kind, sizes_ in found.items()
         }
         base_us = {size: statistics.median(values) for size, values in plain_us.items()}
         Path(folder, "bench.json").write_text(json.dumps({"ratios": out, "plain_us": base_us}))

@@ -111,7 +111,13 @@ class Zygote:
     ) -> Result:
         """One job from start to end under a monitor in this process."""
         given = Settings.read(
-            {"level": level, "on_hang": on_hang, "directory": str(directory), "hang_after_s": hang_after_s, **settings}
+            {
+                "level": level,
+                "on_hang": on_hang,
+                "directory": str(directory),
+                "hang_after_s": hang_after_s,
+                **settings,
+            }
         )
         job = {
             "script": str(script),
@@ -130,7 +136,8 @@ class Zygote:
         }
         (directory / "launcher.json").write_text("{}")
         monitor = QuietMonitor(directory, given, None)
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
         if guarded:
@@ -139,7 +146,9 @@ class Zygote:
         answer = json.loads(self.process.stdout.readline())
         outputs = {rank: (directory / f"out.{rank}").read_text() for rank in range(ranks) if rank not in skip}
         codes = {int(rank): code for rank, code in answer["codes"].items()}
-        result = Result(monitor.diagnoses, codes, outputs, directory, monitor.told_at, monitor.host.comparer.compared)
+        result = Result(
+            monitor.diagnoses, codes, outputs, directory, monitor.told_at, monitor.host.comparer.compared
+        )
         result.report = monitor.text  # type: ignore[attr-defined]
         return result
 

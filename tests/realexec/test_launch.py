@@ -19,7 +19,13 @@ pytestmark = pytest.mark.slow
 def run(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     """A command line to its end."""
     return subprocess.run(
-        [sys.executable, *words], cwd=cwd, env={**ENVIRON, **environ}, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *words],
+        cwd=cwd,
+        env={**ENVIRON, **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -91,7 +97,7 @@ def test_usage_mistakes_are_one_line(tmp_path: Path) -> None:
 
 
 def test_module_under_torchrun_starts_its_own_monitor(tmp_path: Path) -> None:
-    """`torchrun --no-python python -m distsim.debug train.py`: local rank 0 starts the monitor, which aborts the hang."""
+    """Under torchrun, `python -m distsim.debug train.py` starts a monitor, which aborts the hang."""
     done = run(
         "-m",
         "torch.distributed.run",
@@ -107,7 +113,10 @@ def test_module_under_torchrun_starts_its_own_monitor(tmp_path: Path) -> None:
         DISTSIM_DIR=str(tmp_path / "rings"),
     )
     assert done.returncode != 0
-    assert json.loads((tmp_path / "rings" / "verdict.json").read_text())["diagnoses"][0]["kind"] == "p2p_unmatched"
+    assert (
+        json.loads((tmp_path / "rings" / "verdict.json").read_text())["diagnoses"][0]["kind"]
+        == "p2p_unmatched"
+    )
 
 
 SPAWNED = """

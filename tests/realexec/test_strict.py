@@ -32,7 +32,7 @@ def test_every_rank_raises(name: str, zygote: Zygote, folder: Path) -> None:
     assert result.exit_code == 4
 
 
-CAUGHT = '''
+CAUGHT = """
 import torch
 import torch.distributed as dist
 
@@ -54,7 +54,7 @@ t = torch.ones(3)
 dist.all_reduce(t)
 assert t[0] == 2
 dist.destroy_process_group()
-'''
+"""
 
 
 @pytest.mark.slow

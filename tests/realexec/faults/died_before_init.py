@@ -5,7 +5,6 @@
 
 import os
 
-import torch
 import torch.distributed as dist
 
 if os.environ["RANK"] == "2":

@@ -7,7 +7,6 @@
 import os
 import time
 
-import torch
 import torch.distributed as dist
 
 if os.environ["RANK"] == "2":

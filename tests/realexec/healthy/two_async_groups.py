@@ -9,10 +9,9 @@ world = dist.get_world_size()
 t = torch.ones(8)
 for _ in range(3):
     dist.all_reduce(t)
-import time
 
 a, b = dist.new_group([0, 1]), dist.new_group([0, 1])
-for step in range(10):
+for _step in range(10):
     first, second = (a, b) if rank == 0 else (b, a)
     works = [dist.all_reduce(torch.ones(1000), group=first, async_op=True)]
     works.append(dist.all_reduce(torch.ones(1000), group=second, async_op=True))
