@@ -50,9 +50,12 @@ def everywhere(item: pytest.Function, body: Callable[..., Any], marker: pytest.M
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
-        for options in _options(item, marker):
-            verdict = _arm(options.on)(item, functools.partial(body, *args), kwargs, options)
-            _judge(verdict, options)
+        try:
+            for options in _options(item, marker):
+                verdict = _arm(options.on)(item, functools.partial(body, *args), kwargs, options)
+                _judge(verdict, options)
+        except pytest.UsageError as mistake:
+            raise pytest.fail.Exception(str(mistake), pytrace=False) from None
 
     return run
 

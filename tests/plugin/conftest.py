@@ -1,0 +1,49 @@
+"""pytest in pytest, in one process: torch must stay imported between the inner runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+
+HEAD = """
+import unittest
+import pytest, torch
+import torch.distributed as dist
+"""
+
+Run = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torch_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """pytester forgets every module that an inner run imports; torch cannot be imported twice."""
+    root = str(tmp_path_factory.getbasetemp())
+
+    def snapshot(_: pytest.Pytester) -> SimpleNamespace:
+        before = set(sys.modules)
+
+        def restore() -> None:
+            for name in set(sys.modules) - before:
+                if (getattr(sys.modules[name], "__file__", None) or "").startswith(root):
+                    del sys.modules[name]
+
+        return SimpleNamespace(restore=restore)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pytest.Pytester, "_Pytester__take_sys_modules_snapshot", snapshot)
+        yield
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester) -> Run:
+    """Run a test file with the plugin; without a text, whatever lies in the folder."""
+
+    def call(text: str = "", *flags: str) -> pytest.RunResult:
+        if text:
+            pytester.makepyfile(HEAD + text)
+        return pytester.runpytest_inprocess("-p", "distsim.pytest_plugin", "-p", "no:cacheprovider", *flags)
+
+    return call

@@ -1,0 +1,279 @@
+"""Test bodies on every rank: pytest in pytest."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from plugin.conftest import Run
+
+def test_the_body_runs_on_every_rank(run: Run) -> None:
+    """Fixtures rank, world and mesh are each rank's own; other fixtures are shared."""
+    result = run(
+        """
+@pytest.fixture
+def ranks():
+    return []
+
+@pytest.mark.world_size(4, mesh=(2, 2), mesh_dim_names=("dp", "tp"))
+def test_all(rank, world, mesh, ranks, tmp_path):
+    assert (world.rank, world.size, world.on) == (rank, 4, "sim")
+    t = torch.tensor([float(rank)])
+    dist.all_reduce(t)
+    assert t.item() == 6
+    assert mesh["tp"].size() == 2
+    ranks.append(rank)
+    dist.barrier()
+    assert sorted(ranks) == [0, 1, 2, 3]
+"""
+    )
+    result.assert_outcomes(passed=1)
+
+
+def test_equal_failures_are_one_with_introspection(run: Run) -> None:
+    """The values of the assertion are there, for each different failure once."""
+    result = run(
+        """
+@pytest.mark.world_size(4)
+def test_sum(rank):
+    total = 6 if rank < 3 else 7
+    assert total == 7
+"""
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*ranks 0-2: AssertionError: assert 6 == 7*", "*ranks 0-2 of 4 on sim*", ">*assert total == 7*"]
+    )
+    assert result.stdout.str().count(">       assert total == 7") == 1
+
+
+def test_a_hang_ends_with_the_report(run: Run) -> None:
+    """No timeout is waited for: the missing rank is named in the failure."""
+    result = run(
+        """
+@pytest.mark.world_size(4)
+def test_hang(rank):
+    if rank != 2:
+        dist.barrier()
+"""
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["HANG  missing rank  rank 2  barrier #1*", "*next: *", "replay: pytest*test_hang*"])
+
+
+def test_the_report_reaches_junit(run: Run, pytester: pytest.Pytester) -> None:
+    """xunit2 keeps the failure's text and nothing else, so it has to be there."""
+    run(
+        """
+@pytest.mark.world_size(2)
+def test_hang(rank):
+    if rank:
+        dist.barrier()
+""",
+        "--junitxml=out.xml",
+        "-o",
+        "junit_family=xunit2",
+    )
+    text = (pytester.path / "out.xml").read_text()
+    assert "missing rank  rank 0  barrier #1" in text
+    assert "never called barrier #1" in text
+
+
+def test_one_rank_that_raises_and_those_who_wait(run: Run) -> None:
+    """Its own failure first, then who waits for it and where."""
+    result = run(
+        """
+@pytest.mark.world_size(3)
+def test_one(rank):
+    if rank == 1:
+        raise ValueError("no data")
+    dist.barrier()
+"""
+    )
+    result.stdout.fnmatch_lines(
+        ["rank 1: ValueError: no data", "*rank 1 of 3 on sim*", "*rank raised  rank 1*", "*Ranks 0,2 wait in barrier*"]
+    )
+
+
+def test_output_is_shown_behind_its_rank(run: Run) -> None:
+    """What ranks print is under the failure, each line with its rank."""
+    result = run(
+        """
+@pytest.mark.world_size(2)
+def test_print(rank):
+    print("here", rank)
+    assert False
+"""
+    )
+    result.stdout.fnmatch_lines(["*Captured stdout*", "[[]0] here 0", "[[]1] here 1"])
+
+
+def test_parametrize_classes_skip_and_xfail(run: Run) -> None:
+    """Markers of pytest mean what they mean."""
+    result = run(
+        """
+@pytest.mark.parametrize("x", [1, 2])
+@pytest.mark.world_size([1, 2])
+def test_sizes(x, world):
+    assert world.size in (1, 2) and dist.get_world_size() == world.size
+
+class TestPlain:
+    @pytest.mark.world_size(2)
+    def test_method(self, rank):
+        assert rank in (0, 1)
+
+class TestUnit(unittest.TestCase):
+    def setUp(self):
+        self.size = 2
+
+    @pytest.mark.world_size([1, 2], on=["sim"])
+    def test_all_sizes(self):
+        self.assertLessEqual(dist.get_world_size(), self.size)
+
+    @pytest.mark.world_size(3)
+    def test_too_many(self):
+        self.assertEqual(dist.get_world_size(), self.size)
+
+@pytest.mark.world_size(2)
+def test_skip():
+    pytest.skip("not here")
+
+@pytest.mark.xfail(reason="known", strict=True)
+@pytest.mark.world_size(2)
+def test_known(rank):
+    if rank:
+        dist.barrier()
+
+def test_without_ranks():
+    assert not dist.is_initialized()
+"""
+    )
+    result.assert_outcomes(passed=7, failed=1, skipped=1, xfailed=1)
+    result.stdout.fnmatch_lines(["*ranks 0-2: AssertionError: 3 != 2*"])
+
+
+def test_faults_strike_in_a_test(run: Run) -> None:
+    """The tables of a scenario file, as arguments of the marker."""
+    result = run(
+        """
+@pytest.mark.world_size(2, faults=[{"what": "crash", "ranks": [1], "call": "barrier #2"}])
+def test_crash():
+    for _ in range(3):
+        dist.barrier()
+"""
+    )
+    result.stdout.fnmatch_lines(["HANG  rank killed  rank 1*", "*note: injected: rank 1 killed by SIGKILL, at barrier #2*"])
+
+
+@pytest.mark.parametrize(
+    ("marker", "told"),
+    [
+        ("world_size(0)", "expected a number of ranks, 1 or more, got 0"),
+        ("world_size()", "expected a number of ranks, 1 or more, got None"),
+        ("world_size(2, wrold=1)", "expected arguments n, on"),
+        ("world_size(2, on='nccl')", "expected on='sim' or on='gloo'"),
+        ("world_size(9, cluster='dgx-h100:1')", "has room for 8 ranks"),
+        ("world_size(2, faults=[{'what': 'crash'}])", "faults*ranks: expected a value"),
+        ("world_size(2, on='gloo', cluster='dgx-h100:1')", "cluster and faults mean simulated ranks"),
+    ],
+)
+def test_a_mistake_in_the_marker_is_one_line(run: Run, marker: str, told: str) -> None:
+    """What was expected and what came, no traceback of ours."""
+    result = run(f"@pytest.mark.{marker}\ndef test_it():\n    pass\n")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*{told}*"])
+    assert "distsim/plugin" not in result.stdout.str()
+
+
+def test_a_rank_fixture_without_ranks_is_refused(run: Run) -> None:
+    """And one that is used by another fixture, which is set up once for all ranks."""
+    result = run(
+        """
+def test_alone(rank):
+    pass
+
+@pytest.fixture
+def seed(rank):
+    return rank + 1
+
+@pytest.mark.world_size(2)
+def test_seed(seed):
+    pass
+"""
+    )
+    result.stdout.fnmatch_lines(["*mark the test with @pytest.mark.world_size(n)*", "*fixtures are set up once*"])
+
+
+@pytest.mark.slow
+def test_pytest_timeout_says_where_everybody_is(run: Run) -> None:
+    """A test that never ends under pytest-timeout, and one under its own limit."""
+    result = run(
+        """
+@pytest.mark.timeout(1, method="signal")
+@pytest.mark.world_size(2)
+def test_theirs(rank):
+    while True:
+        dist.barrier()
+
+@pytest.mark.world_size(2, timeout_s=1)
+def test_ours(rank):
+    while True:
+        dist.barrier()
+"""
+    )
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["Timeout*from pytest-timeout.", "Ranks 0,1*test_theirs*", "*still ran after 1 s*"])
+
+
+@pytest.mark.slow
+def test_xdist_and_x(run: Run) -> None:
+    """Distributed over workers, and stopped at the first failure."""
+    text = """
+@pytest.mark.parametrize("i", range(4))
+@pytest.mark.world_size(2)
+def test_many(i, rank):
+    assert i < 2
+"""
+    run(text, "-n", "2").assert_outcomes(passed=2, failed=2)
+    run(text, "-x").assert_outcomes(passed=2, failed=1)
+
+
+def test_nothing_grows(run: Run) -> None:
+    """Many tests leave no thread behind."""
+    text = """
+@pytest.mark.parametrize("i", range({}))
+@pytest.mark.world_size(8)
+def test_trivial(i):
+    dist.barrier()
+"""
+    run(text.format(2)).assert_outcomes(passed=2)
+    before = len(sys._current_frames())
+    run(text.format(40)).assert_outcomes(passed=40)
+    assert len(sys._current_frames()) <= before
+
+
+def test_scenario_files_are_tests(run: Run, pytester: pytest.Pytester) -> None:
+    """A .toml file with a program and an expectation is collected; other TOML is not."""
+    pytester.makefile(".toml", cluster="name = 'x'")
+    pytester.makefile(".toml", good="program = 'p.py'\non = 'ethernet-cpu:1'\n[expect]\nkind = 'healthy'\n")
+    pytester.makefile(".toml", bad="program = 'p.py'\non = 'ethernet-cpu:1'\n[expect]\nkind = 'missing_rank'\n")
+    pytester.makefile(".toml", wrong="program = 'p.py'\nprogramm = 1\n[expect]\n")
+    pytester.path.joinpath("p.py").write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    result = run("", "-v")
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "good.toml::good PASSED*",
+            "*expect.kind: expected missing_rank, got healthy*",
+            "*replay: distsim scenario run *bad.toml*",
+            "*programm: unknown key*did you mean 'program'*",
+        ]
+    )
+
+
+def test_the_plugin_imports_no_torch() -> None:
+    """It is loaded in every pytest run of the environment."""
+    code = "import sys; import distsim.pytest_plugin; print([m for m in ('torch', 'numpy', 'rich') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
