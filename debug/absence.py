@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from distsim.debug.advice import advice
 from distsim.debug.case import Case
+from distsim.debug.checks import same_call
 from distsim.debug.explain import are, call_text, capital, group_text, place, ranks_text, several
 from distsim.debug.kinds import Kind
-from distsim.debug.records import CallRecord, Phase
+from distsim.debug.records import CallRecord, CallWait, Phase
 from distsim.debug.source import Order, relate
 from distsim.debug.verdict import Diagnosis
 from distsim.debug.world import Lane
 
-__all__ = ["absent_from_call", "extra_call"]
+__all__ = ["absent_from_call", "extra_call", "group_mismatch"]
 
 
 def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
@@ -33,6 +34,8 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
             return found
         met = sorted(lane.meetings.get(call.seq, ()))
         if len(met) * 2 < len(lane.group.ranks):
+            if (split := _split_over_groups(case, lane, call, met, victims)) is not None:
+                return split
             return _too_many(case, lane, call, met)
     late = [r for r in ranks if lane is not None and r in lane.meetings.get(call.seq, ())]
     if late:
@@ -40,9 +43,7 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
     return _plain(case, Kind.MISSING_RANK, call, ranks, victims)
 
 
-def _plain(
-    case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
-) -> Diagnosis:
+def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
     who = ranks_text(ranks)
     they = "it" if len(ranks) == 1 else "they"
     where = several(case.where(ranks[0]), ranks)
@@ -75,9 +76,7 @@ def _never_waited(
     )
 
 
-def _loops(
-    case: Case, lane: Lane, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
-) -> Diagnosis | None:
+def _loops(case: Case, lane: Lane, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
     """The call is one that both have made before: their loops ran differently often."""
     if call.site is None:
         return None
@@ -101,9 +100,7 @@ def _loops(
 
 
 def _rounds(lane: Lane, rank: int, call: CallRecord) -> int:
-    return sum(
-        r.site == call.site and r.op == call.op and r.seq <= call.seq for r in lane.calls.get(rank, ())
-    )
+    return sum(r.site == call.site and r.op == call.op and r.seq <= call.seq for r in lane.calls.get(rank, ()))
 
 
 def _ordinal(n: int) -> str:
@@ -122,6 +119,52 @@ def _too_many(case: Case, lane: Lane, call: CallRecord, met: Sequence[int]) -> D
         f"{place(call.site)}. The other ranks finished without it and will never come.",
         suggestion=advice(Kind.EXTRA_COLLECTIVE, mine=place(call.site)),
         since_s=call.issued_s,
+    )
+
+
+def _split_over_groups(
+    case: Case, lane: Lane, call: CallRecord, met: Sequence[int], victims: Sequence[int]
+) -> Diagnosis | None:
+    """Nobody else comes, but a member waits for those who are there in the same call on another group."""
+    for rank in lane.group.ranks:
+        if rank in met:
+            continue
+        for need in case.graph.needs.get(rank, ()):
+            if not isinstance(need.wait, CallWait) or not need.ranks or not set(need.ranks) <= set(met):
+                continue
+            other = need.wait.record
+            if same_call(call, other) and _one_call_of_the_text(case, call, other):
+                return group_mismatch(case, call, other, met, [rank], victims)
+    return None
+
+
+def _one_call_of_the_text(case: Case, mine: CallRecord, theirs: CallRecord) -> bool:
+    """The same line, or two branches that each have the call once."""
+    if mine.site is not None and mine.site == theirs.site:
+        return True
+    relation = relate(mine, theirs, case.world.evidence.sources)
+    return relation.certain and relation.order is Order.EXCLUSIVE and not relation.repeated
+
+
+def group_mismatch(
+    case: Case,
+    mine: CallRecord,
+    theirs: CallRecord,
+    who: Sequence[int],
+    others: Sequence[int],
+    victims: Sequence[int],
+) -> Diagnosis:
+    """*who* made *mine*, and *others* *theirs*: one call of the program, on two groups."""
+    return case.diagnosis(
+        Kind.GROUP_MISMATCH,
+        who,
+        [*others, *victims],
+        call=theirs,
+        explanation=f"{capital(ranks_text(who))} called {call_text(mine)} on {group_text(mine.group)}, "
+        f"at {place(mine.site)}. {capital(ranks_text(others))} made the same call on "
+        f"{group_text(theirs.group)}, at {place(theirs.site)}.",
+        suggestion=advice(Kind.GROUP_MISMATCH, mine=place(mine.site)),
+        since_s=max(mine.issued_s, theirs.issued_s),
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distsim.debug.absence import absent_from_call, extra_call
-from distsim.debug.advice import advice
+from distsim.debug.absence import absent_from_call, extra_call, group_mismatch
 from distsim.debug.case import Case
 from distsim.debug.explain import call_text, capital, group_text, place, ranks_text
 from distsim.debug.habit import left_out
@@ -87,17 +86,13 @@ def _cycle(
             steps.append(f"rank {rank} waits on the host ({what}) for rank {after}")
         else:
             on = "" if call.is_p2p else f" on {group_text(call.group)}"
-            steps.append(
-                f"rank {rank} waits in {call_text(call)}{on}, at {place(call.site)}, for rank {after}"
-            )
+            steps.append(f"rank {rank} waits in {call_text(call)}{on}, at {place(call.site)}, for rank {after}")
     if len(steps) > SHOWN:
         steps = [*steps[: SHOWN - 1], f"and so on over {len(steps) - SHOWN} more ranks", steps[-1]]
     made = [call for call in calls.values() if call is not None]
     first = min(made, key=lambda c: (c.issued_s, c.rank), default=None)
     if made and all(c.is_p2p for c in made):
-        suggestion = (
-            "Let one of them receive first, or use isend / irecv or batch_isend_irecv and wait for both."
-        )
+        suggestion = "Let one of them receive first, or use isend / irecv or batch_isend_irecv and wait for both."
     elif any(c.is_p2p for c in made):
         suggestion = "Make the send or receive and the collective in the same order on every rank."
     else:
@@ -111,9 +106,7 @@ def _cycle(
         cycle,
         victims,
         call=first,
-        explanation=f"{capital(ranks_text(cycle))} wait for each other in a circle. "
-        + capital("; ".join(steps))
-        + ".",
+        explanation=f"{capital(ranks_text(cycle))} wait for each other in a circle. " + capital("; ".join(steps)) + ".",
         suggestion=suggestion,
         since_s=latest,
         cycle=cycle,
@@ -126,11 +119,7 @@ def _message_missing(case: Case, ranks: Sequence[int], victims: Sequence[int]) -
     lonely: list[CallRecord] = []
     for rank in ranks:
         for need in case.graph.needs.get(rank, ()):
-            if (
-                isinstance(need.wait, CallWait)
-                and need.wait.record.is_p2p
-                and not inside.isdisjoint(need.ranks)
-            ):
+            if isinstance(need.wait, CallWait) and need.wait.record.is_p2p and not inside.isdisjoint(need.ranks):
                 lonely.append(need.wait.record)
     lonely.sort(key=lambda c: (c.issued_s, c.op == "send", c.rank))
     for call in lonely:
@@ -189,15 +178,4 @@ def _other_group(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Di
     branches = relation.certain and relation.order is Order.EXCLUSIVE and not relation.swapped
     if not (same_line or branches):
         return None
-    who = ranks_text(few)
-    return case.diagnosis(
-        Kind.GROUP_MISMATCH,
-        few,
-        [*victims, *(r for r in ranks if r not in few)],
-        call=theirs,
-        explanation=f"{capital(who)} called {call_text(mine)} on {group_text(mine.group)}, "
-        f"at {place(mine.site)}. {capital(ranks_text(many))} made the same call on "
-        f"{group_text(theirs.group)}, at {place(theirs.site)}.",
-        suggestion=advice(Kind.GROUP_MISMATCH, mine=place(mine.site)),
-        since_s=max(mine.issued_s, theirs.issued_s),
-    )
+    return group_mismatch(case, mine, theirs, few, many, [*victims, *(r for r in ranks if r not in few)])

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from distsim.debug.advice import advice
 from distsim.debug.case import Case
+from distsim.debug.checks import Mismatch
 from distsim.debug.divergence import Divergence
 from distsim.debug.explain import are, call_text, capital, group_text, place, ranks_text, shape_of_call
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord
+from distsim.debug.sizes import split_conflicts
 from distsim.debug.verdict import Diagnosis
 
 __all__ = ["contradiction"]
@@ -20,7 +22,9 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
     d = divergence
     who, others = ranks_text(d.culprits), ranks_text(d.reference)
     second = f"{capital(others)} {are(d.reference, 'is', 'are')} in {_at(d.expected)}."
-    if d.tie:
+    if d.kind is Kind.SPLITS_MISMATCH:
+        second = "Nothing recorded says which of the two is the wrong one." if d.tie else ""
+    elif d.tie:
         second = f"{second[:-1]}; as many here as there, so nothing but rank order says who is wrong."
     met = d.lane.meetings.get(d.seq, {})
     return case.diagnosis(
@@ -29,7 +33,7 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
         victims,
         call=d.got if d.kind is Kind.EXTRA_COLLECTIVE else d.expected,
         group=d.lane.group,
-        explanation=f"{capital(_what(d))} {second}",
+        explanation=f"{capital(_what(d))} {second}".rstrip(),
         suggestion=advice(d.kind, who=who, mine=place(d.got.site), theirs=place(d.expected.site)),
         since_s=max(d.got.issued_s, d.expected.issued_s),
         sites={rank: site for rank, record in met.items() if (site := record.site) is not None},
@@ -38,6 +42,31 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
 
 def _at(record: CallRecord) -> str:
     return f"{shape_of_call(record)} at {place(record.site)}"
+
+
+def _split(d: Divergence, mismatch: Mismatch) -> str:
+    """The first pair that a culprit does not agree with, and how many more there are."""
+    conflicts = split_conflicts(list(mismatch.records.values()))
+    own = [c for c in conflicts if c.sender in d.culprits or c.receiver in d.culprits]
+    first = own[0]
+    sender, receiver = mismatch.records[first.sender], mismatch.records[first.receiver]
+    if first.receiver in d.culprits:
+        said = (
+            f"rank {first.receiver} expects {_elements(first.expected)} from rank {first.sender}, "
+            f"at {place(receiver.site)}, but rank {first.sender} sends it {_elements(first.sent)}"
+        )
+    else:
+        said = (
+            f"rank {first.sender} sends {_elements(first.sent)} to rank {first.receiver}, "
+            f"at {place(sender.site)}, but rank {first.receiver} expects {_elements(first.expected)}"
+        )
+    rest = len(conflicts) - 1
+    more = f" (and {rest} more such pair{'s' if rest > 1 else ''})" if rest else ""
+    return f"{said}{more}, in {call_text(d.expected)}"
+
+
+def _elements(n: int) -> str:
+    return f"{n} element" if n == 1 else f"{n} elements"
 
 
 def _what(d: Divergence) -> str:
@@ -51,9 +80,7 @@ def _what(d: Divergence) -> str:
             there = place(d.got.site)
             return f"{who} called {call_text(d.got)} {on}, at {there}, which the others do not call there."
         case Kind.WRONG_ORDER:
-            return (
-                f"{who} called {_at(d.got)} as number {d.seq} {on}, where the others make another call first."
-            )
+            return f"{who} called {_at(d.got)} as number {d.seq} {on}, where the others make another call first."
         case Kind.THREAD_RACE:
             return (
                 f"{who} issued calls {on} from several threads, in another order than the others: "
@@ -64,6 +91,8 @@ def _what(d: Divergence) -> str:
             return f"{who} {verb} in another iteration than the others {on}, in {_at(d.got)}."
         case Kind.GROUP_CREATION_ORDER:
             return f"{who} called {_at(d.got)} as number {d.seq} {on}."
+        case Kind.SPLITS_MISMATCH if d.mismatch is not None:
+            return f"{_split(d, d.mismatch)} {on}."
         case _:
             says = "" if d.mismatch is None else d.mismatch.found.get(d.got.rank, "")
             wanted = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from distsim.debug.aspects import Found, Shape, differ, texts
@@ -10,12 +11,10 @@ from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord
 from distsim.debug.vote import blame_conflicts
 
-__all__ = ["sizes"]
+__all__ = ["SplitConflict", "sizes", "split_conflicts"]
 
 
-def sizes(
-    op: str, ordered: Sequence[CallRecord], histories: Mapping[int, Sequence[CallRecord]]
-) -> Found | None:
+def sizes(op: str, ordered: Sequence[CallRecord], histories: Mapping[int, Sequence[CallRecord]]) -> Found | None:
     if op in ("all_to_all", "all_to_all_single"):
         return _all_to_all(ordered)
     if op == "scatter":
@@ -80,36 +79,61 @@ def _lists(ordered: Sequence[CallRecord], lists_of: str, items_of: str) -> Found
 
 def _all_to_all(ordered: Sequence[CallRecord]) -> Found | None:
     """What i sends to j is what j expects from i: rank i's input split j == rank j's output split i."""
+    conflicts = split_conflicts(ordered)
+    if not conflicts:
+        return None
+    says = {r.rank: f"sends {_brief(r.input_splits)}, expects {_brief(r.output_splits)}" for r in ordered}
+    given = any(r.input_splits or r.output_splits for r in ordered)
+    kind = Kind.SPLITS_MISMATCH if given else Kind.SHAPE_MISMATCH
+    if not given:
+        says = texts(ordered)
+    pairs = [(c.sender, c.receiver) for c in conflicts]
+    return kind, blame_conflicts(tuple(r.rank for r in ordered), pairs, odd=_irregular(ordered)), says
+
+
+@dataclass(frozen=True, slots=True)
+class SplitConflict:
+    """Two ranks that do not agree about what one sends to the other, in elements."""
+
+    sender: int
+    receiver: int
+    sent: int
+    expected: int
+
+
+def split_conflicts(ordered: Sequence[CallRecord]) -> list[SplitConflict]:
+    """The pairs of an all_to_all that contradict each other, by sender and receiver."""
     group = ordered[0].group.ranks
-    sends = {
-        r.rank: s
-        for r in ordered
-        if (s := _splits(r, len(group), r.input_splits, r.input_shapes)) is not None
-    }
-    takes = {
-        r.rank: s
-        for r in ordered
-        if (s := _splits(r, len(group), r.output_splits, r.output_shapes)) is not None
-    }
+    sends = {r.rank: s for r in ordered if (s := _splits(r, len(group), r.input_splits, r.input_shapes)) is not None}
+    takes = {r.rank: s for r in ordered if (s := _splits(r, len(group), r.output_splits, r.output_shapes)) is not None}
     if len(sends) == len(takes) == len(group):  # all there: compare whole columns at once
         columns = zip(*(sends[rank] for rank in group), strict=True)
         if all(column == takes[rank] for rank, column in zip(group, columns, strict=True)):
-            return None
-    conflicts = [
-        (a, b)
+            return []
+    return [
+        SplitConflict(a, b, sends[a][j], takes[b][i])
         for i, a in enumerate(group)
         if a in sends
         for j, b in enumerate(group)
         if b in takes and sends[a][j] != takes[b][i]
     ]
-    if not conflicts:
-        return None
-    says = {
-        r.rank: f"sends {list(sends.get(r.rank, ()))}, expects {list(takes.get(r.rank, ()))}" for r in ordered
-    }
-    given = any(r.input_splits or r.output_splits for r in ordered)
-    kind = Kind.SPLITS_MISMATCH if given else Kind.SHAPE_MISMATCH
-    return kind, blame_conflicts(tuple(r.rank for r in ordered), conflicts), says
+
+
+def _brief(splits: tuple[int, ...] | None, most: int = 8) -> str:
+    if not splits:
+        return "equal shares"
+    return f"[{', '.join(map(str, splits[:most]))}{', ...' if len(splits) > most else ''}]"
+
+
+def _irregular(ordered: Sequence[CallRecord]) -> frozenset[int]:
+    """Where most ranks split alike: those that do not."""
+    alike: dict[Hashable, list[int]] = {}
+    for r in ordered:
+        alike.setdefault((r.input_shapes, r.input_splits, r.output_shapes, r.output_splits), []).append(r.rank)
+    most = max(alike.values(), key=len)
+    if len(most) * 2 <= len(ordered):
+        return frozenset()
+    return frozenset(r.rank for r in ordered if r.rank not in most)
 
 
 def _splits(

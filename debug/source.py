@@ -41,6 +41,8 @@ class Relation:
     """Theirs is in a loop that mine is not in."""
     still_in_loop: bool = False
     """Mine is in a loop that theirs is not in."""
+    repeated: bool = False
+    """EXCLUSIVE, and my branch has their operation further down."""
     swapped: bool = False
     """EXCLUSIVE, and each branch has the other's operation further down."""
     certain: bool = True
@@ -78,6 +80,7 @@ def _within(a: Site, b: Site, my_op: str, their_op: str, text: str | None) -> Re
         shared += 1
     my_own, their_own = mine[shared:], theirs[shared:]
     exclusive = bool(my_own and their_own) and my_own[0].node is their_own[0].node
+    repeated = exclusive and my_own[0].later_call(a.line, their_op)
     return Relation(
         order=Order.EXCLUSIVE if exclusive else by_line,
         mine=a,
@@ -86,9 +89,8 @@ def _within(a: Site, b: Site, my_op: str, their_op: str, text: str | None) -> Re
         their_guard=next((s.node.lineno for s in their_own if s.is_branch), None),
         left_loop=any(s.is_loop for s in their_own),
         still_in_loop=any(s.is_loop for s in my_own),
-        swapped=exclusive
-        and my_own[0].later_call(a.line, their_op)
-        and their_own[0].later_call(b.line, my_op),
+        repeated=repeated,
+        swapped=repeated and their_own[0].later_call(b.line, my_op),
     )
 
 
@@ -106,7 +108,7 @@ class _Step:
     @property
     def is_branch(self) -> bool:
         return isinstance(self.node, ast.If | ast.Match) or (
-            isinstance(self.node, ast.Try | ast.TryStar) and self.block == "handlers"
+            isinstance(self.node, ast.Try | ast.TryStar) and self.block.startswith("handlers")
         )
 
     def __eq__(self, other: object) -> bool:
@@ -115,21 +117,20 @@ class _Step:
     def __hash__(self) -> int:
         return hash((id(self.node), self.block))
 
+    @property
+    def statements(self) -> list[ast.stmt]:
+        """The block that was entered."""
+        name, _, number = self.block.partition(":")
+        body = getattr(self.node, name, [])
+        return body[int(number)].body if number else list(body)
+
     def later_call(self, line: int, op: str) -> bool:
         """A call of *op* further down in the same block."""
-        block = self.block.split(":")[0]
-        body = getattr(self.node, block, ())
-        for statement in body if isinstance(body, list) else ():
-            for node in ast.walk(statement):
-                if isinstance(node, ast.Call) and node.lineno > line:
-                    name = (
-                        node.func.attr
-                        if isinstance(node.func, ast.Attribute)
-                        else getattr(node.func, "id", "")
-                    )
-                    if str(name).lstrip("i") == op.lstrip("i"):
-                        return True
-        return False
+        return any(
+            _calls(node, op) and getattr(node, "lineno", 0) > line
+            for statement in self.statements
+            for node in ast.walk(statement)
+        )
 
 
 @lru_cache(maxsize=64)
@@ -163,7 +164,7 @@ def _enter(statement: ast.stmt, line: int) -> tuple[str, list[ast.stmt]] | None:
     for i, part in enumerate([*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())]):
         block = part.body
         if block and block[0].lineno <= line <= (block[-1].end_lineno or 0):
-            return ("handlers" if hasattr(statement, "handlers") else f"cases:{i}"), block
+            return f"{'handlers' if hasattr(statement, 'handlers') else 'cases'}:{i}", block
     return None
 
 
@@ -173,21 +174,26 @@ def calls_below(site: Site | None, op: str, sources: Mapping[str, str]) -> bool:
     tree = _parse(text) if text else None
     if tree is None or site is None:
         return False
-    path = _path(tree, site.line)
-    scopes = [
-        s
-        for s in path or ()
-        if isinstance(s.node, ast.If | ast.Match | ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    for step in reversed(scopes):
-        if step.later_call(site.line, op):
-            return True
+    blocks: list[list[ast.stmt]] = [tree.body]
+    for step in _path(tree, site.line) or ():
         if isinstance(step.node, ast.FunctionDef | ast.AsyncFunctionDef):
-            return False
+            blocks.clear()  # what its callers do afterwards is not looked at
+        blocks.append(step.statements)
+        if isinstance(step.node, ast.Try | ast.TryStar):
+            blocks.append(step.node.finalbody)
+            if step.block == "body":
+                blocks.append(step.node.orelse)
     return any(
-        isinstance(node, ast.Call)
-        and node.lineno > site.line
-        and str(getattr(node.func, "attr", getattr(node.func, "id", ""))).lstrip("i") == op
-        for statement in tree.body
+        _calls(node, op)
+        for block in blocks
+        for statement in block
+        if statement.lineno > site.line
         for node in ast.walk(statement)
     )
+
+
+def _calls(node: ast.AST, op: str) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    name = str(getattr(node.func, "attr", getattr(node.func, "id", "")))
+    return name.lstrip("i") == op.lstrip("i")

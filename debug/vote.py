@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = ["Vote", "blame_conflicts", "majority"]
@@ -34,9 +34,14 @@ def majority(values: Mapping[int, Hashable]) -> Vote:
 
 
 def blame_conflicts(
-    ranks: Sequence[int], conflicts: Sequence[tuple[int, int]], innocent: int | None = None
+    ranks: Sequence[int],
+    conflicts: Sequence[tuple[int, int]],
+    innocent: int | None = None,
+    odd: Collection[int] = (),
 ) -> Vote:
     """The fewest ranks whose removal leaves no two that contradict each other (greedily).
+
+    Of two that contradict each other equally often, the *odd* one is blamed.
 
     A rank that contradicts itself is always one of them. *innocent* (a root whose list is the
     reference) is blamed only if it contradicts at least half of the others.
@@ -56,6 +61,7 @@ def blame_conflicts(
             counts[innocent] = 0
         most = max(counts.values())
         leaders = [rank for rank in ranks if counts[rank] == most]
+        leaders = [rank for rank in leaders if rank in odd] or leaders
         tie = tie or any(a != b and a in leaders and b in leaders for a, b in left)
         worst = leaders[-1]
         culprits.append(worst)

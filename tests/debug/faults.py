@@ -266,6 +266,62 @@ MISCALLED = {
         REST,
         ("root 1 where root 0 is expected",),
     ),
+    "one expects more than it is sent": Fault(
+        4,
+        lambda r: [
+            coll(
+                "all_to_all_single",
+                10,
+                output_shapes=((5,),) if r == 2 else ((4,),),
+                input_splits=(1, 1, 1, 1),
+                output_splits=(2, 1, 1, 1) if r == 2 else (1, 1, 1, 1),
+            )
+        ],
+        Kind.SPLITS_MISMATCH,
+        (2,),
+        "all_to_all_single #1",
+        4,
+        (0, 1, 3),
+        ("Rank 2 expects 2 elements from rank 0", "rank 0 sends it 1 element"),
+    ),
+    "one sends more than is expected": Fault(
+        4,
+        lambda r: [
+            coll(
+                "all_to_all_single",
+                10,
+                shape=(5,) if r == 1 else (4,),
+                output_shapes=((4,),),
+                input_splits=(1, 1, 1, 2) if r == 1 else (1, 1, 1, 1),
+                output_splits=(1, 1, 1, 1),
+            )
+        ],
+        Kind.SPLITS_MISMATCH,
+        (1,),
+        "all_to_all_single #1",
+        4,
+        (0, 2, 3),
+        ("Rank 1 sends 2 elements to rank 3", "rank 3 expects 1 element"),
+    ),
+    "two disagree in uneven splits": Fault(
+        2,
+        lambda r: [
+            coll(
+                "all_to_all_single",
+                10,
+                shape=(4,),
+                output_shapes=((3,),) if r == 0 else ((7,),),
+                input_splits=(1, 3) if r == 0 else (2, 2),
+                output_splits=(1, 2) if r == 0 else (5, 2),
+            )
+        ],
+        Kind.SPLITS_MISMATCH,
+        (1,),
+        "all_to_all_single #1",
+        4,
+        (0,),
+        ("Nothing recorded says which of the two is the wrong one.",),
+    ),
     "other splits": Fault(
         3,
         lambda r: [

@@ -22,6 +22,38 @@ from tests.debug.builders import (
 )
 from tests.debug.faults import DP, GA, GB, GC, LOOPS, REST, STEP, SUB, TP, Fault, new_group, odd
 
+ONE_OF_TWO_GROUPS = """
+if rank == 0:
+    all_reduce(t)
+elif rank == 1:
+    all_reduce(t, group=sub)
+"""
+WORLD_THEN_GROUP = """
+if rank == 0:
+    all_reduce(t)
+    all_reduce(t, group=sub)
+elif rank == 1:
+    all_reduce(t, group=sub)
+"""
+SEND_AGAINST_BARRIER = """
+if rank == 0:
+    send(t, 1)
+    barrier()
+else:
+    barrier()
+    if rank == 1:
+        recv(t, 0)
+"""
+RECEIVED_IN_ANOTHER_BRANCH = """
+if rank == 0:
+    send(t, 1)
+else:
+    if rank == 1:
+        barrier()
+    else:
+        recv(t, 0)
+"""
+
 STUCK = {
     "another group": Fault(
         4,
@@ -32,6 +64,49 @@ STUCK = {
         4,
         REST,
         ("group sub (ranks 0,1)", "group default_pg (ranks 0-3)"),
+    ),
+    "world for the group, the others end": Fault(
+        4,
+        lambda r: {0: [all_reduce(3)], 1: [all_reduce(5, SUB)]}.get(r, []),
+        Kind.GROUP_MISMATCH,
+        (0,),
+        "all_reduce #1",
+        4,
+        (1,),
+        ("group sub (ranks 0,1)", "group default_pg (ranks 0-3)"),
+        evidence={"sources": {FILE: ONE_OF_TWO_GROUPS}},
+    ),
+    "world before the group, the others end": Fault(
+        4,
+        lambda r: {0: [all_reduce(3), all_reduce(4, SUB)], 1: [all_reduce(6, SUB)]}.get(r, []),
+        Kind.EXTRA_COLLECTIVE,
+        (0,),
+        "all_reduce #1",
+        4,
+        evidence={"sources": {FILE: WORLD_THEN_GROUP}},
+    ),
+    "send against a barrier": Fault(
+        2,
+        {0: [send(1, 3), barrier(4)], 1: [barrier(6), recv(0, 8)]},
+        Kind.DEADLOCK_CYCLE,
+        (0, 1),
+        "send #1",
+        3,
+        (),
+        cycle=(0, 1),
+        evidence={"sources": {FILE: SEND_AGAINST_BARRIER}},
+    ),
+    "send that only another branch receives": Fault(
+        2,
+        {0: [send(1, 3)], 1: [barrier(6)]},
+        Kind.P2P_UNMATCHED,
+        (1,),
+        "send #1",
+        3,
+        (0,),
+        cycle=(0, 1),
+        pair=(0, 1),
+        evidence={"sources": {FILE: RECEIVED_IN_ANOTHER_BRANCH}},
     ),
     "groups made in another order": Fault(
         4,
