@@ -14,13 +14,16 @@ from rich.text import Text
 
 from distsim.debug.explain import are, call_text, group_text, numbered, place, ranks_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
-from distsim.debug.stacks import format_ranks, merge_equal, merge_stacks
+from distsim.debug.stacks import blank_addresses, format_ranks, merge_equal, merge_stacks
 from distsim.debug.verdict import Diagnosis, Stuck
 
-__all__ = ["DiagnosisReport", "render_diagnoses"]
+__all__ = ["DiagnosisReport", "render_diagnoses", "shown_tracebacks"]
 
 MAX_LINES = 8
 """Groups of ranks, cycle steps or stack frames shown of each; the JSON report has them all."""
+
+MAX_TRACEBACKS = 2
+"""Different ones shown of each diagnosis."""
 
 VERDICT_STYLE = {"WARNING": "bold yellow", "HEALTHY": "bold green"}
 
@@ -184,12 +187,20 @@ def _source(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
             yield Line(f"{place(site)}  |  {lines[site.line - 1].strip()}", style="cyan")
 
 
+def shown_tracebacks(d: Diagnosis, evidence: Evidence) -> list[tuple[tuple[int, ...], str]]:
+    """The tracebacks that the report of *d* shows, equal ones (but for addresses) once, with their ranks."""
+    texts = {
+        rank: blank_addresses(text).rstrip()
+        for rank in d.culprits
+        if (state := evidence.ranks.get(rank)) is not None and (text := state.traceback)
+    }
+    return merge_equal(texts)[:MAX_TRACEBACKS]
+
+
 def _tracebacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
-    texts = {r: t for r in d.culprits if (s := evidence.ranks.get(r)) is not None and (t := s.traceback)}
-    for ranks, text in merge_equal(texts)[:2]:
+    for ranks, text in shown_tracebacks(d, evidence):
         yield Line(f"traceback of {ranks_text(ranks)}:")
-        lines = text.rstrip().splitlines()
-        for line in lines[-3 * MAX_LINES :]:
+        for line in text.splitlines():
             yield Line(line, indent=4, hang=8)
 
 

@@ -6,15 +6,18 @@ the one rank that is elsewhere is the other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from distsim.debug.records import Site
 
-__all__ = ["StackNode", "format_ranks", "merge_equal", "merge_stacks", "short_path"]
+__all__ = ["StackNode", "blank_addresses", "format_ranks", "merge_equal", "merge_stacks", "short_path"]
 
 T = TypeVar("T", bound=Hashable)
+
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -30,6 +33,11 @@ def format_ranks(ranks: Iterable[int]) -> str:
             parts.append(str(start) if start == end else f"{start}{gap}{end}")
         start = end = rank
     return ",".join(parts)
+
+
+def blank_addresses(text: str) -> str:
+    """`<object at 0x7f...>` without what differs from rank to rank and from run to run."""
+    return _ADDRESS.sub("0x...", text)
 
 
 def merge_equal(per_rank: Mapping[int, T]) -> list[tuple[tuple[int, ...], T]]:
@@ -60,9 +68,7 @@ class StackNode:
         found: list[tuple[int, StackNode]] = []
         for child in self.ordered():
             found.append((depth, child))
-            forks = len(child.children) > 1 or any(
-                len(c.ranks) < len(child.ranks) for c in child.children.values()
-            )
+            forks = len(child.children) > 1 or any(len(c.ranks) < len(child.ranks) for c in child.children.values())
             found.extend(child.lines(depth + 1 if forks else depth))
         return found
 

@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim import __version__
-from distsim.report.failures import blank_addresses, merge_failures
+from distsim.debug.stacks import blank_addresses
+from distsim.report.failures import merge_failures
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome

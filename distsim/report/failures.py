@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,13 +10,12 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from distsim.debug.explain import ranks_text
+from distsim.debug.stacks import blank_addresses
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Failure
 
-__all__ = ["Failures", "MergedFailure", "blank_addresses", "merge_failures"]
-
-_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
+__all__ = ["Failures", "MergedFailure", "merge_failures"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +40,6 @@ def merge_failures(failures: Iterable[Failure]) -> list[MergedFailure]:
         ranks.setdefault(key, set()).update(failure.ranks)
     merged = [MergedFailure(tuple(sorted(who)), *key) for key, who in ranks.items()]
     return sorted(merged, key=lambda failure: failure.ranks)
-
-
-def blank_addresses(text: str) -> str:
-    """`<object at 0x7f...>` without what differs from run to run."""
-    return _ADDRESS.sub("0x...", text)
 
 
 class Failures:

@@ -34,19 +34,20 @@ class Summary:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         outcome = self.outcome
+        told: list[int] = []
         if outcome.diagnoses:
-            from distsim.debug.render import render_diagnoses
+            from distsim.debug.render import render_diagnoses, shown_tracebacks
 
             yield render_diagnoses(outcome.diagnoses, outcome.evidence)
             yield Text()
-        raised = [found for found in outcome.diagnoses if found.kind == "rank_raised"]
-        yield Failures(outcome.failures, told=[rank for found in raised for rank in found.culprits])
+            if outcome.evidence is not None:
+                for found in outcome.diagnoses:
+                    told += [r for ranks, _ in shown_tracebacks(found, outcome.evidence) for r in ranks]
+        yield Failures(outcome.failures, told)
         yield Whereabouts(outcome)
         yield from self._header()
         yield from self._section("time by rank", ranks_table(outcome.ranks))
-        yield from self._section(
-            "collectives (algbw and busbw in GB/s)", collectives_table(outcome.collectives)
-        )
+        yield from self._section("collectives (algbw and busbw in GB/s)", collectives_table(outcome.collectives))
         yield from self._section("busiest links", links_table(outcome.links))
         if outcome.notes:
             yield Text()

@@ -27,11 +27,7 @@ def data_loader() -> Evidence:
         8,
         lambda r: [
             all_reduce(131, DP, shape=(4096, 1024), callers=(MAIN,), function="step"),
-            *(
-                [run()]
-                if r == 3
-                else [all_reduce(131, DP, shape=(4096, 1024), callers=(MAIN,), function="step")]
-            ),
+            *([run()] if r == 3 else [all_reduce(131, DP, shape=(4096, 1024), callers=(MAIN,), function="step")]),
         ],
         hang_after_s=30.0,
         now_s=31.2,
@@ -61,9 +57,7 @@ def raised() -> Evidence:
 
 def opposite_groups() -> Evidence:
     tp, dp = group(0, 1, name="1", desc="tp"), group(0, 1, name="2", desc="dp")
-    return play(
-        3, {0: [all_reduce(10, tp), barrier(30)], 1: [all_reduce(20, dp), barrier(30)], 2: [barrier(30)]}
-    )
+    return play(3, {0: [all_reduce(10, tp), barrier(30)], 1: [all_reduce(20, dp), barrier(30)], 2: [barrier(30)]})
 
 
 def shapes() -> Evidence:
@@ -90,9 +84,7 @@ def scattered() -> Evidence:
     return play(16, lambda r: [spin(5)] if r == 0 else [recv(r - 1, 100 + r)])
 
 
-CASES = {
-    f.__name__: f for f in (data_loader, raised, opposite_groups, shapes, tags, nan, straggler, scattered)
-}
+CASES = {f.__name__: f for f in (data_loader, raised, opposite_groups, shapes, tags, nan, straggler, scattered)}
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -103,6 +95,16 @@ def test_report(name: str, width: int) -> None:
     text = render_diagnoses(diagnose(evidence), evidence).plain(width)
     assert_golden(GOLDEN / f"{name}_{width}.txt", text)
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_long_traceback_stays_whole() -> None:
+    """Neither its head nor its foot is cut."""
+    evidence = raised()
+    frames = "".join(f'  File "train.py", line {n}, in f{n}\n' for n in range(60))
+    evidence.ranks[1].traceback = f"Traceback (most recent call last):\n{frames}ValueError: bad batch\n"
+    text = render_diagnoses(diagnose(evidence), evidence).plain(120)
+    assert "Traceback (most recent call last)" in text
+    assert all(f"in f{n}\n" in text for n in range(60))
 
 
 def test_first_line_names_verdict_culprit_and_place() -> None:

@@ -12,7 +12,7 @@ from distsim.debug.kinds import Kind
 from distsim.debug.records import CallWait, Evidence, Phase, RankState, Site
 from distsim.debug.verdict import Diagnosis
 from distsim.report import Summary, print_summary
-from distsim.sim.outcome import LinkUse
+from distsim.sim.outcome import Failure, LinkUse
 from tests.golden import assert_golden
 from tests.report.made import call, finished, outcome, raised, summary
 
@@ -50,9 +50,27 @@ def test_a_traceback_that_a_diagnosis_has_shown_is_not_shown_again() -> None:
     """One traceback a rank: the diagnosis of a rank that raised has it already."""
     run = raised()
     run.diagnoses = [Diagnosis(Kind.RANK_RAISED, (0, 1), explanation="Ranks 0,1 raised ValueError.")]
+    states = {r: RankState(r, Phase.RAISED) for f in run.failures for r in f.ranks}
+    for failure in run.failures:
+        states[failure.ranks[0]].traceback = failure.traceback
+    run.evidence = Evidence(4, states)
     text = _text(run)
     assert "RAISED  rank 3: ValueError: no cat" in text
     assert "RAISED  ranks 0,1" not in text
+    assert "traceback of ranks 0,1:" in text  # their addresses differ, and nothing else
+    assert text.count("boom(<dog 0x...>)") == 1
+
+
+def test_a_traceback_that_no_diagnosis_shows_is_kept() -> None:
+    """A diagnosis shows few different tracebacks: the others follow below it."""
+    run = raised()
+    run.diagnoses = [Diagnosis(Kind.RANK_RAISED, (0, 1, 3), explanation="Ranks 0,1,3 raised.")]
+    run.failures = [Failure((r,), "ValueError", f"no {r}", f"ValueError: no {r}") for r in (0, 1, 3)]
+    states = {f.ranks[0]: RankState(f.ranks[0], Phase.RAISED, traceback=f.traceback) for f in run.failures}
+    run.evidence = Evidence(4, states)
+    text = _text(run)
+    assert "RAISED  rank 3: ValueError: no 3" in text
+    assert text.count("RAISED") == 1
 
 
 def test_many_equal_ranks_are_one_row() -> None:
