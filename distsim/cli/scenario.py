@@ -29,36 +29,24 @@ def add_parser(subparsers: Any) -> None:
     new.set_defaults(func=_new)
     origin = commands.add_parser("from", help="turn the flight records of a hung run into a minimal scenario")
     origin.add_argument("directory", metavar="DIR", help="rings of a guarded run, or Flight Recorder dumps")
-    origin.add_argument(
-        "-o", "--output", metavar="FILE", default="reproduced.toml", help="(default: reproduced.toml)"
-    )
+    origin.add_argument("-o", "--output", metavar="FILE", default="reproduced.toml", help="(default: reproduced.toml)")
     origin.add_argument("--no-shrink", action="store_true", help="keep every rank and call")
     origin.set_defaults(func=_from)
     commands.add_parser("schema", help="print the JSON schema of scenario files").set_defaults(func=_schema)
 
 
 def _add_run(commands: Any) -> None:
-    run = commands.add_parser(
-        "run", help="run scenarios and check what they expect (exit code 5 where one fails)"
-    )
+    run = commands.add_parser("run", help="run scenarios and check what they expect (exit code 5 where one fails)")
     run.add_argument("paths", nargs="+", metavar="PATH", help="scenario files and folders of them")
     run.add_argument("--junit", metavar="FILE", help="also write JUnit XML")
-    run.add_argument(
-        "-k", dest="expression", metavar="EXPR", help="only those whose name fits: 'hang and not slow'"
-    )
-    run.add_argument(
-        "-n", dest="workers", type=int, default=1, metavar="WORKERS", help="processes (default: 1)"
-    )
+    run.add_argument("-k", dest="expression", metavar="EXPR", help="only those whose name fits: 'hang and not slow'")
+    run.add_argument("-n", dest="workers", type=int, default=1, metavar="WORKERS", help="processes (default: 1)")
     run.add_argument("--update-baselines", action="store_true", help="store the step times as they are now")
     run.add_argument("--seed", type=int, metavar="N", help="instead of the file's")
     run.add_argument("--schedule", metavar="TEXT", help="replay one schedule that --explore has found")
-    run.add_argument(
-        "--explore", type=int, metavar="N", help="try N schedules of each program, shrink what fails"
-    )
+    run.add_argument("--explore", type=int, metavar="N", help="try N schedules of each program, shrink what fails")
     run.add_argument("--backend", choices=["sim", "gloo"], help="instead of the file's")
-    run.add_argument(
-        "-v", "--verbose", action="store_true", help="show reports and output of those that pass, too"
-    )
+    run.add_argument("-v", "--verbose", action="store_true", help="show reports and output of those that pass, too")
     run.set_defaults(func=_run)
 
 
@@ -72,11 +60,7 @@ def _run(args: argparse.Namespace) -> int:
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise UsageError(f"{flag} {path}: no folder {Path(path).parent}; create it first")
     meant = matching(args.expression)
-    changes = {
-        name: getattr(args, name)
-        for name in ("seed", "schedule", "backend")
-        if getattr(args, name) is not None
-    }
+    changes = {name: getattr(args, name) for name in ("seed", "schedule", "backend") if getattr(args, name) is not None}
     scenarios = [s.changed(**changes) if changes else s for s in load_scenarios(args.paths) if meant(s)]
     if not scenarios:
         raise UsageError(f"no scenario fits -k {args.expression!r}")
@@ -102,9 +86,7 @@ def _show(result: Result, verbose: bool) -> None:
     word = "ok    " if result.passed else "FAILED"
     print(f"{word} {result.name}  ({result.kind}, {result.wall_s:.2f} s)", flush=True)
     if not result.passed or verbose:
-        print(
-            "\n".join(f"    {line}" if line else "" for line in result.text.splitlines()) + "\n", flush=True
-        )
+        print("\n".join(f"    {line}" if line else "" for line in result.text.splitlines()) + "\n", flush=True)
     if not result.passed and on_github(os.environ):
         print(annotation(result), flush=True)
 

@@ -39,7 +39,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--ray", nargs="?", const="local", metavar="ADDRESS", help="on a Ray cluster (extra: ray)")
     parser.add_argument("--csv", metavar="FILE", help="all figures of all points")
     parser.add_argument("--plot", metavar="FILE", help="a picture (extra: plot)")
-    parser.add_argument("--figure", default="virtual_time_s", metavar="NAME", help="of the plot (default: virtual_time_s)")
+    parser.add_argument(
+        "--figure", default="virtual_time_s", metavar="NAME", help="of the plot (default: virtual_time_s)"
+    )
     parser.set_defaults(func=run)
 
 

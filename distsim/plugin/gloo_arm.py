@@ -34,9 +34,7 @@ GRACE_S = 2.0
 MONITOR_WAIT_S = 5.0
 
 
-def run_real(
-    item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[str, Any], options: Options
-) -> Verdict:
+def run_real(item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[str, Any], options: Options) -> Verdict:
     """Run *body* on `options.n` processes."""
     if options.cluster is not None or options.faults:
         raise pytest.UsageError("world_size: cluster and faults mean simulated ranks; leave them out on gloo")
@@ -46,9 +44,7 @@ def run_real(
     from distsim.debug.start import start_monitor
 
     directory = Path(tempfile.mkdtemp(prefix="distsim-test-"))
-    settings = Settings.read(
-        {"directory": str(directory), "on_hang": "abort", "hang_after_s": options.timeout_s / 2}
-    )
+    settings = Settings.read({"directory": str(directory), "on_hang": "abort", "hang_after_s": options.timeout_s / 2})
     (directory / "launcher.json").write_text(json.dumps({"pid": os.getpid()}))
     with open(directory / "monitor.log", "wb") as log:
         saved = os.dup(2)
@@ -132,9 +128,7 @@ def _child(
         code = _run_rank(writer, item, body, kwargs, options)
     except BaseException as error:  # ours: the parent has to hear of it
         with contextlib.suppress(OSError):
-            os.write(
-                writer, pickle.dumps(RankReport("failed", f"distsim's own error: {error!r}", repr(error)))
-            )
+            os.write(writer, pickle.dumps(RankReport("failed", f"distsim's own error: {error!r}", repr(error))))
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

@@ -30,8 +30,8 @@ class PerRank:
 
     def _refuse(self, *_: object) -> Any:
         raise pytest.UsageError(
-            f"fixture {self.__dict__['what']!r} was used while another fixture is set up: fixtures are set up once, for all "
-            "ranks together; use it in the test's body"
+            f"fixture {self.__dict__['what']!r} was used while another fixture is set up: fixtures are set up once, "
+            "for all ranks together; use it in the test's body"
         )
 
     __index__ = __int__ = __getitem__ = __call__ = __eq__ = __lt__ = __add__ = __mod__ = __bool__ = _refuse
@@ -68,9 +68,7 @@ class Options:
             raise pytest.UsageError(f"world_size: expected one number of ranks, got {marker.args} {given}")
         unknown = sorted(set(given) - known)
         if unknown:
-            raise pytest.UsageError(
-                f"world_size: expected arguments {', '.join(cls.__slots__)}, got {unknown[0]}"
-            )
+            raise pytest.UsageError(f"world_size: expected arguments {', '.join(cls.__slots__)}, got {unknown[0]}")
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise pytest.UsageError(f"world_size: expected a number of ranks, 1 or more, got {n!r}")
         if on not in ("sim", "gloo"):

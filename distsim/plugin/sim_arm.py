@@ -43,9 +43,7 @@ def run_simulated(
         conditions = _conditions(options)
         cluster, nodes, per_node = _room(options)
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", module=r"torch\."
-            )  # torch's own, as real ranks would print them
+            warnings.filterwarnings("ignore", module=r"torch\.")  # torch's own, as real ranks would print them
             outcome = distsim.simulate(
                 on_rank,
                 on=cluster,
@@ -116,9 +114,7 @@ def _room(options: Options) -> tuple[str, int | None, int | None]:
     per_node = len(cluster.place()) // cluster.num_nodes
     room = per_node * cluster.num_nodes
     if options.n > room and cluster.node.num_gpus:
-        raise UsageError(
-            f"world_size({options.n}): the cluster {options.cluster!r} has room for {room} ranks"
-        )
+        raise UsageError(f"world_size({options.n}): the cluster {options.cluster!r} has room for {room} ranks")
     for nodes in range(1, cluster.num_nodes + 1):
         if options.n % nodes == 0 and options.n // nodes <= max(per_node, 1):
             return options.cluster, nodes, options.n // nodes

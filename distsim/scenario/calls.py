@@ -88,9 +88,7 @@ class Call:
             case "new_group":
                 return f"dist.new_group({list(self.members)})"
             case _:
-                return (
-                    f"dist.{base}({group.removeprefix(', ')}{later if group else later.removeprefix(', ')})"
-                )
+                return f"dist.{base}({group.removeprefix(', ')}{later if group else later.removeprefix(', ')})"
 
     def _tensors(self, shapes: Iterable[tuple[int, ...]]) -> list[str]:
         dtype = "" if self.dtype == "float32" else f", dtype=torch.{self.dtype}"
@@ -153,17 +151,11 @@ class Calls:
                     name = groups[call.group] = f"group_{len(groups)}"
                     if not told:
                         inside = [new[r] for r in call.members]
-                        prologue.append(
-                            f"{name} = dist.new_group({inside}, group_desc={call.label or name!r})"
-                        )
+                        prologue.append(f"{name} = dist.new_group({inside}, group_desc={call.label or name!r})")
         texts = {rank: self._texts(rank, groups, new) for rank in self.ranks}
         body = None if style == "apart" else self._merged(texts, new, extend=style == "merged")
         body = self._by_rank(texts, new) if body is None else body
-        modules = [
-            m
-            for m in ("os", "signal", "threading", "time")
-            if any(f"{m}." in e for e in self.endings.values())
-        ]
+        modules = [m for m in ("os", "signal", "threading", "time") if any(f"{m}." in e for e in self.endings.values())]
         lines = [f'"""{teaches}"""', ""]
         lines += [f"import {m}" for m in sorted({*modules, *(("os",) if self.absent else ())})]
         lines += ["import torch", "import torch.distributed as dist", ""]
@@ -177,15 +169,11 @@ class Calls:
         for rank in self.ranks:
             if rank in self.endings:
                 endings.setdefault(self.endings[rank], []).append(rank)
-        for ending, who in endings.items():
-            lines += (
-                [ending] if len(who) == len(self.ranks) else [self._test("if", who, new), f"    {ending}"]
-            )
+        for ending, those in endings.items():
+            lines += [ending] if len(those) == len(self.ranks) else [self._test("if", those, new), f"    {ending}"]
         return "\n".join(lines) + "\n"
 
-    def _merged(
-        self, texts: Mapping[int, list[str]], new: Mapping[int, int], extend: bool
-    ) -> list[str] | None:
+    def _merged(self, texts: Mapping[int, list[str]], new: Mapping[int, int], extend: bool) -> list[str] | None:
         """One body for all ranks, as the original must have been. None where the orders contradict."""
         steps: dict[Step, dict[int, int]] = {}
         for rank in self.ranks:
@@ -267,11 +255,7 @@ class Calls:
             text = here.code(self.ranks, name)
             if call.op == "new_group":
                 made = next(
-                    (
-                        groups[c.group]
-                        for c in self.calls[rank]
-                        if c.group in groups and c.members == call.members
-                    ),
+                    (groups[c.group] for c in self.calls[rank] if c.group in groups and c.members == call.members),
                     None,
                 )
                 text = text if made is None else f"{made} = {text}"
@@ -300,9 +284,7 @@ def _topological(steps: Mapping[Step, Mapping[int, int]]) -> list[Step] | None:
                     ready[step] = None
         if not ready:
             return None
-        chosen = min(
-            ready, key=lambda step: (sum(steps[step].values()) / len(steps[step]), -len(steps[step]))
-        )
+        chosen = min(ready, key=lambda step: (sum(steps[step].values()) / len(steps[step]), -len(steps[step])))
         order.append(chosen)
         for rank in steps[chosen]:
             place[rank] += 1
@@ -390,11 +372,7 @@ def _elements(record: CallRecord) -> int:
 def _small(record: CallRecord, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
     """Shapes of a few elements that fit each other as those of the operation must."""
     n = len(record.group.ranks)
-    wide = (
-        shapes is record.output_shapes
-        if record.op.startswith("all_gather_into")
-        else shapes is record.input_shapes
-    )
+    wide = shapes is record.output_shapes if record.op.startswith("all_gather_into") else shapes is record.input_shapes
     several = record.op.startswith(("all_gather_into", "reduce_scatter_tensor")) and wide
     size = 4 * n if several or record.op == "all_to_all_single" else 4
     return tuple((size,) for _ in shapes)

@@ -76,9 +76,7 @@ def _kind(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
         return
     first = kinds[0] if kinds else "healthy"
     if expect.kind != first:
-        also = (
-            f" (it is number {kinds.index(expect.kind) + 1} of {len(kinds)})" if expect.kind in kinds else ""
-        )
+        also = f" (it is number {kinds.index(expect.kind) + 1} of {len(kinds)})" if expect.kind in kinds else ""
         yield f"expect.kind: expected {expect.kind}, got {first}{also}"
 
 
@@ -89,9 +87,7 @@ def _diagnosis(scenario: Scenario, first: Diagnosis, outcome: Outcome) -> Iterat
         if wanted is not None and list(wanted) != list(got or ()):
             yield f"expect.{key}: expected {list(wanted)}, got {None if got is None else list(got)}"
     group = first.group
-    if expect.group is not None and (
-        group is None or expect.group not in (group.description, group.name, group.label)
-    ):
+    if expect.group is not None and (group is None or expect.group not in (group.description, group.name, group.label)):
         yield f"expect.group: expected {expect.group!r}, got {None if group is None else group.label!r}"
     if expect.call is not None:
         call = first.call
@@ -111,7 +107,8 @@ def _diagnosis(scenario: Scenario, first: Diagnosis, outcome: Outcome) -> Iterat
         lines = scenario.marked(expect.stuck_line)
         stuck = sorted({at.line for at in first.stuck.values() if at.line is not None})
         if not any(line in lines for line in stuck):
-            yield f"expect.stuck_line: expected a rank waiting at {_lines(lines)} ({expect.stuck_line}), got {_lines(stuck)}"
+            wanted_at = f"{_lines(lines)} ({expect.stuck_line})"
+            yield f"expect.stuck_line: expected a rank waiting at {wanted_at}, got {_lines(stuck)}"
 
 
 def _lines(numbers: Sequence[int]) -> str:
@@ -180,7 +177,8 @@ def _figures(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
     expect = scenario.spec.expect
     limit_s = expect.virtual_time_below_s
     if limit_s is not None and outcome.virtual_time_s >= limit_s:
-        yield f"expect.virtual_time_below_s: expected below {format_time(limit_s)}, got {format_time(outcome.virtual_time_s)}"
+        took = format_time(outcome.virtual_time_s)
+        yield f"expect.virtual_time_below_s: expected below {format_time(limit_s)}, got {took}"
     for op, least in (expect.busbw_above or {}).items():
         totals = [t for t in outcome.collectives if t.op == op]
         if not totals:
@@ -217,7 +215,8 @@ def _step_time(scenario: Scenario, outcome: Outcome, path: Path, update: bool) -
         return
     before_s = read_baseline(path).get("step_time_s")
     if before_s is None:
-        yield f"expect.step_time: no baseline {path.name}; write it with --update-baselines (it took {format_time(step_s)})"
+        took = format_time(step_s)
+        yield f"expect.step_time: no baseline {path.name}; write it with --update-baselines (it took {took})"
     elif abs(step_s - before_s) > wanted.band * before_s:
         yield (
             f"expect.step_time: expected {format_time(before_s)} within {wanted.band:.0%}, got {format_time(step_s)} "

@@ -43,14 +43,8 @@ class Explored:
         head = f"{self.scenario.name}: {self.num_schedules} schedules, {self.num_failing} fail"
         if self.failing is None:
             return head
-        kinds = ", ".join(
-            f"{kind} {count}" for kind, count in sorted(self.kinds.items(), key=lambda k: (-k[1], k[0]))
-        )
-        origin = (
-            "the ordinary schedule"
-            if self.seed is None
-            else f"seed {self.seed}, shrunk in {self.num_tries} runs"
-        )
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.kinds.items(), key=lambda k: (-k[1], k[0])))
+        origin = "the ordinary schedule" if self.seed is None else f"seed {self.seed}, shrunk in {self.num_tries} runs"
         body = "\n".join(f"    {line}".rstrip() for line in self.failing.text.splitlines())
         return f"{head} ({kinds})\n  shortest: {self.schedule} ({origin})\n{body}"
 
@@ -116,7 +110,7 @@ def _shrink(scenario: Scenario, schedule: Schedule, result: Result) -> tuple[Sch
         return found if not found.passed and found.kind == result.kind else None
 
     for simpler in ({"buffered": False}, {"any_source": None}):
-        candidate = replace(schedule, **simpler)  # type: ignore[arg-type]
+        candidate = replace(schedule, **simpler)
         if str(candidate) != str(schedule) and (found := fails(candidate)) is not None:
             schedule, result = candidate, found
     piece = max(1, len(schedule.delays) // 2)

@@ -62,9 +62,7 @@ class Table(BaseModel):
 class Timed(Table):
     """When a fault strikes: at a time or at a call, some time after it, and for how long."""
 
-    at_s: Seconds | None = Field(
-        None, description="virtual time at which it strikes (default: from the start)"
-    )
+    at_s: Seconds | None = Field(None, description="virtual time at which it strikes (default: from the start)")
     call: Call | None = Field(
         None,
         description="the call at which it strikes: 'all_reduce #3', 'all_reduce #3 on dp', or a rank's n-th",
@@ -84,9 +82,7 @@ class Timed(Table):
 
 
 class OnLinks(Timed):
-    link: str | list[str] = Field(
-        description="'src->dst' as reports name links; * and ? match, a list is several"
-    )
+    link: str | list[str] = Field(description="'src->dst' as reports name links; * and ? match, a list is several")
 
     @property
     def links(self) -> tuple[str, ...]:
@@ -97,9 +93,7 @@ class LinkSlow(OnLinks):
     """A link with a fraction of its bandwidth, or a longer latency."""
 
     what: Literal["link_slow"]
-    factor: Annotated[float, Field(gt=0, le=1)] = Field(
-        1.0, description="fraction of the bandwidth that is left"
-    )
+    factor: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="fraction of the bandwidth that is left")
     extra_latency_s: Seconds = 0.0
 
 
@@ -196,9 +190,7 @@ class StragglerSpec(OnRanks):
     """Ranks that are slow all the time."""
 
     what: Literal["straggler"]
-    factor: Annotated[float, Field(ge=1)] = Field(
-        1.0, description="their operators take so many times as long"
-    )
+    factor: Annotated[float, Field(ge=1)] = Field(1.0, description="their operators take so many times as long")
     delay_s: Seconds = Field(0.0, description="mean time lost before each call")
     distribution: Literal["constant", "exponential", "uniform", "pareto"] = "constant"
 
@@ -229,9 +221,7 @@ class SlowStorageSpec(Timed):
     ranks: Ranks | None = Field(None, description="default: all")
     delay_s: Annotated[Seconds, Field(gt=0)]
     files: str = Field("*", description="pattern of their paths")
-    number: Annotated[int, Field(ge=1, strict=True)] | None = Field(
-        None, description="only the n-th access of a rank"
-    )
+    number: Annotated[int, Field(ge=1, strict=True)] | None = Field(None, description="only the n-th access of a rank")
 
 
 class StoreUnreachable(Timed):
@@ -279,13 +269,9 @@ def to_rule(spec: Any, path: str) -> Rule:
         return LinkFault(what=what, links=spec.links, **extra, **common)
     match spec:
         case NicDown():
-            return PartDown(
-                what=what, part=spec.nic, detour=spec.second_rail, detour_after_s=spec.failover_s, **common
-            )
+            return PartDown(what=what, part=spec.nic, detour=spec.second_rail, detour_after_s=spec.failover_s, **common)
         case SwitchDown():
-            return PartDown(
-                what=what, part=spec.switch, detour=spec.around, detour_after_s=spec.reroute_s, **common
-            )
+            return PartDown(what=what, part=spec.switch, detour=spec.around, detour_after_s=spec.reroute_s, **common)
         case StragglerSpec():
             common |= {"factor": spec.factor, "delay_s": spec.delay_s, "distribution": spec.distribution}
             return Straggler(ranks=tuple(spec.ranks), **common)
@@ -295,9 +281,7 @@ def to_rule(spec: Any, path: str) -> Rule:
         case CorruptSpec():
             return Corrupt(rank=spec.rank, bit=spec.bit, element=spec.element, **common)
         case SlowStorageSpec():
-            return SlowStorage(
-                ranks=ranks, delay_s=spec.delay_s, files=spec.files, number=spec.number, **common
-            )
+            return SlowStorage(ranks=ranks, delay_s=spec.delay_s, files=spec.files, number=spec.number, **common)
         case StoreUnreachable() | MasterUnreachable():
             return Unreachable(what=what, ranks=ranks, **common)
         case _:

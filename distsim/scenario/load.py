@@ -187,9 +187,7 @@ def read_faults(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:
     return [to_rule(spec, f"faults[{i}]") for i, spec in enumerate(specs)]
 
 
-def _without(
-    data: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]
-) -> tuple[dict[str, Any], list[int]]:
+def _without(data: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]) -> tuple[dict[str, Any], list[int]]:
     """*data* without the keys and faults that are wrong, and the numbers of the faults that are left."""
     left = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()}
     faults = left.get("faults", [])
@@ -340,7 +338,7 @@ def _table(location: Sequence[Any]) -> type[BaseModel] | None:
         if key in _TABLES:
             table = _TABLES[key]
             continue
-        field = table.model_fields.get(key) if isinstance(table, type) else None
+        field = getattr(table, "model_fields", {}).get(key)
         if field is None:
             continue
         found = [a for a in (field.annotation, *typing.get_args(field.annotation)) if isinstance(a, type)]

@@ -67,7 +67,9 @@ def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[st
         shutil.rmtree(folder, ignore_errors=True)
     culprits = [calls.ranks.index(rank) for rank in first.culprits]
     attempt_folder = output.absolute().parent
-    teaches = f"{first.kind.label.capitalize()}, reproduced from the flight records of {found.evidence.world_size} ranks."
+    teaches = (
+        f"{first.kind.label.capitalize()}, reproduced from the flight records of {found.evidence.world_size} ranks."
+    )
     script.write_text(calls.program(teaches, style), encoding="utf-8")
     output.write_text(_toml(calls, script.name, last, culprits, teaches), encoding="utf-8")
     made = sum(len(made) for made in calls.calls.values())
@@ -94,13 +96,11 @@ def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[C
 
     whole = calls_of(found.evidence, new_groups=first.kind is Kind.GROUP_CREATION_ORDER)
     # Who was stuck was ended from outside, later: by the launcher, by a signal, by its peers' end.
-    own = {
-        rank: e for rank, e in whole.endings.items() if rank not in first.stuck and rank not in first.victims
-    }
+    own = {rank: e for rank, e in whole.endings.items() if rank not in first.stuck and rank not in first.victims}
     whole = replace(whole, endings=own)
     starts = [whole, *_other_endings(whole, found, first)]
     calls = None
-    for style in STYLES:
+    for style in STYLES:  # noqa: B007  # fails_alike reads it
         calls = next((candidate for candidate in starts if fails_alike(candidate)), None)
         if calls is not None:
             break

@@ -65,9 +65,7 @@ def replay_command(scenario: Scenario, schedule: Schedule | None = None) -> str:
     return shlex.join(words)
 
 
-def simulate_scenario(
-    scenario: Scenario, schedule: Schedule | None = None
-) -> tuple[Outcome, str, Conditions]:
+def simulate_scenario(scenario: Scenario, schedule: Schedule | None = None) -> tuple[Outcome, str, Conditions]:
     """The bare run: its outcome, what the ranks printed, and the conditions (which know what never struck)."""
     from distsim.sim import RunRequest, run_program, simulate
 
@@ -156,9 +154,7 @@ def _report(outcome: Outcome) -> str:
         return render_diagnoses(outcome.diagnoses, outcome.evidence).plain(WIDTH)
     from rich.console import Console
 
-    console = Console(
-        width=WIDTH, color_system=None, force_terminal=False, highlight=False, file=io.StringIO()
-    )
+    console = Console(width=WIDTH, color_system=None, force_terminal=False, highlight=False, file=io.StringIO())
     with console.capture() as capture:
         console.print(Summary(outcome, with_wall_time=False), crop=False)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"

@@ -54,9 +54,7 @@ class CallSpec(Table):
 class StepTimeSpec(Table):
     """The time of one step against what it was when the baseline was written."""
 
-    band: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.05, description="how much it may differ, as a fraction"
-    )
+    band: Annotated[float, Field(gt=0, lt=1)] = Field(0.05, description="how much it may differ, as a fraction")
     line: str | None = Field(
         None, description="marker of a call made once a step; without it the whole run is the step"
     )
@@ -93,16 +91,12 @@ class ExpectSpec(Table):
     explanation: str | None = Field(None, description="a part of the explanation")
     exit_code: Annotated[int, Field(ge=0, le=255, strict=True)] | None = None
     output: list[str] | None = Field(None, description="lines that some rank prints, in any order")
-    prints: dict[RankOrAll, list[str]] | None = Field(
-        None, description="rank or all: lines it prints, in this order"
-    )
+    prints: dict[RankOrAll, list[str]] | None = Field(None, description="rank or all: lines it prints, in this order")
     results: dict[RankOrAll, Any] | None = Field(None, description="rank or all: what the function returned")
     step_time: StepTimeSpec | None = None
     virtual_time_below_s: Seconds | None = None
     memory_below: Memory | None = Field(None, description="of every accelerator (not simulated yet)")
-    busbw_above: dict[str, Bandwidth] | None = Field(
-        None, description="operation: bus bandwidth, as '300GB/s'"
-    )
+    busbw_above: dict[str, Bandwidth] | None = Field(None, description="operation: bus bandwidth, as '300GB/s'")
     utilisation_below: dict[str, Annotated[float, Field(gt=0, le=1)]] | None = Field(
         None, description="pattern of links: fraction of their bandwidth, on average over the run"
     )
@@ -143,8 +137,8 @@ class ScenarioSpec(Table):
     )
     slow: bool = Field(False, description="takes over two seconds (deselect with -k 'not slow')")
     faults: list[FaultSpec] = Field(default_factory=list)
-    limits: LimitsSpec = LimitsSpec()
-    expect: ExpectSpec = ExpectSpec()
+    limits: LimitsSpec = LimitsSpec.model_validate({})
+    expect: ExpectSpec = ExpectSpec.model_validate({})
 
 
 def json_schema() -> str:

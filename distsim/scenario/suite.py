@@ -42,9 +42,7 @@ def matching(expression: str | None) -> Callable[[Scenario], bool]:
     return meant
 
 
-def run_suite(
-    scenarios: Sequence[Scenario], workers: int = 1, update_baselines: bool = False
-) -> Iterator[Result]:
+def run_suite(scenarios: Sequence[Scenario], workers: int = 1, update_baselines: bool = False) -> Iterator[Result]:
     """Results in the order of *scenarios*, as they come."""
     if workers < 2 or len(scenarios) < 2:
         for scenario in scenarios:

@@ -41,14 +41,10 @@ class CallPoint:
     def parse(cls, text: str | int) -> CallPoint:
         found = _POINT.fullmatch(f"#{text}" if isinstance(text, int) else text.strip())
         if found is None:
-            raise UsageError(
-                f"expected a call such as 'all_reduce #3', 'all_reduce #3 on dp' or '#7', got {text!r}"
-            )
+            raise UsageError(f"expected a call such as 'all_reduce #3', 'all_reduce #3 on dp' or '#7', got {text!r}")
         op, group = found["op"], found["group"]
         if group is not None and op is None:
-            raise UsageError(
-                f"expected an operation before the group, as 'all_reduce #3 on dp', got {text!r}"
-            )
+            raise UsageError(f"expected an operation before the group, as 'all_reduce #3 on dp', got {text!r}")
         return cls(int(found["number"]), op, group)
 
     def matches(self, record: CallRecord) -> bool:

@@ -173,10 +173,7 @@ class Faults:
         """The ranks whose traffic crosses *links*: those on the hosts at their ends, else all of the call."""
         vertices = {v.name: v for v in self.world.cluster.vertices}
         ends = [
-            vertices[name]
-            for i in links
-            for link in [self.world.cluster.links[i]]
-            for name in (link.src, link.dst)
+            vertices[name] for i in links for link in [self.world.cluster.links[i]] for name in (link.src, link.dst)
         ]
         hosts = {v.host for v in ends if v.host is not None}
         members = calls[0].members if calls else tuple(range(self.world.world_size))
@@ -215,9 +212,7 @@ class Faults:
             self._end(process, Phase.KILLED, -signal.Signals[rule.signal].value, rule.signal)
         elif rule.what == "exit":
             self._end(process, Phase.EXITED, rule.code, None)
-        elif (
-            main is not None and main.request is not None
-        ):  # exception, delay: only where it can be delivered
+        elif main is not None and main.request is not None:  # exception, delay: only where it can be delivered
             if rule.what == "exception":
                 main.interrupt(_exception(rule))
             else:
@@ -250,12 +245,7 @@ class Faults:
         """In the rank's own thread: it has made a call, which has not reached the others yet."""
         rank = record.rank
         for number, rule in enumerate(self.rules):
-            if (
-                isinstance(rule, Straggler)
-                and rank in rule.ranks
-                and rule.delay_s > 0.0
-                and self._active(rule)
-            ):
+            if isinstance(rule, Straggler) and rank in rule.ranks and rule.delay_s > 0.0 and self._active(rule):
                 self._hit(number)
                 task.compute(self._lost_s(number, rule, rank))
                 task.flush()
@@ -315,9 +305,7 @@ class Faults:
             elif isinstance(rule, Jitter) and (rule.ranks is None or process.rank in rule.ranks):
                 phase_s = 0.0
                 if not rule.synchronous:
-                    phase_s = random.Random(f"{self.world.seed}:{number}:{process.rank}").uniform(
-                        0.0, rule.period_s
-                    )
+                    phase_s = random.Random(f"{self.world.seed}:{number}:{process.rank}").uniform(0.0, rule.period_s)
                 pauses = math.floor((start_s + seconds + phase_s) / rule.period_s)
                 pauses -= math.floor((start_s + phase_s) / rule.period_s)
                 if pauses and self._active(rule):
@@ -435,8 +423,8 @@ class Faults:
                 continue
             self._hit(number)
             refused = dist.DistNetworkError(
-                f"The client socket has timed out after {int(timeout.total_seconds() * 1000)}ms while trying to connect "
-                f"to ({host_name}, {port})."
+                f"The client socket has timed out after {int(timeout.total_seconds() * 1000)}ms while trying to "
+                f"connect to ({host_name}, {port})."
             )
             reached = self.world.env.event()
             if rule.when.for_s is not None:
@@ -476,7 +464,8 @@ def _corrupted(record: CallRecord, rule: Corrupt) -> Finding:
     return Finding(
         Kind.NETWORK_FAULT,
         (record.rank,),
-        f"what {record.op} #{record.seq} brought to rank {record.rank} is not what was sent: the checksums differ ({rule})",
+        f"what {record.op} #{record.seq} brought to rank {record.rank} is not what was sent: the checksums differ "
+        f"({rule})",
         group=record.group,
         call=record,
         site=record.site,
@@ -489,12 +478,14 @@ def _nan(record: CallRecord) -> Finding:
     return Finding(
         Kind.NAN,
         (record.rank,),
-        f"the input of {record.op} #{record.seq} on rank {record.rank} holds NaN or infinity, before any other rank's did",
+        f"the input of {record.op} #{record.seq} on rank {record.rank} holds NaN or infinity, before any other "
+        "rank's did",
         group=record.group,
         call=record,
         site=record.site,
         at_s=record.issued_s,
-        suggestion=f"Look at what rank {record.rank} computed just before {record.site}: its input batch, its loss scale.",
+        suggestion=f"Look at what rank {record.rank} computed just before {record.site}: its input batch, its loss "
+        "scale.",
     )
 
 

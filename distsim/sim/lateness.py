@@ -16,9 +16,7 @@ MIN_SHARE_OF_RUN = 0.2
 """Less is not worth a word: ranks are never equally fast."""
 
 
-def find_stragglers(
-    records: Mapping[int, Sequence[CallRecord]], min_share: float = MIN_SHARE_OF_RUN
-) -> list[Finding]:
+def find_stragglers(records: Mapping[int, Sequence[CallRecord]], min_share: float = MIN_SHARE_OF_RUN) -> list[Finding]:
     """Ranks that came last to most collectives and cost the others *min_share* of the run.
 
     Lateness is counted from the lower median of the arrivals, so that one early rank makes no stragglers.
@@ -57,8 +55,8 @@ def find_stragglers(
                 Finding(
                     Kind.STRAGGLER,
                     (rank,),
-                    f"rank {rank} came late to {times[rank]} of {present[rank]} collectives and kept the others waiting "
-                    f"for {late_s[rank]:.3g} s, {late_s[rank] / span_s:.0%} of the run",
+                    f"rank {rank} came late to {times[rank]} of {present[rank]} collectives and kept the others "
+                    f"waiting for {late_s[rank]:.3g} s, {late_s[rank] / span_s:.0%} of the run",
                     group=record.group,
                     call=record,
                     site=record.site,

@@ -153,9 +153,7 @@ def _detours(cluster: Cluster, rule: PartDown) -> dict[int, int]:
         link = cluster.links[index]
         outwards = link.src == rule.part
         alike = [t for t in theirs if (t.src == rule.detour) == outwards and t.kind == link.kind]
-        same_end = [
-            t for t in alike if (t.dst if outwards else t.src) == (link.dst if outwards else link.src)
-        ]
+        same_end = [t for t in alike if (t.dst if outwards else t.src) == (link.dst if outwards else link.src)]
         if not (same_end or alike):
             raise UsageError(f"{rule.detour} has no link like {link.name} to take its traffic")
         instead[index] = (same_end or alike)[0].index

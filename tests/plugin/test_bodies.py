@@ -8,6 +8,7 @@ import sys
 import pytest
 from plugin.conftest import Run
 
+
 def test_the_body_runs_on_every_rank(run: Run) -> None:
     """Fixtures rank, world and mesh are each rank's own; other fixtures are shared."""
     result = run(
@@ -163,7 +164,9 @@ def test_crash():
         dist.barrier()
 """
     )
-    result.stdout.fnmatch_lines(["HANG  rank killed  rank 1*", "*note: injected: rank 1 killed by SIGKILL, at barrier #2*"])
+    result.stdout.fnmatch_lines(
+        ["HANG  rank killed  rank 1*", "*note: injected: rank 1 killed by SIGKILL, at barrier #2*"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -274,6 +277,8 @@ def test_scenario_files_are_tests(run: Run, pytester: pytest.Pytester) -> None:
 
 def test_the_plugin_imports_no_torch() -> None:
     """It is loaded in every pytest run of the environment."""
-    code = "import sys; import distsim.pytest_plugin; print([m for m in ('torch', 'numpy', 'rich') if m in sys.modules])"
+    code = (
+        "import sys; import distsim.pytest_plugin; print([m for m in ('torch', 'numpy', 'rich') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -77,9 +77,7 @@ def test_a_fault_that_stops_the_job_is_the_diagnosis(tmp_path: Path, fault: str)
 
 
 @pytest.mark.parametrize("fault", LATER)
-def test_a_fault_that_passes_costs_time_and_nothing_else(
-    tmp_path: Path, fault: str, undisturbed_s: float
-) -> None:
+def test_a_fault_that_passes_costs_time_and_nothing_else(tmp_path: Path, fault: str, undisturbed_s: float) -> None:
     """The run ends well, later by at least what the fault takes."""
     result = _with(tmp_path, fault)
     assert result.wrong == []
@@ -104,9 +102,7 @@ def test_a_second_rail_takes_over(tmp_path: Path) -> None:
     assert 0.02 < both.virtual_time_s < 0.05
 
 
-def test_losing_packets_costs_more_where_the_window_is_sent_again(
-    tmp_path: Path, undisturbed_s: float
-) -> None:
+def test_losing_packets_costs_more_where_the_window_is_sent_again(tmp_path: Path, undisturbed_s: float) -> None:
     """go_back_n is dearer than selective repeat, which is dearer than no loss."""
     place = 'on = "dgx-h100:2"\nnproc_per_node = 2\n'
     program = SAVES.replace("1 << 16", "1 << 22")
@@ -189,9 +185,7 @@ ENDLESS = {
 @pytest.mark.parametrize("limit", ENDLESS)
 def test_a_program_that_never_ends_is_ended(tmp_path: Path, limit: str) -> None:
     """By virtual time, by events, by wall time; the report says where every rank was."""
-    head = (
-        'import torch\nimport torch.distributed as dist\ndist.init_process_group("gloo")\nt = torch.ones(1)\n'
-    )
+    head = 'import torch\nimport torch.distributed as dist\ndist.init_process_group("gloo")\nt = torch.ones(1)\n'
     result = ran(tmp_path, f"[limits]\n{limit}\n[expect]", head + ENDLESS[limit])
     assert not result.passed
     assert "still ran after" in result.wrong[0] or result.kind == "host_stuck"

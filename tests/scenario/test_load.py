@@ -46,7 +46,7 @@ WRONG = {
     "faults = [{ what = 'delay', ranks = [1], delay_s = '1 parsec' }]": "faults[0].delay_s: expected a time",
     "faults = [{ what = 'link_flap', link = '*', period_s = 1, down_s = 2 }]": "expected down_s below period_s",
     "faults = [{ what = 'link_lossy', link = '*', loss = 1.5 }]": "faults[0].loss: expected less than 1",
-    "backend = 'gloo'\nfaults = [{ what = 'link_cut', link = '*' }]": "link_cut cannot be injected into a real gloo run",
+    "backend = 'gloo'\nfaults = [{ what = 'link_cut', link = '*' }]": "link_cut cannot be injected into a real",
     "backend = 'gloo'\nfaults = [{ what = 'crash', ranks = [1] }]": "a real run needs a call",
     "backend = 'gloo'\n[expect]\nstep_time = {}": "expect.step_time: known of simulated runs only",
     "backend = 'gloo'\nguards = ['payloads']\n[expect]": "guards: payloads are watched in simulated runs only",
@@ -126,10 +126,7 @@ def test_the_json_schema_knows_every_kind_and_every_fault() -> None:
 
 def test_faults_of_a_marker_are_checked_like_those_of_a_file() -> None:
     """The pytest marker takes the same tables."""
-    assert (
-        str(read_faults([{"what": "crash", "ranks": [1], "call": "barrier #2"}])[0])
-        == "rank 1 killed by SIGKILL"
-    )
+    assert str(read_faults([{"what": "crash", "ranks": [1], "call": "barrier #2"}])[0]) == "rank 1 killed by SIGKILL"
     with pytest.raises(UsageError, match=r"faults\[0\].rank: unknown key"):
         read_faults([{"what": "crash", "ranks": [1], "rank": 2}])
 

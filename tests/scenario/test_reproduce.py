@@ -41,9 +41,7 @@ REPRODUCED = (
 
 
 @pytest.mark.parametrize("name", REPRODUCED)
-def test_a_hang_is_reproduced_from_its_records(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hang_is_reproduced_from_its_records(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The written scenario has the same diagnosis, of no more ranks and calls, and passes."""
     outcome, _, _ = simulate_scenario(load_scenario(HANGS / f"{name}.toml"))
     assert outcome.evidence is not None
