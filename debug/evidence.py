@@ -30,6 +30,8 @@ __all__ = [
 
 HISTORY = 48
 """Calls before the last common one of each group that a diagnosis may look at."""
+MANY_RANKS_WINDOW = 1024
+"""Calls of each rank that are read where there are many ranks: what all wait for is among the last."""
 STILL_S = 0.3
 """A main thread that stood this long inside a library is blocked there, if a call of its own is under way."""
 
@@ -225,11 +227,16 @@ def call_records(
     seen: dict[tuple[Any, ...], dict[int, tuple[int, int]]] = defaultdict(dict)
     overrun: dict[int, bool] = {}
     newest: dict[tuple[str, tuple[int, ...]], int] = {}
+    window = rings.RECORDS if len(readers) <= 64 else MANY_RANKS_WINDOW
     for reader in readers:
         rank = reader.header.rank
-        records, _ = reader.since(0)
+        start = max(reader.count - window, 0)
+        records, _ = reader.since(start)
+        if start:
+            older = reader.unfinished()
+            records = np.concatenate([older[older["commit"] <= start], records])
         tails[rank] = records
-        overrun[rank] = reader.count >= rings.RECORDS
+        overrun[rank] = reader.count >= window
         collective = (records["flags"] & rings.P2P_CALL) == 0
         for offset in np.unique(records["group"]):
             entry = reader.group(int(offset))
@@ -288,7 +295,7 @@ def _decode(
         ended = (records["flags"][chosen] & rings.STATE_MASK) >= rings.COMPLETED
         surplus = np.flatnonzero(ended)[: len(chosen) - budget]
         chosen = np.delete(chosen, surplus)
-    return [reader.decode(records[place], origin_ns) for place in chosen]
+    return [reader.decode(values, origin_ns) for values in records[chosen].tolist()]
 
 
 def origin_of(readers: Sequence[RingReader]) -> int:

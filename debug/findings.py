@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from distsim.debug import ring as rings
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding
@@ -19,14 +17,11 @@ def findings(readers: Sequence[RingReader], evidence: Evidence) -> list[Finding]
     """Findings of all ranks, the earliest first; ranks that show the same are one finding."""
     found: list[Finding] = []
     for reader in readers:
-        records, _ = reader.since(0)
-        flags = records["flags"]
         calls = {call.index: call for call in evidence.records.get(reader.header.rank, ())}
         for flag, make in _MAKERS:
-            hits = np.flatnonzero(flags & flag)
+            hits = reader.hits(flag)
             if len(hits):
-                record = records[hits[0]]
-                call = calls.get(int(record["commit"]) - 1) or reader.decode(record, 0)
+                call = calls.get(int(hits[0]["commit"]) - 1) or reader.decode(hits[0], 0)
                 if call.site is not None:
                     found.append(make(call))
         found += _left(reader, evidence)

@@ -64,7 +64,7 @@ def group_rows(readers: Sequence[RingReader]) -> list[GroupRow]:
             newest = mine[np.argmax(mine["seq"])]
             open_ = int(newest["flags"]) & rings.STATE_MASK < rings.COMPLETED
             waited = (now - int(newest["issued"])) / 1e9 if open_ and rank not in ended else 0.0
-            op = str(reader.signature(int(newest["signature"]), int(newest["fingerprint"])).get("op", "?"))
+            op = reader.signature(int(newest["signature"]), int(newest["fingerprint"])).op
             groups[entry.key] = entry.group
             last[entry.key][rank] = (int(newest["seq"]), op, waited)
     rows = []

@@ -81,6 +81,43 @@ class GroupEntry:
         return self.group.name, self.group.ranks, self.generation
 
 
+@dataclass(frozen=True)
+class Signature:
+    """What a call was asked to do, as the payload ring holds it."""
+
+    op: str = "?"
+    inputs: tuple[tuple[int, ...], ...] = ()
+    outputs: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    reduce_op: str | None = None
+    root: int | None = None
+    input_splits: tuple[int, ...] | None = None
+    output_splits: tuple[int, ...] | None = None
+    new_ranks: tuple[int, ...] | None = None
+    nbytes: int = 0
+    device: str = "cpu"
+
+    @classmethod
+    def read(cls, said: dict[str, Any]) -> Signature:
+        """From its JSON."""
+        return cls(
+            op=str(said.get("op", "?")),
+            inputs=tuple(tuple(shape) for shape in said.get("in", ())),
+            outputs=tuple(tuple(shape) for shape in said.get("out", ())),
+            dtypes=(str(said["dtype"]),) if "dtype" in said else (),
+            reduce_op=said.get("reduce"),
+            root=said.get("root"),
+            input_splits=tuple(said["isplit"]) if "isplit" in said else None,
+            output_splits=tuple(said["osplit"]) if "osplit" in said else None,
+            new_ranks=tuple(said["new"]) if "new" in said else None,
+            nbytes=int(said.get("bytes", 0)),
+            device=str(said.get("device", "cpu")),
+        )
+
+
+UNKNOWN = Signature()
+
+
 class RingReader:
     """One ring file, mapped read-only."""
 
@@ -123,7 +160,7 @@ class RingReader:
             self._map, dtype=RECORD, count=rings.RECORDS, offset=rings.RECORDS_AT
         )
         self._table: dict[int, Any] = {}
-        self._signatures: dict[tuple[int, int], dict[str, Any]] = {}
+        self._signatures: dict[tuple[int, int], Signature] = {}
         self._groups: dict[int, GroupEntry] = {}
         self._sites: dict[int, tuple[Site, ...]] = {}
 
@@ -157,66 +194,57 @@ class RingReader:
             return found[:cut][whole[:cut]], first + cut
         return found[whole], count
 
-    def recent(self, number: int) -> Records:
-        """The last *number* records, and before them every older one that has not ended."""
-        records, _ = self.since(0)
-        if len(records) <= number:
-            return records
-        state = records["flags"] & rings.STATE_MASK
-        keep = state < rings.COMPLETED
-        keep[-number:] = True
-        return records[keep]
-
     def unfinished(self) -> Records:
         """Calls that have not ended, oldest first."""
-        records = self._records[self._records["commit"] > 0]
-        state = records["flags"] & rings.STATE_MASK
-        records = records[(state < rings.COMPLETED) & (state > 0)]
+        state = self._records["flags"] & rings.STATE_MASK
+        places = np.flatnonzero((state < rings.COMPLETED) & (state > 0))
+        records = self._records[places]
+        records = records[records["commit"] > 0]
+        return records[np.argsort(records["commit"])]
+
+    def hits(self, flag: int) -> Records:
+        """Records that carry a flag, oldest first."""
+        places = np.flatnonzero(self._records["flags"] & flag)
+        records = self._records[places]
+        records = records[records["commit"] > 0]
         return records[np.argsort(records["commit"])]
 
     def decode(self, record: Any, origin_ns: int) -> CallRecord:
-        """A record as the rest of distsim knows it, its times in seconds since *origin_ns* (monotonic)."""
-        group = self.group(int(record["group"])).group
-        said = self.signature(int(record["signature"]), int(record["fingerprint"]))
-        flags = int(record["flags"])
-        op = str(said.get("op", "?"))
+        """A record, or its tuple, as the rest of distsim knows it; times in seconds since *origin_ns* (monotonic)."""
+        values = record if isinstance(record, tuple) else record.item()
+        commit, issued, completed, flags, group, thread, seq, signature, site, print_, _, peer, tag, error, *_ = values
+        said = self.signature(signature, print_)
         p2p = bool(flags & rings.P2P_CALL)
-        peer = int(record["peer"])
-        stack = self.site(int(record["site"]))
-        completed = int(record["completed"])
-        state = STATES.get(flags & rings.STATE_MASK, State.ISSUED)
-        dtype = said.get("dtype")
-        new_ranks = said.get("new")
-        error = self._read_table(int(record["error"])) if record["error"] else None
-        thread = self._read_table(int(record["thread"]))
+        stack = self.site(site)
+        who = self._read_table(thread)
+        why = self._read_table(error) if error else None
         return CallRecord(
             rank=self.header.rank,
-            group=group,
-            seq=int(record["seq"]),
-            op=op,
-            input_shapes=tuple(tuple(shape) for shape in said.get("in", ())),
-            output_shapes=tuple(tuple(shape) for shape in said.get("out", ())),
-            dtypes=(dtype,) if dtype else (),
-            reduce_op=said.get("reduce"),
-            root=said.get("root"),
+            group=self.group(group).group,
+            seq=seq,
+            op=said.op,
+            input_shapes=said.inputs,
+            output_shapes=said.outputs,
+            dtypes=said.dtypes,
+            reduce_op=said.reduce_op,
+            root=said.root,
             peer=peer if p2p and peer >= 0 else None,
-            tag=int(record["tag"]) if p2p else None,
-            input_splits=tuple(said["isplit"]) if "isplit" in said else None,
-            output_splits=tuple(said["osplit"]) if "osplit" in said else None,
-            new_ranks=tuple(new_ranks) if new_ranks is not None else None,
-            nbytes=int(said.get("bytes", 0)),
-            device=str(said.get("device", "cpu")),
+            tag=tag if p2p else None,
+            input_splits=said.input_splits,
+            output_splits=said.output_splits,
+            new_ranks=said.new_ranks,
+            nbytes=said.nbytes,
+            device=said.device,
             is_async=bool(flags & rings.ASYNC),
             waited=bool(flags & (rings.WAITED | rings.FUTURE)) or not flags & rings.ASYNC,
             site=stack[0] if stack else None,
             stack=stack,
-            thread=str(thread[1]) if thread else "?",
-            issued_s=(int(record["issued"]) - origin_ns) / 1e9,
-            started_s=None,
+            thread=str(who[1]) if who else "?",
+            issued_s=(issued - origin_ns) / 1e9,
             completed_s=(completed - origin_ns) / 1e9 if completed else None,
-            state=state,
-            error=str(error) if error is not None else None,
-            index=int(record["commit"]) - 1,
+            state=STATES.get(flags & rings.STATE_MASK, State.ISSUED),
+            error=str(why) if why is not None else None,
+            index=commit - 1,
         )
 
     # What records point to ----------------------------------------------------------------------
@@ -266,8 +294,8 @@ class RingReader:
         """The table entry that a header word names."""
         return self._read_table(self.word(word))
 
-    def signature(self, position: int, fingerprint: int) -> dict[str, Any]:
-        """Shapes and the rest of a call; empty where a later one has overwritten it."""
+    def signature(self, position: int, fingerprint: int) -> Signature:
+        """Shapes and the rest of a call; `UNKNOWN` where a later one has overwritten it."""
         key = (position, fingerprint)
         found = self._signatures.get(key)
         if found is None:
@@ -276,11 +304,11 @@ class RingReader:
             at = rings.PAYLOAD_AT + position % rings.PAYLOAD_BYTES
             length, check = rings._PAYLOAD.unpack_from(self._map, at)
             if position % rings.PAYLOAD_BYTES + rings._PAYLOAD.size + length > rings.PAYLOAD_BYTES:
-                return {}
+                return UNKNOWN
             data = self._map[at + rings._PAYLOAD.size : at + rings._PAYLOAD.size + length]
             if zlib.crc32(data) != check or position + rings.PAYLOAD_BYTES < self.word(rings.W_PAYLOAD_END):
-                return {}
-            found = self._signatures[key] = json.loads(data)
+                return UNKNOWN
+            found = self._signatures[key] = Signature.read(json.loads(data))
         return found
 
     def position(self) -> tuple[Site | None, tuple[Site, ...]]:

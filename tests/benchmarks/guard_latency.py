@@ -1,0 +1,73 @@
+"""From fault to verdict, over our own fault tests that no patience is asked for.
+
+The fault is there when the last rank that it needs is stuck (its last call was made) or dead.
+
+python tests/benchmarks/guard_latency.py [--only NAME,...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "realexec"))
+
+from jobs import HERE, Case, Result, Zygote, ring_directory
+
+from distsim.debug.ring_reader import RingReader
+
+MEDIAN_LIMIT_S, P95_LIMIT_S = 1.0, 2.0
+
+
+def latency_s(result: Result) -> float | None:
+    """Seconds from the last thing that happened before the verdict."""
+    if result.told_at is None:
+        return None
+    events = []
+    for path in result.directory.glob("*.ring"):
+        records, _ = RingReader(path).since(0)
+        events += [int(r["issued"]) / 1e9 for r in records if int(r["issued"]) / 1e9 < result.told_at]
+    deaths = [json.loads(path.read_text())["at"] for path in result.directory.glob("exit.*.json")]
+    before = [at for at in deaths if at < result.told_at]
+    return result.told_at - (min(before) if before else max(events))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    args = parser.parse_args()
+    wanted = set(filter(None, args.only.split(",")))
+    found: dict[str, float] = {}
+    zygote = Zygote()
+    for path in sorted((HERE / "faults").glob("*.py")):
+        case = Case.read(path)
+        if "hang_after" in case.head or (wanted and path.stem not in wanted):
+            continue
+        with ring_directory() as folder:
+            result = zygote.run(
+                path,
+                case.ranks,
+                directory=folder,
+                nan=bool(case.head.get("nan")) or None,
+                checksum=bool(case.head.get("checksum")) or None,
+            )
+            took_s = latency_s(result)
+        if took_s is not None:
+            found[path.stem] = took_s
+    zygote.close()
+    for name, took_s in sorted(found.items(), key=lambda item: item[1]):
+        print(f"{took_s:6.2f} s  {name}")
+    values = sorted(found.values())
+    median_s, p95_s = statistics.median(values), values[int(0.95 * (len(values) - 1))]
+    print(
+        f"{len(values)} faults: median {median_s:.2f} s (limit {MEDIAN_LIMIT_S:g}), "
+        f"95th percentile {p95_s:.2f} s (limit {P95_LIMIT_S:g})"
+    )
+    sys.exit(int(median_s > MEDIAN_LIMIT_S or p95_s > P95_LIMIT_S))
+
+
+if __name__ == "__main__":
+    main()
