@@ -48,7 +48,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run every point and print the table; 0 unless a setting does not fit."""
     from distsim.scenario import load_scenario
-    from distsim.scenario.sweep import parse_variation, sweep, write_csv, write_plot
+    from distsim.scenario.sweep import parse_variation, sweep, write_csv
 
     if args.workers < 1:
         raise UsageError(f"-n: expected at least one worker, got {args.workers}")
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.csv is not None:
         write_csv(points, Path(args.csv))
     if args.plot is not None:
-        write_plot(points, Path(args.plot), args.figure)
+        _plot(points, Path(args.plot), args.figure)
     return 0
 
 
@@ -91,3 +91,34 @@ def _table(points: list[Point]) -> None:
         table.add_row(*settings, point.result.kind, *times, *rates, busiest)
     wide = None if sys.stdout.isatty() else 160
     Console(highlight=False, width=wide).print(table)
+
+
+def _plot(points: list[Point], path: Path, figure: str) -> None:
+    """*figure* over the first variation, a line for each combination of the others."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        raise UsageError("--plot: matplotlib is not installed; pip install 'torch-distsim[plot]'") from None
+    first, *others = list(points[0].settings)
+    lines: dict[str, tuple[list[Any], list[float]]] = {}
+    for point in points:
+        if figure in point.result.figures:
+            label = ", ".join(f"{name}={point.settings[name]}" for name in others)
+            xs, ys = lines.setdefault(label, ([], []))
+            xs.append(point.settings[first])
+            ys.append(point.result.figures[figure])
+    if not lines:
+        known = ", ".join(sorted({name for point in points for name in point.result.figures}))
+        raise UsageError(f"--figure {figure}: no such figure; there are {known}")
+    fig, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for label, (xs, ys) in lines.items():
+        axes.plot([str(x) for x in xs], ys, marker="o", label=label or None)
+    axes.set_xlabel(first)
+    axes.set_ylabel(figure)
+    if others:
+        axes.legend()
+    fig.savefig(path)
+    pyplot.close(fig)

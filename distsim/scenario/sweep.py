@@ -17,7 +17,7 @@ from distsim.scenario.load import Scenario, check
 from distsim.scenario.result import Result
 from distsim.scenario.suite import run_suite
 
-__all__ = ["Point", "Variation", "parse_variation", "sweep", "write_csv", "write_plot"]
+__all__ = ["Point", "Variation", "parse_variation", "sweep", "write_csv"]
 
 MAX_POINTS = 10_000
 NODES = ("cluster.nodes", "on.nodes")
@@ -134,34 +134,3 @@ def write_csv(points: Sequence[Point], path: Path) -> None:
             row = [point.settings[s] for s in settings]
             found = [point.result.figures.get(f, "") for f in figures]
             writer.writerow([*row, point.result.kind, point.result.exit_code, *found])
-
-
-def write_plot(points: Sequence[Point], path: Path, figure: str) -> None:
-    """*figure* over the first variation, a line for each combination of the others."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise UsageError("--plot: matplotlib is not installed; pip install 'torch-distsim[plot]'") from None
-    first, *others = list(points[0].settings)
-    lines: dict[str, tuple[list[Any], list[float]]] = {}
-    for point in points:
-        if figure in point.result.figures:
-            label = ", ".join(f"{name}={point.settings[name]}" for name in others)
-            xs, ys = lines.setdefault(label, ([], []))
-            xs.append(point.settings[first])
-            ys.append(point.result.figures[figure])
-    if not lines:
-        known = ", ".join(sorted({name for point in points for name in point.result.figures}))
-        raise UsageError(f"--figure {figure}: no such figure; there are {known}")
-    fig, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for label, (xs, ys) in lines.items():
-        axes.plot([str(x) for x in xs], ys, marker="o", label=label or None)
-    axes.set_xlabel(first)
-    axes.set_ylabel(figure)
-    if others:
-        axes.legend()
-    fig.savefig(path)
-    pyplot.close(fig)

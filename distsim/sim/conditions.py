@@ -23,7 +23,7 @@ class Conditions:
 
     rules: Sequence[Rule] = ()
     guards: Collection[str] = ()
-    """What is looked at beside the calls: see `faults.GUARDS`."""
+    """What is looked at beside the calls: see `guards.GUARDS`."""
     limits: Limits = field(default_factory=Limits)
     schedule: Schedule | None = None
     never_struck: list[Rule] = field(default_factory=list)

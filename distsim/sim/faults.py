@@ -12,7 +12,6 @@ import fnmatch
 import math
 import random
 import signal
-import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, Finding, Phase, State, StoreWait
 from distsim.debug.stacks import format_ranks
 from distsim.errors import UsageError
+from distsim.sim import guards
 from distsim.sim.fault_rules import (
     Corrupt,
     Jitter,
@@ -47,11 +47,7 @@ if TYPE_CHECKING:
     from distsim.sim.communicator import Arrival
     from distsim.sim.world import World
 
-__all__ = ["GUARDS", "Faults", "check_rule"]
-
-GUARDS = ("nan", "buffers", "payloads")
-"""nan: NaN and infinity in what goes into a call. buffers: written to while a call has them. payloads:
-what arrives against what was sent."""
+__all__ = ["Faults", "check_rule"]
 
 
 def check_rule(rule: Rule, cluster: Cluster, world_size: int) -> None:
@@ -83,10 +79,10 @@ def _exception(rule: RankFault) -> Exception:
 class Faults:
     """The faults of one world, and the guards that look for what they do."""
 
-    def __init__(self, world: World, rules: Sequence[Rule], guards: Collection[str] = ()) -> None:
+    def __init__(self, world: World, rules: Sequence[Rule], watch: Collection[str] = ()) -> None:
         self.world = world
         self.rules = list(rules)
-        self.guards = frozenset(guards)
+        self.guards = frozenset(watch)
         self.network = NetworkFaults(world.env, world.network)
         self.struck: dict[int, float] = {}
         """Place in `rules` -> when it first struck."""
@@ -317,11 +313,11 @@ class Faults:
 
     def on_arrival(self, arrival: Arrival) -> None:
         """In the rank's own thread: the tensors that it gives to a call."""
-        if "nan" in self.guards and not self._seen_nan and any(_not_finite(t) for t in arrival.inputs):
+        if "nan" in self.guards and not self._seen_nan and any(guards.not_finite(t) for t in arrival.inputs):
             self._seen_nan = True  # it spreads: the first is the one
-            self._found.append(_nan(arrival.record))
+            self._found.append(guards.nan(arrival.record))
         if "buffers" in self.guards and arrival.record.is_async:
-            arrival.sums = [_checksum(tensor) for tensor in arrival.inputs]
+            arrival.sums = [guards.checksum(tensor) for tensor in arrival.inputs]
 
     def on_start(self, members: Sequence[Arrival]) -> None:
         """A call has all its members: its first byte moves now."""
@@ -337,8 +333,8 @@ class Faults:
         """Whether a call whose bytes have moved ends now: not while a member is stopped, never once one is dead."""
         for member in members:
             if member.sums is not None:
-                if [_checksum(tensor) for tensor in member.inputs] != member.sums:
-                    self._found.append(_modified(member.record))
+                if [guards.checksum(tensor) for tensor in member.inputs] != member.sums:
+                    self._found.append(guards.modified(member.record))
                 member.sums = None
             process = member.process
             if process.phase in (Phase.KILLED, Phase.EXITED) and process.exit_code:
@@ -357,11 +353,11 @@ class Faults:
                 record = member.record
                 if record.rank == rule.rank and member.outputs and self._meant(rule, record):
                     tensor = member.outputs[0]
-                    sent = _checksum(tensor)
-                    _flip(tensor, rule)
+                    sent = guards.checksum(tensor)
+                    guards.flip(tensor, rule)
                     self._hit(number)
-                    if "payloads" in self.guards and _checksum(tensor) != sent:
-                        self._found.append(_corrupted(record, rule))
+                    if "payloads" in self.guards and guards.checksum(tensor) != sent:
+                        self._found.append(guards.corrupted(record, rule))
                         self.world.stop_for_fault()
 
     def _meant(self, rule: Corrupt, record: CallRecord) -> bool:
@@ -438,65 +434,3 @@ class Faults:
                 task.wait(reached, why, timeout.total_seconds(), lambda: refused, explicit)  # noqa: B023
             finally:
                 process.phase = Phase.RUNNING
-
-
-def _checksum(tensor: torch.Tensor) -> int:
-    return zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-
-
-def _not_finite(tensor: torch.Tensor) -> bool:
-    tensor = tensor.detach()
-    return tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
-
-
-def _flip(tensor: torch.Tensor, rule: Corrupt) -> None:
-    if tensor.numel() == 0:
-        return
-    whole = tensor.detach().clone(memory_format=torch.contiguous_format)
-    raw = whole.reshape(-1).view(torch.uint8)
-    place = (rule.element % tensor.numel()) * tensor.element_size() + rule.bit // 8 % tensor.element_size()
-    raw[place] ^= 1 << rule.bit % 8
-    with torch.no_grad():
-        tensor.data.copy_(whole)
-
-
-def _corrupted(record: CallRecord, rule: Corrupt) -> Finding:
-    return Finding(
-        Kind.NETWORK_FAULT,
-        (record.rank,),
-        f"what {record.op} #{record.seq} brought to rank {record.rank} is not what was sent: the checksums differ "
-        f"({rule})",
-        group=record.group,
-        call=record,
-        site=record.site,
-        at_s=record.issued_s,
-        suggestion=f"Look at the memory and the NIC of rank {record.rank}'s host (ECC and CRC counters).",
-    )
-
-
-def _nan(record: CallRecord) -> Finding:
-    return Finding(
-        Kind.NAN,
-        (record.rank,),
-        f"the input of {record.op} #{record.seq} on rank {record.rank} holds NaN or infinity, before any other "
-        "rank's did",
-        group=record.group,
-        call=record,
-        site=record.site,
-        at_s=record.issued_s,
-        suggestion=f"Look at what rank {record.rank} computed just before {record.site}: its input batch, its loss "
-        "scale.",
-    )
-
-
-def _modified(record: CallRecord) -> Finding:
-    return Finding(
-        Kind.BUFFER_MODIFIED_IN_FLIGHT,
-        (record.rank,),
-        f"rank {record.rank} wrote to the buffer of {record.op} #{record.seq} before it had waited for the call",
-        group=record.group,
-        call=record,
-        site=record.site,
-        at_s=record.issued_s,
-        suggestion="Call wait() on the handle before the buffer is used again, or give the call its own copy.",
-    )

@@ -1,0 +1,79 @@
+"""What guards of a simulated run look for in tensors, and what they say when they find it."""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+
+from distsim.debug.kinds import Kind
+from distsim.debug.records import CallRecord, Finding
+from distsim.sim.fault_rules import Corrupt
+
+__all__ = ["GUARDS", "checksum", "corrupted", "flip", "modified", "nan", "not_finite"]
+
+GUARDS = ("nan", "buffers", "payloads")
+"""nan: NaN and infinity in what goes into a call. buffers: written to while a call has them. payloads:
+what arrives against what was sent."""
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    return zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def not_finite(tensor: torch.Tensor) -> bool:
+    tensor = tensor.detach()
+    return tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
+
+
+def flip(tensor: torch.Tensor, rule: Corrupt) -> None:
+    if tensor.numel() == 0:
+        return
+    whole = tensor.detach().clone(memory_format=torch.contiguous_format)
+    raw = whole.reshape(-1).view(torch.uint8)
+    place = (rule.element % tensor.numel()) * tensor.element_size() + rule.bit // 8 % tensor.element_size()
+    raw[place] ^= 1 << rule.bit % 8
+    with torch.no_grad():
+        tensor.data.copy_(whole)
+
+
+def corrupted(record: CallRecord, rule: Corrupt) -> Finding:
+    return Finding(
+        Kind.NETWORK_FAULT,
+        (record.rank,),
+        f"what {record.op} #{record.seq} brought to rank {record.rank} is not what was sent: the checksums differ "
+        f"({rule})",
+        group=record.group,
+        call=record,
+        site=record.site,
+        at_s=record.issued_s,
+        suggestion=f"Look at the memory and the NIC of rank {record.rank}'s host (ECC and CRC counters).",
+    )
+
+
+def nan(record: CallRecord) -> Finding:
+    return Finding(
+        Kind.NAN,
+        (record.rank,),
+        f"the input of {record.op} #{record.seq} on rank {record.rank} holds NaN or infinity, before any other "
+        "rank's did",
+        group=record.group,
+        call=record,
+        site=record.site,
+        at_s=record.issued_s,
+        suggestion=f"Look at what rank {record.rank} computed just before {record.site}: its input batch, its loss "
+        "scale.",
+    )
+
+
+def modified(record: CallRecord) -> Finding:
+    return Finding(
+        Kind.BUFFER_MODIFIED_IN_FLIGHT,
+        (record.rank,),
+        f"rank {record.rank} wrote to the buffer of {record.op} #{record.seq} before it had waited for the call",
+        group=record.group,
+        call=record,
+        site=record.site,
+        at_s=record.issued_s,
+        suggestion="Call wait() on the handle before the buffer is used again, or give the call its own copy.",
+    )
