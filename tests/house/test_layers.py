@@ -44,10 +44,11 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "distsim.cli",
         "distsim.debug.render",
         "distsim.debug.monitor",  # prints what render makes
+        "distsim.debug.live",  # the table of `distsim watch`
         "distsim.cluster.render",
         "distsim.scenario",
     ),
-    "matplotlib": ("distsim.cluster.plot", "distsim.cli"),
+    "matplotlib": ("distsim.cluster.plot", "distsim.scenario.sweep", "distsim.cli"),
     "numpy": ("distsim.",),
 }
 """Third-party packages and the only modules that may import them."""
