@@ -112,6 +112,11 @@ def _print(summary: Any, torch: dict[str, Any] | None, rows: bool) -> None:
             f"{name:>16s}: {summary.rows[place]:4d} rows, median {summary.median[place]:.1%}, "
             f"90th percentile {summary.p90[place]:.1%}"
         )
+    for use, meaning in (("fit", "constants were fitted on them"), ("check", "predicted, no constant saw them")):
+        some = [errors for errors in summary.tables if errors.bench.table.use == use]
+        if not some:
+            continue
+        print(f"{use:>16s}: {len(some)} tables ({meaning}): " + ", ".join(_medians(some)))
     if torch:
         ratio = torch["median"] / torch["ours"] if torch["ours"] else float("inf")
         print(
@@ -159,3 +164,17 @@ def _document(summary: Any, torch: dict[str, Any] | None, rows: bool) -> dict[st
         "broken": summary.broken,
     }
     return document | ({"torch": torch} if torch else {})
+
+
+def _medians(tables: list[Any]) -> list[str]:
+    """`REGIME median`, for the regimes that have rows."""
+    import numpy as np
+
+    from distsim.calibration.tables import REGIMES
+
+    found = []
+    for place, name in enumerate(REGIMES):
+        every = np.concatenate([np.abs(errors.of(place)) for errors in tables])
+        if len(every):
+            found.append(f"{name} {np.median(every):.1%}")
+    return found
