@@ -72,11 +72,11 @@ class SimStore(Store):  # type: ignore[misc]
 
     # -- waiting
 
-    def _turn(self) -> Task:
+    def _turn(self, why: StoreWait | None = None) -> Task:
         """One round trip to the server."""
         task = require_task()
         task.compute(task.world.store_latency_s)
-        task.flush()
+        task.flush(why)
         return task
 
     def _wait_for(self, keys: Sequence[str], timeout: timedelta | None, message: str | None = None) -> None:
@@ -131,10 +131,12 @@ class SimStore(Store):  # type: ignore[misc]
         self._values.change()
 
     def check(self, keys: Sequence[str]) -> bool:
-        task = self._turn()
+        task, why = require_task(), StoreWait(tuple(keys), "check")
+        if not task.quiet_polls:  # a loop that only checks goes on when something has happened
+            self._turn(why)
         there = all(key in self._values.data for key in keys)
         if not there:
-            task.poll(StoreWait(tuple(keys), "check"))
+            task.poll(why)
             there = all(key in self._values.data for key in keys)
         return there
 

@@ -129,10 +129,10 @@ class Task:
         self._hand_over(Request(event, why, timeout_s, on_timeout, explicit_timeout))
         return event.value
 
-    def flush(self) -> None:
+    def flush(self, why: Wait | None = None) -> None:
         """Let the world catch up with this thread's compute time."""
         if self.debt_s > 0.0:
-            self._hand_over(Request(None, None))
+            self._hand_over(Request(None, why))
         elif self.doom is not None:
             raise self.doom
 

@@ -322,6 +322,7 @@ class World:
 
         def fire(_: object) -> None:
             if deadline.task.request is request:
+                self._note_timeout(request.why)
                 deadline.task.interrupt(error)
 
         alarm = self.env.timeout(max(0.0, deadline.at_s - float(self.env.now)))
@@ -354,7 +355,6 @@ class World:
                 continue
             if deadline is not None and deadline.at_s < upcoming:
                 heapq.heappop(self._deadlines)
-                self._note_timeout(deadline.request.why)
                 self._expire(deadline)
                 continue
             is_poll = isinstance(env._queue[0][3], PollEvent)
@@ -442,7 +442,6 @@ class World:
         """Empty heap, blocked ranks: a deadlock. False ends the world."""
         deadline = self._next_deadline(explicit_only=True)
         if deadline is not None:
-            self._note_timeout(deadline.request.why)
             self._expire(deadline)
             return True
         if not self.diagnoses:
