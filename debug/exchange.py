@@ -197,6 +197,12 @@ class Leader:
             if link.open and link.known:
                 link.send(message)
 
+    def close(self) -> None:
+        """Hang up."""
+        for link in self.links:
+            link.close()
+        self._server.close()
+
     @property
     def lost(self) -> list[Link]:
         """Hosts that were there and are silent, though their ranks had not all ended."""
@@ -264,6 +270,11 @@ class Follower:
         return (
             self.link is not None and self.link.open and self.link.known and self.link.silent_s < LOST_S * 2
         )
+
+    def close(self) -> None:
+        """Hang up."""
+        if self.link is not None:
+            self.link.close()
 
     def suspect(self, key: LaneKey, seq: int) -> None:
         """Have the leader look at a call."""

@@ -235,6 +235,9 @@ class Together:
         if self.follower is not None and self.follower.link is not None and self.follower.link.open:
             self.follower.link.send({"status": {"over": True, "ended": 0}})
             time.sleep(0.05)
+        for end in (self.leader, self.follower):
+            if end is not None:
+                end.close()
 
     def waits_for_others(self) -> bool:
         """A leader stays while other hosts' ranks run: they have nobody else who sees all. A follower

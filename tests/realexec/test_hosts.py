@@ -1,0 +1,101 @@
+"""Four hosts of two ranks each, in network namespaces: one verdict for all, also when a host is cut off."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from jobs import HERE, free_port
+from netns import Hosts, hosts, permitted
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not permitted(), reason="network namespaces are not permitted here (they take root)"),
+]
+
+MISMATCH = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+t = torch.ones(4)
+for _ in range(50):
+    dist.all_reduce(t)
+if dist.get_rank() == 5:
+    dist.barrier()
+else:
+    dist.all_reduce(t)
+"""
+
+ENDLESS = """
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+t = torch.ones(4)
+for step in range(10**6):
+    dist.all_reduce(t)
+    if step == 100 and dist.get_rank() == 0:
+        Path("ready").touch()
+    time.sleep(0.01)
+"""
+
+
+def start(job: Hosts, tmp_path: Path, program: str) -> list[subprocess.Popen[bytes]]:
+    """`distsim run --on gloo` on each host, as an operator would."""
+    (tmp_path / "train.py").write_text(program)
+    port = str(free_port())
+    started = []
+    for node, name in enumerate(job.names):
+        environ = dict(os.environ, GLOO_SOCKET_IFNAME=f"{name}a", PYTHONPATH=str(HERE.parents[1]), OMP_NUM_THREADS="1")
+        words = ["--on", "gloo", "--nnodes", "4", "--node-rank", str(node), "--nproc-per-node", "2"]
+        words += ["--master-addr", job.addresses[0], "--master-port", port, "--rings", f"rings{node}", "train.py"]
+        with (tmp_path / f"out{node}").open("wb") as out:
+            started.append(
+                subprocess.Popen(
+                    ["ip", "netns", "exec", name, sys.executable, "-m", "distsim", "run", *words],
+                    env=environ,
+                    cwd=tmp_path,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    return started
+
+
+def verdict(tmp_path: Path, node: int) -> dict[str, object]:
+    """The first diagnosis that a host's monitor wrote down."""
+    said = json.loads((tmp_path / f"rings{node}" / "verdict.json").read_text())
+    return dict(said["diagnoses"][0])
+
+
+def test_a_mismatch_is_named_on_every_host(tmp_path: Path) -> None:
+    """Rank 5 on host 2 calls something else: every launcher ends with 4 and the same diagnosis."""
+    with hosts(4, "m") as job:
+        codes = [process.wait(120) for process in start(job, tmp_path, MISMATCH)]
+    assert codes == [4, 4, 4, 4], [(tmp_path / f"out{node}").read_text() for node in range(4)]
+    for node in range(4):
+        said = verdict(tmp_path, node)
+        assert (said["kind"], said["culprits"]) == ("op_mismatch", [5])
+
+
+def test_a_host_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    """Host 3 loses its network in the middle: its ranks are named, and everybody ends with 3."""
+    with hosts(4, "c") as job:
+        started = start(job, tmp_path, ENDLESS)
+        deadline = time.monotonic() + 90
+        while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        job.cut(3)
+        codes = [process.wait(90) for process in started]
+    assert codes == [3, 3, 3, 3], [(tmp_path / f"out{node}").read_text() for node in range(4)]
+    said = verdict(tmp_path, 0)
+    assert (said["kind"], said["culprits"]) == ("network_fault", [6, 7])

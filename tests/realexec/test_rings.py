@@ -1,0 +1,153 @@
+"""Rings: what is written is read, while it is written, after it was overwritten, and when it is damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distsim.debug import ring as rings
+from distsim.debug.jobdir import ring_path
+from distsim.debug.postmortem import load_rings
+from distsim.debug.records import Group, Site, State
+from distsim.debug.ring import RingWriter
+from distsim.debug.ring_reader import RingReader
+from distsim.errors import UsageError
+
+
+def writer(folder: Path, rank: int = 0, world: int = 2, job: str = "job") -> RingWriter:
+    """A ring as a rank makes it."""
+    return RingWriter(
+        ring_path(folder, rank, 0, job), rank=rank, world_size=world, local_rank=rank, job=job, attempt=0
+    )
+
+
+def said(op: str = "all_reduce", **more: Any) -> Any:
+    return lambda _key: ({"op": op, "in": [[4, 8]], "dtype": "float32", "bytes": 128, **more}, False)
+
+
+def issue(ring: RingWriter, seq: int, flags: int = rings.ISSUED, key: Any = "k", **more: Any) -> int:
+    """One call on the world's group."""
+    group = ring.group("0", "default_pg", [0, 1])
+    thread = ring.entry(rings.TABLE_THREAD, 1, [1, "MainThread"])
+    site = ring.entry(rings.TABLE_SITE, "s", [["train.py", 7, "step"]])
+    signature, print_ = ring.signature(key, said(**more))
+    return ring.issue(flags, group, thread, seq, signature, site, print_, 9, -1, 0)
+
+
+def test_a_record_comes_back_whole(tmp_path: Path) -> None:
+    """Every field that was written is in the decoded call, before and after it ended."""
+    ring = writer(tmp_path)
+    index = issue(ring, 1, rings.ISSUED | rings.WAITING, reduce="SUM")
+    reader = RingReader(ring.path)
+    call = reader.decode(reader.since(0)[0][0], 0)
+    assert (call.op, call.seq, call.input_shapes, call.dtypes) == ("all_reduce", 1, ((4, 8),), ("float32",))
+    assert (call.group, call.site) == (Group("0", "default_pg", (0, 1)), Site("train.py", 7, "step"))
+    assert (call.state, call.reduce_op, call.nbytes) == (State.ISSUED, "SUM", 128)
+    assert len(reader.unfinished()) == 1
+    ring.finish(index, rings.COMPLETED)
+    call = reader.decode(reader.since(0)[0][0], 0)
+    assert call.state is State.COMPLETED
+    assert call.completed_s is not None
+    assert len(reader.unfinished()) == 0
+
+
+def test_a_record_under_way_is_not_read(tmp_path: Path) -> None:
+    """A record without its commit word is left out, and read on the next look."""
+    ring = writer(tmp_path)
+    issue(ring, 1)
+    index = issue(ring, 2)
+    word = rings.RECORDS_AT // 8 + index * rings.RECORD_WORDS
+    ring.words[word] = 0
+    reader = RingReader(ring.path)
+    records, next_index = reader.since(0)
+    assert [int(seq) for seq in records["seq"]] == [1]
+    ring.words[word] = index + 1
+    records, next_index = reader.since(next_index)
+    assert [int(seq) for seq in records["seq"]] == [2]
+    assert next_index == 2
+
+
+def test_old_records_and_signatures_are_overwritten(tmp_path: Path) -> None:
+    """A ring that went round holds its last calls; a signature that is lost reads as unknown, never as another."""
+    ring = writer(tmp_path)
+    for seq in range(1, rings.RECORDS + 100):
+        issue(ring, seq, key=seq, root=seq)
+    reader = RingReader(ring.path)
+    records, _ = reader.since(0)
+    assert len(records) == rings.RECORDS - 1
+    calls = [reader.decode(record, 0) for record in records]
+    assert all(call.root == call.seq or (call.root is None and call.op == "?") for call in calls)
+    assert calls[-1].root == rings.RECORDS + 99
+
+
+def test_a_full_table_costs_names_not_calls(tmp_path: Path) -> None:
+    """When the table of sites is full, calls are still recorded."""
+    ring = writer(tmp_path)
+    issue(ring, 1)
+    for number in range(2000):
+        ring.text(f"{number}" * 200)
+    assert ring.text("one more" * 100) == 0
+    issue(ring, 2)
+    assert RingReader(ring.path).count == 2
+
+
+def test_damaged_rings_are_one_line_each(tmp_path: Path) -> None:
+    """Another version, a truncated file, no ring at all, another job: one line each, the rest is read."""
+    writer(tmp_path, rank=0, job="new")
+    writer(tmp_path, rank=1, job="new")
+    old = writer(tmp_path, rank=0, world=4, job="old")
+    old.header(rings.W_OPENED, 1)
+    (tmp_path / "rank00007.a0.x.ring").write_bytes(b"no ring")
+    data = bytearray(old.path.read_bytes())
+    (tmp_path / "rank00008.a0.x.ring").write_bytes(data[:100_000])
+    data[8] = 99
+    (tmp_path / "rank00009.a0.x.ring").write_bytes(data)
+    readers, complaints = load_rings(tmp_path)
+    assert [reader.header.job for reader in readers] == ["new", "new"]
+    assert len(complaints) == 4
+    for word in ("no ring", "truncated", "version 99", "two jobs"):
+        assert any(word in complaint for complaint in complaints), complaints
+    assert all("\n" not in complaint for complaint in complaints)
+
+
+def test_a_full_disk_is_refused_before_the_first_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the file cannot be reserved, making the ring fails and leaves nothing behind."""
+
+    def no_space(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", no_space)
+    with pytest.raises(OSError, match="No space"):
+        writer(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_session_without_room_runs_unguarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk costs the guard, not the job: one line that says so."""
+    from distsim.debug.levels import Settings
+    from distsim.realexec.session import Session
+
+    def no_space(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", no_space)
+    assert Session.open(Settings(directory=str(tmp_path / "x")), 0, 2) is None
+    said = capsys.readouterr().err
+    assert said.startswith("distsim: rank 0 runs unguarded")
+    assert len(said.splitlines()) == 1
+
+
+def test_settings_are_checked() -> None:
+    """A level that does not exist is a one-line mistake that names the choices."""
+    from distsim.debug.levels import Settings
+
+    with pytest.raises(UsageError, match="level: expected one of off, record, check, strict, got 'chek'"):
+        Settings.read({"level": "chek"}, {})
+    with pytest.raises(UsageError, match="DISTSIM_HANG_AFTER: expected seconds"):
+        Settings.read({}, {"DISTSIM_HANG_AFTER": "soon"})
+    settings = Settings.read({"level": "strict", "nan": True}, {})
+    assert Settings.read({}, settings.environment()) == settings
