@@ -175,9 +175,7 @@ def _write(path: Path, header: Event, events: Iterable[Event]) -> None:
             file.write("\n]}\n")
 
 
-def _slice(
-    pid: int, tid: int, name: str, category: str, start_s: float, end_s: float, args: dict[str, Any]
-) -> Event:
+def _slice(pid: int, tid: int, name: str, category: str, start_s: float, end_s: float, args: dict[str, Any]) -> Event:
     start, end = us(start_s), us(end_s)
     return {
         "ph": "X",

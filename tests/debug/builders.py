@@ -73,9 +73,7 @@ def barrier(line: int, group: Group | None = None, **kw: Any) -> Step:
     return coll("barrier", line, group, **kw)
 
 
-def send(
-    to: int, line: int, *, tag: int = 0, shape: tuple[int, ...] = (4,), is_async: bool = False, **kw: Any
-) -> Step:
+def send(to: int, line: int, *, tag: int = 0, shape: tuple[int, ...] = (4,), is_async: bool = False, **kw: Any) -> Step:
     kw = {"peer": to, "tag": tag, "input_shapes": (shape,), "dtypes": ("float32",), **kw}
     return Step("send", line, kwargs=kw, is_async=is_async)
 
@@ -153,9 +151,7 @@ class Play:
         self.size = size
         self.silent = silent
         self.everyone = world(size)
-        self.steps = {
-            r: list(programs(r) if callable(programs) else programs.get(r, ())) for r in range(size)
-        }
+        self.steps = {r: list(programs(r) if callable(programs) else programs.get(r, ())) for r in range(size)}
         for steps in self.steps.values():
             if not steps or steps[-1].op != "end":
                 steps.append(finish())
@@ -205,10 +201,7 @@ class Play:
         if not self.silent and check_meeting(met) is not None:
             return False
         earlier = [
-            r
-            for m in met
-            for r in self.records[m.rank]
-            if r.group == m.group and r.seq < m.seq and not r.is_p2p
+            r for m in met for r in self.records[m.rank] if r.group == m.group and r.seq < m.seq and not r.is_p2p
         ]
         if not all(r.done or self.meet(r) for r in earlier):
             return False

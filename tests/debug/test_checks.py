@@ -23,9 +23,7 @@ def shapes(*sizes: int) -> tuple[tuple[int, ...], ...]:
     return tuple((n,) for n in sizes)
 
 
-def meeting(
-    op: str, odd: int = 2, size: int = N, common: dict[str, Any] | None = None, **kw: Any
-) -> Mismatch | None:
+def meeting(op: str, odd: int = 2, size: int = N, common: dict[str, Any] | None = None, **kw: Any) -> Mismatch | None:
     """All ranks bring *common*, rank *odd* brings *kw* on top."""
     base = {"input_shapes": shapes(4), **(common or {})}
     return check_meeting([call(r, op, **{**base, **(kw if r == odd else {})}) for r in range(size)])
@@ -166,8 +164,7 @@ def test_message_in_the_houses_form() -> None:
     """expected, got, at rank, group, call, file and line."""
     found = meeting("all_reduce", common={"reduce_op": "SUM"}, reduce_op="MAX")
     assert str(found) == (
-        "reduce op mismatch: expected SUM, got MAX, at rank 2, group default_pg, "
-        "call #7 (all_reduce), train.py:10"
+        "reduce op mismatch: expected SUM, got MAX, at rank 2, group default_pg, call #7 (all_reduce), train.py:10"
     )
 
 

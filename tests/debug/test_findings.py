@@ -38,9 +38,7 @@ def test_finding_stands_by_itself(kind: Kind, exit_code: int) -> None:
 def test_unused_parameter_explains_the_hang() -> None:
     """A DDP finding about the rank that is missing takes over its victims and comes first."""
     evidence = play(4, lambda r: [all_reduce(10)] * (1 if r == 2 else 2))
-    evidence.findings = [
-        Finding(Kind.DDP_UNUSED_PARAMETER, (2,), "parameter head.bias got no gradient on rank 2")
-    ]
+    evidence.findings = [Finding(Kind.DDP_UNUSED_PARAMETER, (2,), "parameter head.bias got no gradient on rank 2")]
     (d,) = diagnose(evidence)
     assert (d.kind, d.culprits, d.victims) == (Kind.DDP_UNUSED_PARAMETER, (2,), (0, 1, 3))
     assert "head.bias" in d.explanation
@@ -82,17 +80,13 @@ def test_unwaited_handles_are_found_once_a_line() -> None:
         3, lambda r: [all_reduce(10, is_async=True)] * 2 + ([wait_all()] if r == 0 else []) + [all_reduce(12)]
     )
     found = unwaited(evidence)
-    assert [(f.kind, f.ranks, f.site and f.site.line) for f in found] == [
-        (Kind.ASYNC_NEVER_WAITED, (1, 2), 10)
-    ]
+    assert [(f.kind, f.ranks, f.site and f.site.line) for f in found] == [(Kind.ASYNC_NEVER_WAITED, (1, 2), 10)]
     assert "2 all_reduce calls" in found[0].text
 
 
 def test_finished_with_a_call_under_way() -> None:
     """A rank that ends without waiting for its own asynchronous call makes the others hang."""
-    evidence = play(
-        3, lambda r: [all_reduce(10, is_async=True), wait_all()] if r else [all_reduce(11, is_async=True)]
-    )
+    evidence = play(3, lambda r: [all_reduce(10, is_async=True), wait_all()] if r else [all_reduce(11, is_async=True)])
     for rank in range(3):
         evidence.records[rank][0].state = State.STARTED
     for rank in (1, 2):

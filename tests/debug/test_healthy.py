@@ -89,9 +89,7 @@ HEALTHY: dict[str, tuple[int, Programs]] = {
     ),
     "scatter of a root's list": (
         3,
-        lambda r: [
-            coll("scatter", 10, root=1, output_shapes=((4,),), input_shapes=((4,),) * 3 if r == 1 else ())
-        ],
+        lambda r: [coll("scatter", 10, root=1, output_shapes=((4,),), input_shapes=((4,),) * 3 if r == 1 else ())],
     ),
     "gather to a root": (
         3,

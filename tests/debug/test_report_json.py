@@ -21,9 +21,7 @@ CASES: dict[str, Evidence] = {
     "missing_rank": play(4, lambda r: [all_reduce(10)] if r == 1 else [all_reduce(10), barrier(11)]),
     "deadlock_cycle": play(
         2,
-        lambda r: [
-            all_reduce(10 + r, group(0, 1, name=str(1 + (r + i) % 2), desc="ab"[(r + i) % 2])) for i in (0, 1)
-        ],
+        lambda r: [all_reduce(10 + r, group(0, 1, name=str(1 + (r + i) % 2), desc="ab"[(r + i) % 2])) for i in (0, 1)],
     ),
     "p2p_unmatched": play(2, {0: [send(1, 10, tag=5)], 1: [recv(0, 11, tag=7)]}),
     "never_joined": play(3, lambda r: [absent()] if r == 2 else [store("init/", 3, "rendezvous")]),

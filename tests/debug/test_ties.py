@@ -45,9 +45,7 @@ def test_skip_by_one_of_two() -> None:
     (d,) = diagnose(
         play(
             2,
-            lambda r: (
-                [all_reduce(10), all_reduce(11), barrier(12)] if r == 0 else [all_reduce(11), barrier(12)]
-            ),
+            lambda r: [all_reduce(10), all_reduce(11), barrier(12)] if r == 0 else [all_reduce(11), barrier(12)],
         )
     )
     assert (d.kind, d.culprits, str(d.call)) == (Kind.MISSING_RANK, (1,), "all_reduce #1")

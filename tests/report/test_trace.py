@@ -94,9 +94,7 @@ def test_slices_of_one_track_nest_or_follow_each_other(trace: dict[str, Any]) ->
 
 def test_arrows_lead_from_the_late_rank_and_from_the_send(trace: dict[str, Any]) -> None:
     """One arrow a collective that somebody waited in, one a message."""
-    arrows = [
-        (event["name"], event["ph"], event["pid"]) for event in trace["traceEvents"] if event["ph"] in "sf"
-    ]
+    arrows = [(event["name"], event["ph"], event["pid"]) for event in trace["traceEvents"] if event["ph"] in "sf"]
     assert arrows == [("all_reduce", "s", 1), ("all_reduce", "f", 0), ("send", "s", 0), ("recv", "f", 1)]
 
 
