@@ -69,6 +69,8 @@ class ComputeMode(TorchDispatchMode):
         if world.faults is not None:
             seconds = world.faults.compute_s(task.process, task.now_s(), seconds)
         task.process.add_compute(task.now_s(), seconds, name)
+        if task.process.recorder is not None:
+            task.process.recorder.operator(name, task.now_s(), seconds, args)
         task.compute(seconds)
         return result
 

@@ -20,6 +20,7 @@ from distsim.sim.environ import environ_patches
 from distsim.sim.logs import log_patches
 from distsim.sim.modules import import_patches, install_finder, remove_finder
 from distsim.sim.output import StreamProxy
+from distsim.sim.profiling import profiler_patches
 from distsim.sim.randomness import random_patches
 from distsim.sim.sharing import sharing_patches
 from distsim.sim.signals import signal_patches
@@ -56,6 +57,7 @@ def simulation() -> Iterator[Host]:
         *log_patches(),
         *signal_patches(),
         *sharing_patches(),
+        *profiler_patches(),
         *_loader_patches(),
         *_refusals(),
     ]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from distsim.cluster import Slot
     from distsim.sim.output import RankStream
+    from distsim.sim.profiling import Recorder
     from distsim.sim.task import Task
     from distsim.sim.world import World
 
@@ -59,6 +60,8 @@ class SimProcess:
         self.switches: dict[Switch, Any] = {}
         """Positions of the switches that the process turned."""
         self.logs: LogState | None = None
+        self.recorder: Recorder | None = None
+        """Of `torch.profiler`, while the program profiles itself."""
         self.argv = argv
         self.sys_path = list(sys.path)
         self.user_names: dict[str, None] = {}
