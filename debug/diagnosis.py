@@ -14,6 +14,7 @@ from distsim.debug.align import find_divergences
 from distsim.debug.case import Case
 from distsim.debug.causes import death, host_wait, in_flight_exception
 from distsim.debug.cycles import knot
+from distsim.debug.explain import exception_text
 from distsim.debug.kinds import Kind
 from distsim.debug.merge import merge_findings, order
 from distsim.debug.mismatches import contradiction
@@ -79,7 +80,7 @@ def _explain_roots(case: Case, hit: set[int]) -> list[Diagnosis]:
             call = case.first_wait([rank])
             key = (
                 state.phase,
-                state.exception,
+                exception_text(state),
                 state.signal,
                 state.exit_code,
                 state.site,
@@ -153,5 +154,5 @@ def _unwaited_deaths(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
             continue
         if state.phase is Phase.EXITED and state.exit_code == 0:  # `sys.exit()` at the end of a program
             continue
-        groups.setdefault((state.phase, state.exception, state.signal, state.exit_code), []).append(rank)
+        groups.setdefault((state.phase, exception_text(state), state.signal, state.exit_code), []).append(rank)
     return [death(case, ranks, ()) for ranks in groups.values()]

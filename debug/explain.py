@@ -16,12 +16,13 @@ from distsim.debug.records import (
     StoreWait,
     Wait,
 )
-from distsim.debug.stacks import format_ranks, short_path
+from distsim.debug.stacks import blank_addresses, format_ranks, short_path
 
 __all__ = [
     "are",
     "call_text",
     "capital",
+    "exception_text",
     "group_text",
     "numbered",
     "place",
@@ -120,6 +121,11 @@ def wait_text(wait: Wait) -> str:
     return wait.what
 
 
+def exception_text(state: RankState) -> str | None:
+    """`ValueError: bad batch`, without the addresses of objects: ranks that raised alike say the same."""
+    return None if state.exception is None else blank_addresses(state.exception)
+
+
 def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None) -> str:
     """Where a rank is, as the rest of a sentence: `waits in barrier #3 ..., at train.py:9`."""
     at = f", at {place(state.site, function=True)}" if state.site else ""
@@ -143,7 +149,7 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
             code = f" with exit code {state.exit_code}" if state.exit_code is not None else ""
             return f"has left its program{code}{at}"
         case Phase.RAISED:
-            return f"raised {state.exception or 'an exception'}{at}"
+            return f"raised {exception_text(state) or 'an exception'}{at}"
         case Phase.KILLED:
             return f"was killed by {state.signal or 'a signal'}"
         case Phase.FROZEN:
