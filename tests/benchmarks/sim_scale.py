@@ -66,7 +66,7 @@ def main() -> None:
     print(f"results {'exact' if exact else 'WRONG'}; {outcome.events:,} events, {outcome.events / wall_s:,.0f}/s")
     if args.peer:
         peer_s = peer(4_096)
-        print(f"LocalTensorMode, one all_reduce of 16 KiB: {peer_s:.1f} s; ours, ten of 64 KiB: {wall_s / peer_s:.2f} of it")
+        print(f"LocalTensorMode, one of 16 KiB: {peer_s:.1f} s; ours, ten of 64 KiB: {wall_s / peer_s:.2f} of it")
 
 
 if __name__ == "__main__":
