@@ -50,7 +50,7 @@ def run_simulated(
                 nnodes=nodes,
                 nproc_per_node=per_node,
                 seed=options.seed,
-                host_timeout_s=min(10.0, options.timeout_s),
+                host_timeout_s=min(30.0, options.timeout_s),
                 conditions=conditions,
                 check=False,
             )

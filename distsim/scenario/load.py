@@ -20,7 +20,7 @@ from distsim.scenario.schema import ScenarioSpec
 from distsim.sim.fault_rules import Rule
 from distsim.sim.schedule import Schedule
 
-__all__ = ["Scenario", "find_scenarios", "is_scenario", "load_scenario", "load_scenarios", "read_faults"]
+__all__ = ["FAULTS", "Scenario", "find_scenarios", "is_scenario", "load_scenario", "load_scenarios", "read_faults"]
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,8 @@ def _fault_tables() -> dict[str, type[BaseModel]]:
 
 
 _TABLES = _fault_tables()
-_WHATS = tuple(_TABLES)
+FAULTS = _WHATS = tuple(_TABLES)
+"""Every `what` of a fault."""
 
 
 def _table(location: Sequence[Any]) -> type[BaseModel] | None:

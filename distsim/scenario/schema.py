@@ -67,7 +67,7 @@ class LimitsSpec(Table):
     wall_time_s: Annotated[float, Field(gt=0)] = Field(60.0, description="of this machine's time")
     events: Count | None = Field(20_000_000, description="simulated events")
     host_timeout_s: Annotated[float, Field(gt=0)] = Field(
-        10.0, description="wall time after which a rank that computes without a sign of life is stuck"
+        30.0, description="wall time after which a rank that computes without a sign of life is stuck"
     )
 
 

@@ -17,7 +17,8 @@ MIN_SHARE_OF_RUN = 0.2
 
 
 def find_stragglers(records: Mapping[int, Sequence[CallRecord]], min_share: float = MIN_SHARE_OF_RUN) -> list[Finding]:
-    """Ranks that came last to most collectives and cost the others *min_share* of the run.
+    """One finding for the ranks that came last to most collectives and cost the others *min_share* of the run,
+    the worst named first.
 
     Lateness is counted from the lower median of the arrivals, so that one early rank makes no stragglers.
     """
@@ -47,21 +48,28 @@ def find_stragglers(records: Mapping[int, Sequence[CallRecord]], min_share: floa
                 if record.rank not in worst or by_s > worst[record.rank][0]:
                     worst[record.rank] = (by_s, record)
     span_s = last_s - first_s
-    found = []
-    for rank in sorted(late_s, key=lambda r: (-late_s[r], r)):
-        if late_s[rank] >= min_share * span_s and 2 * times[rank] >= present[rank]:
-            _, record = worst[rank]
-            found.append(
-                Finding(
-                    Kind.STRAGGLER,
-                    (rank,),
-                    f"rank {rank} came late to {times[rank]} of {present[rank]} collectives and kept the others "
-                    f"waiting for {late_s[rank]:.3g} s, {late_s[rank] / span_s:.0%} of the run",
-                    group=record.group,
-                    call=record,
-                    site=record.site,
-                    suggestion=f"Look at what rank {rank} does before {record.site}: its share of the data, its host, "
-                    "its clock speed.",
-                )
-            )
-    return found
+    slow = [
+        rank
+        for rank in sorted(late_s, key=lambda r: (-late_s[r], r))
+        if late_s[rank] >= min_share * span_s and 2 * times[rank] >= present[rank]
+    ]
+    if not slow:
+        return []
+    told = [
+        f"rank {rank} came late to {times[rank]} of {present[rank]} collectives and kept the others waiting for "
+        f"{late_s[rank]:.3g} s, {late_s[rank] / span_s:.0%} of the run"
+        for rank in slow
+    ]
+    _, record = worst[slow[0]]
+    return [
+        Finding(
+            Kind.STRAGGLER,
+            tuple(sorted(slow)),
+            "; ".join(told),
+            group=record.group,
+            call=record,
+            site=record.site,
+            suggestion=f"Look at what rank {slow[0]} does before {record.site}: its share of the data, its host, its "
+            "clock speed.",
+        )
+    ]

@@ -226,7 +226,7 @@ def test_ours(rank):
 """
     )
     result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["Timeout*from pytest-timeout.", "Ranks 0,1*test_theirs*", "*still ran after 1 s*"])
+    result.stdout.fnmatch_lines(["Timeout*from pytest-timeout.", "Rank*0*in*", "*still ran after 1 s*"])
 
 
 @pytest.mark.slow

@@ -1,0 +1,147 @@
+"""`distsim scenario` and `distsim sweep` from the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from distsim.cli import main
+from distsim.errors import UsageError
+from distsim.scenario.github import annotation
+from distsim.scenario.result import Result
+from distsim.scenario.suite import matching
+from distsim.scenario.sweep import parse_variation
+from tests.scenario.made import STEPS, made
+
+
+def test_a_new_scenario_runs_and_a_wrong_expectation_is_exit_code_5(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stranger's way: new, run, break it, see the report, in JUnit and as an annotation."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["scenario", "new", "hang.toml"]) == 0
+    assert main(["scenario", "run", "hang.toml"]) == 0
+    assert "1 passed, 0 failed" in capsys.readouterr().out
+    path = tmp_path / "hang.toml"
+    path.write_text(path.read_text().replace('kind = "missing_rank"', 'kind = "healthy"'))
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    assert main(["scenario", "run", ".", "--junit", "out.xml"]) == 5
+    out = capsys.readouterr().out
+    assert "HANG  missing rank  rank 0" in out
+    assert "replay: distsim scenario run hang.toml --seed 0" in out
+    assert "::error file=hang.py,line=12,title=scenario" in out
+    failure = ET.parse(tmp_path / "out.xml").getroot().find("testsuite/testcase/failure")
+    assert failure is not None
+    assert failure.text is not None
+    assert "Rank 0 never called all_reduce #2" in failure.text
+
+
+def test_a_wrong_file_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything runs, with every fault of the file."""
+    (tmp_path / "x.toml").write_text("program = 'x.py'\nbackend = 'mpi'\n[expect]\nkin = 1\n")
+    assert main(["scenario", "run", str(tmp_path / "x.toml")]) == 2
+    told = capsys.readouterr().err
+    assert "backend: expected 'sim' or 'gloo'" in told
+    assert "expect.kin: unknown key" in told
+    assert "program: no script x.py" in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["-k", "nothing"], "no scenario fits -k 'nothing'"),
+        (["-k", "a b"], "expected words with and, or, not"),
+        (["-n", "0"], "expected at least one worker"),
+        (["--junit", "/nowhere/x.xml"], "no folder /nowhere"),
+        (["--schedule", "backwards"], "expected a schedule"),
+    ],
+)
+def test_a_flag_that_does_not_fit(
+    tmp_path: Path, flags: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, exit code 2."""
+    made(tmp_path, "[expect]")
+    assert main(["scenario", "run", str(tmp_path), *flags]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_words_choose_scenarios(tmp_path: Path) -> None:
+    """As pytest's -k: parts of names, and, or, not."""
+    scenario = made(tmp_path, "slow = true\n[expect]")
+    chosen = {k: matching(k)(scenario) for k in ("made", "MAD", "not made", "made and slow", "x or made", "(x) and made")}
+    assert list(chosen.values()) == [True, True, False, True, True, False]
+
+
+def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """`distsim scenario schema > scenario.schema.json`."""
+    assert main(["scenario", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["$id"] == "distsim.scenario/1"
+
+
+@pytest.mark.slow
+def test_workers_give_the_same_results_in_the_same_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """-n 2 is only faster."""
+    for name in ("a", "b", "c"):
+        made(tmp_path, "[expect]\noutput = ['rank 1 has 256']", name=name)
+    assert main(["scenario", "run", str(tmp_path), "-n", "2"]) == 0
+    lines = [line.split()[1].split("/")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("ok")]
+    assert lines == ["a", "b", "c"]
+
+
+def test_a_sweep_compares_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every combination is a line of the table and of the CSV; a slower link takes longer."""
+    made(tmp_path, "faults = [{ what = 'link_slow', link = 'n0/nic0->leaf0', factor = 1.0 }]\n[expect]")
+    out = tmp_path / "out.csv"
+    flags = ["--vary", "cluster.nodes=1,2", "--vary", "faults[0].factor=1.0,0.1", "--csv", str(out)]
+    assert main(["sweep", str(tmp_path / "made.toml"), *flags]) == 0
+    assert "busbw all_reduce" in capsys.readouterr().out
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["cluster.nodes"], r["faults[0].factor"]) for r in rows] == [
+        ("1", "1.0"),
+        ("1", "0.1"),
+        ("2", "1.0"),
+        ("2", "0.1"),
+    ]
+    times = [float(r["virtual_time_s"]) for r in rows]
+    assert times[0] == times[1] < times[2] < times[3]
+
+
+@pytest.mark.parametrize(
+    ("vary", "told"),
+    [
+        ("seed", "expected PATH=VALUE,VALUE"),
+        ("faults[2].factor=1", "the scenario has no 2 there"),
+        ("nonsense=1", "nonsense: unknown key"),
+        ("cluster.nodes=0", "on: "),
+    ],
+)
+def test_a_variation_that_does_not_fit(
+    tmp_path: Path, vary: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused before anything runs, with the value that does not fit."""
+    made(tmp_path, "[expect]")
+    assert main(["sweep", str(tmp_path / "made.toml"), "--vary", vary]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_values_of_a_variation_are_typed() -> None:
+    """Numbers and booleans as TOML writes them, all else text."""
+    assert parse_variation("x=1,0.5,true,dgx-h100:2").values == (1, 0.5, True, "dgx-h100:2")
+    with pytest.raises(UsageError):
+        parse_variation("=1")
+
+
+def test_an_annotation_is_escaped() -> None:
+    """GitHub's own characters do not end it early."""
+    result = Result("a/b", "x.toml", wrong=["expect.kind: expected a, got b"], report="50%\nnext", place=("/r/p.py", 7))
+    text = annotation(result, "/r")
+    assert text.startswith("::error file=p.py,line=7,title=scenario a/b%3A expect.kind%3A expected a%2C got b::")
+    assert "\n" not in text
+    assert "50%25%0Anext" in text
+    assert STEPS
