@@ -70,7 +70,13 @@ def clock_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) of every clock, also where a module took its own name for it."""
     replaced: dict[int, Any] = {id(time.sleep): _sleep}
     patches: list[tuple[Any, str, Any]] = [(time, "sleep", _sleep)]
-    for name, origin_s in (("time", EPOCH_S), ("perf_counter", 0.0), ("monotonic", 0.0), ("process_time", 0.0), ("thread_time", 0.0)):
+    for name, origin_s in (
+        ("time", EPOCH_S),
+        ("perf_counter", 0.0),
+        ("monotonic", 0.0),
+        ("process_time", 0.0),
+        ("thread_time", 0.0),
+    ):
         for real_name, wrap in ((name, _seconds), (name + "_ns", _nanoseconds)):
             real = getattr(time, real_name)
             replaced[id(real)] = wrap(real, origin_s)
@@ -108,7 +114,19 @@ def clock_patches() -> list[tuple[Any, str, Any]]:
     return patches + _aliases(replaced)
 
 
-_ALIASES = ("time", "_time", "sleep", "_sleep", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "monotonic_ns", "timer", "process_time")
+_ALIASES = (
+    "time",
+    "_time",
+    "sleep",
+    "_sleep",
+    "perf_counter",
+    "monotonic",
+    "time_ns",
+    "perf_counter_ns",
+    "monotonic_ns",
+    "timer",
+    "process_time",
+)
 
 
 def _aliases(replaced: dict[int, Any]) -> list[tuple[Any, str, Any]]:

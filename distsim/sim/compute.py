@@ -84,7 +84,7 @@ class ComputeMode(TorchDispatchMode):
 
 def _nbytes(values: Any) -> int:
     if isinstance(values, Tensor):
-        return values.numel() * values.element_size()
+        return int(values.numel() * values.element_size())
     if isinstance(values, tuple | list):
         total = 0
         for value in values:

@@ -17,7 +17,10 @@ __all__ = ["interruptible"]
 @contextlib.contextmanager
 def interruptible(world: World) -> Iterator[None]:
     """Within this, SIGINT only asks *world* to stop; asked twice, it is the KeyboardInterrupt it always is."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) != signal.default_int_handler:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) != signal.default_int_handler
+    ):
         yield
         return
 

@@ -70,7 +70,7 @@ def simulation() -> Iterator[Host]:
     try:
         for holder, name, value in patches:
             setattr(holder, name, value)
-        sys.stdout, sys.stderr = StreamProxy(streams[0], "stdout"), StreamProxy(streams[1], "stderr")  # type: ignore[assignment]
+        sys.stdout, sys.stderr = StreamProxy(streams[0], "stdout"), StreamProxy(streams[1], "stderr")
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
         yield Host(environ)
@@ -114,8 +114,16 @@ def _loader_patches() -> list[Patch]:
         if task is not None:
             given = {**dict(zip(positions, args, strict=False)), **kwargs}
             if int(given.get("num_workers") or 0) > 0:
-                task.world.note("DataLoader workers run inside their rank's own process in a simulation (num_workers=0)")
-                for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"):
+                task.world.note(
+                    "DataLoader workers run inside their rank's own process in a simulation (num_workers=0)"
+                )
+                for name in (
+                    "num_workers",
+                    "prefetch_factor",
+                    "persistent_workers",
+                    "timeout",
+                    "multiprocessing_context",
+                ):
                     given.pop(name, None)
                 args, kwargs = (), given
         real_init(self, *args, **kwargs)

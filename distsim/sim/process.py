@@ -52,7 +52,7 @@ class SimProcess:
         self.signal_name: str | None = None
         self.is_rank = True
         """False for a launcher that only starts others (the parent of `mp.spawn`)."""
-        self.environ = {os.environ.encodekey(k): os.environ.encodevalue(v) for k, v in environ.items()}  # type: ignore[attr-defined]
+        self.environ = {os.fsencode(key): os.fsencode(value) for key, value in environ.items()}
         self.first_environ = dict(self.environ)
         self.changed_environ: dict[bytes, None] = {}
         """Variables that the process set or removed itself."""

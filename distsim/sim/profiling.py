@@ -68,8 +68,9 @@ class _Event:
 
     def __init__(self, number: int, name: str, start_s: float, end_s: float, thread: int, **answers: Any) -> None:
         start_ns = round(start_s * 1e9)
-        own = {"name": name, "correlation_id": number, "start_ns": start_ns, "end_ns": round(end_s * 1e9)}
-        own |= {"duration_ns": own["end_ns"] - start_ns, "start_thread_id": thread, "end_thread_id": thread}
+        end_ns = round(end_s * 1e9)
+        own: dict[str, Any] = {"name": name, "correlation_id": number, "start_ns": start_ns, "end_ns": end_ns}
+        own |= {"duration_ns": end_ns - start_ns, "start_thread_id": thread, "end_thread_id": thread}
         self._answers = {**_ANSWERS, **own, **answers}
 
     def __getattr__(self, name: str) -> Any:
@@ -97,19 +98,25 @@ class Recorder:
         self._slices.append((name, start_s, start_s + seconds, answers))
 
     def label(self, name: str, start_s: float, end_s: float) -> None:
-        self._slices.append((name, start_s, end_s, {"is_user_annotation": True, "activity_type": "user_annotation", "scope": 7}))
+        self._slices.append(
+            (name, start_s, end_s, {"is_user_annotation": True, "activity_type": "user_annotation", "scope": 7})
+        )
 
     def result(self, end_s: float) -> _Result:
         events = [
             _Event(number, name, begin, end, 1, **answers)
-            for number, (name, begin, end, answers) in enumerate(sorted(self._slices, key=lambda s: (s[1], -s[2], not s[3].get("is_user_annotation"))), 1)
+            for number, (name, begin, end, answers) in enumerate(
+                sorted(self._slices, key=lambda s: (s[1], -s[2], not s[3].get("is_user_annotation"))), 1
+            )
         ]
         for record in self._process.records[self._first_record :]:
             if record.started_s is not None:
                 name = f"{self._backend()}:{record.op}"
                 shapes = [list(shape) for shape in record.input_shapes or record.output_shapes]
                 done_s = end_s if record.completed_s is None else record.completed_s
-                events.append(_Event(len(events) + 1, name, record.issued_s, done_s, _COLLECTIVES_THREAD, shapes=shapes))
+                events.append(
+                    _Event(len(events) + 1, name, record.issued_s, done_s, _COLLECTIVES_THREAD, shapes=shapes)
+                )
         return _Result(events, self._start_s, self._process.rank)
 
     def _backend(self) -> str:

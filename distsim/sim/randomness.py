@@ -21,9 +21,9 @@ def random_patches() -> list[tuple[Any, str, Any]]:
     running process's own generators, and what the operating system would give comes from its seed."""
     patches: list[tuple[Any, str, Any]] = []
     for name, bound in list(vars(random).items()):
-        if getattr(bound, "__self__", None) is random._inst:  # type: ignore[attr-defined]
+        if getattr(bound, "__self__", None) is random._inst:
             patches.append((random, name, _per_process(name, bound, lambda p: p.random)))
-    legacy = np.random.mtrand._rand  # type: ignore[attr-defined]
+    legacy = np.random.mtrand._rand
     for name, bound in list(vars(np.random).items()):
         if getattr(bound, "__self__", None) is legacy:
             patches.append((np.random, name, _per_process(name, bound, _numpy_generator)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import io
 import os
 import sys
 import threading
@@ -142,9 +141,9 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
 
 def _name_main_thread(process: SimProcess) -> None:
     """`threading.current_thread()` in a rank's main thread says MainThread, as in a process."""
-    thread = threading._DummyThread()  # type: ignore[attr-defined]
+    thread = threading._DummyThread()
     thread.name = "MainThread"
-    thread._daemonic = False  # what it starts inherits this
+    vars(thread)["_daemonic"] = False  # what it starts inherits this
     process.main_thread = thread
 
 

@@ -141,8 +141,6 @@ class Connection(_Shared):
         self.close()
 
 
-
-
 def _pipe(duplex: bool = True) -> tuple[Connection, Connection]:
     one, other = queue.Queue[Any](), queue.Queue[Any]()
     return Connection(one, other, True, duplex), Connection(other, one, duplex, True)
@@ -188,7 +186,11 @@ def sharing_patches() -> list[tuple[Any, str, Any]]:
         for name in ("Queue", "SimpleQueue", "JoinableQueue"):
             if hasattr(holder, name):
                 patches.append((holder, name, _switch(getattr(holder, name), Queue)))
-    manager, pool, executor = multiprocessing.managers.SyncManager, multiprocessing.pool.Pool, process_pool.ProcessPoolExecutor
+    manager, pool, executor = (
+        multiprocessing.managers.SyncManager,
+        multiprocessing.pool.Pool,
+        process_pool.ProcessPoolExecutor,
+    )
     patches += [
         (multiprocessing.managers, "SyncManager", _refused(manager, "multiprocessing.Manager")),
         (multiprocessing.pool, "Pool", _refused(pool, "multiprocessing.Pool")),

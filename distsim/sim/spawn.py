@@ -239,7 +239,7 @@ def spawn_patches() -> list[tuple[Any, str, Any]]:
         (torch_spawn, "_wrap", _torch_wrap(torch_spawn._wrap)),
     ]
     for kind in (context.ForkProcess, context.SpawnProcess, context.ForkServerProcess):
-        method = kind._start_method  # type: ignore[attr-defined]
+        method = kind._start_method
         patches.append((kind, "_Popen", _popen(kind._Popen, method)))
     default = multiprocessing.context.Process
     patches.append((default, "_Popen", _popen_by_default(default._Popen)))

@@ -7,6 +7,7 @@ C++ accept them. Errors are those of torch 2.13's stores, type and words.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -51,13 +52,17 @@ def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
+def _same(error: Exception) -> Exception:
+    return error
+
+
 def _key(value: object, method: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{method}(): incompatible function arguments: a key must be str, not {type(value).__name__}")
     return value
 
 
-class SimStore(Store):  # type: ignore[misc]
+class SimStore(Store):
     """What the four stores have in common."""
 
     _absent = "wait timeout after {ms}ms, keys: {keys}"
@@ -85,7 +90,9 @@ class SimStore(Store):  # type: ignore[misc]
         limit = self._timeout if timeout is None else timeout
         give_up_s = task.now_s() + limit.total_seconds()
         shown = ", ".join(self._shown_prefix + key for key in keys)
-        text = (message or self._absent).format(ms=int(limit.total_seconds() * 1000), keys=shown, key=keys[0] if keys else "")
+        text = (message or self._absent).format(
+            ms=int(limit.total_seconds() * 1000), keys=shown, key=keys[0] if keys else ""
+        )
         error = self._error(text)
         data = self._values.data
         while not all(key in data for key in keys):
@@ -203,7 +210,9 @@ class SimStore(Store):  # type: ignore[misc]
             left_s = give_up_s - task.now_s()
             if left_s <= 0:
                 raise error
-            task.wait(self._values.next_change(), StoreWait((key,), "queue"), left_s, lambda e=error: e, True)
+            task.wait(
+                self._values.next_change(), StoreWait((key,), "queue"), left_s, functools.partial(_same, error), True
+            )
         return self._values.queues[key].popleft()
 
     def queue_len(self, key: str) -> int:
@@ -279,13 +288,14 @@ class TCPStore(SimStore):
         values = self._values
         values.change()
         while values.clients < world_size:
-            text = f"Timed out after {int(self._timeout.total_seconds()) + 1} seconds waiting for clients. {values.clients}/{world_size} clients joined."
+            seconds, joined = int(self._timeout.total_seconds()) + 1, f"{values.clients}/{world_size}"
+            text = f"Timed out after {seconds} seconds waiting for clients. {joined} clients joined."
             error = dist.DistStoreError(text)
             left_s = give_up_s - task.now_s()
             if left_s <= 0:
                 raise error
             why = _waiting(task, StoreWait((f"{world_size - values.clients} more clients",), "workers of the store"))
-            task.wait(values.next_change(), why, left_s, lambda e=error: e, self._explicit)
+            task.wait(values.next_change(), why, left_s, functools.partial(_same, error), self._explicit)
 
     def __repr__(self) -> str:
         return f"TCPStore(client=TCPClient(simulated, remote={self.host}:{self.port}))"
@@ -348,7 +358,7 @@ class HashStore(SimStore):
         super().__init__(KeyValues(require_task().world.env), DEFAULT_TIMEOUT)
 
 
-class PrefixStore(Store):  # type: ignore[misc]
+class PrefixStore(Store):
     """`torch.distributed.PrefixStore` over a simulated store."""
 
     def __init__(self, prefix: str, store: Store) -> None:

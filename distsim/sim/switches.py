@@ -57,7 +57,10 @@ class Host:
 
     def first_places(self) -> list[Any]:
         """What a new process finds in the places: hooks of the surrounding program are not its."""
-        fresh = {PLACES.index((sys, "excepthook")): sys.__excepthook__, PLACES.index((threading, "excepthook")): threading.__excepthook__}
+        fresh = {
+            PLACES.index((sys, "excepthook")): sys.__excepthook__,
+            PLACES.index((threading, "excepthook")): threading.__excepthook__,
+        }
         return [fresh.get(number, value) for number, value in enumerate(self.places)]
 
 

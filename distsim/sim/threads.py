@@ -122,7 +122,9 @@ def _join(self: threading.Thread, timeout: float | None = None) -> None:
     if not task.finished:
         expired = TimeoutError()
         try:
-            here.wait(task.done, HostWait(f"thread {self.name!r} to end"), timeout, lambda: expired, timeout is not None)
+            here.wait(
+                task.done, HostWait(f"thread {self.name!r} to end"), timeout, lambda: expired, timeout is not None
+            )
         except TimeoutError as exc:
             if exc is not expired:
                 raise
@@ -189,7 +191,7 @@ def _new_name(template: str = "Thread-%d") -> str:
         return str(_real_new_name(template))
     if template.startswith("Dummy"):  # stands for a process's main thread, which has a name
         return template % 0
-    return template % next(process.inbox.setdefault("thread names", itertools.count(1)))
+    return str(template % next(process.inbox.setdefault("thread names", itertools.count(1))))
 
 
 class _PoolNumbers:
@@ -201,14 +203,14 @@ class _PoolNumbers:
         process = current_process()
         if process is None:
             return int(type(self)._real())
-        return next(process.inbox.setdefault("pool numbers", itertools.count()))
+        return int(next(process.inbox.setdefault("pool numbers", itertools.count())))
 
 
 def close_pools(tasks: list[Task]) -> None:
     """As Python does when it exits: executors that nobody shut down end when their work is done."""
-    for thread, work_queue in list(pool_threads._threads_queues.items()):  # type: ignore[attr-defined]
+    for thread, work_queue in list(pool_threads._threads_queues.items()):
         if getattr(thread, "_distsim_task", None) in tasks:
-            executor = thread._args[0]() if getattr(thread, "_args", None) else None  # type: ignore[attr-defined]
+            executor = thread._args[0]() if getattr(thread, "_args", None) else None
             if executor is not None:
                 executor._shutdown = True
             work_queue.put(None)

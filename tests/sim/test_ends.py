@@ -204,9 +204,15 @@ def test_stuck_on_the_host(script: Scripts, code: str) -> None:
 def test_ctrl_c(tmp_path: Path) -> None:
     """SIGINT in the middle of `distsim run`: where every rank is, exit code 130, no traceback."""
     program = tmp_path / "program.py"
-    program.write_text(HEAD + "print('started', flush=True)\nif rank == 1:\n    while True:\n        torch.ones(100).sum()\ndist.barrier()\n")
+    program.write_text(
+        HEAD
+        + "print('started', flush=True)\nif rank == 1:\n    while True:\n"
+        + "        torch.ones(100).sum()\ndist.barrier()\n"
+    )
     command = [sys.executable, "-m", "distsim", "run", "--on", "ethernet-cpu:2", "--nproc-per-node", "1", str(program)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as child:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as child:
         assert child.stdout is not None
         for line in child.stdout:
             if "[1] started" in line:

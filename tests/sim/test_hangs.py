@@ -269,7 +269,8 @@ def test_monitored_barrier_names_the_missing() -> None:
     [
         "work = dist.all_reduce(torch.ones(1), async_op=True)\n    while not work.is_completed():\n        pass",
         "store = dist.TCPStore('localhost', 29800, 1, True)\n    while not store.check(['never']):\n        pass",
-        "store = dist.TCPStore('localhost', 29800, 1, True)\n    while not store.check(['never']):\n        time.sleep(1)",
+        "store = dist.TCPStore('localhost', 29800, 1, True)\n"
+        "    while not store.check(['never']):\n        time.sleep(1)",
         "while not os.path.exists('/never/there'):\n        time.sleep(5)",
         "store = dist.TCPStore('localhost', 29800, 1, True)\n    store.get('never')",
     ],
@@ -285,7 +286,12 @@ def test_a_loop_that_waits_for_what_never_comes(script: Scripts, loop: str) -> N
 
 def test_a_cluster_too_small_and_unknown() -> None:
     """Bad input is one line of UsageError."""
-    for on, how in (("ethernet-cpu:0", {}), ("nowhere:2", {}), ("ethernet-cpu:1", {"nproc_per_node": 10_000}), ("missing.toml", {})):
+    for on, how in (
+        ("ethernet-cpu:0", {}),
+        ("nowhere:2", {}),
+        ("ethernet-cpu:1", {"nproc_per_node": 10_000}),
+        ("missing.toml", {}),
+    ):
         with pytest.raises(distsim.UsageError) as caught:
             distsim.simulate(skip, on=on, **how)
         assert "\n" not in str(caught.value)

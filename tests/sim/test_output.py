@@ -40,9 +40,11 @@ def test_prefixes_are_aligned(script: Scripts) -> None:
 
 def test_a_stream_is_asked_what_programs_ask(script: Scripts) -> None:
     """isatty, encoding, reconfigure, name: progress bars and loggers look at them."""
-    ran = script("import sys\nsys.stdout.reconfigure(line_buffering=True)\n"
-                 "print(sys.stdout.isatty(), sys.stdout.encoding, sys.stdout.name, sys.stdout.closed, sys.stdout.writable())\n"
-                 "sys.stdout.close()\nprint('still')\n")
+    ran = script(
+        "import sys\nsys.stdout.reconfigure(line_buffering=True)\n"
+        "print(sys.stdout.isatty(), sys.stdout.encoding, sys.stdout.name, sys.stdout.closed, sys.stdout.writable())\n"
+        "sys.stdout.close()\nprint('still')\n"
+    )
     assert ran.of(0) == ["False utf-8 <stdout> False True", "still"]
 
 
@@ -66,7 +68,8 @@ print(repr(caught.getvalue()))
 def test_log_dir(script: Scripts, tmp_path: Path) -> None:
     """--log-dir: LOG_DIR/<rank>/stdout.log and stderr.log hold what the rank printed; the terminal stays empty."""
     ran = script(
-        "import os, sys\nprint('out', os.environ['RANK'])\nprint('err', file=sys.stderr)\n", log_dir=str(tmp_path / "logs")
+        "import os, sys\nprint('out', os.environ['RANK'])\nprint('err', file=sys.stderr)\n",
+        log_dir=str(tmp_path / "logs"),
     )
     assert ran.out == ""
     for rank in range(2):

@@ -19,7 +19,9 @@ def init(rank, size):
 
 def main(body: str, call: str) -> str:
     """A script with a worker function `run` and a guarded main part."""
-    return HEAD + body + "\nif __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in call.strip().splitlines())
+    return (
+        HEAD + body + "\nif __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in call.strip().splitlines())
+    )
 
 
 def test_spawn_runs_the_ranks(script: Scripts) -> None:
@@ -51,7 +53,7 @@ print(sorted(queue.get() for _ in range(3)), queue.empty(), dist.is_initialized(
 
 
 def test_spawned_ranks_copy_what_they_get(script: Scripts) -> None:
-    """Arguments cross by pickle: a list is a copy, a tensor is shared memory, a lambda is refused as torch refuses it."""
+    """Arguments cross by pickle: a list is a copy, a tensor shared memory, a lambda is refused as by torch."""
     ran = script(
         main(
             """
@@ -234,9 +236,11 @@ def run(rank, size, queue, event, lock, value, array, barrier, pipe):
 """,
             """
 c = mp.get_context("spawn")
-queue, event, lock, value, array, barrier = c.Queue(), c.Event(), c.Lock(), c.Value("i", 0), c.Array("d", 2), c.Barrier(2)
+queue, event, lock, barrier = c.Queue(), c.Event(), c.Lock(), c.Barrier(2)
+value, array = c.Value("i", 0), c.Array("d", 2)
 pipes = [c.Pipe() for _ in range(2)]
-children = [c.Process(target=run, args=(r, 2, queue, event, lock, value, array, barrier, pipes[r][1])) for r in range(2)]
+shared = (queue, event, lock, value, array, barrier)
+children = [c.Process(target=run, args=(r, 2, *shared, pipes[r][1])) for r in range(2)]
 for child in children: child.start()
 got = sorted((queue.get() for _ in range(2)), key=lambda pair: pair[0])
 print([(r, t.tolist()) for r, t in got], [p.recv() for p, _ in pipes])
@@ -311,7 +315,10 @@ def test_faults_of_spawned_ranks_name_the_right_ranks(script: Scripts) -> None:
 
 def test_more_ranks_than_the_cluster_has(script: Scripts) -> None:
     """A usage error, one line with both numbers, whatever the program does with exceptions."""
-    for call in ("mp.spawn(run, args=(5,), nprocs=5)", "for r in range(5): mp.Process(target=run, args=(r, 5)).start()"):
+    for call in (
+        "mp.spawn(run, args=(5,), nprocs=5)",
+        "for r in range(5): mp.Process(target=run, args=(r, 5)).start()",
+    ):
         with pytest.raises(distsim.UsageError, match=r"group of 5 ranks, .* room for 2") as caught:
             script(main("def run(rank, size):\n    init(rank, size)\n", call))
         assert "\n" not in str(caught.value)

@@ -89,13 +89,24 @@ def surroundings() -> dict[str, Any]:
     """All that a simulation leads elsewhere."""
     return {
         "time": (time.time, time.sleep, time.perf_counter, threading._time),  # type: ignore[attr-defined]
-        "threading": (threading.Lock, threading.RLock, threading.Thread.start, threading.current_thread, threading.excepthook),
+        "threading": (
+            threading.Lock,
+            threading.RLock,
+            threading.Thread.start,
+            threading.current_thread,
+            threading.excepthook,
+        ),
         "modules": set(sys.modules),
         "path": (list(sys.path), list(sys.meta_path), sys.argv, os.getcwd()),
         "environ": dict(os.environ),
         "streams": (sys.stdout, sys.stderr, sys.excepthook, print),
         "random": (random.random, random.getstate(), np.random.rand, np.random.get_state()[1].tolist(), os.urandom),
-        "torch": (torch.get_rng_state().tolist(), torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()),
+        "torch": (
+            torch.get_rng_state().tolist(),
+            torch.get_num_threads(),
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+        ),
         "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
         "functions": (os._exit, os.kill, signal.signal, dist.TCPStore, torch.utils.data.DataLoader.__init__),
         "warnings": (list(warnings.filters), warnings.showwarning),

@@ -113,7 +113,8 @@ def test_logging_per_rank(script: Scripts) -> None:
         HEAD
         + """
 import logging
-logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format=f"r{rank} %(message)s", stream=sys.stdout, force=True)
+level = logging.INFO if rank == 0 else logging.WARNING
+logging.basicConfig(level=level, format=f"r{rank} %(message)s", stream=sys.stdout, force=True)
 log = logging.getLogger("mine")
 handler = logging.StreamHandler(sys.stdout)
 handler.setFormatter(logging.Formatter(f"own{rank} %(name)s %(message)s"))
@@ -121,7 +122,8 @@ log.addHandler(handler)
 logging.getLogger("torch.distributed").setLevel(logging.ERROR if rank == 0 else logging.DEBUG)
 dist.barrier()
 logging.info("info"); logging.warning("warning"); log.error("error")
-print(logging.getLogger("torch.distributed").level, logging.getLogger("torch.distributed.nn").isEnabledFor(logging.INFO))
+nn = logging.getLogger("torch.distributed.nn")
+print(logging.getLogger("torch.distributed").level, nn.isEnabledFor(logging.INFO))
 logging.disable(logging.CRITICAL) if rank == 0 else None
 dist.barrier()
 log.error("second")
@@ -141,8 +143,9 @@ def test_dict_config_per_rank(script: Scripts, tmp_path: Path) -> None:
         + """
 import logging, logging.config
 path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"log{rank}.txt")
-logging.config.dictConfig({"version": 1, "handlers": {"file": {"class": "logging.FileHandler", "filename": path, "mode": "w"}},
-                           "root": {"handlers": ["file"], "level": "INFO"}})
+file = {"class": "logging.FileHandler", "filename": path, "mode": "w"}
+root = {"handlers": ["file"], "level": "INFO"}
+logging.config.dictConfig({"version": 1, "handlers": {"file": file}, "root": root})
 dist.barrier()
 logging.info("from %d", rank)
 """

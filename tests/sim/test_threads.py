@@ -57,7 +57,12 @@ def test_timeouts_are_virtual() -> None:
             with pytest.raises((queue.Empty, concurrent.futures.TimeoutError)):
                 wait()
         with condition:
-            results = [threading.Event().wait(5), held.acquire(timeout=5), condition.wait(5), threading.Semaphore(0).acquire(timeout=5)]
+            results = [
+                threading.Event().wait(5),
+                held.acquire(timeout=5),
+                condition.wait(5),
+                threading.Semaphore(0).acquire(timeout=5),
+            ]
         sleeper.join(timeout=0.25)
         return results, sleeper.is_alive(), round(time.perf_counter(), 4)
 
@@ -107,7 +112,13 @@ def test_a_pool_works_and_may_be_forgotten() -> None:
             squares = list(pool.map(lambda x: x * x, range(4)))
             error = pool.submit(lambda: 1 / 0).exception()
         forgotten = ThreadPoolExecutor(2)
-        return sorted(values), squares, type(error).__name__, forgotten.submit(lambda: 7).result(), round(time.perf_counter(), 6)
+        return (
+            sorted(values),
+            squares,
+            type(error).__name__,
+            forgotten.submit(lambda: 7).result(),
+            round(time.perf_counter(), 6),
+        )
 
     outcome = ranks(body)
     assert outcome.results == [([0, 1, 2, 3], [0, 1, 4, 9], "ZeroDivisionError", 7, 1.0)] * 2
@@ -214,7 +225,9 @@ def test_locals_and_contexts() -> None:
         dist.barrier()
         inside: list[Any] = []
         context = contextvars.copy_context()
-        thread = threading.Thread(target=lambda: inside.extend([hasattr(local, "value"), variable.get(), context.run(variable.get)]))
+        thread = threading.Thread(
+            target=lambda: inside.extend([hasattr(local, "value"), variable.get(), context.run(variable.get)])
+        )
         thread.start()
         thread.join()
         return local.value, variable.get(), inside

@@ -89,7 +89,8 @@ import timeit, queue, threading
 start = perf_counter(), now()
 sleep(2)
 print(round(perf_counter() - start[0], 3), round(now() - start[1], 3))
-print(round(timeit.timeit(lambda: sleep(1), number=3), 3), round(min(timeit.repeat(lambda: sleep(1), number=1, repeat=2)), 3))
+repeated = timeit.repeat(lambda: sleep(1), number=1, repeat=2)
+print(round(timeit.timeit(lambda: sleep(1), number=3), 3), round(min(repeated), 3))
 try:
     queue.Queue().get(timeout=5)
 except queue.Empty:

@@ -118,7 +118,11 @@ def test_profiler_shows_operators_labels_and_collectives(tmp_path: Path) -> None
         path = tmp_path / f"trace{dist.get_rank()}.json"
         found.export_chrome_trace(str(path))
         totals = {row.key: row for row in found.key_averages(group_by_input_shape=True)}
-        return {key: row.count for key, row in totals.items()}, totals["mine"].cpu_time_total, totals["gloo:all_reduce"].input_shapes
+        return (
+            {key: row.count for key, row in totals.items()},
+            totals["mine"].cpu_time_total,
+            totals["gloo:all_reduce"].input_shapes,
+        )
 
     for names, label_us, shapes in ranks(body, 3).results:
         assert names == {"aten::ones": 1, "aten::add_": 1, "mine": 1, "gloo:all_reduce": 1}
@@ -164,7 +168,11 @@ def test_data_loader_workers_run_in_process() -> None:
         data = TensorDataset(torch.arange(8.0))
         sampler: Any = DistributedSampler(data, shuffle=True)
         found = []
-        for how in ({}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4, "timeout": 5}):
+        for how in (
+            {},
+            {"num_workers": 2},
+            {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4, "timeout": 5},
+        ):
             sampler.set_epoch(1)
             loader: Any = DataLoader(data, batch_size=2, sampler=sampler, **how)
             found.append([batch[0].tolist() for batch in loader])
