@@ -22,6 +22,8 @@ __all__ = ["reproduce"]
 
 GPUS_PER_NODE = 8
 MAX_TRIES = 400
+SPIN_S = 3.0
+"""When a rank that spins is taken for stuck: more than torch's first imports take on a busy machine."""
 STYLES = ("merged", "exact", "apart")
 """Ways to write the calls down as a program; the first that gives the diagnosis is taken."""
 
@@ -172,8 +174,10 @@ def _settings(calls: Calls, program: str) -> dict[str, object]:
         "program": program,
         "on": f"dgx-h100:{n // per_node}",
         "nproc_per_node": per_node,
-        "limits": {"host_timeout_s": 0.5, "wall_time_s": 10.0},
+        "limits": {"wall_time_s": 30.0},
     }
+    if any("while True" in ending for ending in calls.endings.values()):
+        settings["limits"] = {"host_timeout_s": SPIN_S, "wall_time_s": 30.0}
     frozen = [calls.ranks.index(r) for r, ending in calls.endings.items() if "stopped here" in ending]
     if frozen:
         settings["faults"] = [{"what": "freeze", "ranks": frozen, "at_s": 5e3}]
