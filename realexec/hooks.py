@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import ProcessGroup
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup
 
 from distsim.debug import ring as rings
 from distsim.realexec.guard import GuardedGroup, group_ranks
@@ -107,6 +107,10 @@ class Hooks:
         default = not ranks
         if default and getattr(self._inside, "init", None) is None:
             self._begin_init(rank, size)  # an explicit store: there was no rendezvous
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        if default and attempt != "0" and len(args) > 1:
+            # elastic keeps one store over restarts: gloo would connect to the addresses of dead workers
+            args = (args[0], PrefixStore(f"attempt_{attempt}", args[1]), *args[2:])
         pg, store = original(size, rank, ranks, *args, **kwargs)
         return self._guard(pg, () if default else tuple(ranks)), store
 
