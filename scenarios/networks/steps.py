@@ -6,7 +6,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 gradient = torch.ones(1 << 20)
-for step in range(5):
+for _step in range(5):
     torch.ones(128, 128) @ torch.ones(128, 128)
     dist.all_reduce(gradient)  # <- step
 if rank == 0:

@@ -1,4 +1,4 @@
-"""Teaches: rank 0 writes a checkpoint while the others go on to the next step and wait; the storage decides how long."""
+"""Teaches: rank 0 writes a checkpoint while the others go on to the next step and wait; the storage says how long."""
 
 import tempfile
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 state = torch.ones(64, 64)
-for step in range(4):
+for _step in range(4):
     dist.all_reduce(state)
     if rank == 0:
         with tempfile.NamedTemporaryFile(suffix=".pt") as file:

@@ -6,7 +6,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 weight = torch.ones(192, 192)
-for step in range(6):
+for _step in range(6):
     gradient = weight @ weight
     dist.all_reduce(gradient)  # <- step
 if rank == 0:

@@ -73,7 +73,8 @@ def test_a_flag_that_does_not_fit(
 def test_words_choose_scenarios(tmp_path: Path) -> None:
     """As pytest's -k: parts of names, and, or, not."""
     scenario = made(tmp_path, "slow = true\n[expect]")
-    chosen = {k: matching(k)(scenario) for k in ("made", "MAD", "not made", "made and slow", "x or made", "(x) and made")}
+    words = ("made", "MAD", "not made", "made and slow", "x or made", "(x) and made")
+    chosen = {k: matching(k)(scenario) for k in words}
     assert list(chosen.values()) == [True, True, False, True, True, False]
 
 
