@@ -35,7 +35,12 @@ class ComputeMode(TorchDispatchMode):
         self._flops_per_s = flops_per_s
         self._bytes_per_s = memory_bytes_per_s
         self._overhead_s = op_overhead_s
-        self._kinds: dict[Any, tuple[bool, Callable[..., int] | None, str]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would wrap `__torch_dispatch__` in a guard against being compiled, at 3 us a call; nothing
+        is compiled under a mode of ours."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -46,10 +51,10 @@ class ComputeMode(TorchDispatchMode):
         for kind in types:
             if kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
                 return NotImplemented  # DTensor, AsyncCollectiveTensor, ...: it takes itself apart first
-        known = self._kinds.get(func)
+        known = _kinds.get(id(func))
         if known is None:
-            known = self._kinds[func] = self._classify(func)
-        free, flop_formula, name = known
+            known = _kinds[id(func)] = _classify(func)
+        _, free, flop_formula, name = known
         task = self._task
         world = task.world
         if free:
@@ -61,9 +66,7 @@ class ComputeMode(TorchDispatchMode):
         finally:
             world.in_operator = False
             world.ticks += 1
-        flops = 0
-        if flop_formula is not None:
-            flops = int(flop_formula(*args, **kwargs, out_val=result))
+        flops = 0 if flop_formula is None else _flops(func, flop_formula, args, kwargs, result)
         moved = _nbytes(args) + _nbytes(result)
         seconds = max(self._overhead_s, flops / self._flops_per_s, moved / self._bytes_per_s)
         if world.faults is not None:
@@ -74,12 +77,33 @@ class ComputeMode(TorchDispatchMode):
         task.compute(seconds)
         return result
 
-    def _classify(self, func: Any) -> tuple[bool, Callable[..., int] | None, str]:
-        packet = getattr(func, "_overloadpacket", func)
-        namespace = getattr(func, "namespace", "")
-        view = bool(getattr(func, "is_view", False))
-        free = view or namespace in _FREE or func is torch.ops.aten.detach.default
-        return free, flop_registry.get(packet), f"{namespace}::{getattr(packet, '__name__', packet)}"
+
+_kinds: dict[int, tuple[Any, bool, Callable[..., int] | None, str]] = {}
+"""By identity of the operator, which is kept alive here: (operator, free, flop formula, name)."""
+
+_counted: dict[Any, int] = {}
+"""Flops of an operator on arguments of these shapes: torch's formulas take longer than small operators."""
+
+
+def _classify(func: Any) -> tuple[Any, bool, Callable[..., int] | None, str]:
+    packet = getattr(func, "_overloadpacket", func)
+    namespace = getattr(func, "namespace", "")
+    view = bool(getattr(func, "is_view", False))
+    free = view or namespace in _FREE or func is torch.ops.aten.detach.default
+    return func, free, flop_registry.get(packet), f"{namespace}::{getattr(packet, '__name__', packet)}"
+
+
+def _flops(func: Any, formula: Callable[..., int], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    try:
+        key = (id(func), *(arg.shape if isinstance(arg, Tensor) else arg for arg in args))
+        known = None if kwargs else _counted.get(key)
+    except TypeError:  # an argument that is a list
+        return int(formula(*args, **kwargs, out_val=result))
+    if known is None:
+        known = int(formula(*args, **kwargs, out_val=result))
+        if not kwargs and len(_counted) < 100_000:
+            _counted[key] = known
+    return known
 
 
 def _nbytes(values: Any) -> int:

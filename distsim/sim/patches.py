@@ -11,6 +11,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch.utils._python_dispatch
 import torch.utils.data
 
 from distsim.errors import NotSimulated, UsageError
@@ -58,6 +59,7 @@ def simulation() -> Iterator[Host]:
         *signal_patches(),
         *sharing_patches(),
         *profiler_patches(),
+        *_mode_flags(),
         *_loader_patches(),
         *_refusals(),
     ]
@@ -83,6 +85,7 @@ def simulation() -> Iterator[Host]:
                 delattr(holder, name)
             else:
                 setattr(holder, name, value)
+        _tell_guards()
         remove_finder(finder)
         os.environ._data = os.environb._data = environ  # type: ignore[attr-defined]
         sys.argv, sys.path[:] = argv, path
@@ -101,6 +104,23 @@ def _get(holder: Any, name: str) -> Any:
     if isinstance(holder, FunctionType):  # __defaults__
         return getattr(holder, name)
     return vars(holder).get(name, _MISSING)
+
+
+def _mode_flags() -> list[Patch]:
+    """torch counts dispatch modes for the whole process, and ours come and go in no order: put back after."""
+    names = ("", "_non_infra")
+    flags = [f"_is_in{name}_torch_dispatch_mode" for name in names]
+    flags.append("_is_in_any_mode_without_ignore_compile_internals")
+    module = torch.utils._python_dispatch
+    return [(module, flag, getattr(module, flag)) for flag in flags if hasattr(module, flag)]
+
+
+def _tell_guards() -> None:
+    """Dynamo's guards hold one of those flags in C++."""
+    module = torch.utils._python_dispatch
+    if hasattr(module, "set_is_in_mode_without_ignore_compile_internals"):
+        flag = module._is_in_any_mode_without_ignore_compile_internals
+        module.set_is_in_mode_without_ignore_compile_internals(flag)
 
 
 def _loader_patches() -> list[Patch]:

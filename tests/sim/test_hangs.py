@@ -21,7 +21,7 @@ T = torch.ones
 
 def start() -> int:
     dist.init_process_group("gloo")
-    return dist.get_rank()
+    return int(dist.get_rank())
 
 
 def skip() -> None:
@@ -286,12 +286,7 @@ def test_a_loop_that_waits_for_what_never_comes(script: Scripts, loop: str) -> N
 
 def test_a_cluster_too_small_and_unknown() -> None:
     """Bad input is one line of UsageError."""
-    for on, how in (
-        ("ethernet-cpu:0", {}),
-        ("nowhere:2", {}),
-        ("ethernet-cpu:1", {"nproc_per_node": 10_000}),
-        ("missing.toml", {}),
-    ):
+    for on, per_node in (("ethernet-cpu:0", None), ("nowhere:2", None), ("ethernet-cpu:1", 10_000), ("no.toml", None)):
         with pytest.raises(distsim.UsageError) as caught:
-            distsim.simulate(skip, on=on, **how)
+            distsim.simulate(skip, on=on, nproc_per_node=per_node)
         assert "\n" not in str(caught.value)

@@ -94,7 +94,11 @@ def test_the_callers_streams_are_untouched() -> None:
         torch.rand(3), np.random.rand(3), random.random()
 
     def state() -> Any:
-        return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+        return (
+            torch.get_rng_state().tolist(),
+            np.random.get_state(legacy=False)["state"]["key"].tolist(),
+            random.getstate(),
+        )
 
     before = state()
     ranks(body)

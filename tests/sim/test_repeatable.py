@@ -87,6 +87,7 @@ def test_equal_on_a_busy_machine_and_with_other_hashes(script: Scripts, tmp_path
 
 def surroundings() -> dict[str, Any]:
     """All that a simulation leads elsewhere."""
+    numpy_state = np.random.get_state(legacy=False)["state"]["key"].tolist()
     return {
         "time": (time.time, time.sleep, time.perf_counter, threading._time),  # type: ignore[attr-defined]
         "threading": (
@@ -100,7 +101,13 @@ def surroundings() -> dict[str, Any]:
         "path": (list(sys.path), list(sys.meta_path), sys.argv, os.getcwd()),
         "environ": dict(os.environ),
         "streams": (sys.stdout, sys.stderr, sys.excepthook, print),
-        "random": (random.random, random.getstate(), np.random.rand, np.random.get_state()[1].tolist(), os.urandom),
+        "random": (
+            random.random,
+            random.getstate(),
+            np.random.rand,
+            np.random.get_state(legacy=False)["state"]["key"].tolist(),
+            os.urandom,
+        ),
         "torch": (
             torch.get_rng_state().tolist(),
             torch.get_num_threads(),
@@ -110,6 +117,7 @@ def surroundings() -> dict[str, Any]:
         "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
         "functions": (os._exit, os.kill, signal.signal, dist.TCPStore, torch.utils.data.DataLoader.__init__),
         "warnings": (list(warnings.filters), warnings.showwarning),
+        "modes": torch.utils._python_dispatch._is_in_torch_dispatch_mode,
         "distributed": (dist.is_initialized(), torch.distributed.distributed_c10d._world),
     }
 

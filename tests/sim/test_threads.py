@@ -17,6 +17,11 @@ import torch.distributed as dist
 from sim.running import HEAD, Scripts, ranks
 
 
+def slowly(seconds: float, value: Any) -> Any:
+    time.sleep(seconds)
+    return value
+
+
 def test_queues_pass_the_baton() -> None:
     """A producer thread feeds every kind of queue; the consumer sleeps meanwhile."""
 
@@ -49,13 +54,10 @@ def test_timeouts_are_virtual() -> None:
         sleeper.start()
         pool = ThreadPoolExecutor(1)
         future = pool.submit(time.sleep, 50)
-        for wait in (
-            lambda: queue.Queue().get(timeout=10),
-            lambda: queue.SimpleQueue().get(timeout=10),
-            lambda: future.result(timeout=10),
-        ):
+        waits: list[Any] = [queue.Queue().get, queue.SimpleQueue().get, future.result]
+        for wait in waits:
             with pytest.raises((queue.Empty, concurrent.futures.TimeoutError)):
-                wait()
+                wait(timeout=10)
         with condition:
             results = [
                 threading.Event().wait(5),
@@ -107,7 +109,7 @@ def test_a_pool_works_and_may_be_forgotten() -> None:
 
     def body() -> Any:
         with ThreadPoolExecutor(4, thread_name_prefix="pool") as pool:
-            futures = [pool.submit(lambda i: (time.sleep(1), i)[1], i) for i in range(4)]
+            futures = [pool.submit(slowly, 1, i) for i in range(4)]
             values = [future.result() for future in concurrent.futures.as_completed(futures)]
             squares = list(pool.map(lambda x: x * x, range(4)))
             error = pool.submit(lambda: 1 / 0).exception()
@@ -244,7 +246,7 @@ def test_asyncio_in_virtual_time() -> None:
         return seconds
 
     async def main() -> Any:
-        values = await asyncio.gather(work(1), work(2), asyncio.to_thread(lambda: (time.sleep(3), "thread")[1]))
+        values = await asyncio.gather(work(1), work(2), asyncio.to_thread(slowly, 3, "thread"))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.sleep(10), 0.5)
         inbox: asyncio.Queue[int] = asyncio.Queue()

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, get_worker_info
 
 
-class Reduce(torch.autograd.Function):
+class Reduce(torch.autograd.Function):  # type: ignore[misc]
     """Sums its gradient over the ranks, in backward."""
 
     @staticmethod
@@ -26,7 +26,7 @@ class Reduce(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         assert threading.current_thread() is threading.main_thread()
         gradient = gradient.clone()
         dist.all_reduce(gradient)
