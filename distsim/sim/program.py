@@ -216,6 +216,7 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
                 with (
                     world.faults.patches() if world.faults is not None else contextlib.nullcontext(),
                     interruptible(world),
+                    world.interrupts.deferred(),
                 ):
                     world.run()
             except KeyboardInterrupt:

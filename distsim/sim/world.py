@@ -23,6 +23,7 @@ from distsim.debug.records import Evidence, Group, HostWait, Phase, Wait
 from distsim.debug.unwaited import unwaited
 from distsim.errors import UsageError
 from distsim.network import Network
+from distsim.sim.interrupts import Interrupts
 from distsim.sim.lookahead import Lookahead
 from distsim.sim.process import SimProcess
 from distsim.sim.sites import user_stack
@@ -111,6 +112,7 @@ class World:
         self.stopped_at_s: float | None = None
         """When a mismatch ended the run; what is simulated after that only helps to name it."""
         self.final: Evidence | None = None
+        self.interrupts = Interrupts()
         self.faults: Faults | None = None
         self.limits: Limits | None = None
         self.schedule: Schedule | None = None
@@ -283,6 +285,8 @@ class World:
         ticks, begun = self.ticks, _real_monotonic()
         since, call_limit_s = begun, limit_s * self.patience
         while not self.baton.acquire(timeout=0.1):
+            if self.interrupts.pending and task.doom is None:
+                self.interrupts.deliver()
             self._report_progress()
             if self.interrupted and task.doom is None:
                 raise KeyboardInterrupt
@@ -345,6 +349,8 @@ class World:
         """Run until every process has ended, a mismatch met, or nothing can move any more."""
         env = self.env
         while self.live_tasks:
+            if self.interrupts.pending:
+                self.interrupts.deliver()
             upcoming = env.peek()
             if self._pollers and self._poll_turn(upcoming):
                 continue

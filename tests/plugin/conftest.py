@@ -21,6 +21,9 @@ Run = Callable[..., pytest.RunResult]
 def _torch_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """pytester forgets every module that an inner run imports; torch cannot be imported twice."""
     root = str(tmp_path_factory.getbasetemp())
+    import distsim
+
+    distsim.simulate(lambda: None, nproc_per_node=2)  # torch's first imports are no part of a test's time
 
     def snapshot(_: pytest.Pytester) -> SimpleNamespace:
         before = set(sys.modules)
