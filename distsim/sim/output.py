@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from distsim.errors import UsageError
 from distsim.sim.task import current_process
 
 if TYPE_CHECKING:
@@ -25,10 +26,14 @@ class RankStream(io.TextIOBase):
     encoding = "utf-8"
     errors = "replace"
 
-    def __init__(self, write_line: Callable[[str], None], path: Path | None = None, raw: Any = None) -> None:
+    def __init__(
+        self, write_line: Callable[[str], None], path: Path | None = None, raw: Any = None, fresh: bool = True
+    ) -> None:
         self._write_line = write_line
         self._partial = ""
-        self._file = None if path is None else path.open("w", encoding="utf-8")
+        if path is not None and fresh:
+            path.write_bytes(b"")
+        self._file = None if path is None else path.open("a", encoding="utf-8", buffering=1)
         self._raw = raw
         self.buffer = _Bytes(self)
         self.muted = False
@@ -154,10 +159,14 @@ def open_streams(
     `stderr.log`, as torchrun names them."""
     if log_dir is not None:
         folder = Path(log_dir) / process.label
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--log-dir {log_dir}: the folder {folder} cannot be made ({error.strerror})") from None
+        fresh = not any(other.label == process.label for other in process.world.processes if other is not process)
         return (
-            RankStream(_drop, folder / "stdout.log", stdout),
-            RankStream(_drop, folder / "stderr.log", stderr),
+            RankStream(_drop, folder / "stdout.log", stdout, fresh),
+            RankStream(_drop, folder / "stderr.log", stderr, fresh),
         )
 
     def put(stream: TextIO) -> Callable[[str], None]:

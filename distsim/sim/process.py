@@ -202,8 +202,9 @@ class SimProcess:
 
     @property
     def label(self) -> str:
-        """What stands before its lines: its rank, or `main` for the parent of spawned ranks."""
-        return str(self.rank) if self.is_rank else "main"
+        """What stands before its lines: its rank (a helper's is its parent's), or `main` for the parent of
+        spawned ranks."""
+        return "main" if self is self.world.launcher else str(self.rank)
 
     def __repr__(self) -> str:
         return f"SimProcess(rank={self.rank})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from sim.running import Ran, Scripts
 
@@ -298,6 +300,30 @@ def run(rank, size):
     )
     assert ran.of(0) == ran.of(1) == ["child"]
     assert ran.outcome.exit_code == 0
+
+
+def test_helpers_of_a_rank(script: Scripts, tmp_path: Path) -> None:
+    """A process that a running rank starts prints behind that rank, and adds to its files."""
+    text = """
+def help(rank):
+    print("helper", rank, os.environ["RANK"])
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+dist.barrier()
+if __name__ == "__main__":
+    print("before")
+    child = mp.Process(target=help, args=(rank,))
+    child.start()
+    child.join()
+    print("after", child.exitcode)
+"""
+    text = HEAD + text.replace("dist.init_process_group", "__name__ == '__main__' and dist.init_process_group")
+    text = text.replace("dist.barrier()\n", "__name__ == '__main__' and dist.barrier()\n")
+    ran = script(text)
+    for rank in range(2):
+        assert ran.of(rank) == ["before", f"helper {rank} {rank}", "after 0"]
+    script(text, log_dir=str(tmp_path / "logs"))
+    assert (tmp_path / "logs/1/stdout.log").read_text() == "before\nhelper 1 1\nafter 0\n"
 
 
 def launched(script: Scripts, body: str) -> Ran:

@@ -105,7 +105,7 @@ def surroundings() -> dict[str, Any]:
             random.random,
             random.getstate(),
             np.random.rand,
-            np.random.get_state(legacy=False)["state"]["key"].tolist(),
+            numpy_state,
             os.urandom,
         ),
         "torch": (
