@@ -70,7 +70,7 @@ class RankStream(io.TextIOBase):
         return False
 
     def fileno(self) -> int:
-        return int(self._raw.fileno())
+        return _descriptor(self._raw)
 
     def finish(self) -> None:
         """Print the last unfinished line and close the rank's file; later writes go nowhere."""
@@ -141,7 +141,7 @@ class StreamProxy(io.TextIOBase):
         return bool(self._target().isatty())
 
     def fileno(self) -> int:
-        return int(self._real.fileno())
+        return _descriptor(self._real)
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -173,6 +173,14 @@ def open_streams(
         return lambda line: _put(stream, f"[{process.label:>{width}}] {line}")
 
     return RankStream(put(stdout), raw=stdout), RankStream(put(stderr), raw=stderr)
+
+
+def _descriptor(stream: Any) -> int:
+    """For faulthandler and subprocesses; the process's own stderr where *stream* is only in memory."""
+    try:
+        return int(stream.fileno())
+    except (AttributeError, OSError):
+        return 2
 
 
 def _drop(line: str) -> None:

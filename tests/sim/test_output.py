@@ -48,6 +48,12 @@ def test_a_stream_is_asked_what_programs_ask(script: Scripts) -> None:
     assert ran.of(0) == ["False utf-8 <stdout> False True", "still"]
 
 
+def test_faulthandler_may_be_enabled(script: Scripts) -> None:
+    """A stream has a file descriptor even where its terminal is a string (torch's @record asks for one)."""
+    ran = script("import faulthandler, sys\nfaulthandler.enable()\nprint(sys.stderr.fileno() >= 0)\n")
+    assert ran.of(0) == ["True"]
+
+
 def test_redirected_within_a_rank(script: Scripts) -> None:
     """contextlib.redirect_stdout of a rank catches its own lines, over a barrier too."""
     ran = script(
