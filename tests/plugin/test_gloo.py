@@ -33,7 +33,7 @@ def test_killed(rank):
         os.kill(os.getpid(), 9)
     dist.barrier()
 
-@pytest.mark.world_size(2, on="gloo", timeout_s=4)
+@pytest.mark.world_size(2, on="gloo", timeout_s=8)
 def test_spins(rank):
     while rank:
         pass
@@ -53,6 +53,6 @@ def test_real_ranks_are_judged_like_simulated_ones(pytester: pytest.Pytester) ->
             "[[]1] line of 1",
             "HANG  missing rank  rank 2  barrier #1*",
             "HANG  rank killed  rank 1*",
-            "HANG  missing rank  rank 1*",
+            "HANG  *  rank 1*",
         ]
     )
