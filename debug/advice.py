@@ -27,7 +27,7 @@ _NEXT = {
     Kind.UNEVEN_ITERATIONS: (
         "Give every rank the same number of iterations (drop_last, an even sampler) or use DDP's join()."
     ),
-    Kind.RANK_RAISED: "Fix the exception of {who} first: the waiting ranks only follow from it.",
+    Kind.RANK_RAISED: "Fix the exception of {who} first: whatever waits for it only follows from it.",
     Kind.RANK_EXITED: (
         "Find what makes {who} leave at that line: a rank may go only when nobody needs it any more."
     ),

@@ -85,7 +85,9 @@ def verdict(diagnosis: Diagnosis) -> str:
 def _head(d: Diagnosis, width: int) -> Text:
     """One line where it fits: first the group's ranks are left out, then the line of the program."""
     word = verdict(d)
-    after = f"after {_duration(d.detected_after_s)}" if d.detected_after_s is not None else ""
+    after = "" if d.detected_after_s is None else "at once"
+    if d.detected_after_s:
+        after = f"after {_duration(d.detected_after_s)}"
     site = next((d.sites[r] for r in d.culprits if r in d.sites), None)
     text = Text()
     for what in _subjects(d):
@@ -258,7 +260,7 @@ def _wrapped(line: Line, width: int) -> Iterable[Text]:
 
 def _duration(seconds: float) -> str:
     """`0.8 s`, `12 ms`, `350 us`; nothing is shorter than 1 us."""
-    if seconds >= 0.1 or seconds == 0:
+    if seconds >= 0.1:
         return f"{seconds:.1f} s"
     if seconds >= 1e-3:
         return f"{seconds * 1e3:.0f} ms"

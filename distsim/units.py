@@ -119,7 +119,7 @@ def format_time(seconds: float) -> str:
     for limit, scale, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
         if seconds < limit:
             return f"{seconds * scale:.3g} {unit}" if seconds else "0"
-    return f"{seconds:.3g} s"
+    return f"{seconds:,.0f} s" if seconds >= 1_000 else f"{seconds:.3g} s"
 
 
 def format_bytes(count: float) -> str:

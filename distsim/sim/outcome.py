@@ -104,3 +104,8 @@ class Outcome:
     compute: dict[int, list[tuple[float, float, str]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """The root cause, or None for a healthy run."""
+        return self.diagnoses[0] if self.diagnoses else None

@@ -116,7 +116,7 @@ def simulate(
         log_dir=log_dir,
         conditions=conditions,
     )
-    call = dict(kwargs or {})
+    call, args = dict(kwargs or {}), tuple(args)
     outcome = _run(request, lambda process: lambda: fn(*args, **call), request.program)
     if check and outcome.failures:
         raise RankFailure(outcome.failures)

@@ -139,6 +139,8 @@ class Task:
     def sleep(self, seconds: float) -> None:
         self.quiet_polls = 0
         self.debt_s += max(0.0, seconds)
+        if self is self.process.main_task:
+            self.process.idle_s += max(0.0, seconds)
         self._hand_over(Request(None, HostWait("sleep")))
 
     def poll(self, why: Wait) -> None:
@@ -237,7 +239,8 @@ class Task:
                 if deadline is not None:
                     deadline.cancelled = True
                 if self.blocked_since_s is not None:
-                    self.process.account_wait(request.why, self.blocked_since_s, float(env.now))
+                    if self is self.process.main_task:  # what other threads wait for costs the rank nothing
+                        self.process.account_wait(request.why, self.blocked_since_s, float(env.now))
                     self.blocked_since_s = None
             if self.process.thaw is not None:
                 throw = yield from self._stopped(throw)
