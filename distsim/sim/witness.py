@@ -144,4 +144,6 @@ def _sources(states: dict[int, RankState], records: dict[int, list[CallRecord]])
         for record in calls:
             for site in record.stack:
                 files[site.file] = None
+    for file in files:
+        linecache.checkcache(file)
     return {file: "".join(linecache.getlines(file)) for file in files}
