@@ -56,10 +56,12 @@ class Host:
     """Queues, locks and their like that have crossed from one process into another."""
 
     def first_places(self) -> list[Any]:
-        """What a new process finds in the places: hooks of the surrounding program are not its."""
+        """What a new process finds in the places: hooks and start method of the
+        surrounding program are not its."""
         fresh = {
             PLACES.index((sys, "excepthook")): sys.__excepthook__,
             PLACES.index((threading, "excepthook")): threading.__excepthook__,
+            PLACES.index((multiprocessing.context._default_context, "_actual_context")): None,
         }
         return [fresh.get(number, value) for number, value in enumerate(self.places)]
 

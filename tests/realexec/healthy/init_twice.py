@@ -1,5 +1,7 @@
 # ranks: 2
 
+import os
+
 import torch
 import torch.distributed as dist
 
@@ -10,6 +12,8 @@ t = torch.ones(8)
 for _ in range(3):
     dist.all_reduce(t)
 dist.destroy_process_group()
+# A port of its own: on the same one, rank 1 may still meet the first store's server (so it is without a guard).
+os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
 dist.init_process_group("gloo")
 dist.all_reduce(t)
 for _ in range(2):
