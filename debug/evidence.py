@@ -13,7 +13,7 @@ import numpy as np
 
 from distsim.debug import ring as rings
 from distsim.debug.procfs import Process, look, signal_name
-from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site
+from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site, StoreWait
 from distsim.debug.ring_reader import GroupEntry, Records, RingReader
 from distsim.debug.stackdump import crash_stack, is_library, user_part
 
@@ -25,11 +25,14 @@ __all__ = [
     "origin_of",
     "rank_state",
     "read_exits",
+    "settle_stuck",
     "sources",
 ]
 
 HISTORY = 48
 """Calls before the last common one of each group that a diagnosis may look at."""
+STORE_STILL_S = 2.0
+"""A key may be set by somebody outside the job, so a wait for one counts a little later."""
 MANY_RANKS_WINDOW = 1024
 """Calls of each rank that are read where there are many ranks: what all wait for is among the last."""
 STILL_S = 0.3
@@ -89,13 +92,15 @@ def snapshot(reader: RingReader, known: Knowledge) -> Snapshot:
     return Snapshot(reader, process, reader.unfinished(), code)
 
 
-def rank_state(snap: Snapshot, records: Sequence[CallRecord], known: Knowledge, now_ns: int) -> RankState:
+def rank_state(
+    snap: Snapshot, records: Sequence[CallRecord], known: Knowledge, now_ns: int, origin_ns: int
+) -> RankState:
     """How one rank is. *records* are its decoded calls, of which the unfinished ones are looked up."""
     reader = snap.reader
     header = reader.header
     state = RankState(header.rank, host=header.host, pid=header.pid)
     _exception(state, reader)
-    inner, frames = reader.position()
+    inner, frames, keys = reader.position()
     stack = tuple(known.stacks.get(header.rank, ()))
     state.stack = stack or frames
     own = user_part(stack) or frames
@@ -112,7 +117,6 @@ def rank_state(snap: Snapshot, records: Sequence[CallRecord], known: Knowledge, 
     if process is not None and process.state == "T":
         state.phase = Phase.FROZEN
         return state
-    silent_s = (now_ns - reader.word(rings.W_BEAT)) / 1e9
     if not waiting:
         waiting = _implicit(reader, records, unfinished, inner, process, now_ns)
     if waiting:
@@ -122,11 +126,30 @@ def rank_state(snap: Snapshot, records: Sequence[CallRecord], known: Knowledge, 
         state.since_s = first.issued_s
         state.site = first.site or state.site
         state.stack = first.stack or state.stack
+    elif keys and (now_ns - reader.word(rings.W_POSITION_SINCE)) / 1e9 > STORE_STILL_S:
+        state.phase = Phase.BLOCKED
+        state.waits = (StoreWait(keys),)
+        state.since_s = (reader.word(rings.W_POSITION_SINCE) - origin_ns) / 1e9
     elif life == rings.LIFE_STARTED and reader.count == 0 and _waited_for(reader, known, now_ns):
         state.phase = Phase.ABSENT
-    elif known.hang_after_s is not None and silent_s > max(known.hang_after_s, 1.0) and not known.post_mortem:
-        state.phase = Phase.HOST_STUCK
     return state
+
+
+def settle_stuck(evidence: Evidence) -> None:
+    """A rank that has been outside of any call for as long as others wait for somebody, and longer than
+    patience lasts, is stuck on its host: in a loop, on a lock, or holding the interpreter."""
+    patience_s = evidence.hang_after_s
+    blocked = [s.since_s for s in evidence.ranks.values() if s.phase is Phase.BLOCKED and s.since_s is not None]
+    if patience_s is None or not blocked or evidence.now_s - min(blocked) < max(patience_s, 0.5):
+        return
+    for rank, state in evidence.ranks.items():
+        if state.phase is not Phase.RUNNING or state.host is None:
+            continue
+        calls = evidence.records.get(rank, ())
+        last_s = max((call.completed_s or call.issued_s for call in calls[-8:]), default=None)
+        if last_s is not None and evidence.now_s - last_s > max(patience_s, 0.5):
+            state.phase = Phase.HOST_STUCK
+            state.since_s = last_s
 
 
 def _waited_for(reader: RingReader, known: Knowledge, now_ns: int) -> bool:
@@ -159,9 +182,7 @@ def _raise_site(reader: RingReader) -> tuple[Site, ...]:
     return tuple(Site(*frame) for frame in said.get("frames", ()))
 
 
-def _dead(
-    state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting: Sequence[CallRecord]
-) -> None:
+def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting: Sequence[CallRecord]) -> None:
     reader, code = snap.reader, snap.exit_code
     state.exit_code = code
     raised = _raise_site(reader)
@@ -177,7 +198,11 @@ def _dead(
         if own:
             state.site, state.stack = own[0], own
     elif life == rings.LIFE_EXITING or code is not None:
-        state.phase = Phase.EXITED if code else Phase.FINISHED
+        # sys.exit(0) and os._exit(0) are no end of the program's own.
+        by_itself = not code and not reader.word(rings.W_EXIT_CODE)
+        state.phase = Phase.FINISHED if by_itself else Phase.EXITED
+        if by_itself and not reader.word(rings.W_JOINED) and reader.count == 0:
+            state.phase = Phase.ABSENT
     else:
         state.phase = Phase.KILLED
     if state.phase is not Phase.RAISED:
@@ -261,9 +286,7 @@ def _cut(
     members = [rank for rank in key[1] if rank in overrun]
     common = min((spans[rank][1] if rank in spans else 0) for rank in members) if members else 0
     if any(rank not in spans and overrun[rank] for rank in members):
-        common = max(
-            last for _, last in spans.values()
-        )  # somebody's calls on it are overwritten: only the last count
+        common = max(last for _, last in spans.values())  # somebody's calls on it are overwritten: only the last count
     start = max(common - HISTORY, 1)
     if focus is not None:
         start = min(start, max(focus - HISTORY, 1))
@@ -322,7 +345,7 @@ def build_evidence(
     records = call_records(readers, origins, focus)
     states = dict(extra or {})
     for rank, snap in snaps.items():
-        states[rank] = rank_state(snap, records[rank], known, now_ns)
+        states[rank] = rank_state(snap, records[rank], known, now_ns, origins[rank])
     first = readers[0] if readers else None
     now_s = (now_ns - origins[first.header.rank]) / 1e9 if first is not None else 0.0
     return Evidence(

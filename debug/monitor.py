@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis import diagnose
-from distsim.debug.evidence import build_evidence, origin_of
+from distsim.debug.evidence import build_evidence, origin_of, settle_stuck
 from distsim.debug.findings import findings
 from distsim.debug.host import Host
 from distsim.debug.jobdir import default_directory
@@ -255,11 +255,10 @@ class Monitor:
         origin = origin_of(readers)
         evidence = self.look_here(stacks, focus, origin)
         self.together.add(evidence, stacks, focus or {}, origin, self.host.comparer.lanes())
+        settle_stuck(evidence)
         return evidence
 
-    def look_here(
-        self, stacks: bool, focus: dict[Any, int] | None, origin: int, ours_only: bool = False
-    ) -> Evidence:
+    def look_here(self, stacks: bool, focus: dict[Any, int] | None, origin: int, ours_only: bool = False) -> Evidence:
         """This host's part of the evidence."""
         settings = self.settings
         known = self.host.knowledge(settings.hang_after_s, settings.straggler_after_s)
@@ -306,11 +305,7 @@ class Monitor:
 
         from distsim.debug.render import render_diagnoses
 
-        console = (
-            Console(stderr=True, soft_wrap=True)
-            if sys.stderr.isatty()
-            else Console(file=sys.stderr, width=120)
-        )
+        console = Console(stderr=True, soft_wrap=True) if sys.stderr.isatty() else Console(file=sys.stderr, width=120)
         with contextlib.suppress(OSError):
             console.print(render_diagnoses(new, evidence))
             sys.stderr.flush()

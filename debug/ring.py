@@ -249,9 +249,7 @@ class RingWriter:
                 runs[-1][1] += 1
             else:
                 runs.append([rank, 1])
-        return self.entry(
-            TABLE_GROUP, (name, tuple(ranks), generation), [name, description, runs, generation]
-        )
+        return self.entry(TABLE_GROUP, (name, tuple(ranks), generation), [name, description, runs, generation])
 
     def text(self, text: str) -> int:
         """Table offset of a text (an exception, a traceback)."""
@@ -401,11 +399,14 @@ class RingWriter:
         if self.words[word] == index + 1:
             struct.pack_into("<i", self._buffer, (word + WORD_PEER) * 8, peer)
 
-    def position(self, innermost: tuple[str, int, str], frames: list[tuple[str, int, str]]) -> None:
-        """Where the main thread stands; written in place, so it never fills the table."""
-        data = json.dumps([innermost, frames]).encode()
+    def position(
+        self, innermost: tuple[str, int, str], frames: list[tuple[str, int, str]], keys: Sequence[str] = ()
+    ) -> None:
+        """Where the main thread stands, and the keys of a store it waits for; written in place, so it never
+        fills the table."""
+        data = json.dumps([innermost, frames, list(keys)[:8]]).encode()
         if len(data) > POSITION_BYTES - 8:
-            data = json.dumps([innermost, frames[:1]]).encode()[: POSITION_BYTES - 8]
+            data = json.dumps([innermost, frames[:1], []]).encode()[: POSITION_BYTES - 8]
         word = WORDS_AT // 8 + W_POSITION
         self.words[word] += 1
         self.words[POSITION_AT // 8] = len(data)

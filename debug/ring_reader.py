@@ -129,9 +129,7 @@ class RingReader:
             with self.path.open("rb") as file:
                 start = file.read(rings.HEADER.size)
                 if len(start) < rings.HEADER.size or start[:8] != rings.MAGIC:
-                    raise UsageError(
-                        f"{self.path.name}: no ring (expected it to begin with {rings.MAGIC.decode()})"
-                    )
+                    raise UsageError(f"{self.path.name}: no ring (expected it to begin with {rings.MAGIC.decode()})")
                 fields = rings.HEADER.unpack(start)
                 if fields[1] != rings.VERSION:
                     raise UsageError(
@@ -156,9 +154,7 @@ class RingReader:
         )
         words: NDArray[np.uint64] = np.frombuffer(self._map, dtype="<u8", count=rings.HEADER_BYTES // 8)
         self._words = words
-        self._records: Records = np.frombuffer(
-            self._map, dtype=RECORD, count=rings.RECORDS, offset=rings.RECORDS_AT
-        )
+        self._records: Records = np.frombuffer(self._map, dtype=RECORD, count=rings.RECORDS, offset=rings.RECORDS_AT)
         self._table: dict[int, Any] = {}
         self._signatures: dict[tuple[int, int], Signature] = {}
         self._groups: dict[int, GroupEntry] = {}
@@ -285,9 +281,7 @@ class RingReader:
             content = self._read_table(offset)
             if content is None:
                 return ()
-            found = self._sites[offset] = tuple(
-                Site(file, line, function) for file, line, function in content
-            )
+            found = self._sites[offset] = tuple(Site(file, line, function) for file, line, function in content)
         return found
 
     def text(self, word: int) -> Any:
@@ -311,21 +305,22 @@ class RingReader:
             found = self._signatures[key] = Signature.read(json.loads(data))
         return found
 
-    def position(self) -> tuple[Site | None, tuple[Site, ...]]:
-        """Where the main thread stood at the last heartbeat: its innermost frame, its user frames."""
+    def position(self) -> tuple[Site | None, tuple[Site, ...], tuple[str, ...]]:
+        """Where the main thread stood at the last heartbeat: its innermost frame, its user frames, and the
+        keys of a store that it waits for."""
         for _ in range(3):
             before = self.word(rings.W_POSITION)
             if before == 0:
-                return None, ()
+                return None, (), ()
             length = min(int(self._words[rings.POSITION_AT // 8]), rings.POSITION_BYTES - 8)
             data = self._map[rings.POSITION_AT + 8 : rings.POSITION_AT + 8 + length]
             if before % 2 == 0 and self.word(rings.W_POSITION) == before:
                 try:
-                    inner, frames = json.loads(data)
+                    inner, frames, keys = json.loads(data)
                 except ValueError:
-                    return None, ()
-                return Site(*inner), tuple(Site(*frame) for frame in frames)
-        return None, ()
+                    return None, (), ()
+                return Site(*inner), tuple(Site(*frame) for frame in frames), tuple(keys)
+        return None, (), ()
 
 
 def _text(data: bytes) -> str:

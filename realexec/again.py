@@ -31,9 +31,7 @@ class Seen:
 
     __slots__ = ("body", "codes", "done", "dtype", "expires", "options", "thread")
 
-    def __init__(
-        self, body: bytes, done: int, dtype: Any, options: tuple[int, int], expires: int, codes: Any
-    ) -> None:
+    def __init__(self, body: bytes, done: int, dtype: Any, options: tuple[int, int], expires: int, codes: Any) -> None:
         self.body = body
         self.done = done
         self.dtype = dtype
@@ -101,9 +99,7 @@ def again(
 PAYLOAD_END = rings.WORDS_AT // 8 + rings.W_PAYLOAD_END
 
 
-def remember(
-    lane: Lane, recorder: Recorder, first: Tensor, args: tuple[Any, ...], index: int, done: int
-) -> None:
+def remember(lane: Lane, recorder: Recorder, first: Tensor, args: tuple[Any, ...], index: int, done: int) -> None:
     """Note a call that was just recorded the long way, two frames below torch.distributed's function."""
     user = user_frame(sys._getframe(2))
     if user is None or type(first) is not Tensor or not first.is_cpu or len(args) != 2 or len(args[0]) != 1:

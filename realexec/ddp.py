@@ -64,9 +64,7 @@ def parameter_names(ddp: Any) -> list[str]:
     """In the order of DDP's own indices."""
     ignored: set[str] = getattr(ddp, "parameters_to_ignore", set())
     return [
-        name
-        for name, parameter in ddp.module.named_parameters()
-        if parameter.requires_grad and name not in ignored
+        name for name, parameter in ddp.module.named_parameters() if parameter.requires_grad and name not in ignored
     ]
 
 

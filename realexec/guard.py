@@ -169,9 +169,7 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
             if short and said.direct and flags == rings.ISSUED | rings.WAITING and said.first is not None:
                 remember(lane, recorder, said.first, args, index, done)
             return SyncHandle(work, recorder.ring, lane, index, done)
-        handle = Handle(
-            work, recorder, lane, index, is_async, on_host, place[2] in PUBLIC, said.key[0] in P2P
-        )
+        handle = Handle(work, recorder, lane, index, is_async, on_host, place[2] in PUBLIC, said.key[0] in P2P)
         handle._after = after
         return handle
 

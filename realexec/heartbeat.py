@@ -67,8 +67,12 @@ class Heartbeat:
             self._looked = False
             self._recorder.ring.header(rings.W_POSITION_SINCE, time.monotonic_ns())
             # The frame below the user's own, too: "in DataLoader.__next__" says more than a line.
+            keys: list[str] = []
+            if frame.f_code.co_name == "distsim_store_wait":
+                said = frame.f_locals.get("keys", ())
+                keys = [said] if isinstance(said, str) else [str(key) for key in said]
             inner = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
-            self._recorder.ring.position(inner, user_frames(frame))
+            self._recorder.ring.position(inner, user_frames(frame), keys)
         elif not self._looked and self.look is not None:
             self._looked = True
             self.look()

@@ -29,9 +29,7 @@ Register = tuple[Any, str, Any]
 class Hooks:
     """Patches of distributed_c10d, undone by `remove`. *open_session(rank, world, where)* makes the ring."""
 
-    def __init__(
-        self, open_session: Callable[[int, int, str], Session | None], session: Callable[[], Session | None]
-    ):
+    def __init__(self, open_session: Callable[[int, int, str], Session | None], session: Callable[[], Session | None]):
         self._open = open_session
         self._session = session
         self._undo: list[Register] = []
@@ -45,6 +43,8 @@ class Hooks:
         self._patch(c10d, "_create_process_group_wrapper", self._no_wrapper)
         if hasattr(c10d, "split_group"):
             self._patch(c10d, "split_group", self._split, also=(dist,))
+        for name in ("get", "wait"):
+            self._set(dist.Store, name, _waiting(getattr(dist.Store, name)))
         # batch_isend_irecv coalesces on NCCL only `if type(group) is ProcessGroup`.
         self._set(c10d, "type", _type_of)
 
@@ -75,9 +75,7 @@ class Hooks:
 
     # init_process_group -------------------------------------------------------------------------
 
-    def _rendezvous(
-        self, original: Any, url: str, rank: int = -1, world_size: int = -1, **kwargs: Any
-    ) -> Any:
+    def _rendezvous(self, original: Any, url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
         self._begin_init(rank, world_size, "" if url.startswith("env://") else url.partition("?")[0])
         return original(url, rank, world_size, **kwargs)
 
@@ -159,13 +157,21 @@ class Hooks:
     def _no_wrapper(self, original: Any, wrapped_pg: Any = None, *args: Any, **kwargs: Any) -> Any:
         """TORCH_DISTRIBUTED_DEBUG=DETAIL: this guard takes the place of torch's wrapper."""
         if self._session() is None or wrapped_pg is None:
-            return (
-                original(wrapped_pg, *args, **kwargs) if wrapped_pg is not None else original(*args, **kwargs)
-            )
+            return original(wrapped_pg, *args, **kwargs) if wrapped_pg is not None else original(*args, **kwargs)
         return wrapped_pg
 
 
 _ABSENT = object()
+
+
+def _waiting(original: Any) -> Callable[..., Any]:
+    """A store's `get` or `wait`: the heartbeat finds the keys in this frame if the thread stands in it."""
+
+    @functools.wraps(original)
+    def distsim_store_wait(self: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self, keys, *args, **kwargs)
+
+    return distsim_store_wait
 
 
 def _type_of(thing: Any) -> Any:

@@ -54,9 +54,7 @@ def launch(args: argparse.Namespace) -> int:
     elif code == 0 and verdict.get("exit_code") == 4:
         code = 4  # it ended, and computed something else than it says
     if code and not own:
-        print(
-            f"distsim: the flight records are in {directory}; distsim diagnose {directory}", file=sys.stderr
-        )
+        print(f"distsim: the flight records are in {directory}; distsim diagnose {directory}", file=sys.stderr)
     elif code:
         print(f"distsim: distsim diagnose {directory} shows this again", file=sys.stderr)
     else:

@@ -20,6 +20,10 @@ SYNCHRONOUS_P2P = frozenset({"send", "recv", "send_object_list", "recv_object_li
 """Public functions of torch.distributed that wait for their own isend / irecv."""
 
 
+LAUNCHER = ("debug/__main__.py", "<frozen runpy>")
+"""Frames below a user's script that are ours."""
+
+
 class Completable(Protocol):
     """The part of torch's Work that is polled."""
 

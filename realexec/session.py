@@ -167,7 +167,7 @@ class Session:
         with contextlib.suppress(Exception):
             faulthandler.unregister(STACK_SIGNAL)
         self.ring.header(rings.W_STACK_SIGNAL, 0)
-        self.exits(0)
+        self.exits()
 
 
 class EndHooks:

@@ -278,9 +278,7 @@ class Strict:
             f"{queue.group.label} (ranks {list(queue.group.ranks)})"
         )
 
-    def _compare(
-        self, queue: _Queue, seq: int, print_: int, index: int, answers: Sequence[tuple[int, int]]
-    ) -> None:
+    def _compare(self, queue: _Queue, seq: int, print_: int, index: int, answers: Sequence[tuple[int, int]]) -> None:
         if print_ & 1 == 0 and all(answer[0] == print_ for answer in answers):
             return
         prints = dict(zip((peer.rank for peer in queue.peers), (a[0] for a in answers), strict=True))
@@ -296,9 +294,7 @@ class Strict:
             return
         raise CollectiveMismatch(_message(mismatch, records, self._rank), records)
 
-    def _records(
-        self, queue: _Queue, seq: int, index: int, answers: Sequence[tuple[int, int]]
-    ) -> list[CallRecord]:
+    def _records(self, queue: _Queue, seq: int, index: int, answers: Sequence[tuple[int, int]]) -> list[CallRecord]:
         name = queue.lane.key
         me = self._peers.neighbour(self._rank)
         records = [me.record(name, seq, index) if me is not None else None]
@@ -420,9 +416,7 @@ class Strict:
             return None
         work = issue()
         device = said.key[8]
-        return Watched(
-            work, self._recorder, lane, index, is_async, device.type == "cpu", check, neighbour.gone
-        )
+        return Watched(work, self._recorder, lane, index, is_async, device.type == "cpu", check, neighbour.gone)
 
     def _p2p_row(self, name: str) -> int | None:
         row = self._p2p_rows.get(name)

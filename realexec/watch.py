@@ -57,9 +57,7 @@ class Checksums:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
-    def begin(
-        self, said: Call, index: int, args: tuple[Any, ...]
-    ) -> tuple[tuple[Any, ...], Callable[[], None] | None]:
+    def begin(self, said: Call, index: int, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], Callable[[], None] | None]:
         """The arguments to call with, and what to do once the call has been waited for."""
         op = said.key[0]
         if op in IN_PLACE:
