@@ -53,7 +53,8 @@ def test_real_twin(path: Path, said: dict[str, Any], zygote: Zygote, folder: Pat
     assert result.diagnoses, result.outputs
     first = result.diagnoses[0]
     assert first.kind.value == expect["kind"], result.report
-    assert list(first.culprits) == expect["culprits"], result.report
+    if "culprits" in expect:
+        assert list(first.culprits) == expect["culprits"], result.report
     assert result.exit_code == expect["exit_code"], result.report
     if "group" in expect:
         assert first.group is not None, result.report
