@@ -27,6 +27,7 @@ __all__ = [
     "read_exits",
     "settle_stuck",
     "sources",
+    "wall_offsets",
 ]
 
 HISTORY = 48
@@ -323,7 +324,16 @@ def _decode(
 
 def origin_of(readers: Sequence[RingReader]) -> int:
     """When the first rank made its ring: second 0 of the evidence (wall clock, ns)."""
-    return min((r.word(rings.W_OPENED) + r.header.wall_offset_ns for r in readers), default=0)
+    offsets = wall_offsets(readers)
+    return min((r.word(rings.W_OPENED) + offsets[r.header.rank] for r in readers), default=0)
+
+
+def wall_offsets(readers: Sequence[RingReader]) -> dict[int, int]:
+    """Rank -> wall clock less monotonic clock (ns): one figure a host, so that its ranks' times keep their order."""
+    of_host: dict[str, int] = {}
+    for reader in readers:
+        of_host.setdefault(reader.header.host, reader.header.wall_offset_ns)
+    return {reader.header.rank: of_host[reader.header.host] for reader in readers}
 
 
 def build_evidence(
@@ -340,7 +350,7 @@ def build_evidence(
     now_ns = known.now_ns if known.now_ns is not None else time.monotonic_ns()
     if origin_wall is None:
         origin_wall = origin_of(readers)
-    origins = {r.header.rank: origin_wall - r.header.wall_offset_ns for r in readers}
+    origins = {rank: origin_wall - offset for rank, offset in wall_offsets(readers).items()}
     snaps = {reader.header.rank: snapshot(reader, known) for reader in readers}
     records = call_records(readers, origins, focus)
     states = dict(extra or {})

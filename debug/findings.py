@@ -6,35 +6,61 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from distsim.debug import ring as rings
+from distsim.debug.evidence import wall_offsets
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding
 from distsim.debug.ring_reader import RingReader
 
-__all__ = ["findings"]
+__all__ = ["findings", "merged"]
 
 
-def findings(readers: Sequence[RingReader], evidence: Evidence) -> list[Finding]:
-    """Findings of all ranks, the earliest first; ranks that show the same are one finding."""
+def findings(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: int) -> list[Finding]:
+    """Findings of all ranks, the earliest first; ranks that show the same are one finding.
+
+    *origin_wall_ns* is second 0 of the evidence. Rings are read one after the other while the ranks go on, so
+    they are read twice: what caused a thing that the first reading saw was written before the second began.
+    """
+    _flagged(readers, evidence, origin_wall_ns)
+    found = _flagged(readers, evidence, origin_wall_ns)
+    for reader in readers:
+        found += _left(reader, evidence)
+    return merged(found)
+
+
+def _flagged(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: int) -> list[Finding]:
     found: list[Finding] = []
+    offsets = wall_offsets(readers)
     for reader in readers:
         calls = {call.index: call for call in evidence.records.get(reader.header.rank, ())}
         for flag, make in _MAKERS:
             hits = reader.hits(flag)
             if len(hits):
-                call = calls.get(int(hits[0]["commit"]) - 1) or reader.decode(hits[0], 0)
+                call = calls.get(int(hits[0]["commit"]) - 1)
+                if call is None:
+                    call = reader.decode(hits[0], origin_wall_ns - offsets[reader.header.rank])
                 if call.site is not None:
                     found.append(make(call))
-        found += _left(reader, evidence)
-    found.sort(key=lambda finding: (finding.at_s or 0.0, finding.ranks))
-    merged: list[Finding] = []
-    for finding in found:
-        same = next((i for i, other in enumerate(merged) if _alike(finding, other)), None)
+    return found
+
+
+def merged(found: Sequence[Finding]) -> list[Finding]:
+    """The earliest first, ranks that show the same as one; also for the findings of several hosts."""
+    kept: list[Finding] = []
+    for finding in sorted(found, key=lambda finding: (finding.at_s or 0.0, finding.ranks)):
+        same = next((i for i, other in enumerate(kept) if _alike(finding, other)), None)
         if same is None:
-            merged.append(finding)
-        elif finding.kind is not Kind.NAN:  # NaN spreads: the first is the one
-            ranks = tuple(sorted({*merged[same].ranks, *finding.ranks}))
-            merged[same] = replace(merged[same], ranks=ranks)
-    return merged
+            kept.append(finding)
+        elif finding.kind is not Kind.NAN:
+            ranks = tuple(sorted({*kept[same].ranks, *finding.ranks}))
+            kept[same] = replace(kept[same], ranks=ranks)
+        elif _earlier(finding.call, kept[same].call):  # NaN spreads: the first is the one
+            kept[same] = finding
+    return kept
+
+
+def _earlier(call: CallRecord | None, other: CallRecord | None) -> bool:
+    """Within a group the number of a call says which came first, whatever the hosts' clocks say."""
+    return call is not None and other is not None and call.group == other.group and call.seq < other.seq
 
 
 def _left(reader: RingReader, evidence: Evidence) -> list[Finding]:

@@ -272,7 +272,7 @@ class Monitor:
                 (self.directory / "stacks.txt").write_text(as_text(known.stacks))
         extra = {} if ours_only else self.host.missing_states(self.host.readers, settings.hang_after_s)
         evidence = build_evidence(readers, known, self.host.world_size, extra, focus, origin)
-        evidence.findings = findings(readers, evidence)
+        evidence.findings = findings(readers, evidence, origin)
         return evidence
 
     def accept(self, report: dict[str, Any]) -> None:

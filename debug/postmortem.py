@@ -11,7 +11,7 @@ from pathlib import Path
 
 from distsim.debug import ring as rings
 from distsim.debug.diagnosis import diagnose
-from distsim.debug.evidence import Knowledge, build_evidence, read_exits
+from distsim.debug.evidence import Knowledge, build_evidence, origin_of, read_exits
 from distsim.debug.findings import findings
 from distsim.debug.flight_recorder import Dump, dump_evidence, read_dump
 from distsim.debug.procfs import look, signal_name
@@ -116,7 +116,7 @@ def _from_rings(directory: Path, readers: Sequence[RingReader], complaints: list
     if missing:
         complaints.append(f"no ring of ranks {','.join(map(str, missing))} (the job had {world_size})")
     evidence = build_evidence(readers, known, world_size, extra)
-    evidence.findings = findings(readers, evidence)
+    evidence.findings = findings(readers, evidence, origin_of(readers))
     return Found(_verdict(directory) or diagnose(evidence), evidence, complaints)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.debug import ring as rings
 from distsim.debug.compare import LaneKey
 from distsim.debug.exchange import Follower, Leader, Rows
+from distsim.debug.findings import merged
 from distsim.debug.kinds import Kind
 from distsim.debug.records import Evidence, Finding
 from distsim.debug.stacks import format_ranks
@@ -170,13 +171,13 @@ class Together:
         found = list(evidence.findings)
         texts = dict(evidence.sources)
         for answer in self.leader.look(request):
-            more_states, more_records, findings, sources = evidence_from_json(answer)
+            more_states, more_records, more_found, sources = evidence_from_json(answer)
             states.update(more_states)
             records.update(more_records)
-            found += findings
+            found += more_found
             texts = {**sources, **texts}
         evidence.ranks, evidence.records, evidence.sources = states, records, texts
-        evidence.findings = [*self._cut_off(), *found]
+        evidence.findings = [*self._cut_off(), *merged(found)]
 
     def held(self) -> list[tuple[int, LaneKey, Rows]]:
         """Rows that came in while the leader waited for answers."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distsim.debug import ring as rings
+from distsim.debug.evidence import Knowledge, build_evidence, origin_of
+from distsim.debug.findings import findings, merged
 from distsim.debug.jobdir import ring_path
 from distsim.debug.postmortem import load_rings
 from distsim.debug.records import Group, Site, State
@@ -151,3 +154,27 @@ def test_settings_are_checked() -> None:
         Settings.read({}, {"DISTSIM_HANG_AFTER": "soon"})
     settings = Settings.read({"level": "strict", "nan": True}, {})
     assert Settings.read({}, settings.environment()) == settings
+
+
+def test_the_first_nan_is_the_first_though_read_last(tmp_path: Path) -> None:
+    """A call made after the evidence was gathered is dated like the others: the first rank with NaN is named."""
+    rings_of = [writer(tmp_path, rank) for rank in range(2)]
+    readers = [RingReader(ring.path) for ring in rings_of]
+    issue(rings_of[1], 1, rings.ISSUED | rings.NAN_INPUT)
+    issue(rings_of[0], 2, rings.ISSUED | rings.NAN_INPUT)
+    origin = origin_of(readers)
+    evidence = build_evidence(readers[:1], Knowledge(directory=tmp_path), 2, origin_wall=origin)
+    assert 1 not in evidence.records
+    assert [finding.ranks for finding in findings(readers, evidence, origin)] == [(1,)]
+
+
+def test_numbers_order_nan_where_clocks_do_not(tmp_path: Path) -> None:
+    """Of two hosts whose clocks disagree, the one with the smaller number in the group had NaN first."""
+    rings_of = [writer(tmp_path, rank) for rank in range(2)]
+    issue(rings_of[0], 2, rings.ISSUED | rings.NAN_INPUT)
+    issue(rings_of[1], 1, rings.ISSUED | rings.NAN_INPUT)
+    readers = [RingReader(ring.path) for ring in rings_of]
+    origin = origin_of(readers)
+    evidence = build_evidence(readers, Knowledge(directory=tmp_path), 2, origin_wall=origin)
+    late, early = (findings([reader], evidence, origin)[0] for reader in readers)
+    assert [finding.ranks for finding in merged([replace(late, at_s=0.0), replace(early, at_s=1.0)])] == [(1,)]
