@@ -399,6 +399,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--job")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the ranks; the report follows
+    with contextlib.suppress(OSError):
+        os.nice(5)  # the ranks come first
     settings = Settings.read()
     return Steady(args.directory, settings, args.job or None).run()
 

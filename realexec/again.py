@@ -20,10 +20,13 @@ from distsim.debug.callsite import user_frame
 from distsim.realexec.handle import SyncHandle
 from distsim.realexec.recorder import Lane, Recorder
 
-__all__ = ["again", "remember"]
+__all__ = ["OPTIONS", "again", "remember"]
 
 C10D = vars(c10d)
 MOST = 4096
+PAYLOAD_END = rings.WORDS_AT // 8 + rings.W_PAYLOAD_END
+
+Number = Callable[[Any], int]
 
 
 class Seen:
@@ -31,12 +34,12 @@ class Seen:
 
     __slots__ = ("body", "codes", "done", "dtype", "expires", "options", "thread")
 
-    def __init__(self, body: bytes, done: int, dtype: Any, options: tuple[int, int], expires: int, codes: Any) -> None:
+    def __init__(self, body: bytes, done: int, dtype: Any, options: int, expires: int, codes: Any) -> None:
         self.body = body
         self.done = done
         self.dtype = dtype
         self.options = options
-        """Reduce op and root."""
+        """Reduce op and root, as a number."""
         self.thread = get_ident()
         self.expires = expires
         """Position of the payload ring from which on the signature must be written anew."""
@@ -44,12 +47,25 @@ class Seen:
         """Kept alive, so that their ids stay theirs."""
 
 
-def _options(options: Any) -> tuple[int, int]:
-    return hash(getattr(options, "reduceOp", 0)), int(getattr(options, "rootRank", 0))
+def _reduce_op(options: Any) -> int:
+    return hash(options.reduceOp)
+
+
+def _root(options: Any) -> int:
+    return int(options.rootRank)
+
+
+def _both(options: Any) -> int:
+    return hash(options.reduceOp) << 32 | int(options.rootRank)
+
+
+OPTIONS: dict[str, Number] = {"allreduce": _reduce_op, "broadcast": _root, "reduce": _both}
+"""Methods that can take this way, and what their options say. (Asking for an attribute that is not there
+costs an exception.)"""
 
 
 def again(
-    backend: Any, lane: Lane, recorder: Recorder, args: tuple[Any, ...], method: Callable[..., Any]
+    backend: Any, lane: Lane, recorder: Recorder, args: tuple[Any, ...], method: Callable[..., Any], number: Number
 ) -> SyncHandle | None:
     """Make the call and record it, if it is one that was seen before; else None, and nothing was done."""
     tensors, options = args
@@ -57,19 +73,13 @@ def again(
     if frame.f_globals is not C10D or len(tensors) != 1:
         return None
     first = tensors[0]
-    if type(first) is not Tensor or options.asyncOp or lane.busy or sys.exc_info()[1] is not None:
+    if type(first) is not Tensor or lane.busy or sys.exception() is not None:
         return None
     user = user_frame(frame.f_back)
     if user is None:
         return None
-    caller = user.f_back
-    where = (
-        id(user.f_code),
-        user.f_lasti,
-        id(caller.f_code) if caller else 0,
-        caller.f_lasti if caller else 0,
-    )
-    seen = lane.seen.get((where, first.shape))
+    caller = user.f_back or user
+    seen = lane.seen.get((id(user.f_code), user.f_lasti, id(caller.f_code), caller.f_lasti, first.shape))
     ring = recorder.ring
     if (
         seen is None
@@ -77,7 +87,8 @@ def again(
         or not first.is_cpu
         or seen.thread != get_ident()
         or ring.words[PAYLOAD_END] > seen.expires
-        or _options(options) != seen.options
+        or options.asyncOp
+        or number(options) != seen.options
         or profiler_enabled()
     ):
         return None
@@ -96,31 +107,23 @@ def again(
     return SyncHandle(work, ring, lane, index, seen.done)
 
 
-PAYLOAD_END = rings.WORDS_AT // 8 + rings.W_PAYLOAD_END
-
-
-def remember(lane: Lane, recorder: Recorder, first: Tensor, args: tuple[Any, ...], index: int, done: int) -> None:
+def remember(
+    lane: Lane, recorder: Recorder, first: Tensor, args: tuple[Any, ...], index: int, done: int, number: Number
+) -> None:
     """Note a call that was just recorded the long way, two frames below torch.distributed's function."""
     user = user_frame(sys._getframe(2))
     if user is None or type(first) is not Tensor or not first.is_cpu or len(args) != 2 or len(args[0]) != 1:
         return
-    caller = user.f_back
-    where = (
-        id(user.f_code),
-        user.f_lasti,
-        id(caller.f_code) if caller else 0,
-        caller.f_lasti if caller else 0,
-    )
+    caller = user.f_back or user
     if len(lane.seen) > MOST:
         lane.seen.clear()
-    ring = recorder.ring
-    body = ring.template(index)
+    body = recorder.ring.template(index)
     signature = int.from_bytes(body[5 * 8 : 6 * 8], "little")
-    lane.seen[(where, first.shape)] = Seen(
+    lane.seen[(id(user.f_code), user.f_lasti, id(caller.f_code), caller.f_lasti, first.shape)] = Seen(
         body,
         done,
         first.dtype,
-        _options(args[1]),
+        number(args[1]),
         signature + rings.PAYLOAD_BYTES // 2,
-        (user.f_code, caller.f_code if caller else None),
+        (user.f_code, caller.f_code),
     )

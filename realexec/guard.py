@@ -20,7 +20,7 @@ from torch.nn import Parameter
 
 from distsim.debug import ring as rings
 from distsim.debug.records import P2P
-from distsim.realexec.again import again, remember
+from distsim.realexec.again import OPTIONS, again, remember
 from distsim.realexec.handle import Handle, SyncHandle
 from distsim.realexec.recorder import Lane, Recorder
 from distsim.realexec.signature import DESCRIBERS, METHODS, Call, Describer
@@ -97,7 +97,7 @@ BACKEND_NAMES = {
 
 
 def _method(name: str, describe: Describer) -> Callable[..., Any]:
-    short = name in ("allreduce", "broadcast", "reduce")
+    short = OPTIONS.get(name)
     of_group = getattr(ProcessGroup, name)
     of_backend = getattr(Backend, BACKEND_NAMES.get(name, name), None)
 
@@ -123,8 +123,8 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         recorder = self.recorder
         if recorder is None:
             return of_group(self.inner, *args, **kwargs)
-        if short and of_backend is not None and self.fast is not None and len(args) == 2 and not kwargs:
-            handle = again(self.fast, self.lane, recorder, args, of_backend)
+        if short is not None and of_backend is not None and self.fast is not None and len(args) == 2 and not kwargs:
+            handle = again(self.fast, self.lane, recorder, args, of_backend, short)
             if handle is not None:
                 return handle
         lane = self.lane
@@ -166,8 +166,8 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         ):
             flags = recorder.ring.flags(index)
             done = flags & ~(rings.STATE_MASK | rings.WAITING) | rings.COMPLETED
-            if short and said.direct and flags == rings.ISSUED | rings.WAITING and said.first is not None:
-                remember(lane, recorder, said.first, args, index, done)
+            if short is not None and said.direct and flags == rings.ISSUED | rings.WAITING and said.first is not None:
+                remember(lane, recorder, said.first, args, index, done, short)
             return SyncHandle(work, recorder.ring, lane, index, done)
         handle = Handle(work, recorder, lane, index, is_async, on_host, place[2] in PUBLIC, said.key[0] in P2P)
         handle._after = after
