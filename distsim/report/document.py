@@ -9,7 +9,7 @@ takes one away or changes its meaning changes the schema's number.
 - `exit_code`: 0 finished, 1 raised, 3 hang, 4 inconsistent collectives; `interrupted`: by Ctrl-C
 - `virtual_time_s`, `events`: how long the program took on the cluster; simulated events
 - `ranks[]`: `rank, host, device, phase, exit_code`, and `end_s, compute_s, communication_s,
-  exposed_s, idle_s`
+  exposed_s, idle_s`; `peak_memory_bytes` of its tensors where it was asked for
 - `collectives[]`: `group, op, dtype, num_ranks, count, bytes, time_s, algbw_bytes_per_s,
   busbw_bytes_per_s`
 - `links[]`: the used ones: `name, kind, bandwidth_bytes_per_s, bytes, busy_s, mean_utilisation,
@@ -35,7 +35,7 @@ from distsim.debug.stacks import blank_addresses
 from distsim.report.failures import merge_failures
 
 if TYPE_CHECKING:
-    from distsim.sim.outcome import Outcome
+    from distsim.sim.outcome import Outcome, RankSummary
 
 __all__ = ["SCHEMA", "report_document", "write_report"]
 
@@ -89,7 +89,7 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
         "interrupted": outcome.interrupted,
         "virtual_time_s": outcome.virtual_time_s,
         "events": outcome.events,
-        "ranks": [_pick(rank, _RANK_FIELDS) for rank in outcome.ranks],
+        "ranks": [_rank(rank) for rank in outcome.ranks],
         "collectives": [_pick(total, _COLLECTIVE_FIELDS) for total in outcome.collectives],
         "links": [_pick(link, _LINK_FIELDS) for link in outcome.links if link.bytes > 0],
         "diagnoses": [diagnosis.to_json() for diagnosis in outcome.diagnoses],
@@ -113,6 +113,11 @@ def write_report(outcome: Outcome, path: str) -> None:
     """Write the JSON report to *path*."""
     text = json.dumps(report_document(outcome), indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
     Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def _rank(rank: RankSummary) -> dict[str, Any]:
+    peak = {} if rank.peak_memory_bytes is None else {"peak_memory_bytes": rank.peak_memory_bytes}
+    return _pick(rank, _RANK_FIELDS) | peak
 
 
 def _pick(item: object, fields: tuple[str, ...]) -> dict[str, Any]:

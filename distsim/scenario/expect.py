@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.debug.kinds import Kind
 from distsim.scenario.baseline import read_baseline, write_baseline
 from distsim.scenario.figures import step_time_s
-from distsim.units import format_bandwidth, format_time
+from distsim.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
     from distsim.debug.diagnosis import Diagnosis
@@ -179,6 +179,7 @@ def _figures(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
     if limit_s is not None and outcome.virtual_time_s >= limit_s:
         took = format_time(outcome.virtual_time_s)
         yield f"expect.virtual_time_below_s: expected below {format_time(limit_s)}, got {took}"
+    yield from _memory(expect.memory_below, outcome)
     for op, least in (expect.busbw_above or {}).items():
         totals = [t for t in outcome.collectives if t.op == op]
         if not totals:
@@ -199,6 +200,18 @@ def _figures(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
                 f"expect.utilisation_below: expected {pattern} below {most:.0%}, got {worst.mean_utilisation:.0%} "
                 f"on {worst.name}"
             )
+
+
+def _memory(bound: int | None, outcome: Outcome) -> Iterator[str]:
+    over = [] if bound is None else [r for r in outcome.ranks if (r.peak_memory_bytes or 0) >= bound]
+    if bound is not None and over:
+        worst = max(over, key=lambda rank: rank.peak_memory_bytes or 0)
+        others = f" (and too much on {len(over) - 1} more)" if len(over) > 1 else ""
+        peak = worst.peak_memory_bytes or 0
+        yield (
+            f"expect.memory_below: expected every rank below {format_bytes(bound)}, "
+            f"got {format_bytes(peak)} ({peak:,} bytes) on rank {worst.rank}{others}"
+        )
 
 
 def _step_time(scenario: Scenario, outcome: Outcome, path: Path, update: bool) -> Iterator[str]:

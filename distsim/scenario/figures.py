@@ -18,6 +18,9 @@ def figures(outcome: Outcome) -> dict[str, float]:
     for part in ("compute_s", "communication_s", "exposed_s", "idle_s"):
         values = [getattr(rank, part) for rank in outcome.ranks]
         found[part] = max(values, default=0.0)
+    peaks = [rank.peak_memory_bytes for rank in outcome.ranks if rank.peak_memory_bytes is not None]
+    if peaks:
+        found["peak_memory_bytes"] = float(max(peaks))
     for total in outcome.collectives:
         name = f"busbw_bytes_per_s.{total.op}"
         found[name] = max(found.get(name, 0.0), total.busbw_bytes_per_s)

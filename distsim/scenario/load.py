@@ -232,8 +232,6 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
             yield f"schedule: {error}"
     if spec.expect.results is not None and scenario.function is None:
         yield "expect.results: a script returns nothing; name a function (program = 'script.py:function')"
-    if spec.expect.memory_below is not None:
-        yield "expect.memory_below: memory of accelerators is not simulated yet"
     try:
         size = scenario.world_size
     except UsageError as error:
@@ -243,7 +241,7 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
     if spec.backend == "gloo" and "payloads" in spec.guards:
         yield "guards: payloads are watched in simulated runs only; use backend = 'sim'"
     if spec.backend == "gloo":
-        for key in ("results", "step_time", "busbw_above", "utilisation_below", "virtual_time_below_s"):
+        for key in ("results", "step_time", "busbw_above", "utilisation_below", "virtual_time_below_s", "memory_below"):
             if getattr(spec.expect, key) is not None:
                 yield f"expect.{key}: known of simulated runs only; use backend = 'sim'"
     from distsim.sim.faults import check_rule

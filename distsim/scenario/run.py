@@ -78,6 +78,7 @@ def simulate_scenario(scenario: Scenario, schedule: Schedule | None = None) -> t
         spec.guards,
         Limits(limits.virtual_time_s, limits.wall_time_s, limits.events),
         schedule,
+        memory=spec.expect.memory_below is not None,
     )
     common: dict[str, Any] = {
         "on": scenario.cluster,

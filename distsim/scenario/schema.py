@@ -95,7 +95,14 @@ class ExpectSpec(Table):
     results: dict[RankOrAll, Any] | None = Field(None, description="rank or all: what the function returned")
     step_time: StepTimeSpec | None = None
     virtual_time_below_s: Seconds | None = None
-    memory_below: Memory | None = Field(None, description="of every accelerator (not simulated yet)")
+    memory_below: Memory | None = Field(
+        None,
+        description="'512MiB' or bytes: the most that the storages of one rank's CPU tensors take together; each "
+        "counts once however many views it has, whole (also what a slice keeps alive), from the first operator that "
+        "meets it until it is freed. Parameters, gradients, activations, optimizer states and DDP's and FSDP's "
+        "buffers count; scratch space inside operators and what is no strided tensor (NumPy, Python objects) do not. "
+        "What only waits for Python's garbage collector adds a sixteenth at most",
+    )
     busbw_above: dict[str, Bandwidth] | None = Field(None, description="operation: bus bandwidth, as '300GB/s'")
     utilisation_below: dict[str, Annotated[float, Field(gt=0, le=1)]] | None = Field(
         None, description="pattern of links: fraction of their bandwidth, on average over the run"

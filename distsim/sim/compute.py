@@ -59,13 +59,18 @@ class ComputeMode(TorchDispatchMode):
         world = task.world
         if free:
             world.ticks += 1
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if world.memory is not None:
+                world.memory.saw(task.process, (args, result))
+            return result
         world.in_operator = True
         try:
             result = func(*args, **kwargs)
         finally:
             world.in_operator = False
             world.ticks += 1
+        if world.memory is not None:
+            world.memory.saw(task.process, (args, result))
         flops = 0 if flop_formula is None else _flops(func, flop_formula, args, kwargs, result)
         moved = _nbytes(args) + _nbytes(result)
         seconds = max(self._overhead_s, flops / self._flops_per_s, moved / self._bytes_per_s)

@@ -26,6 +26,8 @@ class Conditions:
     """What is looked at beside the calls: see `guards.GUARDS`."""
     limits: Limits = field(default_factory=Limits)
     schedule: Schedule | None = None
+    memory: bool = False
+    """Whether to find out how much memory each rank's tensors take at most."""
     never_struck: list[Rule] = field(default_factory=list)
     """Rules that waited for something that never came."""
     evidence: Evidence | None = None
@@ -34,10 +36,12 @@ class Conditions:
     def begin(self, world: World) -> None:
         """*world* has its processes and has not run yet."""
         from distsim.sim.faults import Faults
+        from distsim.sim.memory import Memory
 
         world.faults = Faults(world, self.rules, self.guards)
         world.limits = self.limits
         world.schedule = self.schedule
+        world.memory = Memory() if self.memory else None
         self.limits.start()
         world.faults.begin()
 

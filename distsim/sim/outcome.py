@@ -26,6 +26,8 @@ class RankSummary:
     idle_s: float
     phase: Phase
     exit_code: int | None
+    peak_memory_bytes: int | None = None
+    """Of its tensors (memory.py); None where nobody asked for it."""
 
 
 @dataclass(slots=True)

@@ -215,6 +215,7 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
             try:
                 with (
                     world.faults.patches() if world.faults is not None else contextlib.nullcontext(),
+                    world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
                     interruptible(world),
                     world.interrupts.deferred(),
                 ):

@@ -108,6 +108,7 @@ def _failures(processes: Sequence[SimProcess]) -> list[Failure]:
 
 
 def _summary(process: SimProcess, virtual_s: float) -> RankSummary:
+    memory = process.world.memory
     return RankSummary(
         rank=process.rank,
         host=process.slot.host,
@@ -119,6 +120,7 @@ def _summary(process: SimProcess, virtual_s: float) -> RankSummary:
         idle_s=process.idle_s,
         phase=process.phase,
         exit_code=process.exit_code,
+        peak_memory_bytes=None if memory is None else memory.peak_bytes(process),
     )
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from distsim.sim.communicator import Communicator
     from distsim.sim.faults import Faults
     from distsim.sim.limits import Limits
+    from distsim.sim.memory import Memory
     from distsim.sim.output import RankStream
     from distsim.sim.schedule import Schedule
     from distsim.sim.switches import Host
@@ -115,6 +116,7 @@ class World:
         self.interrupts = Interrupts()
         self.faults: Faults | None = None
         self.limits: Limits | None = None
+        self.memory: Memory | None = None
         self.schedule: Schedule | None = None
         self._pollers: list[PollEvent] = []
         self._quiet_s = 0.0

@@ -57,6 +57,10 @@ def test_a_healthy_run_passes(tmp_path: Path) -> None:
         ("utilisation_below = { 'n0/nic*' = 0.01 }", "expect.utilisation_below: expected n0/nic* below 1%"),
         ("utilisation_below = { 'x->y' = 0.5 }", "expect.utilisation_below: no link 'x->y'"),
         ("call = { op = 'all_reduce', seq = 9 }", "expect.call: no rank ever called all_reduce #9"),
+        (
+            "memory_below = '64KiB'",
+            "expect.memory_below: expected every rank below 64 KiB, got 304 KiB (311,296 bytes) on rank 0 (and too",
+        ),
         ("step_time = { line = '# <- step' }", "expect.step_time: no baseline made.baseline.json"),
     ],
 )
