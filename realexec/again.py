@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C._autograd import _profiler_enabled as profiler_enabled
 
 from distsim.debug import ring as rings
-from distsim.debug.callsite import user_frame
+from distsim.debug.callsite import is_user_code
 from distsim.realexec.handle import SyncHandle
 from distsim.realexec.recorder import Lane, Recorder
 
@@ -66,42 +66,49 @@ costs an exception.)"""
 
 def again(
     backend: Any, lane: Lane, recorder: Recorder, args: tuple[Any, ...], method: Callable[..., Any], number: Number
-) -> SyncHandle | None:
-    """Make the call and record it, if it is one that was seen before; else None, and nothing was done."""
+) -> Any:
+    """Make a call that looks like one seen before, and record it while gloo is at work.
+
+    A `SyncHandle`: the call is recorded. None: nothing was done. A Work, or the error that the call ended in:
+    it was another call after all, and is to be recorded the long way.
+
+    Only calls of a known shape are made before they are recorded: gloo may end this process in the middle
+    of one whose size another rank does not share, and the record should be there by then.
+    """
     tensors, options = args
-    frame = sys._getframe(2)
-    if frame.f_globals is not C10D or len(tensors) != 1:
+    if len(tensors) != 1:
         return None
     first = tensors[0]
-    if type(first) is not Tensor or lane.busy or sys.exception() is not None:
+    if (
+        type(first) is not Tensor
+        or lane.usual.get((number, first.shape)) is not first.dtype
+        or not first.is_cpu
+        or lane.busy
+        or profiler_enabled()
+        or sys.exception() is not None
+    ):
         return None
-    user = user_frame(frame.f_back)
-    if user is None:
-        return None
+    thread = lane.busy = get_ident()
+    try:
+        work = method(backend, tensors, options)
+    except Exception as error:
+        return error
+    frame = sys._getframe(2)
+    user = (frame.f_back or frame).f_back or frame
     caller = user.f_back or user
     seen = lane.seen.get((id(user.f_code), user.f_lasti, id(caller.f_code), caller.f_lasti, first.shape))
     ring = recorder.ring
     if (
         seen is None
+        or frame.f_globals is not C10D
         or first.dtype is not seen.dtype
-        or not first.is_cpu
-        or seen.thread != get_ident()
+        or seen.thread != thread
         or ring.words[PAYLOAD_END] > seen.expires
         or options.asyncOp
         or number(options) != seen.options
-        or profiler_enabled()
     ):
-        return None
-    lane.busy = seen.thread
-    # Before the call: gloo may end this process in the middle of it.
+        return work
     index = ring.replay(seen.body, next(lane.seq))
-    try:
-        work = method(backend, tensors, options)
-    except BaseException as error:
-        ring.error(index, f"{type(error).__name__}: {error}")
-        ring.finish(index, rings.FAILED)
-        lane.busy = 0
-        raise
     if recorder.outstanding:
         recorder.poll()
     return SyncHandle(work, ring, lane, index, seen.done)
@@ -111,13 +118,18 @@ def remember(
     lane: Lane, recorder: Recorder, first: Tensor, args: tuple[Any, ...], index: int, done: int, number: Number
 ) -> None:
     """Note a call that was just recorded the long way, two frames below torch.distributed's function."""
-    user = user_frame(sys._getframe(2))
-    if user is None or type(first) is not Tensor or not first.is_cpu or len(args) != 2 or len(args[0]) != 1:
+    public = sys._getframe(2)
+    user = public.f_back.f_back if public.f_back is not None else None
+    if user is None or not is_user_code(user.f_code) or type(first) is not Tensor or not first.is_cpu:
+        return
+    if len(args) != 2 or len(args[0]) != 1:
         return
     caller = user.f_back or user
     if len(lane.seen) > MOST:
         lane.seen.clear()
+        lane.usual.clear()
     body = recorder.ring.template(index)
+    lane.usual[number, first.shape] = first.dtype
     signature = int.from_bytes(body[5 * 8 : 6 * 8], "little")
     lane.seen[(id(user.f_code), user.f_lasti, id(caller.f_code), caller.f_lasti, first.shape)] = Seen(
         body,

@@ -123,11 +123,12 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         recorder = self.recorder
         if recorder is None:
             return of_group(self.inner, *args, **kwargs)
-        if short is not None and of_backend is not None and self.fast is not None and len(args) == 2 and not kwargs:
-            handle = again(self.fast, self.lane, recorder, args, of_backend, short)
-            if handle is not None:
-                return handle
         lane = self.lane
+        made = None
+        if short is not None and of_backend is not None and self.fast is not None and len(args) == 2 and not kwargs:
+            made = again(self.fast, lane, recorder, args, of_backend, short)
+            if type(made) is SyncHandle:
+                return made
         said = describe(lane.ranks, args, kwargs)
         place = recorder.sites.here()
         index, is_async, seq, fingerprint = recorder.begin(lane, said, place)
@@ -145,7 +146,9 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
                 deferred._touched = not (is_async and place[2] in PUBLIC)
                 return deferred
         try:
-            work = raw(self, said, args, kwargs)
+            if isinstance(made, Exception):
+                raise made
+            work = made if made is not None else raw(self, said, args, kwargs)
         except BaseException as error:
             recorder.ring.error(index, f"{type(error).__name__}: {error}")
             recorder.ring.finish(index, rings.FAILED)

@@ -35,7 +35,7 @@ class Completable(Protocol):
 class Lane:
     """One group's counters in this process."""
 
-    __slots__ = ("busy", "group", "key", "name", "ordinals", "p2p", "ranks", "seen", "seq")
+    __slots__ = ("busy", "group", "key", "name", "ordinals", "p2p", "ranks", "seen", "seq", "usual")
 
     def __init__(self, name: str, ranks: Sequence[int], group: int, generation: int = 0) -> None:
         self.name = name
@@ -48,6 +48,8 @@ class Lane:
         self.ordinals: dict[tuple[str, int, int], int] = {}
         self.seen: dict[tuple[Any, ...], Any] = {}
         """Synchronous calls made before, by line and shape: see `again`."""
+        self.usual: dict[tuple[Any, ...], Any] = {}
+        """Methods and shapes of these calls, and their dtype."""
         self.busy = 0
         """Thread that is inside a synchronous call on this group, 0: none."""
 

@@ -27,7 +27,7 @@ import torch.multiprocessing as mp
 
 LIMITS = {("check", 4): 1.05, ("check", 1 << 20): 1.03, ("check", 64 << 20): 1.01}
 STRICT_LIMIT = 1.5
-CALLS = {4: 200, 1 << 20: 20, 64 << 20: 2}
+CALLS = {4: 50, 1 << 20: 10, 64 << 20: 1}
 
 
 def detail_group(rank: int, world: int, store: Any) -> Any:
@@ -93,7 +93,7 @@ def worker(
         calls = CALLS.get(size, 20)
         for group in (plain, *groups.values()):
             block(group, tensor, max(calls // 4, 1))
-        turns = blocks if size < (16 << 20) else max(blocks // 4, 3)
+        turns = blocks * 4 if size <= 4096 else blocks
         for turn in range(turns):
             for kind, group in groups.items():
                 # Plain before and after in turn: a trend of the machine cancels.
