@@ -100,6 +100,10 @@ def _classify(world: World, lane: Lane, mismatch: Mismatch) -> Divergence:
     if score >= 2 and kind is not Kind.OP_MISMATCH:
         if kind is Kind.WRONG_ORDER and threads_raced(mine_ahead, theirs_ahead, by_site=False):
             kind = Kind.THREAD_RACE
+        elif kind in (Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE) and (
+            _by_text(lane, mine, theirs, relation) is Kind.UNEVEN_ITERATIONS
+        ):
+            kind = Kind.UNEVEN_ITERATIONS  # what it left out, or added, are rounds of a loop
         return replace(found, kind=kind)
     return _settled(world, replace(found, kind=_by_text(lane, mine, theirs, relation) or found.kind))
 
@@ -180,6 +184,8 @@ def _by_text(lane: Lane, mine: CallRecord, theirs: CallRecord, relation: Relatio
     if relation.order is Order.EXCLUSIVE:
         return Kind.WRONG_ORDER if relation.swapped else None
     if relation.order is Order.AFTER:
+        if mine_is_new and not theirs_is_new and relation.passed and relation.my_guard is not None:
+            return Kind.EXTRA_COLLECTIVE  # it made theirs in this round; they are in the next one
         return Kind.MISSING_RANK
     if relation.order is Order.BEFORE:
         if relation.my_guard is not None:

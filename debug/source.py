@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from distsim.debug.records import CallRecord, Site
@@ -45,6 +45,8 @@ class Relation:
     """EXCLUSIVE, and my branch has their operation further down."""
     swapped: bool = False
     """EXCLUSIVE, and each branch has the other's operation further down."""
+    passed: bool = False
+    """AFTER, and theirs stands in the block around mine under no condition: who is at mine has been through it."""
     certain: bool = True
     """From the program's text, not from line numbers alone."""
 
@@ -62,7 +64,8 @@ def relate(mine: CallRecord, theirs: CallRecord, sources: Mapping[str, str]) -> 
                 continue
             if a.line == b.line:
                 break
-            return _within(a, b, mine.op, theirs.op, sources.get(a.file))
+            relation = _within(a, b, mine.op, theirs.op, sources.get(a.file))
+            return replace(relation, passed=relation.passed and b is their_frames[0])
     if mine.site is not None and mine.site == theirs.site:
         return Relation(Order.SAME, mine.site, theirs.site)
     return UNKNOWN
@@ -91,6 +94,7 @@ def _within(a: Site, b: Site, my_op: str, their_op: str, text: str | None) -> Re
         still_in_loop=any(s.is_loop for s in my_own),
         repeated=repeated,
         swapped=repeated and their_own[0].later_call(b.line, my_op),
+        passed=by_line is Order.AFTER and not their_own,
     )
 
 

@@ -18,6 +18,13 @@ from tests.debug.builders import (
     wait_all,
 )
 
+NOW_AND_THEN = """\
+import torch.distributed as dist
+for step in range(10):
+    dist.all_reduce(t)
+    if rank == 1 and step == 2:
+        dist.broadcast(t, 0)
+"""
 SKIPS = """
 def main():
     if rank != 1:
@@ -159,6 +166,17 @@ MISCALLED = {
         4,
         REST,
         evidence={"sources": {FILE: ADDS}},
+    ),
+    "one call more in a loop, under a condition": Fault(
+        4,
+        odd([all_reduce(3)] * 4, [*[all_reduce(3)] * 3, coll("broadcast", 5)]),
+        Kind.EXTRA_COLLECTIVE,
+        (1,),
+        "broadcast #4",
+        4,
+        REST,
+        ("train.py:5",),
+        evidence={"sources": {FILE: NOW_AND_THEN}},
     ),
     "one call more at the end": Fault(
         4,

@@ -216,6 +216,19 @@ STUCK = {
         REST,
         evidence={"sources": {FILE: LOOPS}},
     ),
+    "fewer iterations, seen in calls under way": Fault(
+        4,
+        odd(
+            [all_reduce(4, is_async=True)] * 5 + [barrier(5, is_async=True), wait_all()],
+            [all_reduce(4, is_async=True)] * 3 + [barrier(5, is_async=True), wait_all()],
+        ),
+        Kind.UNEVEN_ITERATIONS,
+        (1,),
+        "all_reduce #4",
+        3,
+        REST,
+        evidence={"sources": {FILE: LOOPS}},
+    ),
     "more iterations": Fault(
         4,
         odd([all_reduce(4)] * 3 + [barrier(5)], [all_reduce(4)] * 5 + [barrier(5)]),
