@@ -23,6 +23,10 @@ _KIND = {
     Phase.HOST_STUCK: Kind.HOST_STUCK,
     Phase.ABSENT: Kind.NEVER_JOINED,
 }
+_AT_THE_END = (
+    "Nothing is lost but its exit code: a thread of torch or of another library outlived the interpreter. "
+    "Let rank 0 end last (a barrier, then destroy_process_group()); its log has the last words."
+)
 
 
 def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
@@ -42,7 +46,7 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
         victims,
         call=call,
         explanation=f"{capital(what)}. {waiting}",
-        suggestion=advice(kind, who=who),
+        suggestion=_AT_THE_END if first.over else advice(kind, who=who),
         since_s=first.since_s if first.since_s is not None else (call.issued_s if call else None),
         sites=sites,
     )

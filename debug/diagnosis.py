@@ -72,9 +72,10 @@ def _explain_roots(case: Case, hit: set[int]) -> list[Diagnosis]:
         state = case.world.states[rank]
         if state.phase is Phase.BLOCKED and rank not in case.graph.too_late:
             found.append(_blocked_alone(case, rank, victims))
-        elif state.phase in (Phase.BLOCKED, Phase.FINISHED, Phase.RUNNING) and not (
-            state.phase is Phase.FINISHED and state.exit_code
-        ):
+        elif state.over or (
+            state.phase in (Phase.BLOCKED, Phase.FINISHED, Phase.RUNNING)
+            and not (state.phase is Phase.FINISHED and state.exit_code)
+        ):  # one that was killed at its very end never came, either
             _never_came(case, rank, victims, absent, starved, found)
         else:
             call = case.first_wait([rank])
@@ -154,5 +155,6 @@ def _unwaited_deaths(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
             continue
         if state.phase is Phase.EXITED and state.exit_code == 0:  # `sys.exit()` at the end of a program
             continue
-        groups.setdefault((state.phase, exception_text(state), state.signal, state.exit_code), []).append(rank)
+        key = (state.phase, exception_text(state), state.signal, state.exit_code, state.over)
+        groups.setdefault(key, []).append(rank)
     return [death(case, ranks, ()) for ranks in groups.values()]

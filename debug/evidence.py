@@ -194,16 +194,21 @@ def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting
     elif code is not None and code < 0:
         state.phase = Phase.KILLED
         state.signal = signal_name(-code)
+        state.over = life == rings.LIFE_EXITING and not len(snap.unfinished)
         crashed = crash_stack(reader, known.directory) if known.directory else ()
         own = user_part(crashed)
         if own:
             state.site, state.stack = own[0], own
+        elif state.over:
+            state.site, state.stack = None, ()
     elif life == rings.LIFE_EXITING or code is not None:
         # sys.exit(0) and os._exit(0) are no end of the program's own.
         by_itself = not code and not reader.word(rings.W_EXIT_CODE)
         state.phase = Phase.FINISHED if by_itself else Phase.EXITED
         if by_itself and not reader.word(rings.W_JOINED) and reader.count == 0:
             state.phase = Phase.ABSENT
+        elif by_itself:  # where it stood some time ago says nothing: its last call does
+            state.site, state.stack = None, ()
     else:
         state.phase = Phase.KILLED
     if state.phase is not Phase.RAISED:

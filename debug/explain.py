@@ -151,7 +151,8 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
         case Phase.RAISED:
             return f"raised {exception_text(state) or 'an exception'}{at}"
         case Phase.KILLED:
-            return f"was killed by {state.signal or 'a signal'}"
+            after = ", after its program and all its calls had ended" if state.over else ""
+            return f"was killed by {state.signal or 'a signal'}{after}"
         case Phase.FROZEN:
             return f"is stopped and does not run{at}"
         case Phase.HOST_STUCK:

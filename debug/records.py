@@ -224,6 +224,8 @@ class RankState:
     traceback: str | None = None
     host: str | None = None
     pid: int | None = None
+    over: bool = False
+    """It was killed after its program and all its calls had ended: while the interpreter went down."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ def _state(state: RankState, stacks: dict[tuple[Site, ...], int]) -> dict[str, A
         "traceback": state.traceback,
         "host": state.host,
         "pid": state.pid,
+        "over": state.over,
     }
 
 
@@ -136,7 +137,7 @@ def evidence_from_json(
             stack=stacks[entry["stack"]],
             **{
                 name: entry[name]
-                for name in ("since_s", "exit_code", "signal", "exception", "traceback", "host", "pid")
+                for name in ("since_s", "exit_code", "signal", "exception", "traceback", "host", "pid", "over")
             },
         )
     findings = []

@@ -127,3 +127,21 @@ def test_two_causes_are_two_diagnoses() -> None:
     first, second = diagnose(evidence)
     assert (first.kind, first.culprits, first.victims) == (Kind.RANK_KILLED, (3,), (2,))
     assert (second.kind, second.culprits, second.victims) == (Kind.RANK_RAISED, (1,), (0,))
+
+
+def test_killed_after_its_end_is_nobodys_hang() -> None:
+    """A rank that aborts while its interpreter goes down, its calls done, is said to; nobody hangs for it."""
+    evidence = play(3, lambda r: [all_reduce(10), *([killed("SIGABRT")] if r == 1 else [])])
+    evidence.ranks[1].over = True
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.victims, d.exit_code) == (Kind.RANK_KILLED, (1,), (), 1)
+    assert "was killed by SIGABRT, after its program and all its calls had ended" in d.explanation
+    assert "destroy_process_group" in d.suggestion
+
+
+def test_killed_after_its_end_never_came() -> None:
+    """If others wait for it all the same, they wait for a call that it left out, however it ended."""
+    evidence = play(3, lambda r: [all_reduce(10), killed("SIGABRT") if r == 1 else barrier(11)])
+    evidence.ranks[1].over = True
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.victims, d.exit_code) == (Kind.MISSING_RANK, (1,), (0, 2), 3)

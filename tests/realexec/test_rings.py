@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from distsim.debug import ring as rings
 from distsim.debug.evidence import Knowledge, build_evidence, origin_of
 from distsim.debug.findings import findings, merged
 from distsim.debug.jobdir import ring_path
-from distsim.debug.postmortem import load_rings
+from distsim.debug.kinds import Kind
+from distsim.debug.postmortem import examine, load_rings
 from distsim.debug.records import Group, Site, State
 from distsim.debug.ring import RingWriter
 from distsim.debug.ring_reader import RingReader
@@ -178,3 +180,39 @@ def test_numbers_order_nan_where_clocks_do_not(tmp_path: Path) -> None:
     evidence = build_evidence(readers, Knowledge(directory=tmp_path), 2, origin_wall=origin)
     late, early = (findings([reader], evidence, origin)[0] for reader in readers)
     assert [finding.ranks for finding in merged([replace(late, at_s=0.0), replace(early, at_s=1.0)])] == [(1,)]
+
+
+@pytest.fixture
+def nobody_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rings' processes are this one, which is alive."""
+    monkeypatch.setattr("distsim.debug.postmortem.look", lambda *_: None)
+
+
+def ended_badly(folder: Path, last: int) -> None:
+    """Two ranks that made one call; rank 1 was ended by SIGABRT on its way out."""
+    for rank in range(2):
+        ring = writer(folder, rank)
+        index = issue(ring, 1)
+        ring.finish(index, rings.COMPLETED)
+        ring.header(rings.W_LIFE, rings.LIFE_EXITING if rank == 0 else last)
+        ring.header(rings.W_JOINED, 1)
+        said = {"rank": rank, "attempt": 0, "code": -6 if rank else 0}
+        (folder / f"exit.{rank:05d}.a0.json").write_text(json.dumps(said))
+
+
+@pytest.mark.usefixtures("nobody_lives")
+def test_an_abort_at_the_interpreters_end(tmp_path: Path) -> None:
+    """SIGABRT after all calls and the program's end is no hang: the words say when it came."""
+    ended_badly(tmp_path, rings.LIFE_EXITING)
+    (found,) = examine(tmp_path).diagnoses
+    assert (found.kind, found.culprits, found.victims, found.exit_code) == (Kind.RANK_KILLED, (1,), (), 1)
+    assert "after its program and all its calls had ended" in found.explanation
+
+
+@pytest.mark.usefixtures("nobody_lives")
+def test_an_abort_before_the_end(tmp_path: Path) -> None:
+    """The same signal while the program still ran is not excused."""
+    ended_badly(tmp_path, rings.LIFE_JOINED)
+    (found,) = examine(tmp_path).diagnoses
+    assert found.kind is Kind.RANK_KILLED
+    assert "had ended" not in found.explanation
