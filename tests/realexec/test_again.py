@@ -1,0 +1,58 @@
+"""A call like one before is made first and recorded after: the record says what the call was, whatever it resembled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from jobs import Zygote
+
+from distsim.debug.ring_reader import RingReader
+
+PROGRAM = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
+x, y = torch.ones(4), torch.ones(4, dtype=torch.float64)
+for op in (SUM, SUM, MAX, SUM):
+    dist.all_reduce(x, op=op)
+for tensor in (x, x, y, torch.ones(2), x):
+    dist.all_reduce(tensor)
+for root in (0, 0, 1, 0):
+    dist.broadcast(x, root)
+for later in (False, False, True, False):
+    work = dist.all_reduce(x, async_op=later)
+    if work is not None:
+        work.wait()
+try:
+    dist.all_reduce(x, op=dist.ReduceOp.BXOR)
+except (RuntimeError, ValueError):
+    dist.all_reduce(x)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_what_differs_from_the_call_before_is_recorded(zygote: Zygote, folder: Path) -> None:
+    """Reduce op, dtype, shape, root and async_op of calls at one line are those that were given, in their order."""
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    result = zygote.run(program, 2, directory=folder)
+    assert result.codes == {0: 0, 1: 0}, result.outputs
+    for path in sorted(folder.glob("rank*.ring")):
+        reader = RingReader(path)
+        calls = [reader.decode(record, 0) for record in reader.since(0)[0]]
+        calls = [call for call in calls if call.op in ("all_reduce", "broadcast")]
+        said = [(c.seq, c.reduce_op, c.root, c.dtypes[0], c.input_shapes[0], c.is_async) for c in calls]
+        f, d = "float32", "float64"
+        expected = [(op, None, f, (4,), False) for op in ("SUM", "SUM", "MAX", "SUM")]
+        expected += [("SUM", None, f, (4,), False)] * 2 + [("SUM", None, d, (4,), False)]
+        expected += [("SUM", None, f, (2,), False), ("SUM", None, f, (4,), False)]
+        expected += [(None, root, f, (4,), False) for root in (0, 0, 1, 0)]
+        expected += [("SUM", None, f, (4,), later) for later in (False, False, True, False)]
+        expected += [("BXOR", None, f, (4,), False), ("SUM", None, f, (4,), False)]
+        assert said == [(seq, *one) for seq, one in enumerate(expected, 1)]
+        assert all(call.done for call in calls)
+        assert len({call.site.line for call in calls if call.site}) == 6
