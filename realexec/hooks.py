@@ -87,7 +87,7 @@ class Hooks:
         session = self._session() or self._open(rank, world_size, where)
         if session is None:
             return
-        lane = session.recorder.lane("init", "init_process_group", range(world_size))
+        lane = session.recorder.lane("init", "default_pg", range(world_size))
         self._inside.init = session.recorder.note(lane, "init_process_group", next(lane.seq))
 
     def _update_default(self, original: Any, pg: Any) -> Any:

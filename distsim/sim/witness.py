@@ -66,6 +66,8 @@ def _state(world: World, rank: int, asleep: bool) -> RankState:
     if phase is Phase.RUNNING and waits:
         phase = Phase.BLOCKED
     error = process.exception
+    if phase is Phase.BLOCKED and any(isinstance(w, CallWait) for w in waits):
+        error = _on_its_way(process)
     return RankState(
         rank,
         phase,
@@ -79,6 +81,15 @@ def _state(world: World, rank: int, asleep: bool) -> RankState:
         signal=process.signal_name,
         host=f"node{process.slot.host}",
     )
+
+
+def _on_its_way(process: SimProcess) -> BaseException | None:
+    """What a blocked rank raised before a `finally` or `except` block made the call that it is in."""
+    task = process.main_task
+    found: Any = None if task is None else sys._current_exceptions().get(task.ident or 0)
+    if isinstance(found, tuple):  # Python 3.11
+        found = found[1]
+    return found if isinstance(found, Exception) else None
 
 
 def _mark_absent(states: dict[int, RankState], records: dict[int, list[CallRecord]]) -> None:

@@ -1,33 +1,148 @@
-"""Every planted fault on real gloo: the kind, the ranks, the line and the exit code that the monitor names."""
+"""Every planted fault on real gloo, and in the simulator: the kind, the ranks, the group, the line, the exit code."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from jobs import HERE, Case, Zygote
+from jobs import HERE, Case, Result, Zygote, ring_directory
+
+from distsim.debug.diagnosis import Diagnosis
+from distsim.debug.kinds import Kind
+from distsim.sim.conditions import Conditions
+from distsim.sim.fault_rules import CallPoint, RankFault, When
+from distsim.sim.outcome import Outcome
+from distsim.sim.program import RunRequest, run_program
 
 CASES = [Case.read(path) for path in sorted((HERE / "faults").glob("*.py"))]
+
+NOT_SIMULATED = {
+    "holds_gil": "simulated ranks are threads of one interpreter: who holds it stops the simulator, watchdog and all",
+    "never_joined": "ten minutes of sleep pass at once in virtual time; scenarios/hangs/never_joins is its twin",
+    "thread_race": "two threads inside a group at one moment: simulated threads take turns; thread_order is its twin",
+}
+"""Programs that show something else in a simulation, and why."""
+
+AFTER_THREE = When(call=CallPoint(4, "all_reduce"))
+DIES = {
+    "rank_killed": RankFault(what="crash", ranks=(2,), when=AFTER_THREE),
+    "rank_segfault": RankFault(what="crash", ranks=(0,), when=AFTER_THREE, signal="SIGSEGV"),
+    "process_frozen": RankFault(what="freeze", ranks=(1,), when=AFTER_THREE),
+}
+"""Programs whose fault would strike the simulator's own process: a rule strikes the rank at its next call."""
+
+OTHER_LINE = {
+    "rank_killed": "no stack is left: the real one is last seen in the call before",
+    "rank_segfault": "faulthandler has the faulty line; a rule strikes in the call after it",
+    "process_frozen": "py-spy has the faulty line; a rule strikes in the call after it",
+    "straggler": "the monitor says where it is while the others wait, the simulator where it came late",
+}
+"""The two name different lines, and why."""
+
+ELSEWHERE = {
+    Kind.HEALTHY: "test_healthy",
+    Kind.NETWORK_FAULT: "test_hosts",
+    Kind.GROUP_MISMATCH: "test_twins",
+}
+"""Kinds whose real jobs are in another file."""
+
+_ran: dict[str, Result] = {}
+
+
+def on_gloo(case: Case, zygote: Zygote) -> Result:
+    """The real run of a program; two tests look at it."""
+    name = case.path.stem
+    if name not in _ran:
+        with ring_directory() as folder:
+            _ran[name] = zygote.run(
+                case.path,
+                case.ranks,
+                directory=folder,
+                hang_after_s=float(case.head.get("hang_after", "60")),
+                straggler_after_s=float(case.head.get("straggler_after", "10")),
+                nan=bool(case.head.get("nan")) or None,
+                checksum=bool(case.head.get("checksum")) or None,
+            )
+    return _ran[name]
+
+
+def simulated(case: Case, folder: Path) -> Outcome:
+    """The same program simulated."""
+    guards = [guard for guard, word in (("nan", "nan"), ("buffers", "checksum")) if case.head.get(word)]
+    program, rules = case.path, []
+    if case.path.stem in DIES:
+        rules = [DIES[case.path.stem]]
+        program = folder / case.path.name
+        program.write_text(re.sub(r"^( +)(os\.kill|ctypes\.).*$", r"\1pass", case.path.read_text(), flags=re.MULTILINE))
+    return run_program(
+        RunRequest(
+            str(program),
+            on="ethernet-cpu:1",
+            nproc_per_node=case.ranks,
+            host_timeout_s=2.0,
+            conditions=Conditions(rules=rules, guards=guards),
+        )
+    )
+
+
+def held_against_its_head(case: Case, first: Diagnosis, exit_code: int, text: str) -> None:
+    assert first.kind.value in case.head["kind"].split("|"), text
+    assert first.culprits == case.culprits, text
+    assert str(exit_code) in case.head["exit"].split("|"), text
+    if case.lines():
+        assert lines(first), text
+        assert lines(first) <= set(case.lines()), text
+
+
+def lines(found: Diagnosis) -> set[int]:
+    """Where the culprits are."""
+    return {found.sites[rank].line for rank in found.culprits if rank in found.sites}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.path.stem)
-def test_fault_is_named(case: Case, zygote: Zygote, folder: Path) -> None:
+def test_fault_is_named(case: Case, zygote: Zygote) -> None:
     """The first diagnosis of a faulty program is the fault that was planted."""
-    result = zygote.run(
-        case.path,
-        case.ranks,
-        directory=folder,
-        hang_after_s=float(case.head.get("hang_after", "60")),
-        nan=bool(case.head.get("nan")) or None,
-        checksum=bool(case.head.get("checksum")) or None,
-    )
+    result = on_gloo(case, zygote)
     assert result.diagnoses, result.outputs
-    first = result.diagnoses[0]
-    assert first.kind.value in case.head["kind"].split("|"), result.report
-    assert first.culprits == case.culprits, result.report
-    assert str(result.exit_code) in case.head["exit"].split("|"), result.report
-    if case.lines():
-        named = {first.sites[rank].line for rank in first.culprits if rank in first.sites}
-        assert named, result.report
-        assert named <= set(case.lines()), result.report
+    held_against_its_head(case, result.diagnoses[0], result.exit_code, result.report)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # a program's warnings are its own
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.path.stem not in NOT_SIMULATED], ids=lambda case: case.path.stem
+)
+def test_its_simulation_says_the_same(case: Case, zygote: Zygote, tmp_path: Path) -> None:
+    """A program simulated and the program on gloo have one diagnosis: kind, culprits, group, line."""
+    name = case.path.stem
+    outcome = simulated(case, tmp_path)
+    assert outcome.diagnoses, outcome.failures
+    mine, real = outcome.diagnoses[0], on_gloo(case, zygote).diagnoses[0]
+    assert aspects(mine, name) == aspects(real, name), f"simulated: {mine.explanation}\nreal: {real.explanation}"
+    if name not in OTHER_LINE:
+        held_against_its_head(case, mine, outcome.exit_code, mine.explanation)
+
+
+def aspects(found: Diagnosis, name: str) -> Mapping[str, Any]:
+    """What must be alike."""
+    assert found.group is not None
+    return {
+        "kind": found.kind,
+        "culprits": found.culprits,
+        "group": (found.group.label, found.group.ranks),
+        "call": found.call,
+        "lines": None if name in OTHER_LINE else lines(found),
+        "exit code": found.exit_code,
+    }
+
+
+def test_every_kind_has_a_program() -> None:
+    """No kind of diagnosis is without a real job, and no exception in the lists above without a program."""
+    planted = {kind for case in CASES for kind in case.head["kind"].split("|")}
+    assert {kind.value for kind in Kind} == planted | {kind.value for kind in ELSEWHERE}
+    names = {case.path.stem for case in CASES}
+    assert {*NOT_SIMULATED, *DIES, *OTHER_LINE} <= names

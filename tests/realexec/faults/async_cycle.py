@@ -1,5 +1,5 @@
 # ranks: 2
-# kind: deadlock_cycle|p2p_unmatched
+# kind: deadlock_cycle
 # culprits: 0,1
 # exit: 3
 

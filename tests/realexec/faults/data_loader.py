@@ -1,5 +1,5 @@
 # ranks: 2
-# kind: host_stuck|missing_rank
+# kind: host_stuck
 # culprits: 1
 # exit: 3
 # hang_after: 1.5

@@ -1,7 +1,7 @@
 # ranks: 2
 # kind: ddp_unused_parameter
 # culprits: 1
-# exit: 1|3
+# exit: 1
 
 import torch
 import torch.distributed as dist

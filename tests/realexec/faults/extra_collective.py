@@ -1,7 +1,7 @@
 # ranks: 3
-# kind: extra_collective|missing_rank
+# kind: extra_collective
 # culprits: 0
-# exit: 3|4
+# exit: 4
 
 import torch
 import torch.distributed as dist

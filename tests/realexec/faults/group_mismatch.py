@@ -1,5 +1,5 @@
 # ranks: 4
-# kind: deadlock_cycle|group_mismatch
+# kind: deadlock_cycle
 # culprits: 0,1
 # exit: 3
 

@@ -1,7 +1,7 @@
 # ranks: 3
 # kind: nan
 # culprits: 2
-# exit: 0|1|3|4
+# exit: 1
 # nan: 1
 
 import torch

@@ -1,7 +1,7 @@
 # ranks: 2
 # kind: thread_race
 # culprits: 0
-# exit: 3|4
+# exit: 4
 
 import torch
 import torch.distributed as dist
