@@ -98,7 +98,9 @@ class LinkSlow(OnLinks):
 
 
 class LinkCut(OnLinks):
-    """A link over which nothing moves."""
+    """A link over which nothing moves. With backend = 'gloo' the hosts that this leaves no way out are cut off for
+    real (Linux network namespaces, which take root); so with nic_down and switch_down. at_s then counts from the
+    moment all ranks have begun and their hosts' monitors know each other."""
 
     what: Literal["link_cut"]
 

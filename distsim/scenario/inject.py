@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from distsim.sim.fault_rules import CallPoint
+from distsim.sim.fault_rules import CUTS, CallPoint
 
 __all__ = ["Injector", "main"]
 
@@ -44,11 +44,19 @@ OPERATIONS = (
 )
 
 
+CUT_WAIT_S = 30.0
+
+
 class Injector:
     """Counts the calls of this rank and strikes."""
 
-    def __init__(self, rank: int, faults: Sequence[Mapping[str, Any]]) -> None:
-        self.faults = [fault for fault in faults if rank in fault["ranks"]]
+    def __init__(self, rank: int, faults: Sequence[Mapping[str, Any]], folder: str = "") -> None:
+        self.folder = folder
+        self.faults = [
+            {**fault, "number": number}
+            for number, fault in enumerate(faults)
+            if rank in fault.get("ranks", (rank,)) and fault.get("call") is not None
+        ]
         self.index = 0
         self.numbers: dict[tuple[int, bool], int] = {}
 
@@ -76,6 +84,9 @@ class Injector:
         return call
 
     def _strike(self, fault: Mapping[str, Any]) -> None:
+        if fault["what"] in CUTS:
+            self._cut(fault)
+            return
         time.sleep(float(fault.get("after_s", 0.0)))
         match fault["what"]:
             case "crash":
@@ -96,6 +107,15 @@ class Injector:
                 time.sleep(float(fault["delay_s"]))
 
 
+    def _cut(self, fault: Mapping[str, Any]) -> None:
+        """Say that the moment has come (cuts.py listens), and wait until it is done."""
+        with open(os.path.join(self.folder, f"strike.{fault['number']}"), "w"):
+            pass
+        done, deadline = os.path.join(self.folder, f"struck.{fault['number']}"), time.monotonic() + CUT_WAIT_S
+        while not fault.get("after_s") and not os.path.exists(done) and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+
 def main(path: str) -> None:
     """Run the plan's program as `__main__` (or its function) in this process."""
     with open(path, encoding="utf-8") as file:
@@ -103,7 +123,10 @@ def main(path: str) -> None:
     program, function = str(plan["program"]), plan.get("function")
     import torch.distributed as dist
 
-    Injector(int(os.environ.get("RANK", "0")), plan.get("faults", ())).install(dist)
+    rank, folder = int(os.environ.get("RANK", "0")), os.path.dirname(os.path.abspath(path))
+    Injector(rank, plan.get("faults", ()), folder).install(dist)
+    with open(os.path.join(folder, f"begun.{rank}"), "w"):
+        pass
     sys.argv[:] = [program, *plan.get("args", ())]
     if function is None:
         sys.path[0] = os.path.dirname(os.path.abspath(program))

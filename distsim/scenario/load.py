@@ -15,9 +15,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from distsim.cluster import Cluster, load_cluster
 from distsim.errors import UsageError
+from distsim.scenario.cuts import cut_off
 from distsim.scenario.fault_schema import FaultSpec, to_rule
 from distsim.scenario.schema import ScenarioSpec
-from distsim.sim.fault_rules import Rule
+from distsim.sim.fault_rules import CUTS, LinkFault, PartDown, Rule
 from distsim.sim.schedule import Schedule
 
 __all__ = ["FAULTS", "Scenario", "find_scenarios", "is_scenario", "load_scenario", "load_scenarios", "read_faults"]
@@ -67,6 +68,10 @@ class Scenario:
     @cached_property
     def world_size(self) -> int:
         return len(self.cluster.place(self.spec.nnodes, self.spec.nproc_per_node))
+
+    @property
+    def num_hosts(self) -> int:
+        return 1 + max(slot.host for slot in self.cluster.place(self.spec.nnodes, self.spec.nproc_per_node))
 
     @property
     def rules(self) -> list[Rule]:
@@ -251,10 +256,15 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
             check_rule(rule, scenario.cluster, size)
         except UsageError as error:
             yield f"faults[{number}]: {error}"
-        if spec.backend == "gloo" and fault.what not in REAL:
+        if spec.backend == "gloo" and fault.what in CUTS and isinstance(rule, LinkFault | PartDown):
+            try:
+                cut_off(scenario.cluster, rule, scenario.num_hosts)
+            except UsageError as error:
+                yield f"faults[{number}].what: {fault.what}: {error}"
+        elif spec.backend == "gloo" and fault.what not in REAL:
             yield (
                 f"faults[{number}].what: {fault.what} cannot be injected into a real gloo run "
-                f"(possible: {', '.join(REAL)}); use backend = 'sim'"
+                f"(possible: {', '.join((*REAL, *CUTS))}); use backend = 'sim'"
             )
         elif spec.backend == "gloo" and fault.call is None:
             yield f"faults[{number}]: a real run needs a call at which the fault strikes (call = 3)"

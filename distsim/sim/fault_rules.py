@@ -12,6 +12,7 @@ from distsim.debug.records import CallRecord
 from distsim.errors import UsageError
 
 __all__ = [
+    "CUTS",
     "CallPoint",
     "Corrupt",
     "Jitter",
@@ -137,6 +138,10 @@ class PartDown(Fault):
             return text
         later = f" after {self.detour_after_s:g} s" if self.detour_after_s else ""
         return f"{text}, its traffic goes through {self.detour}{later}"
+
+
+CUTS = ("link_cut", "nic_down", "switch_down")
+"""What may cut hosts off: these rules can be carried out on a real network, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

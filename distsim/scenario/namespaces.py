@@ -1,0 +1,94 @@
+"""Hosts on one machine, for real runs whose network is to fail: network namespaces on a bridge.
+
+Takes root (CAP_NET_ADMIN and CAP_SYS_ADMIN) and iproute2's `ip`. Every job has a bridge of its own
+without an address, so jobs side by side may use the same addresses, and none reaches the world.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from distsim.errors import UsageError
+
+__all__ = ["Hosts", "hosts", "missing"]
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The namespaces of a job, their addresses, and the interface that each has."""
+
+    names: tuple[str, ...]
+    addresses: tuple[str, ...]
+
+    def interface(self, host: int) -> str:
+        return f"{self.names[host]}a"
+
+    def cut(self, host: int) -> None:
+        """Pull the plug of one host."""
+        _ip("link", "set", f"{self.names[host]}b", "down")
+
+    def mend(self, host: int) -> None:
+        """Put it back."""
+        _ip("link", "set", f"{self.names[host]}b", "up")
+
+
+def missing() -> str | None:
+    """What this machine lacks for namespaces, in a few words; None: they can be made."""
+    name = f"dsp{os.getpid()}"
+    try:
+        _ip("netns", "add", name)
+    except UsageError as error:
+        return str(error)
+    try:
+        _ip("-n", name, "link", "add", "probe", "type", "veth", "peer", "name", "other")
+    except UsageError as error:
+        return str(error)
+    finally:
+        _forget("netns", "del", name)
+    return None
+
+
+@contextmanager
+def hosts(number: int) -> Iterator[Hosts]:
+    """*number* namespaces with addresses 10.77.0.1, ... on one bridge; `UsageError` where that is not permitted."""
+    tag = f"ds{os.getpid()}"  # names of interfaces have 15 characters at most
+    bridge = f"{tag}br"
+    names = tuple(f"{tag}{chr(ord('g') + i // 10)}{i % 10}" for i in range(number))
+    addresses = tuple(f"10.77.{(i + 1) // 256}.{(i + 1) % 256}" for i in range(number))
+    try:
+        _ip("link", "add", bridge, "type", "bridge")
+        _ip("link", "set", bridge, "up")
+        for name, address in zip(names, addresses, strict=True):
+            _ip("netns", "add", name)
+            _ip("link", "add", f"{name}a", "type", "veth", "peer", "name", f"{name}b")
+            _ip("link", "set", f"{name}a", "netns", name)
+            _ip("link", "set", f"{name}b", "master", bridge)
+            _ip("link", "set", f"{name}b", "up")
+            _ip("-n", name, "addr", "add", f"{address}/16", "dev", f"{name}a")
+            _ip("-n", name, "link", "set", f"{name}a", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+        yield Hosts(names, addresses)
+    finally:
+        for name in names:
+            _forget("link", "del", f"{name}b")
+            _forget("netns", "del", name)
+        _forget("link", "del", bridge)
+
+
+def _ip(*words: str) -> None:
+    try:
+        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise UsageError("`ip` is not installed (package iproute2)") from None
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or error.stdout).strip().splitlines() or [f"exit code {error.returncode}"]
+        why = "it takes root" if os.geteuid() else "this container may not make network namespaces"
+        raise UsageError(f"`ip {' '.join(words)}` failed ({said[-1]}): {why}") from None
+
+
+def _forget(*words: str) -> None:
+    subprocess.run(["ip", *words], check=False, capture_output=True)
