@@ -15,12 +15,14 @@ from distsim.debug.divergence import Divergence
 from distsim.debug.habit import is_usual, left_out
 from distsim.debug.hypotheses import ahead_of, calls_from, hypotheses, threads_raced
 from distsim.debug.kinds import Kind
-from distsim.debug.records import CallRecord, State
+from distsim.debug.records import CallRecord
 from distsim.debug.silent import by_site
 from distsim.debug.source import Order, Relation, relate
 from distsim.debug.world import Lane, World
 
 __all__ = ["Divergence", "find_divergences"]
+
+MAIN = "MainThread"
 
 
 def find_divergences(world: World, lane: Lane) -> list[Divergence]:
@@ -38,8 +40,7 @@ def find_divergences(world: World, lane: Lane) -> list[Divergence]:
         first = records[0]
         uneven = len(set(first.input_splits or ())) > 1  # alike on every rank is not enough for these
         if uneven or not all(same_call(first, r) for r in records):
-            rest = first.op.startswith("all_to_all") and all(r.state is State.COMPLETED for r in records)
-            mismatch = None if rest else check_meeting(records, lane.calls)
+            mismatch = check_meeting(records, lane.calls)
             if mismatch is not None:
                 divergence = _classify(world, lane, mismatch)
                 if not any(d.kind is divergence.kind and d.culprits == divergence.culprits for d in found):
@@ -91,6 +92,8 @@ def _classify(world: World, lane: Lane, mismatch: Mismatch) -> Divergence:
         calls_from(lane, witness, mismatch.seq),
     )
     score, kind = hypotheses(mine_ahead, theirs_ahead, least=1)[0]
+    if score < 2 and _from_two_threads(mine, theirs):
+        return replace(found, kind=Kind.THREAD_RACE)
     if score >= 2 and kind is Kind.OP_MISMATCH:
         return _settled(world, found)  # afterwards they agree again: it is this one call
     if score < 2:
@@ -106,6 +109,11 @@ def _classify(world: World, lane: Lane, mismatch: Mismatch) -> Divergence:
             kind = Kind.UNEVEN_ITERATIONS  # what it left out, or added, are rounds of a loop
         return replace(found, kind=kind)
     return _settled(world, replace(found, kind=_by_text(lane, mine, theirs, relation) or found.kind))
+
+
+def _from_two_threads(mine: CallRecord, theirs: CallRecord) -> bool:
+    """What the main thread calls on one side, another thread calls on the other, at a line of its own."""
+    return mine.site != theirs.site and mine.thread != theirs.thread and MAIN in (mine.thread, theirs.thread)
 
 
 def _settled(world: World, found: Divergence) -> Divergence:

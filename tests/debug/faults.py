@@ -253,6 +253,16 @@ MISCALLED = {
         REST,
         ("float32[5] where float32[4] is expected",),
     ),
+    "another thread's call, nothing after it": Fault(
+        4,
+        odd([all_reduce(10)], [all_reduce(20, shape=(5,), thread="metrics")]),
+        Kind.THREAD_RACE,
+        (1,),
+        "all_reduce #1",
+        4,
+        REST,
+        ("from several threads", "train.py:20"),
+    ),
     "another dtype": Fault(
         4,
         odd([all_reduce(10)], [all_reduce(10, dtypes=("float64",))]),
