@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import csv
 import itertools
+import logging
 import re
+import socket
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,18 +111,44 @@ def _set(data: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _on_ray(scenarios: Sequence[Scenario], address: str) -> Iterator[Result]:
-    """Each point a task of a Ray cluster (`pip install torch-distsim[ray]`)."""
+    """Each point a task of a Ray cluster (`pip install torch-distsim[ray]`), whose machines have distsim and see the
+    scenario's folder under the same path."""
     try:
         import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         raise UsageError("--ray: ray is not installed; pip install 'torch-distsim[ray]'") from None
     from distsim.scenario.suite import run_one
 
-    ray.init(address=None if address == "local" else address, ignore_reinit_error=True, log_to_driver=False)
+    ours = not ray.is_initialized()
+    if ours:
+        try:
+            _knock(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, ValueError, RuntimeError) as error:
+            told = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UsageError(
+                f"--ray {address}: no Ray cluster there ({told}); give host:port, auto for the one of this machine, "
+                "or --ray alone to start one"
+            ) from None
     task: Callable[..., Any] = ray.remote(run_one).remote
-    jobs = [task(scenario.path, scenario.data, False) for scenario in scenarios]
-    for job in jobs:
-        yield ray.get(job)
+    try:
+        jobs = [task(scenario.path.resolve(), scenario.data, False) for scenario in scenarios]
+        for scenario, job in zip(scenarios, jobs, strict=True):
+            try:
+                yield ray.get(job)
+            except ray.exceptions.RayError as error:
+                told = str(error).strip().splitlines()[-1]
+                raise UsageError(f"--ray {address}: {scenario.path} did not run there: {told}") from None
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise at once where nobody listens at *host:port*: Ray itself asks for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit() and "/" not in address:
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def write_csv(points: Sequence[Point], path: Path) -> None:
