@@ -8,12 +8,14 @@ Examples::
 
 from __future__ import annotations
 
+from distsim.cluster.around import Around
 from distsim.cluster.cluster import Cluster
 from distsim.cluster.facts import CpuModel, GpuModel, NcclFacts, NodeModel
 from distsim.cluster.link import Link, Slot, Vertex
 from distsim.cluster.load import load_cluster, preset_names
 
 __all__ = [
+    "Around",
     "Cluster",
     "CpuModel",
     "GpuModel",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from distsim.cluster import Cluster
+from distsim.cluster import Around, Cluster
 from distsim.collectives.gloo import compile_gloo
 from distsim.collectives.group import Group, LinkArrays
 from distsim.collectives.ideal import compile_ideal
@@ -55,6 +56,12 @@ class Compiler:
         )
         self._groups: dict[tuple[tuple[str, ...], int], Group] = {}
         self._plans: dict[object, Plan] = {}
+
+    def lead_around(self, down: Collection[int]) -> None:
+        """Plans made from now on avoid the links *down* where there is another way."""
+        self.links.around = Around(self.cluster, down) if down else None
+        self._groups.clear()
+        self._plans.clear()
 
     def group(self, devices: tuple[str, ...], key: int) -> Group:
         """The group of these devices, made once."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.cluster import Cluster
+from distsim.cluster import Around, Cluster
 from distsim.collectives.plan import Cost, Loads
 
 __all__ = ["Gate", "Group", "LinkArrays"]
@@ -43,6 +43,8 @@ class LinkArrays:
         inside = ("nvlink",) if cluster.node.nvlink != "none" else ("pcie", "c2c", "socket", "loopback")
         self.outside: NDArray[np.bool_] = np.array([link.kind not in inside for link in cluster.links])
         """Links that only what goes to another node crosses: where there is NVLink, PCIe too."""
+        self.around: Around | None = None
+        """Set while the fabric leads traffic around something."""
         self.positions = {device: position for position, device in enumerate(cluster.devices)}
 
 
@@ -136,7 +138,8 @@ class Group:
         """Links from member *a* to member *b*."""
         if rail is not None and self.same_domain(a, b):
             rail = None
-        return self.cluster.route(self.devices[a], self.devices[b], self.key, rail)
+        found = self.cluster.route(self.devices[a], self.devices[b], self.key, rail)
+        return found if self.links.around is None else self.links.around.route(found, self.key)
 
     def latency_s(self, links: Iterable[int]) -> float:
         """The links' own latencies together."""

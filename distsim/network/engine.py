@@ -132,20 +132,23 @@ class FluidEngine:
 
     def reroute(self, instead: Mapping[int, int]) -> None:
         """Flows under way over a link of *instead* go on over the link it names."""
+        for flow in list(self._flows.values()):
+            self.move(flow, *detour(flow.links, flow.weights, instead))
+
+    def move(self, flow: Flow, links: NDArray[np.int64], weights: NDArray[np.float64]) -> None:
+        """What is left of *flow* goes over other links from now on."""
+        if np.array_equal(links, flow.links) and np.array_equal(weights, flow.weights):
+            return
         now = self.env.now
-        for flow in self._flows.values():
-            links, weights = detour(flow.links, flow.weights, instead)
-            if links is flow.links:
-                continue
-            self._account(flow)
-            self.usage.leave(flow.links, now)
-            self._wanted[flow.links] -= flow.demand
-            flow.links, flow.weights = links, weights
-            self.usage.enter(links, now)
-            self._want(flow)
-            flow.shares = True
-            self._sharing[flow.number] = flow
-            self._crowded.append(links)
+        self._account(flow)
+        self.usage.leave(flow.links, now)
+        self._wanted[flow.links] -= flow.demand
+        flow.links, flow.weights = links, weights
+        self.usage.enter(links, now)
+        self._want(flow)
+        flow.shares = True
+        self._sharing[flow.number] = flow
+        self._crowded.append(links)
         self._settle_later()
 
     def stalled(self) -> list[int]:

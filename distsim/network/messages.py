@@ -22,8 +22,17 @@ class MessageRun:
     the end."""
 
     def __init__(
-        self, env: simpy.Environment, engine: FluidEngine, messages: list[Message], finish: Callable[[], None]
+        self,
+        env: simpy.Environment,
+        engine: FluidEngine,
+        messages: list[Message],
+        finish: Callable[[], None],
+        lead: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple,
     ) -> None:
+        self._lead = lead
+        """The links that a message takes now."""
+        self._flows: dict[int, Flow] = {}
+        """Of the messages that are leaving their senders."""
         self._env = env
         self._engine = engine
         self._messages = messages
@@ -60,24 +69,29 @@ class MessageRun:
 
     def _send(self, index: int) -> None:
         message = self._messages[index]
-        arrays = self._arrays.get(message.links)
-        if arrays is None:
-            links, weights = np.unique(np.asarray(message.links, dtype=np.int64), return_counts=True)
-            arrays = self._arrays[message.links] = (links, weights.astype(np.float64))
         if message.nbytes <= 0.0:
             self._left_sender(index)
             return
-        self._engine.start(
-            Flow(
-                arrays[0],
-                arrays[1],
-                message.nbytes,
-                message.cap_bytes_per_s,
-                lambda: self._left_sender(index),
-            )
-        )
+        links, weights = self._way(message)
+        flow = Flow(links, weights, message.nbytes, message.cap_bytes_per_s, lambda: self._left_sender(index))
+        self._flows[index] = flow
+        self._engine.start(flow)
+
+    def _way(self, message: Message) -> tuple[np.ndarray, np.ndarray]:
+        way = self._lead(message.links)
+        arrays = self._arrays.get(way)
+        if arrays is None:
+            links, weights = np.unique(np.asarray(way, dtype=np.int64), return_counts=True)
+            arrays = self._arrays[way] = (links, weights.astype(np.float64))
+        return arrays
+
+    def lead_anew(self) -> None:
+        """What is under way takes the links that it would take now."""
+        for index, flow in self._flows.items():
+            self._engine.move(flow, *self._way(self._messages[index]))
 
     def _left_sender(self, index: int) -> None:
+        self._flows.pop(index, None)
         message = self._messages[index]
         if message.queue is not None:
             waiting = self._queues[message.queue]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 import simpy
@@ -56,6 +55,8 @@ class Network:
         self._slowed = False
         self._instead: dict[int, int] = {}
         self.engine = FluidEngine(env, capacity)
+        self._runs: dict[_Run | MessageRun, None] = {}
+        """Under way, in order."""
         self._num_collectives = 0
         self._num_sends = 0
 
@@ -72,7 +73,7 @@ class Network:
                 )
             _after(self.env, plan.floor_s, lambda: self._messages(plan, done, self.env.now - plan.floor_s))
         else:
-            _Run(self, plan, done)
+            _Run(self, lambda: self.compiler.compile(transfer), done)
         return done
 
     def has_messages(self, transfer: Transfer) -> bool:
@@ -87,16 +88,19 @@ class Network:
         above."""
         self._num_sends += 1
         done = self.env.event()
-        _Run(self, self.compiler.compile_send(src_device, dst_device, nbytes, flavour, flow_key), done)
+        _Run(self, lambda: self.compiler.compile_send(src_device, dst_device, nbytes, flavour, flow_key), done)
         return done
 
     def _messages(self, plan: Plan, done: simpy.Event, start_s: float) -> None:
         assert plan.messages is not None
 
         def finish() -> None:
+            del self._runs[run]
             done.succeed(Timing(start_s, self.env.now, plan.algo, plan.proto, plan.channels))
 
-        MessageRun(self.env, self.engine, plan.messages(), finish).begin()
+        run = MessageRun(self.env, self.engine, plan.messages(), finish, self._way)
+        self._runs[run] = None
+        run.begin()
 
     def set_link(
         self, index: int, bandwidth_factor: float = 1.0, extra_latency_s: float = 0.0, up: bool = True
@@ -121,6 +125,18 @@ class Network:
         """From now on, what would go over a link of *instead* goes over the link it names."""
         self._instead = {a: b for a, b in {**self._instead, **instead}.items() if a != b}
         self.engine.reroute(self._instead)
+
+    def lead_around(self, down: Collection[int]) -> None:
+        """From now on, the fabric leads what is under way and what comes around the links *down*, where its
+        switches have another way."""
+        self.compiler.lead_around(down)
+        for run in self._runs:
+            run.lead_anew()
+
+    def _way(self, links: tuple[int, ...]) -> tuple[int, ...]:
+        around = self.compiler.links.around
+        led = links if around is None else around.route(links)
+        return tuple(self._instead.get(link, link) for link in led) if self._instead else led
 
     def by_detour(self, flow: Flow) -> Flow:
         """*flow*, led around what is down."""
@@ -198,37 +214,54 @@ class Network:
 class _Run:
     """A plan under way: floor, then each phase's flow and latency."""
 
-    __slots__ = ("done", "network", "phases", "plan", "start_s")
+    __slots__ = ("done", "flow", "make", "network", "num_begun", "plan", "start_s")
 
-    def __init__(self, network: Network, plan: Plan, done: simpy.Event) -> None:
+    def __init__(self, network: Network, make: Callable[[], Plan], done: simpy.Event) -> None:
         self.network = network
-        self.plan = plan
+        self.make = make
+        self.plan = make()
         self.done = done
         self.start_s = network.env.now
-        self.phases: Iterator[Any] = iter(plan.phases)
-        _after(network.env, plan.floor_s, self._next)
+        self.num_begun = 0
+        """Phases that have begun."""
+        self.flow: Flow | None = None
+        network._runs[self] = None
+        _after(network.env, self.plan.floor_s, self._next)
+
+    def lead_anew(self) -> None:
+        """The phase under way, and those to come, as they would be planned now."""
+        plan = self.make()
+        if len(plan.phases) != len(self.plan.phases):
+            return  # another algorithm: this one is not left in the middle
+        self.plan = plan
+        if self.flow is not None:
+            loads = plan.phases[self.num_begun - 1].loads
+            links, weights = detour(loads.links, loads.weights, self.network._instead)
+            self.network.engine.move(self.flow, links, weights)
 
     def _next(self) -> None:
-        phase = next(self.phases, None)
+        plan = self.plan
         network = self.network
-        if phase is None:
-            plan = self.plan
+        if self.num_begun == len(plan.phases):
+            del network._runs[self]
             self.done.succeed(Timing(self.start_s, network.env.now, plan.algo, plan.proto, plan.channels))
             return
+        phase = plan.phases[self.num_begun]
+        self.num_begun += 1
         loads = phase.loads
         latency_s = phase.latency_s + network.extra_latency_s(loads.links)
 
         def drained() -> None:
+            self.flow = None
             _after(network.env, latency_s, self._next)
 
         if phase.progress_bytes <= 0.0:
             drained()
             return
-        network.engine.start(
-            network.by_detour(
-                Flow(loads.links, loads.weights, phase.progress_bytes, phase.cap_bytes_per_s, drained)
-            )
+        self.flow = network.by_detour(
+            Flow(loads.links, loads.weights, phase.progress_bytes, phase.cap_bytes_per_s, drained)
         )
+        network.engine.start(self.flow)
 
 
 def _after(env: simpy.Environment, delay_s: float, call: Callable[[], None]) -> None:

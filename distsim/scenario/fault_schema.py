@@ -98,11 +98,15 @@ class LinkSlow(OnLinks):
 
 
 class LinkCut(OnLinks):
-    """A link over which nothing moves. With backend = 'gloo' the hosts that this leaves no way out are cut off for
+    """A link over which nothing moves. Between switches the fabric leads its traffic over others, where there are
+    any; a NIC's own link has no other. With backend = 'gloo' the hosts that this leaves no way out are cut off for
     real (Linux network namespaces, which take root); so with nic_down and switch_down. at_s then counts from the
     moment all ranks have begun and their hosts' monitors know each other."""
 
     what: Literal["link_cut"]
+    reroute_s: Seconds = Field(
+        0.0, description="how long the fabric takes to find another way between its switches, where it has one"
+    )
 
 
 class LinkFlap(OnLinks):
@@ -141,11 +145,13 @@ class NicDown(Timed):
 
 
 class SwitchDown(Timed):
-    """A switch that is down; the fabric may find a way around it."""
+    """A switch that is down. Where the other switches have a way around it, the fabric takes that."""
 
     what: Literal["switch_down"]
     switch: str = Field(description="such as leaf0, spine1")
-    around: str | None = Field(None, description="the switch that takes over its traffic")
+    around: str | None = Field(
+        None, description="the switch that takes over its links, also those of NICs (default: what the graph has)"
+    )
     reroute_s: Seconds = Field(0.0, description="how long the fabric takes to find it")
 
 

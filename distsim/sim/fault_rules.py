@@ -102,6 +102,8 @@ class LinkFault(Fault):
     """link_flap: one time up and down again."""
     down_s: float = 0.0
     """link_flap: the part of each period in which it is down."""
+    reroute_s: float = 0.0
+    """link_cut: how long the fabric takes to find another way, where its switches have one."""
     loss: float = 0.0
     """link_lossy: fraction of packets lost."""
     recovery: str = "go_back_n"
@@ -130,7 +132,7 @@ class PartDown(Fault):
     detour: str | None = None
     """The part that takes over: a second rail, another spine."""
     detour_after_s: float = 0.0
-    """How long the fabric takes to find the way around."""
+    """How long the fabric takes to find the way around, this or another."""
 
     def __str__(self) -> str:
         text = f"{self.part} down"

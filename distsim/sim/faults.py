@@ -166,12 +166,13 @@ class Faults:
         return sorted(calls, key=lambda r: (r.started_s or 0.0, r.rank))
 
     def _behind(self, links: Sequence[int], calls: Sequence[CallRecord]) -> tuple[int, ...]:
-        """The ranks whose traffic crosses *links*: those on the hosts at their ends, else all of the call."""
+        """The ranks whose traffic crosses *links*: those on the hosts at their ends, or behind a switch
+        that they cut off, else all of the call."""
         vertices = {v.name: v for v in self.world.cluster.vertices}
         ends = [
             vertices[name] for i in links for link in [self.world.cluster.links[i]] for name in (link.src, link.dst)
         ]
-        hosts = {v.host for v in ends if v.host is not None}
+        hosts = {v.host for v in ends if v.host is not None} or self.network.cut_off({v.name for v in ends})
         members = calls[0].members if calls else tuple(range(self.world.world_size))
         on_hosts = tuple(r for r in members if self.world.slots[r].host in hosts)
         inside = all(v.kind not in ("nic", "leaf", "spine", "switch") for v in ends)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import simpy
@@ -63,6 +63,8 @@ class NetworkFaults:
         self.cluster = network.cluster
         self.down: dict[int, list[LinkFault | PartDown]] = {}
         """Links that carry nothing now, and the rules that cut them."""
+        self._noticed: dict[int, Sequence[int]] = {}
+        """Links that the fabric leads its traffic around, by rule."""
         self._slow: dict[int, dict[int, tuple[float, float]]] = {}
 
     def begin(self, rule: LinkFault | PartDown) -> None:
@@ -71,6 +73,8 @@ class NetworkFaults:
         if isinstance(rule, PartDown):
             links = links_of_part(self.cluster, rule.part, rule.what)
             self._cut(links, rule)
+            if rule.what == "switch_down" and rule.detour is None:
+                self._after(rule.detour_after_s, lambda: self._notice(links, rule))
             if rule.detour is not None:
                 instead = _detours(self.cluster, rule)
                 self._after(rule.detour_after_s, lambda: self.network.reroute(instead))
@@ -80,6 +84,7 @@ class NetworkFaults:
         links = links_of(self.cluster, rule.links)
         if rule.what == "link_cut":
             self._cut(links, rule)
+            self._after(rule.reroute_s, lambda: self._notice(links, rule))
             if for_s is not None:
                 self._after(for_s, lambda: self._mend(links, rule))
         elif rule.what == "link_flap":
@@ -104,6 +109,35 @@ class NetworkFaults:
             self._apply(link)
         if isinstance(rule, PartDown) and rule.detour is not None:
             self.network.reroute({link: link for link in links})
+        if id(rule) in self._noticed:
+            del self._noticed[id(rule)]
+            self._lead()
+
+    def cut_off(self, switches: Collection[str]) -> set[int | None]:
+        """The hosts on those of *switches* that have no way left to, or from, other switches."""
+        host_of = {v.name: v.host for v in self.cluster.vertices}
+        ways: dict[tuple[str, bool], list[int]] = {}
+        hosts: dict[str, set[int | None]] = {}
+        for link in self.cluster.links:
+            if host_of[link.src] is not None:
+                hosts.setdefault(link.dst, set()).add(host_of[link.src])
+            elif host_of[link.dst] is None:
+                ways.setdefault((link.src, True), []).append(link.index)
+                ways.setdefault((link.dst, False), []).append(link.index)
+        found: set[int | None] = set()
+        for (switch, _), links in ways.items():
+            if switch in switches and all(link in self.down for link in links):
+                found |= hosts.get(switch, set())
+        return found
+
+    def _notice(self, links: Sequence[int], rule: LinkFault | PartDown) -> None:
+        """The fabric has found out, and leads its traffic around, where it has a way."""
+        if all(rule in self.down.get(link, ()) for link in links):
+            self._noticed[id(rule)] = links
+            self._lead()
+
+    def _lead(self) -> None:
+        self.network.lead_around({link for links in self._noticed.values() for link in links})
 
     def _quicken(self, links: Sequence[int], rule: LinkFault) -> None:
         for link in links:
@@ -127,6 +161,9 @@ class NetworkFaults:
             yield self.env.timeout(rule.period_s - rule.down_s)
 
     def _after(self, delay_s: float, call: Callable[[], None]) -> None:
+        if delay_s <= 0.0:
+            call()
+            return
         timer = self.env.timeout(delay_s)
         assert timer.callbacks is not None
         timer.callbacks.append(lambda _: call())
