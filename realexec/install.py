@@ -9,7 +9,7 @@ from typing import Any
 from distsim.debug.levels import Level, Settings
 from distsim.realexec.session import EndHooks, Session
 
-__all__ = ["current_session", "install", "remove"]
+__all__ = ["current_session", "install", "installed", "remove"]
 
 _session: Session | None = None
 _settings: Settings | None = None
@@ -19,6 +19,11 @@ _hooks: list[Any] = []
 def current_session() -> Session | None:
     """The session of this process; None before its rank is known, and when nothing is installed."""
     return _session
+
+
+def installed() -> bool:
+    """Whether groups of this process are put under guard."""
+    return _settings is not None
 
 
 def install(
@@ -41,7 +46,7 @@ def install(
     given = {
         "level": level,
         "on_hang": on_hang,
-        "directory": None if dir is None else os.fspath(dir),
+        "directory": None if dir is None else os.path.abspath(dir),
         "hang_after_s": hang_after_s,
         "report": report,
         "nan": nan,
@@ -59,6 +64,7 @@ def install(
         return
     from distsim.realexec.ddp import DdpHook
     from distsim.realexec.hooks import Hooks, guard_world
+    from distsim.realexec.spawn import SpawnHook
 
     hooks = Hooks(_open, current_session)
     hooks.install()
@@ -66,7 +72,9 @@ def install(
     ends.install()
     ddp = DdpHook()
     ddp.install()
-    _hooks[:] = [hooks, ends, ddp]
+    spawn = SpawnHook({"dir" if key == "directory" else key: value for key, value in given.items()}, _is_rank)
+    spawn.install()
+    _hooks[:] = [hooks, ends, ddp, spawn]
     os.register_at_fork(after_in_child=_forget)
     if dist.is_initialized():
         session = _open(dist.get_rank(), dist.get_world_size(), "")
@@ -76,6 +84,10 @@ def install(
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         # The ring exists from here on: who dies before init_process_group is seen, too.
         _open(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "")
+
+
+def _is_rank() -> bool:
+    return _session is not None
 
 
 def remove() -> None:

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import HERE, Case, Zygote
 
+SCENARIOS = HERE.parents[1] / "scenarios" / "healthy"
+STARTS_ITS_OWN_RANKS = {"ddp_two_layers", "distributed_sgd", "point_to_point"}
+"""Programs of one process that call mp.spawn: see `test_spawn.py`."""
+
 CASES = [Case.read(path) for path in sorted((HERE / "healthy").glob("*.py"))]
+CASES += [
+    Case(path, {"ranks": "4"}) for path in sorted(SCENARIOS.glob("*.py")) if path.stem not in STARTS_ITS_OWN_RANKS
+]
+WAYS: dict[str, dict[str, Any]] = {
+    "record": {"level": "record"},
+    "check": {"level": "check"},
+    "strict": {"level": "strict"},
+    "watching": {"level": "check", "nan": True, "checksum": True},
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["record", "check", "strict"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.path.stem)
-def test_no_alarm(case: Case, level: str, zygote: Zygote, folder: Path) -> None:
+def test_no_alarm(case: Case, way: str, zygote: Zygote, folder: Path) -> None:
     """A legal program runs to its end with exit code 0 and an empty list of diagnoses."""
-    result = zygote.run(case.path, case.ranks, directory=folder, level=level)
+    result = zygote.run(case.path, case.ranks, directory=folder, **WAYS[way])
     assert result.codes == dict.fromkeys(range(case.ranks), 0), result.outputs
     assert result.diagnoses == [], result.report
 
 
 @pytest.mark.slow
-def test_watching_tensors_raises_no_alarm(zygote: Zygote, folder: Path) -> None:
-    """NaN watch and checksums find nothing in a program that uses every collective as it should."""
-    case = Case.read(HERE / "healthy" / "everything.py")
-    result = zygote.run(case.path, case.ranks, directory=folder, nan=True, checksum=True)
-    assert result.codes == {0: 0, 1: 0}, result.outputs
-    assert result.diagnoses == [], result.report
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.path.stem)
+def test_level_off_leaves_nothing(case: Case, zygote: Zygote, folder: Path) -> None:
+    """At level off the program runs as it does without a guard, and writes no ring."""
+    result = zygote.run(case.path, case.ranks, directory=folder, level="off")
+    assert result.codes == dict.fromkeys(range(case.ranks), 0), result.outputs
+    assert list(folder.glob("*.ring")) == []

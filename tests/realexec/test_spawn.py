@@ -1,0 +1,117 @@
+"""Programs that start their own ranks: the guard goes along with mp.spawn and Process, and no further."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import HERE, free_port
+
+from distsim.debug.ring_reader import RingReader
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader
+
+
+def main(rank, world, fault):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    assert [int(n) for n in DataLoader(range(2), num_workers=1)] == [0, 1]  # its workers are no ranks
+    t = torch.ones(2)
+    dist.all_reduce(t)
+    if fault == "raise" and rank == 1:
+        raise ValueError("a bad shard")  # <- raise
+    if fault != "hang" or rank != 1:
+        dist.all_reduce(t)  # <- hang
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _, port, method, fault = sys.argv
+    if method == "mp.spawn":
+        mp.spawn(main, args=(3, fault), nprocs=3)
+    else:
+        mp.set_start_method(method)
+        ranks = [mp.Process(target=main, args=(rank, 3, fault)) for rank in range(3)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        sys.exit(max(process.exitcode for process in ranks))
+"""
+
+
+def run(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, object]]]:
+    """`python -m distsim.debug` on the program; its verdict."""
+    (folder / "train.py").write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "distsim.debug", "train.py", str(free_port()), *words],
+        cwd=folder,
+        env={**os.environ, "DISTSIM_DIR": "rings", "DISTSIM_ON_HANG": "abort", "PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done, json.loads((folder / "rings" / "verdict.json").read_text())["diagnoses"]
+
+
+@pytest.mark.parametrize("method", ["mp.spawn", "spawn", "fork"])
+def test_started_ranks_are_recorded(method: str, tmp_path: Path) -> None:
+    """A healthy program has a ring a rank, all calls in it, and no alarm."""
+    done, diagnoses = run(tmp_path, method, "none")
+    assert done.returncode == 0, done.stderr
+    assert diagnoses == []
+    readers = [RingReader(path) for path in sorted((tmp_path / "rings").glob("*.ring"))]
+    assert [reader.header.rank for reader in readers] == [0, 1, 2]
+    calls = [[reader.decode(record, 0).op for record in reader.since(0)[0]] for reader in readers]
+    assert calls == [["init_process_group", "all_reduce", "all_reduce", "barrier"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("method", "fault", "kind"),
+    [("mp.spawn", "raise", "rank_raised"), ("spawn", "hang", "missing_rank"), ("fork", "raise", "rank_raised")],
+)
+def test_started_ranks_are_diagnosed(method: str, fault: str, kind: str, tmp_path: Path) -> None:
+    """What a started rank did is named with rank and line, also where mp.spawn makes an exit code of its exception."""
+    done, diagnoses = run(tmp_path, method, fault)
+    assert done.returncode != 0 or fault == "hang"
+    assert (diagnoses[0]["kind"], diagnoses[0]["culprits"]) == (kind, [1]), done.stderr
+    marked = [n for n, line in enumerate(PROGRAM.splitlines(), 1) if f"# <- {fault}" in line]
+    assert f"train.py:{marked[0]}" in str(diagnoses[0]["explanation"])
+
+
+def test_a_process_keeps_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What install() was told is what a started process is told; a rank's own processes are left alone."""
+    from distsim.realexec.spawn import Guarded, SpawnHook
+
+    class Process:
+        _target, _args = print, ("x",)
+
+    started: list[Process] = []
+    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", started.append)
+    from multiprocessing.process import BaseProcess
+
+    plain = BaseProcess.start
+    for is_rank in (False, True):
+        hook = SpawnHook({"level": "strict", "dir": "/x"}, lambda is_rank=is_rank: is_rank)
+        hook.install()
+        BaseProcess.start(Process())  # type: ignore[arg-type]
+        hook.remove()
+        assert BaseProcess.start is plain
+    assert isinstance(started[0]._target, Guarded)
+    assert started[0]._target.given == {"level": "strict", "dir": "/x"}
+    assert started[1]._target is print
