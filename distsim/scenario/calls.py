@@ -16,6 +16,8 @@ MAX_ELEMENTS = 1 << 16
 
 Step = tuple[object, str]
 """A call's key and its text: what ranks must share to make the same call at the same line."""
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+"""Flight Recorder does not say the root: the first member does as well, it is the same for all."""
 LEFT_OUT = ("init_process_group", "destroy_process_group", "monitored_barrier")
 
 
@@ -266,7 +268,8 @@ class Calls:
 
 
 def _topological(steps: Mapping[Step, Mapping[int, int]]) -> list[Step] | None:
-    """The steps in an order that is every rank's own; of two that may be either way, that of more ranks first."""
+    """The steps in an order that is every rank's own; of two that may be either way, the one further up in the
+    original file, else that of more ranks."""
     sequences: dict[int, list[Step]] = {}
     for step, callers in steps.items():
         for rank in callers:
@@ -284,11 +287,25 @@ def _topological(steps: Mapping[Step, Mapping[int, int]]) -> list[Step] | None:
                     ready[step] = None
         if not ready:
             return None
-        chosen = min(ready, key=lambda step: (sum(steps[step].values()) / len(steps[step]), -len(steps[step])))
+        one_file = len({step[1].rpartition("  # ")[2].partition(":")[0] for step in ready}) == 1
+        chosen = min(
+            ready,
+            key=lambda step: (
+                sum(steps[step].values()) / len(steps[step]),
+                _line(step[1]) if one_file else 0,
+                -len(steps[step]),
+            ),
+        )
         order.append(chosen)
         for rank in steps[chosen]:
             place[rank] += 1
     return order
+
+
+def _line(text: str) -> int:
+    """The line that stands behind a call, as `# train.py:12`; 0 where none is known."""
+    number = text.rpartition("  # ")[2].rpartition(":")[2]
+    return int(number) if number.isdigit() else 0
 
 
 def calls_of(evidence: Evidence, new_groups: bool = False) -> Calls:
@@ -348,7 +365,7 @@ def _call(record: CallRecord, numbers: dict[tuple[object, ...], int], blocked: b
         outputs,
         record.dtypes[0] if record.dtypes else "float32",
         record.reduce_op,
-        record.root,
+        members[0] if record.root is None and record.op in ROOTED else record.root,
         record.peer,
         record.tag or 0,
         splits,

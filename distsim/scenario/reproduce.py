@@ -108,10 +108,11 @@ def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[C
             break
     if calls is None:
         got = _attempt(whole, folder, STYLES[0]).diagnosis
+        told = "nothing wrong" if got is None else f"{got.kind.value} of ranks {list(got.culprits)}: {got.explanation}"
         raise UsageError(
             f"the records say {first.kind.value} of ranks {list(first.culprits)}; simulated, the same calls give "
-            f"{'nothing wrong' if got is None else f'{got.kind.value} of ranks {list(got.culprits)}'}: "
-            "what made the run hang is not in its calls alone"
+            f"{told} "
+            "(what made the run hang is not in its calls alone)"
         )
     if shrink:
         calls = _fewest_calls(calls, fails_alike)
