@@ -21,7 +21,7 @@ import pytest
 if TYPE_CHECKING:
     from distsim.plugin.place import World
 
-__all__ = ["mesh", "rank", "world"]
+__all__ = ["mesh", "rank", "world", "world_size"]
 
 MARK = (
     "world_size(n, on='sim', cluster=None, init=True, backend='gloo', mesh=None, mesh_dim_names=None, seed=0, "
@@ -97,6 +97,17 @@ def _per_rank(request: pytest.FixtureRequest, what: str) -> Any:
 def rank(request: pytest.FixtureRequest) -> int:
     """The rank this body runs on."""
     return _per_rank(request, "rank")  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def world_size(request: pytest.FixtureRequest) -> int:
+    """How many ranks this test runs on. Equal on all of them, so other fixtures may use it."""
+    marker = request.node.get_closest_marker("world_size")
+    if marker is None:
+        raise pytest.UsageError("fixture 'world_size': mark the test with @pytest.mark.world_size(n)")
+    params = getattr(getattr(request.node, "callspec", None), "params", {})
+    size = marker.args[0] if marker.args else marker.kwargs.get("n")
+    return params.get("distsim_world_size", size)  # type: ignore[no-any-return]
 
 
 @pytest.fixture

@@ -181,6 +181,8 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         )
     if not args.module:
         _check_script(args.training_script)
+    if args.seed < 0:
+        raise UsageError(f"--seed: expected 0 or a larger number, got {args.seed}")
     notes.extend(_ignored(args))
     log_dir = _log_dir(args, notes)
     request = RunRequest(

@@ -46,7 +46,8 @@ class Summary:
         yield Failures(outcome.failures, told)
         yield Whereabouts(outcome)
         yield from self._header()
-        yield from self._section("time by rank", ranks_table(outcome.ranks))
+        if outcome.exit_code == 0 or _moved(outcome):
+            yield from self._section("time by rank", ranks_table(outcome.ranks))
         yield from self._section("collectives (algbw and busbw in GB/s)", collectives_table(outcome.collectives))
         yield from self._section("busiest links", links_table(outcome.links))
         if outcome.notes:
@@ -75,6 +76,11 @@ class Summary:
             yield Text()
             yield Text(title, style="bold")
             yield body  # type: ignore[misc]
+
+
+def _moved(outcome: Outcome) -> bool:
+    """Whether any rank computed, called or waited: a program that fails before that has no times to show."""
+    return any(r.compute_s or r.communication_s or r.exposed_s or r.idle_s for r in outcome.ranks)
 
 
 def _verdict(outcome: Outcome) -> tuple[str, str]:

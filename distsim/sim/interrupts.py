@@ -1,8 +1,9 @@
-"""Signals to the simulating process, delivered where the baton is known to be somewhere.
+"""Signals to the simulating process, acted upon where the baton is known to be somewhere.
 
-A Python signal handler that raises (pytest-timeout's SIGALRM; Ctrl-C is interrupt.py's) would do so between any two
-bytecodes of the scheduler, also in the middle of handing the baton over. So while a simulation runs
-the handlers only take note, and the scheduler calls the real ones between two events.
+A Python signal handler that raises would do so between any two bytecodes of the scheduler, also in the
+middle of handing the baton over. So while a simulation runs the handlers only take note. Ctrl-C
+(`interruptible`) then ends the run, so that it can still say where every rank is; the handlers of other
+signals (`Interrupts`: pytest-timeout's SIGALRM) are called by the scheduler between two events.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Interrupts"]
+if TYPE_CHECKING:
+    from distsim.sim.world import World
+
+__all__ = ["Interrupts", "interruptible"]
 
 _real_signal, _real_getsignal = signal.signal, signal.getsignal
 DEFERRED = (signal.SIGALRM, signal.SIGTERM)
@@ -52,3 +56,25 @@ class Interrupts:
 
     def _note(self, handler: Callable[..., Any]) -> Callable[..., None]:
         return lambda *args: self.pending.append((handler, args))
+
+
+@contextmanager
+def interruptible(world: World) -> Iterator[None]:
+    """Within this, SIGINT only asks *world* to stop; asked twice, it is the KeyboardInterrupt it always is."""
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or _real_getsignal(signal.SIGINT) != signal.default_int_handler
+    ):
+        yield
+        return
+
+    def ask(number: int, frame: object) -> None:
+        if world.interrupted:
+            raise KeyboardInterrupt
+        world.interrupted = True
+
+    _real_signal(signal.SIGINT, ask)
+    try:
+        yield
+    finally:
+        _real_signal(signal.SIGINT, signal.default_int_handler)

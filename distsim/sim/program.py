@@ -21,7 +21,7 @@ from distsim.debug.diagnosis import diagnose
 from distsim.errors import RankFailure, UsageError
 from distsim.network import Network
 from distsim.sim.conditions import Conditions
-from distsim.sim.interrupt import interruptible
+from distsim.sim.interrupts import interruptible
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.output import open_streams
 from distsim.sim.patches import simulation

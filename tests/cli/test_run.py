@@ -175,6 +175,7 @@ def test_log_dir_is_passed_on_and_redirects_alone_get_one(
         (["--trace", "no/where.json", "train.py"], "--trace no/where.json: no folder no; create it first"),
         (["--trace", "train.py/", "train.py"], "--trace train.py/: expected a folder, got a file"),
         (["--trace", "no/no/", "train.py"], "--trace no/no/: no folder no; create it first"),
+        (["--seed", "-1", "train.py"], "--seed: expected 0 or a larger number, got -1"),
         (["--seed", "x", "train.py"], "argument --seed: invalid int value: 'x'"),
         ([], "the following arguments are required: training_script"),
     ],

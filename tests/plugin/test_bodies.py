@@ -10,16 +10,21 @@ from plugin.conftest import Run
 
 
 def test_the_body_runs_on_every_rank(run: Run) -> None:
-    """Fixtures rank, world and mesh are each rank's own; other fixtures are shared."""
+    """Fixtures rank, world and mesh are each rank's own; others are shared, and may build on world_size."""
     result = run(
         """
 @pytest.fixture
 def ranks():
     return []
 
+@pytest.fixture
+def batch(world_size):
+    return 8 * world_size
+
 @pytest.mark.world_size(4, mesh=(2, 2), mesh_dim_names=("dp", "tp"))
-def test_all(rank, world, mesh, ranks, tmp_path):
+def test_all(rank, world, world_size, batch, mesh, ranks, tmp_path):
     assert (world.rank, world.size, world.on) == (rank, 4, "sim")
+    assert (world_size, batch) == (4, 32)
     t = torch.tensor([float(rank)])
     dist.all_reduce(t)
     assert t.item() == 6
@@ -116,7 +121,8 @@ def test_parametrize_classes_skip_and_xfail(run: Run) -> None:
         """
 @pytest.mark.parametrize("x", [1, 2])
 @pytest.mark.world_size([1, 2])
-def test_sizes(x, world):
+def test_sizes(x, world, world_size):
+    assert world_size == world.size
     assert world.size in (1, 2) and dist.get_world_size() == world.size
 
 class TestPlain:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,17 @@ def test_no_line_is_wider_than_the_terminal() -> None:
     text = _text(finished())
     assert max(len(line) for line in text.splitlines()) <= 80
     assert "…" not in text
+
+
+def test_a_run_that_failed_at_once_has_no_table_of_zeros() -> None:
+    """Nobody computed or called anything before the exception; a run that did nothing and ended well shows it."""
+    parts = {"compute_s": 0.0, "communication_s": 0.0, "exposed_s": 0.0, "idle_s": 0.0}
+    run = raised()
+    assert "time by rank" in _text(run)
+    run.ranks = [replace(rank, **parts) for rank in run.ranks]  # type: ignore[arg-type]
+    assert "time by rank" not in _text(run)
+    run.exit_code = 0
+    assert "time by rank" in _text(run)
 
 
 def test_the_first_line_of_a_failed_run_is_who_raised_what() -> None:

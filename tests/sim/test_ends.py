@@ -254,3 +254,12 @@ def test_no_threads_are_left() -> None:
     for number in range(200):
         ranks(body, 2, number, check=False)
     assert settled() <= first
+
+
+def test_a_recursion_error_folds_its_frames_as_python_does(script: Scripts) -> None:
+    """A thousand equal frames are three and a count."""
+    ran = script(HEAD + "def deeper(n):\n    return deeper(n + 1)\ndeeper(0)\n")
+    (failure,) = ran.outcome.failures
+    assert failure.type == "RecursionError"
+    assert "[Previous line repeated " in failure.traceback
+    assert failure.traceback.count("in deeper") == 3
