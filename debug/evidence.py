@@ -76,7 +76,7 @@ def read_exits(directory: Path) -> dict[tuple[int, int], int]:
         try:
             said = json.loads(path.read_text())
             found[int(said["rank"]), int(said["attempt"])] = int(said["code"])
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             continue
     return found
 

@@ -53,6 +53,9 @@ DTYPES = {
 }
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
 
+MOST_RANKS = 1 << 20
+"""A dump that names a higher rank is taken for damaged."""
+
 
 @dataclass
 class Dump:
@@ -141,6 +144,8 @@ def dump_evidence(dumps: Sequence[Dump]) -> Evidence:
             record.index = place + int(dump.entries[0].get("record_id") or 0)
     known = [rank for group in groups.values() for rank in group.ranks]
     world_size = max([*known, *by_rank, 0]) + 1
+    if world_size > MOST_RANKS:
+        raise ValueError(f"a job of {world_size} ranks")
     states: dict[int, RankState] = {}
     for rank in range(world_size):
         state = states[rank] = RankState(rank)

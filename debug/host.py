@@ -116,7 +116,8 @@ class Host:
         attempt = self.attempt
         now = time.monotonic_ns()
         first = min((reader.word(rings.W_OPENED) for reader in self.readers.values()), default=now)
-        late = (now - first) / 1e9 > grace_s
+        # Once a rank has joined, all have: one without a ring found no place for it.
+        late = (now - first) / 1e9 > grace_s and not self.joined()
         given = self._given()
         for rank in range(self.world_size):
             if rank in ranks:

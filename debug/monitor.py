@@ -317,6 +317,7 @@ class Monitor:
             "exit_code": self.exit_code,
             "world_size": self.host.world_size,
             "rings": str(self.directory),
+            "job": next((reader.header.job for reader in self.host.readers.values()), ""),
         }
         self._save(report, [str(self.directory / "verdict.json"), *filter(None, [self.settings.report])])
         self.together.tell(report)
@@ -329,12 +330,16 @@ class Monitor:
                 scratch.write_text(json.dumps(report, indent=1))
                 os.replace(scratch, path)
             except OSError as error:
+                scratch.unlink(missing_ok=True)
+                if not report.get("exit_code") and not scratch.parent.is_dir():
+                    continue  # whoever owns the folder took it away after a job that ended well
                 print(f"distsim: no report in {path} ({error.strerror})", file=sys.stderr)
 
     def abort(self) -> None:
         """End the ranks of this host: politely, then not."""
         self.aborted = True
-        (self.directory / "aborted.json").write_text("{}")
+        with contextlib.suppress(OSError):
+            (self.directory / "aborted.json").write_text("{}")
         self.together.abort()
         self.kill(signal.SIGTERM)
         deadline = time.monotonic() + 2

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from distsim.debug import ring as rings
 from distsim.debug.diagnosis import diagnose
@@ -22,6 +23,8 @@ from distsim.debug.verdict import Diagnosis
 from distsim.errors import UsageError
 
 __all__ = ["Found", "examine", "load_rings"]
+
+T = TypeVar("T")
 
 OURS = ("verdict.json", "launcher.json", "done.json", "aborted.json", "monitor.json")
 
@@ -44,14 +47,19 @@ def examine(directory: Path) -> Found:
         return _from_rings(directory, readers, complaints)
     dumps, more = _load_dumps(directory)
     if dumps:
-        evidence = dump_evidence(dumps)
-        more += evidence.notes
-        return Found(diagnose(evidence), evidence, [*complaints, *more])
+        found = _judged(dumps, _from_dumps, more, lambda dump: dump.path.name)
+        found.complaints = [*complaints, *more, *found.evidence.notes]
+        return found
     reasons = "; ".join([*complaints, *more][:5])
     raise UsageError(
         f"{directory}: neither rings of distsim (rank*.ring) nor Flight Recorder dumps"
         + (f" ({reasons})" if reasons else "")
     )
+
+
+def _from_dumps(dumps: Sequence[Dump]) -> Found:
+    evidence = dump_evidence(dumps)
+    return Found(diagnose(evidence), evidence)
 
 
 def load_rings(directory: Path) -> tuple[list[RingReader], list[str]]:
@@ -115,9 +123,35 @@ def _from_rings(directory: Path, readers: Sequence[RingReader], complaints: list
     extra, missing = _without_ring(readers, known, world_size)
     if missing:
         complaints.append(f"no ring of ranks {','.join(map(str, missing))} (the job had {world_size})")
-    evidence = build_evidence(readers, known, world_size, extra)
-    evidence.findings = findings(readers, evidence, origin_of(readers))
-    return Found(_verdict(directory) or diagnose(evidence), evidence, complaints)
+
+    def judge(some: Sequence[RingReader]) -> Found:
+        evidence = build_evidence(some, known, world_size, extra)
+        evidence.findings = findings(some, evidence, origin_of(some))
+        return Found(_verdict(directory, some[0].header.job) or diagnose(evidence), evidence, complaints)
+
+    return _judged(readers, judge, complaints, lambda reader: reader.path.name)
+
+
+def _judged(
+    sources: Sequence[T], judge: Callable[[Sequence[T]], Found], complaints: list[str], name: Callable[[T], str]
+) -> Found:
+    """The judgement over *sources*; where one makes no sense, over those that do, with a line for each other."""
+    try:
+        return judge(sources)
+    except Exception:
+        good = []
+    for source in sources:
+        try:
+            judge([source])
+        except Exception as error:
+            complaints.append(f"{name(source)}: damaged, left out ({type(error).__name__} in its content)")
+        else:
+            good.append(source)
+    try:
+        return judge(good)
+    except Exception as error:
+        said = "; ".join(complaints[:5])
+        raise UsageError(f"the records make no sense together ({type(error).__name__}); {said}") from None
 
 
 def _without_ring(
@@ -139,11 +173,12 @@ def _without_ring(
     return states, missing
 
 
-def _verdict(directory: Path) -> list[Diagnosis]:
-    """What the monitor said while the ranks lived: it saw more than is left."""
+def _verdict(directory: Path, job: str) -> list[Diagnosis]:
+    """What the monitor said of this job while its ranks lived: it saw more than is left."""
     try:
-        return diagnoses_from_json(json.loads((directory / "verdict.json").read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
+        said = json.loads((directory / "verdict.json").read_text())
+        return diagnoses_from_json(said) if said.get("job", job) == job else []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
 
 
@@ -155,6 +190,9 @@ def _load_dumps(directory: Path) -> tuple[list[Dump], list[str]]:
             dump = read_dump(path)
         except UsageError as error:
             complaints.append(str(error))
+            continue
+        except Exception as error:
+            complaints.append(f"{path.name}: damaged, left out ({type(error).__name__} in its content)")
             continue
         if dump.rank in dumps:
             complaints.append(f"{path.name}: a second dump of rank {dump.rank}, left out")

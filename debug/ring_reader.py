@@ -116,6 +116,8 @@ class Signature:
 
 
 UNKNOWN = Signature()
+MOST_RANKS = 1 << 20
+"""A larger job's rings are taken for damaged."""
 
 
 class RingReader:
@@ -141,6 +143,8 @@ class RingReader:
                 self._map = mmap.mmap(file.fileno(), rings.file_bytes(), access=mmap.ACCESS_READ)
         except OSError as error:
             raise UsageError(f"{self.path.name}: cannot be read ({error.strerror})") from None
+        if not fields[9] < fields[10] <= MOST_RANKS:
+            raise UsageError(f"{self.path.name}: damaged, it says it is of rank {fields[9]} of {fields[10]}")
         self.header = Header(
             rank=fields[9],
             world_size=fields[10],
@@ -300,7 +304,7 @@ class RingReader:
             if position % rings.PAYLOAD_BYTES + rings._PAYLOAD.size + length > rings.PAYLOAD_BYTES:
                 return UNKNOWN
             data = self._map[at + rings._PAYLOAD.size : at + rings._PAYLOAD.size + length]
-            if zlib.crc32(data) != check or position + rings.PAYLOAD_BYTES < self.word(rings.W_PAYLOAD_END):
+            if not data or zlib.crc32(data) != check or position + rings.PAYLOAD_BYTES < self.word(rings.W_PAYLOAD_END):
                 return UNKNOWN
             found = self._signatures[key] = Signature.read(json.loads(data))
         return found

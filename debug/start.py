@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -37,7 +38,8 @@ def start_monitor(
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
-    os.write(descriptor, str(process.pid).encode())
+    with contextlib.suppress(OSError):  # a full disk: the monitor runs all the same
+        os.write(descriptor, str(process.pid).encode())
     os.close(descriptor)
     return process
 

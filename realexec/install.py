@@ -14,6 +14,8 @@ __all__ = ["current_session", "install", "installed", "remove"]
 _session: Session | None = None
 _settings: Settings | None = None
 _hooks: list[Any] = []
+_refused = False
+"""There was no place for the ring: said once, the process goes on without a guard."""
 
 
 def current_session() -> Session | None:
@@ -92,7 +94,8 @@ def _is_rank() -> bool:
 
 def remove() -> None:
     """Take the guard off again: groups made under guard go on, unrecorded."""
-    global _session, _settings
+    global _session, _settings, _refused
+    _refused = False
     for hook in _hooks:
         hook.remove()
     _hooks.clear()
@@ -104,11 +107,12 @@ def remove() -> None:
 
 
 def _open(rank: int, world_size: int, where: str) -> Session | None:
-    global _session
-    if _settings is None:
+    global _session, _refused
+    if _settings is None or _refused:
         return None
     if _session is None:
         _session = Session.open(_settings, rank, world_size, where)
+        _refused = _session is None
         if _session is not None:
             _session.use_ddp(next((hook for hook in _hooks if hasattr(hook, "explain")), None))
         if _session is not None and _settings.monitor:

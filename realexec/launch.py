@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from distsim.debug.jobdir import default_directory
 from distsim.debug.levels import Level, OnHang, Settings
+from distsim.debug.procfs import look
 from distsim.debug.start import start_monitor
 from distsim.errors import UsageError
 
@@ -39,12 +41,20 @@ def launch(args: argparse.Namespace) -> int:
     monitor: subprocess.Popen[bytes] | None = None
     failed: list[str] = []
     if settings.level is not Level.OFF:
-        (directory / "launcher.json").write_text(json.dumps({"pid": os.getpid()}))
-        os.environ.update(Settings.environment(settings), DISTSIM_MONITOR="0")
-        monitor = start_monitor(directory, settings, job="")
+        try:
+            (directory / "launcher.json").write_text(json.dumps(_own_process()))
+            monitor = start_monitor(directory, settings, job="")
+        except OSError as error:
+            print(
+                f"distsim: the job runs without a guard: no flight records in {directory} ({error.strerror}); "
+                "choose another place with --rings DIR",
+                file=sys.stderr,
+            )
+        else:
+            os.environ.update(Settings.environment(settings), DISTSIM_MONITOR="0")
     try:
         with _exits_recorded(directory):
-            code = _run(args, settings.level is not Level.OFF, failed)
+            code = _run(args, monitor is not None, failed)
     finally:
         verdict = _last_word(directory, monitor)
     if not verdict.get("exit_code"):
@@ -53,13 +63,12 @@ def launch(args: argparse.Namespace) -> int:
         code = int(verdict["exit_code"])
     elif code == 0 and verdict.get("exit_code") == 4:
         code = 4  # it ended, and computed something else than it says
-    if code and not own:
-        print(f"distsim: the flight records are in {directory}; distsim diagnose {directory}", file=sys.stderr)
-    elif code:
+    if own and (monitor is None or not code):
+        shutil.rmtree(directory, ignore_errors=True)
+    elif code and monitor is not None and own:
         print(f"distsim: distsim diagnose {directory} shows this again", file=sys.stderr)
-    else:
-        if own:
-            shutil.rmtree(directory, ignore_errors=True)
+    elif code and monitor is not None:
+        print(f"distsim: the flight records are in {directory}; distsim diagnose {directory}", file=sys.stderr)
     return code
 
 
@@ -103,11 +112,29 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
         else:
             directory = Path(settings.directory).resolve()
             directory.mkdir(parents=True, exist_ok=True)
+            _refuse_company(directory)
             _clear(directory)
     except OSError as error:
         raise UsageError(f"no place for the flight records ({error}); choose one with --rings DIR") from None
     given["directory"] = str(directory)
     return Settings.read(given), directory, own
+
+
+def _own_process() -> dict[str, Any]:
+    """Who writes into the folder: the number alone may be another process's later."""
+    process = look(os.getpid())
+    return {"pid": os.getpid(), "host": platform.node(), "start": process.start_ticks if process else 0}
+
+
+def _refuse_company(directory: Path) -> None:
+    """Two jobs at once in one folder would read each other's rings."""
+    try:
+        said = json.loads((directory / "launcher.json").read_text())
+        pid, start = int(said["pid"]), int(said["start"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if said.get("host") == platform.node() and pid != os.getpid() and look(pid, start) is not None:
+        raise UsageError(f"--rings {directory}: a job that still runs (pid {pid}) writes there; choose another")
 
 
 def _clear(directory: Path) -> None:

@@ -1,0 +1,247 @@
+"""Records that are damaged, strange or without room: one line each, the rest is diagnosed, the job goes on."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import HERE, QuietMonitor
+from test_flight_recorder import dump, entry
+from test_launch import distsim_run, run
+from test_rings import issue, writer
+
+from distsim.debug import ring as rings
+from distsim.debug.kinds import Kind
+from distsim.debug.levels import Settings
+from distsim.debug.monitor import Monitor
+from distsim.debug.postmortem import examine
+from distsim.errors import UsageError
+
+ENDS_WELL = """
+import time
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+t = torch.ones(2)
+for _ in range(8):
+    dist.all_reduce(t)
+    time.sleep(0.2)
+dist.destroy_process_group()
+print("finished")
+"""
+
+
+def hang(folder: Path, job: str = "job", world: int = 2) -> list[Path]:
+    """Two ranks, of which rank 1 never came to the last call."""
+    paths = []
+    for rank in range(2):
+        ring = writer(folder, rank, world, job)
+        ring.header(rings.W_JOINED, 1)
+        for seq in range(1, 4):
+            ring.finish(issue(ring, seq), rings.COMPLETED)
+        if rank == 0:
+            issue(ring, 4, rings.ISSUED | rings.WAITING)
+        paths.append(ring.path)
+    return paths
+
+
+def overwrite(path: Path, start: int, junk: bytes) -> None:
+    data = bytearray(path.read_bytes())
+    data[start : start + len(junk)] = junk
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_flipped_bytes_are_no_traceback(seed: int, tmp_path: Path) -> None:
+    """Whatever stands in a ring of the right version: a diagnosis or one line."""
+    dice = random.Random(seed)
+    good = [path.read_bytes() for path in hang(tmp_path)]
+    parts = (16, rings.WORDS_AT, rings.RECORDS_AT, rings.TABLE_AT, rings.PAYLOAD_AT)
+    for _ in range(12):
+        for path, data in zip(sorted(tmp_path.glob("*.ring")), good, strict=True):
+            path.write_bytes(data)
+            for _ in range(dice.choice((1, 3, 20))):
+                overwrite(path, dice.choice(parts) + dice.randrange(400), dice.randbytes(1))
+        try:
+            complaints = examine(tmp_path).complaints
+        except UsageError as mistake:
+            complaints = [str(mistake)]
+        assert all("\n" not in line for line in complaints)
+
+
+def test_a_ring_without_sense_is_left_out(tmp_path: Path) -> None:
+    """One ring's tables are junk: its name is said, the other ranks are diagnosed."""
+    hang(tmp_path, world=3)
+    bad = writer(tmp_path, 2, 3)
+    issue(bad, 1)
+    at = rings.TABLE_AT + bad.group("0", "default_pg", [0, 1]) - 1
+    length, _ = rings._ENTRY.unpack_from(bad.path.read_bytes(), at)
+    overwrite(bad.path, at + rings._ENTRY.size, b"[1]".ljust(length))
+    found = examine(tmp_path)
+    assert any(line.startswith(bad.path.name) and "damaged, left out" in line for line in found.complaints)
+    assert found.diagnoses[0].kind is Kind.MISSING_RANK
+
+
+def test_a_world_too_large_is_damage(tmp_path: Path) -> None:
+    """A size that no job has is not believed: nobody counts to four billion."""
+    _, second = hang(tmp_path)
+    header = list(rings.HEADER.unpack_from(second.read_bytes()))
+    header[10] = (1 << 31) - 1
+    overwrite(second, 0, rings.HEADER.pack(*header))
+    assert any("damaged, it says it is of rank 1 of" in line for line in examine(tmp_path).complaints)
+
+
+JUNK: list[Any] = [None, -5, "x", [1], {"a": 1}, ["a"], [[None]], 10**30]
+
+
+KEYS = ["input_sizes", "frames", "process_group", "profiling_name", "time_created_ns", "state"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_entries_of_another_shape(key: str, as_json: bool, tmp_path: Path) -> None:
+    """A dump whose entries hold something else is left out in one line; the others are diagnosed."""
+    for junk in JUNK:
+        for rank in range(3):
+            entries = [entry(1), entry(2, state="scheduled")] if rank == 0 else [entry(1)]
+            if rank == 2:
+                entries[0][key] = junk
+            said = dump(entries)
+            (tmp_path / f"dump_{rank}").write_bytes(json.dumps(said).encode() if as_json else pickle.dumps(said))
+        found = examine(tmp_path)
+        assert found.diagnoses, junk
+        assert all("\n" not in line for line in found.complaints)
+
+
+def test_ranks_of_another_shape(tmp_path: Path) -> None:
+    """A group whose ranks are no numbers costs that dump, not the diagnosis."""
+    for rank in range(2):
+        said = dump([entry(1), entry(2, state="scheduled")], "[0, 1]")
+        if rank:
+            said["pg_config"]["0"]["ranks"] = ["a"]
+        (tmp_path / f"dump_{rank}").write_bytes(pickle.dumps(said))
+    found = examine(tmp_path)
+    assert any(line.startswith("dump_1: damaged, left out") for line in found.complaints)
+    assert found.diagnoses[0].culprits == (1,)
+
+
+def test_another_jobs_verdict_is_not_ours(tmp_path: Path) -> None:
+    """Two jobs left their rings in one folder, and one of them its verdict: the newer is judged by its own rings."""
+    hang(tmp_path, "older")
+    (tmp_path / "verdict.json").write_text(json.dumps({"job": "older", "diagnoses": []}))
+    hang(tmp_path, "newer")
+    (tmp_path / "verdict.json").write_text(
+        json.dumps({"job": "older", "diagnoses": [dict(examine(tmp_path).diagnoses[0].to_json(), kind="nan")]})
+    )
+    found = examine(tmp_path)
+    assert found.diagnoses[0].kind is Kind.MISSING_RANK
+    assert sum("two jobs in one folder" in line for line in found.complaints) == 1
+
+
+def test_exits_of_another_shape(tmp_path: Path) -> None:
+    """Exit files that are none are passed over."""
+    hang(tmp_path)
+    for number, text in enumerate(("[1]", "null", '{"rank": "x", "attempt": 0, "code": 1}')):
+        (tmp_path / f"exit.{number}.json").write_text(text)
+    assert examine(tmp_path).diagnoses[0].culprits == (1,)
+
+
+def test_a_folder_taken_away_after_a_good_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No word about a report that nobody can miss; with a verdict in it, there is one."""
+    gone = tmp_path / "gone" / "verdict.json"
+    Monitor._save({"diagnoses": [], "exit_code": 0}, [str(gone)])
+    assert capsys.readouterr().err == ""
+    Monitor._save({"diagnoses": [], "exit_code": 3}, [str(gone)])
+    assert "no report in" in capsys.readouterr().err
+
+
+def test_an_abort_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing can be written any more, the ranks are ended all the same."""
+    monitor = QuietMonitor(tmp_path / "gone", Settings(), None)
+    killed: list[int] = []
+    monkeypatch.setattr(monitor, "kill", killed.append)
+    monitor.abort()
+    assert len(killed) == 2
+
+
+@contextmanager
+def small_disk(folder: Path, kilobytes: int) -> Iterator[Path]:
+    """A file system of that size; skipped where mounting is not permitted."""
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
+    if sys.platform != "linux" or subprocess.run(words, check=False, capture_output=True).returncode:
+        pytest.skip("mounting is not permitted here (it takes root)")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_room_for_one_ring(tmp_path: Path) -> None:
+    """The rank without room says so in one line; the job ends well, and no patience runs out over that rank."""
+    (tmp_path / "train.py").write_text(ENDS_WELL)
+    with small_disk(tmp_path / "disk", 3 << 10) as disk:
+        done = distsim_run("--hang-after", "0.7", "--rings", str(disk / "rings"), "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("finished") == 2
+    assert done.stderr.count("runs unguarded") == 1, done.stderr
+    assert "HANG" not in done.stderr
+
+
+@pytest.mark.slow
+def test_no_room_at_all(tmp_path: Path) -> None:
+    """On a full disk, the job runs without a guard, and one line says so."""
+    (tmp_path / "train.py").write_text(ENDS_WELL)
+    with small_disk(tmp_path / "disk", 64) as disk:
+        with pytest.raises(OSError, match="No space"):
+            (disk / "filling").write_bytes(bytes(1 << 20))
+        done = distsim_run("--rings", str(disk / "rings"), "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("finished") == 2
+    said = [line for line in done.stderr.splitlines() if line.startswith("distsim:")]
+    assert len(said) == 1, done.stderr
+    assert "runs without a guard" in said[0]
+
+
+@pytest.mark.slow
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    """A second job that is sent to a running one's folder is refused by name; the first ends well."""
+    second = """t = torch.ones(2)
+if dist.get_rank() == 0:
+    import subprocess, sys
+    words = ["-m", "distsim", "run", "--on", "gloo", "--rings", "rings", "train.py"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    print("second:", done.returncode, done.stderr)"""
+    (tmp_path / "train.py").write_text(ENDS_WELL.replace("t = torch.ones(2)", second))
+    done = distsim_run("--rings", "rings", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "second: 2 distsim: error: --rings" in done.stdout
+    assert "a job that still runs" in done.stdout
+
+
+@pytest.mark.slow
+def test_diagnose_says_each_in_a_line(tmp_path: Path) -> None:
+    """`distsim diagnose` on a folder with a hang and five things that are wrong."""
+    rings_ = tmp_path / "rings"
+    done = distsim_run("--rings", str(rings_), str(HERE / "faults" / "group_cycle.py"), cwd=tmp_path)
+    assert done.returncode == 3
+    good = next(rings_.glob("rank00000*.ring")).read_bytes()
+    (rings_ / "rank00005.a0.x.ring").write_bytes(good[:5000])
+    (rings_ / "rank00006.a0.x.ring").write_bytes(good[:8] + b"\x63" + good[9:])
+    (rings_ / "rank00007.a0.x.ring").write_bytes(b"something else")
+    said = run("-m", "distsim", "diagnose", str(rings_), cwd=tmp_path)
+    assert said.returncode == 3
+    assert "deadlock cycle" in said.stdout
+    assert len(said.stderr.splitlines()) == 3, said.stderr
+    assert "Traceback" not in said.stderr
