@@ -66,6 +66,7 @@ class Monitor:
         self.aborted = False
         self._attempt = 0
         self._flagged = 0
+        self._noted = 0
         self._answered: set[str] = set()
         self._asked: float | None = None
         self._closing = False
@@ -83,6 +84,7 @@ class Monitor:
     def _turn(self) -> bool:
         """One look at everything; True when the job is over."""
         self.host.find()
+        self._say_notes()
         moved = self.host.read(self.together)
         self.together.step(self)
         self._new_attempt()
@@ -267,7 +269,7 @@ class Monitor:
             evidence = build_evidence(readers, known, self.host.world_size)
             frozen = [r for r, s in evidence.ranks.items() if s.phase is Phase.FROZEN]
             living = [r for r in readers if evidence.ranks[r.header.rank].phase in LIVING]
-            known.stacks = collect(living, self.directory, frozen)
+            known.stacks = collect(living, self.directory, frozen, self.host.notes)
             with contextlib.suppress(OSError):
                 (self.directory / "stacks.txt").write_text(as_text(known.stacks))
         extra = {} if ours_only else self.host.missing_states(self.host.readers, settings.hang_after_s)
@@ -296,6 +298,7 @@ class Monitor:
         self.diagnoses += new
         self.evidence = evidence
         self._print(new, evidence)
+        self._say_notes()
         self._write()
         if fatal and self.settings.on_hang is OnHang.ABORT and not self.aborted:
             self.abort()
@@ -309,6 +312,18 @@ class Monitor:
         with contextlib.suppress(OSError):
             console.print(render_diagnoses(new, evidence))
             sys.stderr.flush()
+
+    def _say_notes(self) -> None:
+        """What was not as it should be, once and in a line each."""
+        while self._noted < len(self.host.notes):
+            note = self.host.notes[self._noted]
+            self._noted += 1
+            if note not in self.host.notes[: self._noted - 1]:
+                self._say(note)
+
+    @staticmethod
+    def _say(note: str) -> None:
+        print(f"distsim: {note}", file=sys.stderr)
 
     def _write(self) -> None:
         report: dict[str, Any] = {

@@ -41,9 +41,10 @@ def parse_faulthandler(text: str, main_thread: int) -> tuple[Site, ...]:
 
 
 def collect(
-    readers: Iterable[RingReader], directory: Path, frozen: Iterable[int] = ()
+    readers: Iterable[RingReader], directory: Path, frozen: Iterable[int] = (), notes: list[str] | None = None
 ) -> dict[int, tuple[Site, ...]]:
-    """Main-thread stacks of live ranks, innermost first. *frozen* ranks answer no signal: py-spy, if it is there."""
+    """Main-thread stacks of live ranks, innermost first. *frozen* ranks answer no signal: py-spy, if it is there;
+    why it is of no use goes into *notes*."""
     asked: dict[int, tuple[RingReader, int]] = {}
     stacks: dict[int, tuple[Site, ...]] = {}
     stopped = set(frozen)
@@ -73,9 +74,11 @@ def collect(
                 del asked[rank]
     for reader in readers:
         if reader.header.rank in stopped:
-            stack = without_launcher(_py_spy(reader.header.pid))
-            if stack:
+            frames, why = _py_spy(reader.header.pid)
+            if stack := without_launcher(frames):
                 stacks[reader.header.rank] = stack
+            elif notes is not None:
+                notes.append(f"no stack of rank {reader.header.rank}, which answers no signal: {why}")
     return stacks
 
 
@@ -97,12 +100,12 @@ def _tail(path: Path, start: int) -> str:
         return ""
 
 
-def _py_spy(pid: int) -> tuple[Site, ...]:
-    """Frames of the main thread by py-spy, without stopping the process; empty where it is not permitted."""
+def _py_spy(pid: int) -> tuple[tuple[Site, ...], str]:
+    """Frames of the main thread by py-spy, without stopping the process; none where it is not permitted, and why."""
     beside = Path(sys.executable).parent / "py-spy"
     tool = str(beside) if beside.exists() else shutil.which("py-spy")
     if tool is None:
-        return ()
+        return (), "py-spy, which could read it, is not installed"
     try:
         done = subprocess.run(
             [tool, "dump", "--nonblocking", "--pid", str(pid)],
@@ -111,8 +114,8 @@ def _py_spy(pid: int) -> tuple[Site, ...]:
             timeout=3,
             check=False,
         )
-    except (OSError, subprocess.SubprocessError):
-        return ()
+    except (OSError, subprocess.SubprocessError) as error:
+        return (), f"py-spy could not be run ({type(error).__name__})"
     found: list[Site] = []
     inside = False
     for line in done.stdout.splitlines():
@@ -122,7 +125,8 @@ def _py_spy(pid: int) -> tuple[Site, ...]:
             inside = "MainThread" in line
         elif inside and (frame := _PYSPY.match(line)):
             found.append(Site(frame["file"], int(frame["line"]), frame["function"]))
-    return tuple(found)
+    said = done.stderr.strip().splitlines() or ["it says nothing"]
+    return tuple(found), f"py-spy failed ({said[0]})"
 
 
 def is_library(site: Site) -> bool:

@@ -71,6 +71,9 @@ class QuietMonitor(Monitor):
     told_at: float | None = None
     text = ""
 
+    def _say(self, note: str) -> None:  # type: ignore[override]
+        self.text += f"distsim: {note}\n"
+
     def _print(self, new: Any, evidence: Any) -> None:
         from distsim.debug.render import render_diagnoses
 

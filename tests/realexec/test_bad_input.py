@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import HERE, QuietMonitor
+from jobs import HERE, QuietMonitor, Zygote
 from test_flight_recorder import dump, entry
 from test_launch import distsim_run, run
 from test_rings import issue, writer
@@ -185,6 +185,34 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("there", [True, False])
+def test_py_spy_is_not_permitted(
+    there: bool, zygote: Zygote, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped rank's stack cannot be read: one line says why, and the rank is named all the same."""
+    tool = tmp_path / "py-spy"
+    if there:
+        tool.write_text("#!/bin/sh\necho 'Error: Permission denied' >&2\nexit 1\n")
+        tool.chmod(0o755)
+    monkeypatch.setattr("distsim.debug.stackdump.sys.executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = zygote.run(HERE / "faults" / "process_frozen.py", 3, directory=folder)
+    assert (result.diagnoses[0].kind, result.diagnoses[0].culprits) == (Kind.PROCESS_FROZEN, (1,))
+    said = [line for line in result.report.splitlines() if line.startswith("distsim: no stack of rank 1")]
+    assert len(said) == 1, result.report
+    assert ("py-spy failed (Error: Permission denied)" if there else "is not installed") in said[0]
+
+
+@pytest.mark.slow
+def test_a_strange_ring_beside_a_live_job(zygote: Zygote, folder: Path) -> None:
+    """A ring of another version in a live job's folder is said in one line; the job is watched as ever."""
+    (folder / "rank00001.a0.old.ring").write_bytes(b"DISTRING" + bytes(1000))
+    result = zygote.run(HERE / "faults" / "p2p_tag.py", 2, directory=folder)
+    assert result.diagnoses[0].kind is Kind.P2P_UNMATCHED
+    assert result.report.count("distsim: rank00001.a0.old.ring: ") == 1
 
 
 @pytest.mark.slow
