@@ -310,7 +310,7 @@ class Monitor:
 
         console = Console(stderr=True, soft_wrap=True) if sys.stderr.isatty() else Console(file=sys.stderr, width=120)
         with contextlib.suppress(OSError):
-            console.print(render_diagnoses(new, evidence))
+            console.print(render_diagnoses(new, evidence), crop=False)
             sys.stderr.flush()
 
     def _say_notes(self) -> None:

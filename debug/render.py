@@ -14,7 +14,7 @@ from rich.text import Text
 
 from distsim.debug.explain import are, call_text, group_text, numbered, place, ranks_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
-from distsim.debug.stacks import blank_addresses, format_ranks, merge_equal, merge_stacks
+from distsim.debug.stacks import StackNode, blank_addresses, format_ranks, merge_equal, merge_stacks
 from distsim.debug.verdict import Diagnosis, Stuck
 
 __all__ = ["DiagnosisReport", "render_diagnoses", "shown_tracebacks"]
@@ -30,12 +30,13 @@ VERDICT_STYLE = {"WARNING": "bold yellow", "HEALTHY": "bold green"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One paragraph of the report; it wraps under its own text."""
+    """One paragraph of the report; it wraps under its own text, code (`whole`) does not."""
 
     text: str
     indent: int = 2
     hang: int = 2
     style: str = ""
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class DiagnosisReport:
         """The report as text without colour, *width* columns wide."""
         console = Console(width=width, color_system=None, force_terminal=False, highlight=False)
         with console.capture() as capture:
-            console.print(self)
+            console.print(self, crop=False)
         return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
@@ -203,7 +204,7 @@ def _tracebacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
     for ranks, text in shown_tracebacks(d, evidence):
         yield Line(f"traceback of {ranks_text(ranks)}:")
         for line in text.splitlines():
-            yield Line(line, indent=4, hang=8)
+            yield Line(line, indent=4, whole=True)
 
 
 def _stacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
@@ -218,15 +219,31 @@ def _stacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
     lines = merge_stacks(stacks).lines()
     yield Line("stacks, outermost frame first:")
     columns = min(24, max(len(format_ranks(node.ranks)) for _, node in lines))
-    for depth, node in lines[: 3 * MAX_LINES]:
+    folded = _fold(lines)
+    for depth, node, times in folded[: 3 * MAX_LINES]:
         ranks = format_ranks(node.ranks)
         if len(ranks) > columns:
             ranks = f"{len(node.ranks)} ranks"
         frame = node.site
         name = f"{frame.function}  {place(frame)}" if frame is not None else ""
+        if times > 1:
+            name += f"  ({times} times)"
         yield Line(f"{ranks:<{columns}}  {'  ' * depth}{name}", indent=4, hang=columns + 4)
-    if len(lines) > 3 * MAX_LINES:
-        yield Line(f"... {len(lines) - 3 * MAX_LINES} more frames", indent=4)
+    if len(folded) > 3 * MAX_LINES:
+        yield Line(f"... {sum(times for *_, times in folded[3 * MAX_LINES :])} more frames", indent=4)
+
+
+def _fold(lines: Sequence[tuple[int, StackNode]]) -> list[tuple[int, StackNode, int]]:
+    """A frame that calls itself again and again, with the same ranks, once."""
+    folded: list[tuple[int, StackNode, int]] = []
+    for depth, node in lines:
+        if folded:
+            before, last, times = folded[-1]
+            if (before, last.site, last.ranks) == (depth, node.site, node.ranks):
+                folded[-1] = (before, last, times + 1)
+                continue
+        folded.append((depth, node, 1))
+    return folded
 
 
 def _stack_of(rank: int, evidence: Evidence) -> tuple[Site, ...]:
@@ -245,6 +262,8 @@ def _stack_of(rank: int, evidence: Evidence) -> tuple[Site, ...]:
 
 def _wrapped(line: Line, width: int) -> Iterable[Text]:
     first = " " * line.indent
+    if line.whole:
+        return [Text(first + line.text, style=line.style, no_wrap=True, overflow="ignore")]
     wrapped = textwrap.wrap(
         line.text,
         width=max(20, width),

@@ -107,6 +107,26 @@ def test_a_long_traceback_stays_whole() -> None:
     assert all(f"in f{n}\n" in text for n in range(60))
 
 
+def test_a_line_of_a_traceback_is_not_wrapped() -> None:
+    """Code stays as it was written, with its carets below it, in a narrow terminal, too."""
+    evidence = raised()
+    code = "    " + "value = f(" + ", ".join(f"argument{n}" for n in range(20)) + ")"
+    evidence.ranks[1].traceback = f'Traceback (most recent call last):\n  File "train.py", line 1\n{code}\nValueError\n'
+    text = render_diagnoses(diagnose(evidence), evidence).plain(80)
+    assert f"    {code}\n" in text
+
+
+def test_a_frame_that_calls_itself_is_shown_once() -> None:
+    """Equal frames one below the other are counted, not repeated."""
+    evidence = data_loader()
+    deep = (Site("train.py", 9, "leaf"), *[Site("train.py", 7, "walk")] * 50, Site("train.py", 3, "main"))
+    evidence.ranks[3].stack = deep
+    text = render_diagnoses(diagnose(evidence), evidence).plain(120)
+    assert text.count("walk  train.py:7") == 1
+    assert "walk  train.py:7  (50 times)" in text
+    assert "leaf  train.py:9" in text
+
+
 def test_first_line_names_verdict_culprit_and_place() -> None:
     """Who is not there stands in the first line."""
     evidence = data_loader()
