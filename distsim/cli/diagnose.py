@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     for complaint in found.complaints:
         print(f"distsim: {complaint}", file=sys.stderr)
     Console(width=None if sys.stdout.isatty() else 110, highlight=False).print(
-        render_diagnoses(found.diagnoses, found.evidence)
+        render_diagnoses(found.diagnoses, found.evidence), crop=False
     )
     code = int(exit_code(found.diagnoses))
     if args.report:
