@@ -169,3 +169,38 @@ def test_install_and_remove_in_the_middle_of_a_job(tmp_path: Path) -> None:
         assert made.count(("default_pg", "all_reduce")) == 1, made
         assert ("late", "all_reduce") in made, made
     assert len(list(rings.glob("*.ring"))) == 2
+
+
+AT_ITS_END = """
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+
+class Bomb:
+    abort = os.abort
+
+    def __del__(self):
+        self.abort()
+
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(2))
+dist.barrier()
+if dist.get_rank() == 1:
+    sys.bomb = Bomb()  # goes off after everything else, as torch's own threads sometimes do
+dist.destroy_process_group()
+"""
+
+
+def test_an_abort_after_the_end_is_no_hang(tmp_path: Path) -> None:
+    """A rank that dies of SIGABRT while its interpreter goes down: exit code 1, and words that say when it was."""
+    (tmp_path / "train.py").write_text(AT_ITS_END)
+    done = distsim_run("--report", "report.json", "train.py", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    (said,) = json.loads((tmp_path / "report.json").read_text())["diagnoses"]
+    assert (said["kind"], said["culprits"], said["victims"]) == ("rank_killed", [1], [])
+    assert "was killed by SIGABRT, after its program and all its calls had ended" in said["explanation"]
+    assert "HANG" not in done.stderr
