@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from distsim.debug import ring as rings
+from distsim.debug import seen
 from distsim.debug.evidence import wall_offsets
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding
@@ -98,63 +99,9 @@ def _alike(a: Finding, b: Finding) -> bool:
     return a.kind is b.kind and (a.kind is Kind.NAN or (a.site == b.site and a.group == b.group))
 
 
-def _nan(call: CallRecord) -> Finding:
-    return Finding(
-        Kind.NAN,
-        (call.rank,),
-        f"the input of {call.op} #{call.seq} on rank {call.rank} holds NaN, before any other rank's did",
-        group=call.group,
-        call=call,
-        site=call.site,
-        at_s=call.issued_s,
-        suggestion=f"Look at what rank {call.rank} computed just before {call.site}: its input batch, its loss scale.",
-    )
-
-
-def _modified(call: CallRecord) -> Finding:
-    return Finding(
-        Kind.BUFFER_MODIFIED_IN_FLIGHT,
-        (call.rank,),
-        f"rank {call.rank} wrote to the buffer of {call.op} #{call.seq} before it had waited for the call",
-        group=call.group,
-        call=call,
-        site=call.site,
-        at_s=call.issued_s,
-        suggestion="Call wait() on the handle before the buffer is used again, or give the call its own copy.",
-    )
-
-
-def _race(call: CallRecord) -> Finding:
-    return Finding(
-        Kind.THREAD_RACE,
-        (call.rank,),
-        f"thread {call.thread} of rank {call.rank} called {call.op} #{call.seq} while another thread was inside "
-        "a call on the same group: which comes first differs from run to run and from rank to rank",
-        group=call.group,
-        call=call,
-        site=call.site,
-        at_s=call.issued_s,
-        suggestion="Give each thread a group of its own (new_group), or make all calls from one thread.",
-    )
-
-
-def _dropped(call: CallRecord) -> Finding:
-    return Finding(
-        Kind.ASYNC_NEVER_WAITED,
-        (call.rank,),
-        f"the handle of {call.op} #{call.seq} was thrown away and nobody waited for the call: its buffer may be "
-        "read before the data are there, and its error is lost",
-        group=call.group,
-        call=call,
-        site=call.site,
-        at_s=call.issued_s,
-        suggestion="Keep the handle and call wait() on it, or leave async_op out.",
-    )
-
-
 _MAKERS = (
-    (rings.NAN_INPUT, _nan),
-    (rings.MODIFIED, _modified),
-    (rings.RACE, _race),
-    (rings.DROPPED, _dropped),
+    (rings.NAN_INPUT, seen.nan),
+    (rings.MODIFIED, seen.modified),
+    (rings.RACE, seen.race),
+    (rings.DROPPED, seen.dropped),
 )

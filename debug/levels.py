@@ -49,7 +49,7 @@ class Settings:
     report: str = ""
     """File for the JSON report."""
     nan: bool = False
-    """Look for NaN and infinity in every call's tensors."""
+    """Look for NaN in every call's tensors."""
     checksum: bool = False
     """Look for buffers that are written while in flight."""
     monitor: bool = True

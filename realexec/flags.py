@@ -40,5 +40,5 @@ def add_real_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="keep the flight records here, for distsim diagnose and watch",
     )
-    group.add_argument("--nan", action="store_true", help="name the first rank and call with NaN or infinity")
+    group.add_argument("--nan", action="store_true", help="name the first rank and call with NaN")
     group.add_argument("--checksum", action="store_true", help="name buffers that are written while in flight")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from distsim.debug import seen
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, Finding, Phase, State, StoreWait
 from distsim.debug.stacks import format_ranks
@@ -314,9 +315,9 @@ class Faults:
 
     def on_arrival(self, arrival: Arrival) -> None:
         """In the rank's own thread: the tensors that it gives to a call."""
-        if "nan" in self.guards and not self._seen_nan and any(guards.not_finite(t) for t in arrival.inputs):
+        if "nan" in self.guards and not self._seen_nan and any(guards.holds_nan(t) for t in arrival.inputs):
             self._seen_nan = True  # it spreads: the first is the one
-            self._found.append(guards.nan(arrival.record))
+            self._found.append(seen.nan(arrival.record))
         if "buffers" in self.guards and arrival.record.is_async:
             arrival.sums = [guards.checksum(tensor) for tensor in arrival.inputs]
 
@@ -335,7 +336,7 @@ class Faults:
         for member in members:
             if member.sums is not None:
                 if [guards.checksum(tensor) for tensor in member.inputs] != member.sums:
-                    self._found.append(guards.modified(member.record))
+                    self._found.append(seen.modified(member.record))
                 member.sums = None
             process = member.process
             if process.phase in (Phase.KILLED, Phase.EXITED) and process.exit_code:

@@ -1,4 +1,4 @@
-"""What guards of a simulated run look for in tensors, and what they say when they find it."""
+"""What guards of a simulated run look for in tensors, and what is damaged on the way."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, Finding
 from distsim.sim.fault_rules import Corrupt
 
-__all__ = ["GUARDS", "checksum", "corrupted", "flip", "modified", "nan", "not_finite"]
+__all__ = ["GUARDS", "checksum", "corrupted", "flip", "holds_nan"]
 
 GUARDS = ("nan", "buffers", "payloads")
-"""nan: NaN and infinity in what goes into a call. buffers: written to while a call has them. payloads:
+"""nan: NaN in what goes into a call. buffers: written to while a call has them. payloads:
 what arrives against what was sent."""
 
 
@@ -21,9 +21,9 @@ def checksum(tensor: torch.Tensor) -> int:
     return zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
-def not_finite(tensor: torch.Tensor) -> bool:
+def holds_nan(tensor: torch.Tensor) -> bool:
     tensor = tensor.detach()
-    return tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
+    return tensor.is_floating_point() and bool(torch.isnan(tensor).any())
 
 
 def flip(tensor: torch.Tensor, rule: Corrupt) -> None:
@@ -48,32 +48,4 @@ def corrupted(record: CallRecord, rule: Corrupt) -> Finding:
         site=record.site,
         at_s=record.issued_s,
         suggestion=f"Look at the memory and the NIC of rank {record.rank}'s host (ECC and CRC counters).",
-    )
-
-
-def nan(record: CallRecord) -> Finding:
-    return Finding(
-        Kind.NAN,
-        (record.rank,),
-        f"the input of {record.op} #{record.seq} on rank {record.rank} holds NaN or infinity, before any other "
-        "rank's did",
-        group=record.group,
-        call=record,
-        site=record.site,
-        at_s=record.issued_s,
-        suggestion=f"Look at what rank {record.rank} computed just before {record.site}: its input batch, its loss "
-        "scale.",
-    )
-
-
-def modified(record: CallRecord) -> Finding:
-    return Finding(
-        Kind.BUFFER_MODIFIED_IN_FLIGHT,
-        (record.rank,),
-        f"rank {record.rank} wrote to the buffer of {record.op} #{record.seq} before it had waited for the call",
-        group=record.group,
-        call=record,
-        site=record.site,
-        at_s=record.issued_s,
-        suggestion="Call wait() on the handle before the buffer is used again, or give the call its own copy.",
     )

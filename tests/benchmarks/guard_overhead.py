@@ -4,7 +4,7 @@ All kinds of group live in the same processes and take turns in short blocks; pr
 the blocks of the ratio to the plain block beside it, so a noisy machine hits all alike. The column `plain`
 is a second plain group: how far it is from 1 is the noise of the figures beside it.
 
-python tests/benchmarks/guard_overhead.py [--ranks 2,4,8] [--sizes 4,1M,64M] [--blocks 40] [--kinds check,strict,plain,detail]
+python tests/benchmarks/guard_overhead.py [--ranks 2,4,8] [--sizes 4,1M,64M] [--blocks 40] [--kinds check,strict]
 """
 
 from __future__ import annotations
