@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
     for flag, path in (("--csv", args.csv), ("--plot", args.plot)):
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise UsageError(f"{flag} {path}: no folder {Path(path).parent}; create it first")
+    if args.plot is not None and find_spec("matplotlib") is None:
+        raise UsageError("--plot: matplotlib is not installed; pip install 'torch-distsim[plot]'")
     variations = [parse_variation(text) for text in args.vary]
     points = list(sweep(load_scenario(args.scenario), variations, args.workers, args.ray))
     _table(points)

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from distsim.debug.kinds import Kind
@@ -24,6 +25,8 @@ GPUS_PER_NODE = 8
 MAX_TRIES = 400
 SPIN_S = 3.0
 """When a rank that spins is taken for stuck: more than torch's first imports take on a busy machine."""
+SIBLINGS = {Kind.MISSING_RANK: Kind.UNEVEN_ITERATIONS, Kind.UNEVEN_ITERATIONS: Kind.MISSING_RANK}
+"""What a rank that did not come is called depends on the loop around the call, and records have no loops."""
 STYLES = ("merged", "exact", "apart")
 """Ways to write the calls down as a program; the first that gives the diagnosis is taken."""
 
@@ -34,11 +37,9 @@ class Attempt:
 
     diagnosis: Diagnosis | None
 
-    def same(self, kind: Kind, culprits: Sequence[int]) -> bool:
-        return self.diagnosis is not None and (self.diagnosis.kind, tuple(self.diagnosis.culprits)) == (
-            kind,
-            tuple(culprits),
-        )
+    def same(self, kinds: Sequence[Kind], culprits: Sequence[int]) -> bool:
+        found = self.diagnosis
+        return found is not None and found.kind in kinds and tuple(found.culprits) == tuple(culprits)
 
 
 def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[str]:
@@ -74,6 +75,11 @@ def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[st
     )
     script.write_text(calls.program(teaches, style), encoding="utf-8")
     output.write_text(_toml(calls, script.name, last, culprits, teaches), encoding="utf-8")
+    if last.kind is not first.kind:
+        yield (
+            f"note: simulated it is called {last.kind.label}: which of the two it is depends on the program's loop, "
+            "and records have calls only"
+        )
     made = sum(len(made) for made in calls.calls.values())
     before = sum(len(made) for made in calls_of(found.evidence).calls.values())
     yield (
@@ -85,8 +91,8 @@ def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[st
 
 def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[Calls, str, int]:
     tries = 0
-
     style = "merged"
+    kinds: tuple[Kind, ...] = (first.kind,)
 
     def fails_alike(calls: Calls) -> bool:
         nonlocal tries
@@ -94,7 +100,7 @@ def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[C
             return False
         tries += 1
         culprits = [calls.ranks.index(rank) for rank in first.culprits]
-        return _attempt(calls, folder, style).same(first.kind, culprits)
+        return _attempt(calls, folder, style).same(kinds, culprits)
 
     whole = calls_of(found.evidence, new_groups=first.kind is Kind.GROUP_CREATION_ORDER)
     # Who was stuck was ended from outside, later: by the launcher, by a signal, by its peers' end.
@@ -102,7 +108,8 @@ def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[C
     whole = replace(whole, endings=own)
     starts = [whole, *_other_endings(whole, found, first)]
     calls = None
-    for style in STYLES:  # noqa: B007  # fails_alike reads it
+    wider = (first.kind, SIBLINGS[first.kind]) if first.kind in SIBLINGS else (first.kind,)
+    for kinds, style in product(dict.fromkeys(((first.kind,), wider)), STYLES):  # noqa: B007  # fails_alike reads them
         calls = next((candidate for candidate in starts if fails_alike(candidate)), None)
         if calls is not None:
             break

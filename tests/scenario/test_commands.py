@@ -57,6 +57,8 @@ def test_a_wrong_file_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["-k", "nothing"], "no scenario fits -k 'nothing'"),
         (["-k", "a b"], "expected words with and, or, not"),
         (["-n", "0"], "expected at least one worker"),
+        (["--explore", "0"], "expected at least one schedule"),
+        (["--explore", "9", "--junit", "x.xml"], "writes no --junit"),
         (["--junit", "/nowhere/x.xml"], "no folder /nowhere"),
         (["--schedule", "backwards"], "expected a schedule"),
     ],

@@ -192,7 +192,7 @@ def test_a_host_that_is_cut_off_is_the_diagnosis_simulated_and_for_real(tmp_path
 def test_a_cut_that_heals_costs_time_only(tmp_path: Path) -> None:
     """TCP sends again what was lost: the job ends well, and each line has its rank."""
     place = 'backend = "gloo"\non = "ethernet-cpu:2"\nnproc_per_node = 2\n'
-    fault = "faults = [{ what = 'link_cut', link = 'n1/nic0->*', call = 20, for_s = 1 }]"
+    fault = "faults = [{ what = 'link_cut', link = 'n1/nic0->*', call = 20, for_s = 0.2 }]"
     result = ran(tmp_path, f"{place}{fault}\n[expect]\nprints = {{ all = ['done'] }}", STEPS)
     assert result.wrong == [], result.text
 

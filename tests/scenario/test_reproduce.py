@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from distsim.debug.diagnosis import diagnose
+from distsim.debug.kinds import Kind
 from distsim.debug.postmortem import Found
 from distsim.errors import UsageError
 from distsim.scenario import find_scenarios, load_scenario, run_scenario
 from distsim.scenario import reproduce as reproduce_module
 from distsim.scenario.calls import calls_of
 from distsim.scenario.run import simulate_scenario
+from tests.scenario.made import made
 
 HANGS = Path(__file__).parents[2] / "scenarios" / "hangs"
 REPRODUCED = (
@@ -68,6 +71,38 @@ def test_every_rank_and_call_that_is_left_is_needed(tmp_path: Path, monkeypatch:
     assert (tmp_path / "again.py").read_text().count("dist.") <= 4
     whole = calls_of(outcome.evidence)
     assert sum(map(len, whole.calls.values())) > 4
+
+
+LEFT_OUT_IN_A_LOOP = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+t = torch.ones(4)
+for step in range(5):
+    dist.all_reduce(t)
+    if step == 2 and dist.get_rank() == 1:
+        continue
+    dist.broadcast(t, src=0)
+"""
+
+
+def test_a_call_left_out_in_a_loop_is_reproduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records have no loops: a round left out may be called a missing rank or uneven iterations, and that is said."""
+    scenario = made(tmp_path, '[expect]\nkind = "missing_rank"\nculprits = [1]\n', LEFT_OUT_IN_A_LOOP)
+    outcome, _, _ = simulate_scenario(scenario)
+    assert outcome.evidence is not None
+    # A real job's rings end where it hung; the simulator looked four calls further.
+    real = {rank: [call for call in calls if call.seq <= 6] for rank, calls in outcome.evidence.records.items()}
+    found = Found(outcome.diagnoses, replace(outcome.evidence, records=real))
+    assert found.diagnoses[0].kind is Kind.MISSING_RANK
+    monkeypatch.setattr(reproduce_module, "examine", lambda directory: found)
+    lines = list(reproduce_module.reproduce(tmp_path, tmp_path / "again.toml"))
+    again = load_scenario(tmp_path / "again.toml")
+    assert again.world_size == 2
+    assert run_scenario(again).wrong == []
+    other = again.spec.expect.kind != Kind.MISSING_RANK.value
+    assert any(line.startswith("note: simulated it is called uneven iterations") for line in lines) == other
 
 
 def test_nothing_is_overwritten_and_nothing_made_up(tmp_path: Path) -> None:
