@@ -48,6 +48,8 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     they = "it" if len(ranks) == 1 else "they"
     where = several(case.where(ranks[0]), ranks)
     running = case.world.states[ranks[0]].phase is Phase.RUNNING
+    gave_up = [r for r in victims if case.world.states[r].phase is Phase.RAISED]
+    instead = " Or pass a longer timeout=." if running and gave_up else ""
     what = f"{who} never called {call_text(call)} on {group_text(call.group)}: {they} {where}."
     return case.diagnosis(
         kind,
@@ -55,7 +57,7 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
         victims,
         call=call,
         explanation=f"{capital(what)} {case.waiting(call, victims)}",
-        suggestion=advice(Kind.STRAGGLER if running else kind, who=who, theirs=place(call.site)),
+        suggestion=advice(Kind.STRAGGLER if running else kind, who=who, theirs=place(call.site)) + instead,
         since_s=call.issued_s,
     )
 

@@ -138,7 +138,9 @@ class Case:
         ]
         if call.is_p2p or not inside:
             return f"Rank {call.rank} waits in {call_text(call)} at {place(call.site)}."
+        over = all(self.world.states[rank].phase is Phase.RAISED for rank in inside)
+        verb = "waited" if over else are(inside, "waits", "wait")
         return (
-            f"{capital(ranks_text(inside))} {are(inside, 'waits', 'wait')} in {numbered(call)} "
+            f"{capital(ranks_text(inside))} {verb} in {numbered(call)} "
             f"on {group_text(call.group)}, at {place(call.site)}."
         )

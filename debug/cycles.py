@@ -121,7 +121,7 @@ def _message_missing(case: Case, ranks: Sequence[int], victims: Sequence[int]) -
         for need in case.graph.needs.get(rank, ()):
             if isinstance(need.wait, CallWait) and need.wait.record.is_p2p and not inside.isdisjoint(need.ranks):
                 lonely.append(need.wait.record)
-    lonely.sort(key=lambda c: (c.issued_s, c.op == "send", c.rank))
+    lonely.sort(key=lambda c: (c.op == "send", c.rank, c.index))  # who came first differs from run to run
     for call in lonely:
         if near_miss(case.world, call) is not None:
             return unmatched(case, call, [*ranks, *victims], cycle=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distsim.debug.case import Case
 from distsim.debug.checks import Mismatch, check_pair, payload_text
@@ -72,6 +72,10 @@ def unmatched(
 ) -> Diagnosis:
     """`p2p_unmatched` for a send or receive that waits for good."""
     miss = near_miss(case.world, call)
+    if miss is not None and miss.differs in ("tag", "group") and call.op == "send" and _suffers(case, miss.call.rank):
+        # Two ends of one message: the receiver tells it, whichever of them was looked at first.
+        stuck = [*stuck, call.rank]
+        miss, call = replace(miss, call=call), miss.call
     peer = call.peer
     culprits: tuple[int, ...]
     head = f"Rank {call.rank} waits in {call_text(call)}, at {place(call.site)}."

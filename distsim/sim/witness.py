@@ -21,9 +21,9 @@ _DDP_UNFINISHED = "Expected to have finished reduction in the prior iteration"
 _DDP_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
-def evidence(world: World, *, asleep: bool = False, late_after_s: float | None = None) -> Evidence:
-    """*asleep* makes a rank that only sleeps count as blocked; with *late_after_s* a running rank
-    that others have waited for that long is a straggler."""
+def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None = None) -> Evidence:
+    """*asleep* makes a rank that only sleeps count as blocked; with *hang_after_s* a running rank
+    that others have waited for that long is missing."""
     ranks = range(world.world_size)
     states = {rank: _state(world, rank, asleep) for rank in ranks}
     records = {rank: world.rank_processes[rank].records for rank in ranks if rank in world.rank_processes}
@@ -38,7 +38,7 @@ def evidence(world: World, *, asleep: bool = False, late_after_s: float | None =
         notes=(*world.notes, *(() if faults is None else faults.notes)),
         findings=(*(() if faults is None else faults.findings()), *_ddp_findings(world)),
         sources=_sources(states, records),
-        straggler_after_s=late_after_s,
+        hang_after_s=hang_after_s,
     )
 
 

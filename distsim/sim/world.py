@@ -19,7 +19,7 @@ import simpy
 
 from distsim.cluster import Cluster, CpuModel, Slot
 from distsim.debug.diagnosis import Diagnosis, diagnose
-from distsim.debug.records import Evidence, Group, HostWait, Phase, Wait
+from distsim.debug.records import CallWait, Evidence, Group, HostWait, Phase, Wait
 from distsim.debug.unwaited import unwaited
 from distsim.errors import UsageError
 from distsim.network import Network
@@ -442,9 +442,11 @@ class World:
         return True
 
     def _note_timeout(self, why: Wait | None) -> None:
-        """A timeout strikes while others still run: what is stuck now is what they will ask about."""
+        """A timeout strikes while others still run: what is stuck now is what they will ask about, and
+        who has kept them that long is missing, however sure it would have come."""
         if not self.diagnoses and not isinstance(why, HostWait):
-            self.diagnoses = diagnose(evidence(self, asleep=self.asleep, late_after_s=0.0))
+            waited_s = float(self.env.now) - why.record.issued_s if isinstance(why, CallWait) else 0.0
+            self.diagnoses = diagnose(evidence(self, asleep=self.asleep, hang_after_s=waited_s))
 
     def _nothing_moves(self) -> bool:
         """Empty heap, blocked ranks: a deadlock. False ends the world."""

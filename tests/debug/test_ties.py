@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.kinds import Kind
 from tests.debug.builders import Step, all_reduce, barrier, coll, play, recv, send
@@ -55,6 +57,20 @@ def test_size_habit_settles_a_pair() -> None:
     """The end of a message that changed its size is the culprit."""
     (d,) = diagnose(play(2, {0: [send(1, 10), send(1, 10, shape=(8,))], 1: [recv(0, 11), recv(0, 11)]}))
     assert (d.kind, d.culprits, d.pair) == (Kind.P2P_SIZE_MISMATCH, (0,), (0, 1))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("differs", ["tag", "receiver"])
+def test_who_came_first_to_a_message_does_not_matter(first: int, differs: str) -> None:
+    """Crossed tags, and a message to the wrong rank, are told alike, whichever end was there first."""
+    mine = send(1, 10, tag=5) if differs == "tag" else send(2, 10)
+    theirs = recv(0, 11, tag=7) if differs == "tag" else recv(0, 11)
+    evidence = play(3, {0: [mine, barrier(12)], 1: [theirs, barrier(12)], 2: [barrier(12)]})
+    for rank in (0, 1):
+        evidence.records[rank][0].issued_s = 1.0 if rank == first else 2.0
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.pair, str(d.call)) == (Kind.P2P_UNMATCHED, (0, 1), "recv #1")
+    assert d.culprits == ((0, 1) if differs == "tag" else (0,))
 
 
 def test_two_ranks_uneven() -> None:

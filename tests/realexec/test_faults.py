@@ -23,7 +23,6 @@ NOT_SIMULATED = {
     "holds_gil": "simulated ranks are threads of one interpreter: who holds it stops the simulator, watchdog and all",
     "never_joined": "ten minutes of sleep pass at once in virtual time; scenarios/hangs/never_joins is its twin",
     "thread_race": "two threads inside a group at one moment: simulated threads take turns; thread_order is its twin",
-    "timeout": "the simulator knows that the late rank would have come (straggler); of a real one nobody knows",
 }
 """Programs that show something else in a simulation, and why."""
 
@@ -42,11 +41,6 @@ OTHER_LINE = {
     "straggler": "the monitor says where it is while the others wait, the simulator where it came late",
 }
 """The two name different lines, and why."""
-
-OTHER_CALL = {
-    "p2p_tag": "either end is as lonely: the one that was first is named, and in real jobs that differs",
-}
-"""The two may name different calls, and why."""
 
 ELSEWHERE = {
     Kind.HEALTHY: "test_healthy",
@@ -140,7 +134,8 @@ def aspects(found: Diagnosis, name: str) -> Mapping[str, Any]:
         "kind": found.kind,
         "culprits": found.culprits,
         "group": (found.group.label, found.group.ranks),
-        "call": None if name in OTHER_CALL else found.call,
+        "call": found.call,
+        "pair": found.pair,
         "lines": None if name in OTHER_LINE else lines(found),
         "exit code": found.exit_code,
     }
@@ -151,4 +146,4 @@ def test_every_kind_has_a_program() -> None:
     planted = {kind for case in CASES for kind in case.head["kind"].split("|")}
     assert {kind.value for kind in Kind} == planted | {kind.value for kind in ELSEWHERE}
     names = {case.path.stem for case in CASES}
-    assert {*NOT_SIMULATED, *DIES, *OTHER_LINE, *OTHER_CALL} <= names
+    assert {*NOT_SIMULATED, *DIES, *OTHER_LINE} <= names

@@ -240,9 +240,9 @@ dist.all_reduce(torch.ones(1), group=slow)
 """
     )
     assert ran.outcome.diagnoses[0].culprits == (1,)
-    assert ran.kinds == ["straggler"]
+    assert ran.kinds == ["missing_rank"]
     assert ran.outcome.diagnoses[0].sites[1].line == 9
-    assert ran.outcome.exit_code == 1
+    assert ran.outcome.exit_code == 3
     assert "Timed out waiting 5000ms" in ran.outcome.failures[0].message
 
 
