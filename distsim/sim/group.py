@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import ReduceOp, Work
 
+from distsim.debug import seen
 from distsim.debug.records import CallRecord, CallWait, Group
 from distsim.sim import refusals
 from distsim.sim.barrier import monitored_barrier
@@ -25,7 +26,7 @@ from distsim.sim.data import reduce_op_name
 from distsim.sim.operations import OPERATIONS
 from distsim.sim.process import SimProcess
 from distsim.sim.sites import user_stack
-from distsim.sim.task import current_task, require_task
+from distsim.sim.task import Task, current_task, require_task
 from distsim.sim.work import SimWork
 
 __all__ = ["SimGroup"]
@@ -188,6 +189,9 @@ class SimGroup(dist.ProcessGroup):
             index=len(process.records),
         )
         process.records.append(record)
+        if any(_inside(other, record) for other in process.tasks if other is not task) and world.lookahead is None:
+            world.findings.append(seen.race(record))
+            world.stop_for_fault()
         if world.faults is not None:
             world.faults.on_call(task, record)
         timeout = getattr(opts, "timeout", None)
@@ -457,6 +461,14 @@ class _Timeout:
 
     def __init__(self, timeout: timedelta | None) -> None:
         self.timeout = timeout or _UNSET
+
+
+def _inside(task: Task, record: CallRecord) -> bool:
+    """Whether a thread is inside a synchronous collective of the group on which another makes *record*."""
+    why = task.wait_reason
+    if task.finished or record.is_p2p or not isinstance(why, CallWait):
+        return False
+    return not (why.record.is_async or why.record.is_p2p) and why.record.group == record.group
 
 
 def _opts(opts: Any, timeout: timedelta | None) -> Any:

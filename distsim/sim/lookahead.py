@@ -37,7 +37,8 @@ _KEPT = (
 
 
 class Lookahead:
-    """Runs once, when *met* (the calls of one meeting) do not fit each other."""
+    """Runs once, when *met* (the calls of one meeting) do not fit each other; without any, a guard has seen
+    what is wrong, and nobody need go on."""
 
     def __init__(self, world: World, met: Sequence[SimWork]) -> None:
         self.world = world
@@ -52,6 +53,8 @@ class Lookahead:
             work.done.succeed()
 
     def run(self) -> None:
+        if not self._met:
+            return
         world = self.world
         kept = [self._keep(process) for process in world.processes]
         muted = [s for p in world.processes for s in (p.stdout, p.stderr) if s is not None and not s.muted]

@@ -36,7 +36,7 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         records,
         float(world.env.now),
         notes=(*world.notes, *(() if faults is None else faults.notes)),
-        findings=(*(() if faults is None else faults.findings()), *_ddp_findings(world)),
+        findings=(*world.findings, *(() if faults is None else faults.findings()), *_ddp_findings(world)),
         sources=_sources(states, records),
         hang_after_s=hang_after_s,
     )
@@ -93,7 +93,7 @@ def _on_its_way(process: SimProcess) -> BaseException | None:
 
 
 def _mark_absent(states: dict[int, RankState], records: dict[int, list[CallRecord]]) -> None:
-    """A rank that ended well without ever calling init_process_group, while others wait there, never joined."""
+    """A rank without a call, while others wait in init_process_group, never joined: it ended well, or stands still."""
     joining = [
         w.record
         for state in states.values()
@@ -101,12 +101,10 @@ def _mark_absent(states: dict[int, RankState], records: dict[int, list[CallRecor
         if isinstance(w, CallWait) and w.record.op == "init_process_group"
     ]
     for rank, state in states.items():
-        if (
-            joining
-            and state.phase in (Phase.FINISHED, Phase.EXITED)
-            and not state.exit_code
-            and not records.get(rank)
-        ):
+        on_host = all(isinstance(w, HostWait) for w in state.waits)
+        still = state.phase is Phase.HOST_STUCK or (state.phase is Phase.BLOCKED and on_host)
+        ended = state.phase in (Phase.FINISHED, Phase.EXITED) and not state.exit_code
+        if joining and (ended or still) and not records.get(rank):
             states[rank] = RankState(rank, Phase.ABSENT, site=state.site, stack=state.stack, host=state.host)
 
 

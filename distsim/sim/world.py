@@ -19,7 +19,7 @@ import simpy
 
 from distsim.cluster import Cluster, CpuModel, Slot
 from distsim.debug.diagnosis import Diagnosis, diagnose
-from distsim.debug.records import CallWait, Evidence, Group, HostWait, Phase, Wait
+from distsim.debug.records import CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
 from distsim.debug.unwaited import unwaited
 from distsim.errors import UsageError
 from distsim.network import Network
@@ -91,6 +91,7 @@ class World:
         self.baton.acquire()
         self.initial_torch_rng: Any = None
         self.diagnoses: list[Diagnosis] = []
+        self.findings: list[Finding] = []
         self.notes: list[str] = []
         self.ticks = 0
         """Counts signs of life of the running thread: operators, calls, module loads."""
@@ -464,7 +465,7 @@ class World:
             self.lookahead = Lookahead(self, met)
 
     def stop_for_fault(self) -> None:
-        """A guard saw what makes every further step worthless (a corrupted payload)."""
+        """A guard saw what makes every further step worthless (a corrupted payload, a race)."""
         if self.lookahead is None:
             self.lookahead = Lookahead(self, ())
 

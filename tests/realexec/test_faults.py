@@ -21,8 +21,6 @@ CASES = [Case.read(path) for path in sorted((HERE / "faults").glob("*.py"))]
 
 NOT_SIMULATED = {
     "holds_gil": "simulated ranks are threads of one interpreter: who holds it stops the simulator, watchdog and all",
-    "never_joined": "ten minutes of sleep pass at once in virtual time; scenarios/hangs/never_joins is its twin",
-    "thread_race": "two threads inside a group at one moment: simulated threads take turns; thread_order is its twin",
 }
 """Programs that show something else in a simulation, and why."""
 

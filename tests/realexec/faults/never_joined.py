@@ -5,10 +5,10 @@
 # hang_after: 1.5
 
 import os
-import time
+import threading
 
 import torch.distributed as dist
 
 if os.environ["RANK"] == "2":
-    time.sleep(600)  # <-
+    threading.Event().wait()  # <-
 dist.init_process_group("gloo")
