@@ -1,8 +1,8 @@
 """Where the rings of a job lie, and what else lies beside them.
 
-One folder holds one job on one host: `rank00003.a0.JOB.ring` for each rank and restart, `rank00003.stacks`
+One folder holds one job on one host: `rank00003.a0.JOB.ring` for each rank and restart, `rank00003.JOB.stacks`
 where faulthandler writes, `exit.00003.a0.json` from the launcher, `monitor.json` and `verdict.json`
-from the monitor.
+from the monitor, `verdict.JOB.json` where it was started for that job alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["default_directory", "job_name", "ring_path", "stack_path"]
+__all__ = ["default_directory", "job_name", "ring_path", "stack_path", "verdict_path"]
 
 
 def job_name(environ: Mapping[str, str], where: str = "") -> str:
@@ -38,5 +38,9 @@ def ring_path(directory: Path, rank: int, attempt: int, job: str) -> Path:
     return directory / f"rank{rank:05d}.a{attempt}.{job}.ring"
 
 
-def stack_path(directory: Path, rank: int) -> Path:
-    return directory / f"rank{rank:05d}.stacks"
+def stack_path(directory: Path, rank: int, job: str) -> Path:
+    return directory / f"rank{rank:05d}.{job}.stacks"
+
+
+def verdict_path(directory: Path, job: str) -> Path:
+    return directory / f"verdict.{job}.json"

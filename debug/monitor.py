@@ -23,7 +23,7 @@ from distsim.debug.diagnosis import diagnose
 from distsim.debug.evidence import build_evidence, origin_of, settle_stuck
 from distsim.debug.findings import findings
 from distsim.debug.host import Host
-from distsim.debug.jobdir import default_directory
+from distsim.debug.jobdir import default_directory, verdict_path
 from distsim.debug.levels import Level, OnHang, Settings
 from distsim.debug.records import Evidence, Phase
 from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
@@ -281,7 +281,7 @@ class Monitor:
         """The leader's verdict, so that this host's launcher knows it."""
         self.diagnoses = diagnoses_from_json(report)
         self.told.update(_key(d) for d in self.diagnoses)
-        self._save(report, [str(self.directory / "verdict.json")])
+        self._save(report, self._verdict_paths())
 
     # What follows -----------------------------------------------------------------------------------
 
@@ -334,8 +334,13 @@ class Monitor:
             "rings": str(self.directory),
             "job": next((reader.header.job for reader in self.host.readers.values()), ""),
         }
-        self._save(report, [str(self.directory / "verdict.json"), *filter(None, [self.settings.report])])
+        self._save(report, [*self._verdict_paths(), *filter(None, [self.settings.report])])
         self.together.tell(report)
+
+    def _verdict_paths(self) -> list[str]:
+        """Another job's monitor may write into the same folder."""
+        own = [] if self.host.job is None else [str(verdict_path(self.directory, self.host.job))]
+        return [*own, str(self.directory / "verdict.json")]
 
     @staticmethod
     def _save(report: dict[str, Any], paths: Sequence[str]) -> None:

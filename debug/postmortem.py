@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from distsim.debug.diagnosis import diagnose
 from distsim.debug.evidence import Knowledge, build_evidence, origin_of, read_exits
 from distsim.debug.findings import findings
 from distsim.debug.flight_recorder import Dump, dump_evidence, read_dump
+from distsim.debug.jobdir import verdict_path
 from distsim.debug.procfs import look, signal_name
 from distsim.debug.records import Evidence, Phase, RankState
 from distsim.debug.report_json import diagnoses_from_json
@@ -22,11 +24,11 @@ from distsim.debug.ring_reader import RingReader
 from distsim.debug.verdict import Diagnosis
 from distsim.errors import UsageError
 
-__all__ = ["Found", "examine", "load_rings"]
+__all__ = ["Found", "Job", "examine", "examine_jobs", "load_jobs", "load_rings"]
 
 T = TypeVar("T")
 
-OURS = ("verdict.json", "launcher.json", "done.json", "aborted.json", "monitor.json")
+OURS = ("verdict.", "launcher.json", "done.json", "aborted.json", "monitor.")
 
 
 @dataclass
@@ -38,13 +40,54 @@ class Found:
     complaints: list[str] = field(default_factory=list)
 
 
+@dataclass
+class Job:
+    """The rings of one job, one a rank."""
+
+    name: str
+    readers: list[RingReader]
+    complaints: list[str]
+
+    @property
+    def began_ns(self) -> int:
+        """When its last rank came up, by the wall clock."""
+        return max(_opened(reader) for reader in self.readers)
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        began = datetime.fromtimestamp(self.began_ns / 1e9).strftime("%Y-%m-%d %H:%M:%S")
+        ranks = max(reader.header.world_size for reader in self.readers)
+        return f"job {self.name} ({ranks} {'rank' if ranks == 1 else 'ranks'}, began {began})"
+
+
 def examine(directory: Path) -> Found:
-    """Diagnose a directory. A UsageError where there is nothing to diagnose in it."""
+    """Diagnose a directory, of several jobs the newest. A UsageError where there is nothing to diagnose in it."""
     if not directory.is_dir():
         raise UsageError(f"expected a folder of flight records, got {directory}: no such folder")
     readers, complaints = load_rings(directory)
     if readers:
-        return _from_rings(directory, readers, complaints)
+        return _from_rings(directory, readers, complaints, read_exits(directory))
+    return _examine_dumps(directory, complaints)
+
+
+def examine_jobs(directory: Path) -> tuple[list[tuple[Job, Found]], list[str]]:
+    """Each job that left rings in a directory, judged, the newest first; and what is wrong with files there."""
+    jobs, complaints = load_jobs(directory)
+    judged: list[tuple[Job, Found]] = []
+    for job in jobs:
+        # The launcher, who leaves exit codes, clears the folder first: its job is the oldest.
+        exits = read_exits(directory) if job is jobs[-1] else {}
+        try:
+            judged.append((job, _from_rings(directory, job.readers, job.complaints, exits)))
+        except UsageError as mistake:
+            complaints.append(f"{job.text}: {mistake}")
+    if jobs and not judged:
+        raise UsageError(f"{directory}: {'; '.join(complaints[:5])}")
+    return judged, complaints
+
+
+def _examine_dumps(directory: Path, complaints: list[str]) -> Found:
     dumps, more = _load_dumps(directory)
     if dumps:
         found = _judged(dumps, _from_dumps, more, lambda dump: dump.path.name)
@@ -62,33 +105,52 @@ def _from_dumps(dumps: Sequence[Dump]) -> Found:
     return Found(diagnose(evidence), evidence)
 
 
-def load_rings(directory: Path) -> tuple[list[RingReader], list[str]]:
-    """The rings of the newest job in a directory, of the last attempt of each rank, and what is wrong with others."""
+def load_jobs(directory: Path) -> tuple[list[Job], list[str]]:
+    """The jobs that left rings in a directory, the newest first, and what is wrong with files there."""
     complaints: list[str] = []
-    jobs: dict[str, list[RingReader]] = defaultdict(list)
+    found: dict[str, list[RingReader]] = defaultdict(list)
     for path in sorted(directory.glob("*.ring")):
         try:
             reader = RingReader(path)
         except UsageError as error:
             complaints.append(str(error))
             continue
-        jobs[reader.header.job].append(reader)
+        found[reader.header.job].append(reader)
+    jobs = []
+    for name, readers in found.items():
+        job = Job(name, *_last_attempt(readers))
+        if job.readers:
+            jobs.append(job)
+        else:
+            complaints += job.complaints
+    return sorted(jobs, key=lambda job: (-job.began_ns, job.name)), complaints
+
+
+def load_rings(directory: Path, name: str = "") -> tuple[list[RingReader], list[str]]:
+    """The rings of one job of a directory, the newest where none is named, and what is wrong with others."""
+    jobs, complaints = load_jobs(directory)
     if not jobs:
         return [], complaints
-    newest = max(jobs, key=lambda job: max(_opened(reader) for reader in jobs[job]))
-    for job in sorted(jobs):
-        if job != newest:
-            complaints.append(
-                f"two jobs in one folder: {len(jobs[job])} rings of job {job} left out, job {newest} is newer; "
-                "give each job its own folder"
-            )
-    attempt = max(reader.header.attempt for reader in jobs[newest])
+    chosen = next((job for job in jobs if job.name == name), None) if name else jobs[0]
+    if chosen is None:
+        raise UsageError(f"{directory}: no job {name} here; there are {', '.join(job.name for job in jobs)}")
+    if not name:
+        complaints += [
+            f"two jobs in one folder: {len(job.readers)} rings of job {job.name} left out, job {chosen.name} is newer; "
+            "give each job its own folder"
+            for job in jobs[1:]
+        ]
+    return chosen.readers, [*complaints, *chosen.complaints]
+
+
+def _last_attempt(readers: Sequence[RingReader]) -> tuple[list[RingReader], list[str]]:
+    """One ring a rank, of the last attempt."""
+    attempt = max(reader.header.attempt for reader in readers)
     chosen: dict[int, RingReader] = {}
-    for reader in jobs[newest]:
+    complaints: list[str] = []
+    for reader in readers:
         rank = reader.header.rank
-        if reader.header.attempt == attempt and (
-            rank not in chosen or _opened(chosen[rank]) < _opened(reader)
-        ):
+        if reader.header.attempt == attempt and (rank not in chosen or _opened(chosen[rank]) < _opened(reader)):
             chosen[rank] = reader
     # Rings of an earlier run under the same name: that rank ended before this run began.
     start = max(_opened(reader) for reader in chosen.values())
@@ -103,7 +165,9 @@ def _opened(reader: RingReader) -> int:
     return reader.word(rings.W_OPENED) + reader.header.wall_offset_ns
 
 
-def _from_rings(directory: Path, readers: Sequence[RingReader], complaints: list[str]) -> Found:
+def _from_rings(
+    directory: Path, readers: Sequence[RingReader], complaints: list[str], exits: Mapping[tuple[int, int], int]
+) -> Found:
     world_size = max(reader.header.world_size for reader in readers)
     alive = [
         reader
@@ -111,7 +175,7 @@ def _from_rings(directory: Path, readers: Sequence[RingReader], complaints: list
         if (p := look(reader.header.pid, reader.header.start_ticks)) is not None and p.state not in "ZX"
     ]
     known = Knowledge(
-        exits=read_exits(directory), directory=directory, hang_after_s=0.0, post_mortem=not alive
+        exits=exits, directory=directory, hang_after_s=0.0, post_mortem=not alive
     )
     if alive:
         known.now_ns = time.monotonic_ns()
@@ -175,17 +239,20 @@ def _without_ring(
 
 def _verdict(directory: Path, job: str) -> list[Diagnosis]:
     """What the monitor said of this job while its ranks lived: it saw more than is left."""
-    try:
-        said = json.loads((directory / "verdict.json").read_text())
-        return diagnoses_from_json(said) if said.get("job", job) == job else []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []
+    for path in (verdict_path(directory, job), directory / "verdict.json"):
+        try:
+            said = json.loads(path.read_text())
+            if said.get("job", job) == job:
+                return diagnoses_from_json(said)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return []
 
 
 def _load_dumps(directory: Path) -> tuple[list[Dump], list[str]]:
     dumps: dict[int, Dump] = {}
     complaints: list[str] = []
-    for path in sorted(p for p in directory.iterdir() if p.is_file() and p.name not in OURS):
+    for path in sorted(p for p in directory.iterdir() if p.is_file() and not p.name.startswith(OURS)):
         try:
             dump = read_dump(path)
         except UsageError as error:

@@ -53,7 +53,7 @@ def collect(
         rank = reader.header.rank
         if rank in stopped or not number:
             continue
-        path = stack_path(directory, rank)
+        path = stack_path(directory, rank, reader.header.job)
         try:
             before = path.stat().st_size
             os.kill(reader.header.pid, number)
@@ -63,9 +63,8 @@ def collect(
     deadline = time.monotonic() + WAIT_S
     while asked and time.monotonic() < deadline:
         time.sleep(0.01)
-        for rank in list(asked):
-            reader, before = asked[rank]
-            text = _tail(stack_path(directory, rank), before)
+        for rank, (reader, before) in list(asked.items()):
+            text = _tail(stack_path(directory, rank, reader.header.job), before)
             if not text or not text.endswith("\n"):
                 continue
             stack = without_launcher(parse_faulthandler(text, reader.word(rings.W_MAIN_THREAD)))
@@ -84,7 +83,7 @@ def collect(
 
 def crash_stack(reader: RingReader, directory: Path) -> tuple[Site, ...]:
     """What faulthandler wrote while the process died of a signal such as SIGABRT."""
-    text = _tail(stack_path(directory, reader.header.rank), 0)
+    text = _tail(stack_path(directory, reader.header.rank, reader.header.job), 0)
     at = text.rfind("Fatal Python error")
     return (
         without_launcher(parse_faulthandler(text[at:], reader.word(rings.W_MAIN_THREAD))) if at >= 0 else ()

@@ -144,6 +144,7 @@ def _clear(directory: Path) -> None:
         "rank*.stacks",
         "exit.*.json",
         "monitor*",
+        "verdict.*.json",
         "ask.*",
         "answer.*",
         "stacks.txt",

@@ -83,7 +83,8 @@ class Session:
 
     def _catch_stacks(self) -> None:
         try:
-            file = open(stack_path(self.directory, self.rank), "w")  # noqa: SIM115  (faulthandler keeps it)
+            path = stack_path(self.directory, self.rank, self.ring.job)
+            file = open(path, "w")  # noqa: SIM115  (faulthandler keeps it)
             faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
             if not faulthandler.is_enabled():
                 faulthandler.enable(file=file)

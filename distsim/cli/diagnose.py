@@ -17,6 +17,8 @@ Say which rank hung or broke a job, after it ended or while it hangs.
 
 DIR holds the rings of a guarded job (distsim run --on gloo --rings DIR, or DISTSIM_DIR), or
 PyTorch Flight Recorder dumps, one file a rank (pickle or JSON; nothing in them is executed).
+Several jobs in one DIR are judged one after the other, the newest first; the exit code is that of
+the first one that went wrong.
 
 exit codes: 0 healthy, 1 a rank raised, 2 nothing to diagnose, 3 hang, 4 inconsistent collectives
 """
@@ -39,21 +41,44 @@ def run(args: argparse.Namespace) -> int:
     """Diagnose and print; what is wrong with single files is said in one line each."""
     from rich.console import Console
 
-    from distsim.debug.postmortem import examine
+    from distsim.debug.postmortem import examine, examine_jobs
     from distsim.debug.render import render_diagnoses
     from distsim.debug.report_json import diagnoses_to_json, exit_code
 
-    found = examine(args.directory)
-    for complaint in found.complaints:
-        print(f"distsim: {complaint}", file=sys.stderr)
-    Console(width=None if sys.stdout.isatty() else 110, highlight=False).print(
-        render_diagnoses(found.diagnoses, found.evidence), crop=False
-    )
-    code = int(exit_code(found.diagnoses))
+    judged, complaints = examine_jobs(args.directory)
+    _complain(complaints if judged else [])
+    several = len(judged) > 1
+    console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
+    results = [found for _, found in judged] or [examine(args.directory)]
+    for number, found in enumerate(results):
+        if several:
+            console.print(("\n" if number else "") + f"{judged[number][0].text}:")
+        _complain(found.complaints)
+        console.print(render_diagnoses(found.diagnoses, found.evidence), crop=False)
+    codes = [int(exit_code(found.diagnoses)) for found in results]
+    code = next((code for code in codes if code), 0)
     if args.report:
-        report = {"schema": "distsim.report/1", **diagnoses_to_json(found.diagnoses), "exit_code": code}
+        everything = [diagnosis for found in results for diagnosis in found.diagnoses]
+        report: dict[str, Any] = {"schema": "distsim.report/1", **diagnoses_to_json(everything), "exit_code": code}
+        if several:
+            report["jobs"] = [
+                {
+                    "job": job.name,
+                    "world_size": found.evidence.world_size,
+                    "began_unix_s": job.began_ns / 1e9,
+                    "diagnoses": [diagnosis.to_json() for diagnosis in found.diagnoses],
+                    "exit_code": own,
+                }
+                for (job, found), own in zip(judged, codes, strict=True)
+            ]
         try:
             Path(args.report).write_text(json.dumps(report, indent=1) + "\n")
         except OSError as error:
             raise UsageError(f"--report {args.report}: cannot be written ({error.strerror})") from None
     return code
+
+
+def _complain(complaints: list[str]) -> None:
+    sys.stdout.flush()
+    for complaint in complaints:
+        print(f"distsim: {complaint}", file=sys.stderr)

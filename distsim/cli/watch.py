@@ -27,6 +27,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--interval", type=float, default=0.5, metavar="SECONDS", help="between updates (default: 0.5)"
     )
+    parser.add_argument(
+        "--job", default="", metavar="NAME", help="which job, where several write into DIR (default: the newest)"
+    )
     parser.set_defaults(func=run)
 
 
@@ -36,12 +39,19 @@ def run(args: argparse.Namespace) -> int:
     from rich.live import Live
 
     from distsim.debug.live import live_table
-    from distsim.debug.postmortem import load_rings
+    from distsim.debug.postmortem import load_jobs, load_rings
 
     if not args.directory.is_dir():
         raise UsageError(f"expected a folder of rings, got {args.directory}: no such folder")
-    readers, complaints = load_rings(args.directory)
-    for complaint in complaints:
+    jobs, complaints = load_jobs(args.directory)
+    name = args.job or (jobs[0].name if jobs else "")
+    readers, more = load_rings(args.directory, name) if jobs else ([], [])
+    others = [job for job in jobs if job.name != name]
+    if others:
+        shown = next(job for job in jobs if job.name == name)
+        which = " or ".join(f"--job {job.name}" for job in others[:4])
+        print(f"distsim: {len(jobs)} jobs in one folder, this is {shown.text}; {which} shows another", file=sys.stderr)
+    for complaint in (*complaints, *(line for line in more if line not in complaints)):
         print(f"distsim: {complaint}", file=sys.stderr)
     if not readers:
         raise UsageError(
@@ -53,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     with Live(live_table(readers), auto_refresh=False) as live:
         while not _ended(readers):
             time.sleep(max(args.interval, 0.05))
-            readers, _ = load_rings(args.directory)
+            readers = next((job.readers for job in load_jobs(args.directory)[0] if job.name == name), [])
             if not readers:  # the job ended well and took its rings along
                 break
             live.update(live_table(readers), refresh=True)

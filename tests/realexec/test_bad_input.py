@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import pickle
 import random
@@ -18,11 +19,12 @@ from test_flight_recorder import dump, entry
 from test_launch import distsim_run, run
 from test_rings import issue, writer
 
+from distsim.cli import diagnose, watch
 from distsim.debug import ring as rings
 from distsim.debug.kinds import Kind
 from distsim.debug.levels import Settings
 from distsim.debug.monitor import Monitor
-from distsim.debug.postmortem import examine
+from distsim.debug.postmortem import examine, examine_jobs
 from distsim.errors import UsageError
 
 ENDS_WELL = """
@@ -135,17 +137,72 @@ def test_ranks_of_another_shape(tmp_path: Path) -> None:
     assert found.diagnoses[0].culprits == (1,)
 
 
+def two_jobs(folder: Path) -> None:
+    """Rank 1 of job `older` never came; in job `newer`, which began an hour later, all went well."""
+    hang(folder, "older")
+    for rank in range(3):
+        ring = writer(folder, rank, 3, "newer")
+        ring.header(rings.W_JOINED, 1)
+        ring.header(rings.W_OPENED, ring.words[rings.WORDS_AT // 8 + rings.W_OPENED] + 3_600_000_000_000)
+        ring.header(rings.W_BEAT, ring.words[rings.WORDS_AT // 8 + rings.W_BEAT] + 3_600_000_000_000)
+        ring.header(rings.W_LIFE, rings.LIFE_EXITING)
+        ring.finish(issue(ring, 1), rings.COMPLETED)
+
+
 def test_another_jobs_verdict_is_not_ours(tmp_path: Path) -> None:
-    """Two jobs left their rings in one folder, and one of them its verdict: the newer is judged by its own rings."""
-    hang(tmp_path, "older")
-    (tmp_path / "verdict.json").write_text(json.dumps({"job": "older", "diagnoses": []}))
-    hang(tmp_path, "newer")
-    (tmp_path / "verdict.json").write_text(
-        json.dumps({"job": "older", "diagnoses": [dict(examine(tmp_path).diagnoses[0].to_json(), kind="nan")]})
-    )
-    found = examine(tmp_path)
-    assert found.diagnoses[0].kind is Kind.MISSING_RANK
-    assert sum("two jobs in one folder" in line for line in found.complaints) == 1
+    """Two jobs left their rings in one folder, and one of them its verdict: each is judged by its own."""
+    two_jobs(tmp_path)
+    (older,) = (found for job, found in examine_jobs(tmp_path)[0] if job.name == "older")
+    said = {"schema": "distsim.report/1", "job": "older", "diagnoses": [{**older.diagnoses[0].to_json(), "kind": "nan"}]}
+    (tmp_path / "verdict.json").write_text(json.dumps(said))
+    kinds = {job.name: [d.kind for d in found.diagnoses] for job, found in examine_jobs(tmp_path)[0]}
+    assert kinds == {"newer": [], "older": [Kind.NAN]}
+    (tmp_path / "verdict.older.json").write_text(json.dumps(said))
+    (tmp_path / "verdict.json").write_text(json.dumps({**said, "job": "newer", "diagnoses": []}))
+    kinds = {job.name: [d.kind for d in found.diagnoses] for job, found in examine_jobs(tmp_path)[0]}
+    assert kinds == {"newer": [], "older": [Kind.NAN]}
+
+
+def test_each_job_of_a_folder_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`diagnose` has a heading a job, the newest first; the report has all, and the older one's hang is the exit code."""
+    two_jobs(tmp_path)
+    report = tmp_path.parent / "report.json"
+    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=str(report))) == 3
+    out = capsys.readouterr().out
+    first, second = out.index("job newer (3 ranks, began "), out.index("job older (2 ranks, began ")
+    assert first < second < out.index("missing rank")
+    said = json.loads(report.read_text())
+    assert [(job["job"], job["exit_code"], len(job["diagnoses"])) for job in said["jobs"]] == [
+        ("newer", 0, 0),
+        ("older", 3, 1),
+    ]
+    assert (said["exit_code"], said["diagnoses"]) == (3, said["jobs"][1]["diagnoses"])
+
+
+def test_one_job_has_no_heading(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder of one job reads as ever, and its report has no list of jobs."""
+    hang(tmp_path)
+    report = tmp_path.parent / "report.json"
+    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=str(report))) == 3
+    assert capsys.readouterr().out.startswith("HANG  missing rank")
+    assert "jobs" not in json.loads(report.read_text())
+
+
+def test_watch_says_which_job_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two jobs the newer is shown, in a line how to see the other; a name that is not there is one line, too."""
+    two_jobs(tmp_path)
+    assert watch.run(argparse.Namespace(directory=tmp_path, job="", interval=1.0)) == 0
+    shown = capsys.readouterr()
+    assert "#1: 0,1" in shown.out
+    (line,) = shown.err.splitlines()
+    assert line.startswith("distsim: 2 jobs in one folder, this is job newer (3 ranks, began ")
+    assert line.endswith("; --job older shows another")
+    assert watch.run(argparse.Namespace(directory=tmp_path, job="older", interval=1.0)) == 0
+    shown = capsys.readouterr()
+    assert "#4: 0 " in shown.out
+    assert "this is job older (2 ranks" in shown.err
+    with pytest.raises(UsageError, match="no job oldest here; there are newer, older"):
+        watch.run(argparse.Namespace(directory=tmp_path, job="oldest", interval=1.0))
 
 
 def test_exits_of_another_shape(tmp_path: Path) -> None:
