@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, RankState
+from distsim.scenario.rounds import line_number, looped
 
 __all__ = ["Call", "Calls", "calls_of"]
 
@@ -142,7 +143,8 @@ class Calls:
 
     def program(self, teaches: str, style: str = "merged") -> str:
         """The script, ranks numbered from 0. *style*: `merged`, one body with the ranks of each call before it,
-        and whoever is stuck earlier among them; `exact`, without those; `apart`, a body for each rank."""
+        and whoever is stuck earlier among them; `exact`, without those; `looped`, one loop around what is
+        called again and again; `apart`, a body for each rank."""
         new = {rank: number for number, rank in enumerate(self.ranks)}
         groups: dict[str, str] = {}
         prologue: list[str] = []
@@ -155,7 +157,12 @@ class Calls:
                         inside = [new[r] for r in call.members]
                         prologue.append(f"{name} = dist.new_group({inside}, group_desc={call.label or name!r})")
         texts = {rank: self._texts(rank, groups, new) for rank in self.ranks}
-        body = None if style == "apart" else self._merged(texts, new, extend=style == "merged")
+        body = None
+        if style == "looped":
+            stuck = [rank for rank in self.ranks if self._is_stuck(rank)]
+            body = looped(texts, stuck, new, lambda n: self._count(n, new), lambda who: self._test("if", who, new))
+        elif style != "apart":
+            body = self._merged(texts, new, extend=style == "merged")
         body = self._by_rank(texts, new) if body is None else body
         modules = [m for m in ("os", "signal", "threading", "time") if any(f"{m}." in e for e in self.endings.values())]
         lines = [f'"""{teaches}"""', ""]
@@ -238,10 +245,12 @@ class Calls:
         bodies: dict[tuple[str, ...], list[int]] = {}
         for rank in self.ranks:
             bodies.setdefault(tuple(texts[rank]), []).append(rank)
-        lines, word = [], "if"
-        for body, who in bodies.items():
-            lines += [self._test(word, who, new), *(f"    {line}" for line in body or ("pass",))]
-            word = "elif"
+        lines: list[str] = []
+        some = [body for body in bodies if body]
+        for body in some:
+            rest = bool(lines) and body is some[-1] and len(some) == len(bodies)
+            word = "elif" if lines else "if"
+            lines += ["else:" if rest else self._test(word, bodies[body], new), *(f"    {line}" for line in body)]
         return lines
 
     def _texts(self, rank: int, groups: Mapping[str, str], new: Mapping[int, int]) -> list[str]:
@@ -292,7 +301,7 @@ def _topological(steps: Mapping[Step, Mapping[int, int]]) -> list[Step] | None:
             ready,
             key=lambda step: (
                 sum(steps[step].values()) / len(steps[step]),
-                _line(step[1]) if one_file else 0,
+                line_number(step[1]) if one_file else 0,
                 -len(steps[step]),
             ),
         )
@@ -300,12 +309,6 @@ def _topological(steps: Mapping[Step, Mapping[int, int]]) -> list[Step] | None:
         for rank in steps[chosen]:
             place[rank] += 1
     return order
-
-
-def _line(text: str) -> int:
-    """The line that stands behind a call, as `# train.py:12`; 0 where none is known."""
-    number = text.rpartition("  # ")[2].rpartition(":")[2]
-    return int(number) if number.isdigit() else 0
 
 
 def calls_of(evidence: Evidence, new_groups: bool = False) -> Calls:

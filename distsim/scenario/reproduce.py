@@ -27,7 +27,7 @@ SPIN_S = 3.0
 """When a rank that spins is taken for stuck: more than torch's first imports take on a busy machine."""
 SIBLINGS = {Kind.MISSING_RANK: Kind.UNEVEN_ITERATIONS, Kind.UNEVEN_ITERATIONS: Kind.MISSING_RANK}
 """What a rank that did not come is called depends on the loop around the call, and records have no loops."""
-STYLES = ("merged", "exact", "apart")
+STYLES = ("merged", "exact", "looped", "apart")
 """Ways to write the calls down as a program; the first that gives the diagnosis is taken."""
 
 
@@ -106,7 +106,9 @@ def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[C
     # Who was stuck was ended from outside, later: by the launcher, by a signal, by its peers' end.
     own = {rank: e for rank, e in whole.endings.items() if rank not in first.stuck and rank not in first.victims}
     whole = replace(whole, endings=own)
-    starts = [whole, *_other_endings(whole, found, first)]
+    # So, mostly, was who raised because another was gone.
+    alone = replace(whole, endings={rank: e for rank, e in own.items() if rank in first.culprits})
+    starts = [*([alone] if alone.endings != own else ()), whole, *_other_endings(whole, found, first)]
     calls = None
     wider = (first.kind, SIBLINGS[first.kind]) if first.kind in SIBLINGS else (first.kind,)
     for kinds, style in product(dict.fromkeys(((first.kind,), wider)), STYLES):  # noqa: B007  # fails_alike reads them
@@ -125,6 +127,7 @@ def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[C
         calls = _fewest_calls(calls, fails_alike)
         calls = _fewest_ranks(calls, first, fails_alike)
         calls = _fewest_calls(calls, fails_alike)
+        calls = _fewest_endings(calls, fails_alike)
     return calls, style, tries
 
 
@@ -163,6 +166,15 @@ def _fewest_ranks(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls],
             fewer = calls.without(rank)
             if fails_alike(fewer):
                 calls = fewer
+    return calls
+
+
+def _fewest_endings(calls: Calls, fails_alike: Callable[[Calls], bool]) -> Calls:
+    """Without what ranks did once the others were in trouble already."""
+    for rank in calls.endings:
+        fewer = replace(calls, endings={r: ending for r, ending in calls.endings.items() if r != rank})
+        if fails_alike(fewer):
+            calls = fewer
     return calls
 
 

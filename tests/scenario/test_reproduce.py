@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from distsim.errors import UsageError
 from distsim.scenario import find_scenarios, load_scenario, run_scenario
 from distsim.scenario import reproduce as reproduce_module
 from distsim.scenario.calls import calls_of
+from distsim.scenario.rounds import looped
 from distsim.scenario.run import simulate_scenario
 from tests.scenario.made import made
 
@@ -88,7 +93,7 @@ for step in range(5):
 
 
 def test_a_call_left_out_in_a_loop_is_reproduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records have no loops: a round left out may be called a missing rank or uneven iterations, and that is said."""
+    """Records have no loops, but calls that come again make one: a round left out keeps its name, missing rank."""
     scenario = made(tmp_path, '[expect]\nkind = "missing_rank"\nculprits = [1]\n', LEFT_OUT_IN_A_LOOP)
     outcome, _, _ = simulate_scenario(scenario)
     assert outcome.evidence is not None
@@ -97,12 +102,129 @@ def test_a_call_left_out_in_a_loop_is_reproduced(tmp_path: Path, monkeypatch: py
     found = Found(outcome.diagnoses, replace(outcome.evidence, records=real))
     assert found.diagnoses[0].kind is Kind.MISSING_RANK
     monkeypatch.setattr(reproduce_module, "examine", lambda directory: found)
-    lines = list(reproduce_module.reproduce(tmp_path, tmp_path / "again.toml"))
+    list(reproduce_module.reproduce(tmp_path, tmp_path / "again.toml"))
     again = load_scenario(tmp_path / "again.toml")
     assert again.world_size == 2
+    assert again.spec.expect.kind == Kind.MISSING_RANK.value
     assert run_scenario(again).wrong == []
-    other = again.spec.expect.kind != Kind.MISSING_RANK.value
-    assert any(line.startswith("note: simulated it is called uneven iterations") for line in lines) == other
+
+
+FEWER_BATCHES = """\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 4))
+for batch in range(6 - (dist.get_rank() == 1)):
+    model(torch.ones(4, 8)).sum().backward()
+dist.barrier()
+"""
+SKIPS_A_ROUND = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+t = torch.ones(4)
+for step in range(6):
+    dist.all_reduce(t)
+    if dist.get_rank() == 1 and step == 3:
+        continue
+    dist.broadcast(t, src=0)
+"""
+STATE_OF_ONE = """\
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 4))
+for step in range(4):
+    model(torch.ones(4, 8)).sum().backward()
+    if step == 2 and dist.get_rank() == 0:
+        dist.all_gather_object([None] * dist.get_world_size(), "state")
+"""
+LOGS_ON_ONE = """\
+import torch
+import torch.distributed as dist
+
+
+def log(step, loss):
+    if step == 3 and dist.get_rank() == 0:
+        dist.all_reduce(loss)
+
+
+dist.init_process_group("gloo")
+for step in range(6):
+    t = torch.ones(4)
+    dist.all_reduce(t)
+    log(step, t.sum().reshape(1))
+    dist.broadcast(t, src=0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "kind", "culprits"),
+    [
+        (FEWER_BATCHES, "uneven_iterations", (1,)),
+        (SKIPS_A_ROUND, "missing_rank", (1,)),
+        (STATE_OF_ONE, "extra_collective", (0,)),
+        (LOGS_ON_ONE, "op_mismatch", (0,)),
+    ],
+)
+def test_a_real_hang_becomes_a_scenario(program: str, kind: str, culprits: tuple[int], tmp_path: Path) -> None:
+    """Three ranks on gloo under guard hang; their rings become a program that hangs alike on sim."""
+    (tmp_path / "job.py").write_text(program)
+    flags = ["--on", "gloo", "--nproc-per-node", "3", "--on-hang", "abort", "--rings", "rings"]
+    words = [sys.executable, "-m", "distsim", "run", *flags, "job.py"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    job = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert job.returncode in (3, 4), job.stdout + job.stderr
+    lines = list(reproduce_module.reproduce(tmp_path / "rings", tmp_path / "again.toml"))
+    assert not any(line.startswith("note: ") for line in lines), lines
+    again = load_scenario(tmp_path / "again.toml")
+    result = run_scenario(again)
+    assert result.wrong == []
+    assert (result.kind, result.culprits) == (kind, culprits)
+
+
+A, B, C = "a  # train.py:4", "b  # train.py:6", "c  # train.py:9"
+
+
+@pytest.mark.parametrize(
+    ("texts", "stuck", "lines"),
+    [
+        ({0: [A, B, A, B], 1: [A, B, A, B]}, (0, 1), ["for _ in range(2):", f"    {A}", f"    {B}"]),
+        ({0: [A, A, A], 1: [A, A]}, (0,), ["for _ in range(3, 2):", f"    {A}"]),
+        (
+            {0: [A, B, A, B], 1: [A, A, B]},
+            (0, 1),
+            ["for step in range(2):", f"    {A}", "    if rank != 1 or step != 0:", f"        {B}"],
+        ),
+        (
+            {0: [A, A, B, A], 1: [A, A, A, A]},
+            (0, 1),
+            ["for step in range(4):", f"    {A}", "    if rank == 0 and step == 1:", f"        {B}"],
+        ),
+        ({0: [C, A, A], 1: [A, A]}, (0, 1), ["if [0]:", f"    {C}", "for _ in range(2):", f"    {A}"]),
+        (
+            {0: [A, C, A, B, C], 1: [A, C, A, B, C]},
+            (0, 1),
+            ["for step in range(2):", f"    {A}", "    if step == 1:", f"        {B}", f"    {C}"],
+        ),
+        ({0: [A, B], 1: [B]}, (0, 1), None),
+    ],
+)
+def test_calls_that_come_again_are_written_as_a_loop(
+    texts: dict[int, list[str]], stuck: tuple[int, ...], lines: list[str] | None
+) -> None:
+    """Rounds, who leaves a call out of one, and who makes fewer; what a stuck rank would do next is open."""
+
+    def count(counts: Mapping[int, int]) -> str:
+        return ", ".join(str(n) for n in dict.fromkeys(counts.values()))
+
+    assert looped(texts, stuck, {0: 0, 1: 1}, count, lambda who: f"if {list(who)}:") == lines
 
 
 def test_nothing_is_overwritten_and_nothing_made_up(tmp_path: Path) -> None:

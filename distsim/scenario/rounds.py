@@ -1,0 +1,113 @@
+"""Calls as a loop: what ranks call again and again is its body, and who leaves a line out is said before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+__all__ = ["line_number", "looped"]
+
+Test = Callable[[Sequence[int]], str]
+Cells = Mapping[tuple[int, int], bool]
+"""(rank, step): whether a line of the body is called there. What nobody knows is not in it."""
+
+
+def looped(
+    texts: Mapping[int, Sequence[str]],
+    stuck: Collection[int],
+    number: Mapping[int, int],
+    count: Callable[[Mapping[int, int]], str],
+    test: Test,
+) -> list[str] | None:
+    """The lines *texts* of each rank as one loop; None where nobody repeats one.
+
+    Ranks in *stuck* wait in their last line: what they would have done next is open. *number* has the ranks as
+    the program counts them; *count* writes what goes into `range`, *test* an `if` of ranks.
+    """
+    repeated = {text for made in texts.values() for text in made if made.count(text) > 1}
+    if not repeated:
+        return None
+    starts = {r: next((i for i, t in enumerate(made) if t in repeated), len(made)) for r, made in texts.items()}
+    inside = {rank: made[starts[rank] :] for rank, made in texts.items()}
+    ahead: dict[str, list[int]] = {}
+    for rank, made in texts.items():
+        for text in made[: starts[rank]]:
+            ahead.setdefault(text, []).append(rank)
+    if any(text in ahead for made in inside.values() for text in made):
+        inside, ahead = dict(texts), {}
+    used = _by_first_use(inside.values())
+    body = min((used, sorted(used, key=line_number)), key=lambda order: _num_steps(inside, order))
+    steps = {rank: _steps(made, body) for rank, made in inside.items()}
+    most = max(made[-1] + 1 for made in steps.values() if made)
+    counts = {rank: most if rank in stuck else made[-1] + 1 if made else 0 for rank, made in steps.items()}
+    inner: list[str] = []
+    for place, text in enumerate(body):
+        cells: dict[tuple[int, int], bool] = {}
+        for rank, made in inside.items():
+            called = {step for step, line in zip(steps[rank], made, strict=True) if line == text}
+            end = (steps[rank][-1], body.index(made[-1])) if made else (0, 0)
+            for step in range(counts[rank]):
+                if step in called or rank not in stuck or (step, place) < end:
+                    cells[number[rank], step] = step in called
+        inner += _guarded(text, _guard(cells, lambda who: test([rank for rank in texts if number[rank] in who])))
+    before = [_guarded(text, "" if len(who) == len(texts) else test(who)) for text, who in ahead.items()]
+    variable = "step" if any(line.startswith("if ") and "step" in line for line in inner) else "_"
+    head = f"for {variable} in range({count(counts)}):"
+    return [*(line for lines in before for line in lines), head, *(f"    {line}" for line in inner)]
+
+
+def _guarded(text: str, guard: str) -> list[str]:
+    return [guard, f"    {text}"] if guard else [text]
+
+
+def _guard(cells: Cells, test: Test) -> str:
+    """The `if` before a line; empty where nobody leaves it out."""
+    made = [cell for cell, called in cells.items() if called]
+    left_out = [cell for cell, called in cells.items() if not called]
+    if not left_out:
+        return ""
+    callers, others = {rank for rank, _ in made}, {rank for rank, _ in left_out}
+    if not callers & others:
+        return test(sorted(callers))
+    at, not_at = {step for _, step in made}, {step for _, step in left_out}
+    if not at & not_at:
+        return f"if step == {min(at)}:" if len(at) == 1 else f"if step in {tuple(sorted(at))}:"
+    if len(made) == 1:
+        return f"if rank == {made[0][0]} and step == {made[0][1]}:"
+    if len(left_out) == 1:
+        return f"if rank != {left_out[0][0]} or step != {left_out[0][1]}:"
+    few, word = (made, "in") if len(made) < len(left_out) else (left_out, "not in")
+    return f"if (rank, step) {word} {tuple(sorted(few))}:"
+
+
+def _by_first_use(sequences: Collection[Sequence[str]]) -> list[str]:
+    """All lines, each behind the one that it first comes after."""
+    order: list[str] = []
+    for made in sorted(sequences, key=lambda made: -len(set(made))):
+        behind = 0
+        for text in made:
+            if text not in order:
+                order.insert(behind, text)
+            behind = order.index(text) + 1
+    return order
+
+
+def _num_steps(inside: Mapping[int, Sequence[str]], order: Sequence[str]) -> int:
+    return sum(steps[-1] for made in inside.values() if (steps := _steps(made, order)))
+
+
+def _steps(made: Sequence[str], order: Sequence[str]) -> list[int]:
+    """The round in which each line is called: one that stands no further down than the last begins a new one."""
+    found: list[int] = []
+    step, last = 0, -1
+    for text in made:
+        place = order.index(text)
+        step += place <= last
+        last = place
+        found.append(step)
+    return found
+
+
+def line_number(text: str) -> int:
+    """The line that stands behind a call, as `# train.py:12`; 0 where none is known."""
+    number = text.rpartition("  # ")[2].rpartition(":")[2]
+    return int(number) if number.isdigit() else 0
