@@ -380,6 +380,14 @@ class RingWriter:
             words[word + WORD_COMPLETED] = _now()
             words[word + WORD_FLAGS] = words[word + WORD_FLAGS] & ~(STATE_MASK | WAITING) | state
 
+    def finish_as(self, index: int, flags: int, _now: Any = time.monotonic_ns) -> None:
+        """Stamp the end of a call whose flags are known."""
+        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
+        words = self.words
+        if words[word] == index + 1:
+            words[word + WORD_COMPLETED] = _now()
+            words[word + WORD_FLAGS] = flags
+
     def error(self, index: int, text: str) -> None:
         """Attach an error's text to a record."""
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._autograd import _profiler_enabled as profiler_enabled
 from torch._C._distributed_c10d import Backend, ProcessGroup
 from torch.nn import Parameter
 
 from distsim.debug import ring as rings
 from distsim.debug.records import P2P
-from distsim.realexec.again import OPTIONS, again, remember
 from distsim.realexec.handle import Handle, SyncHandle
 from distsim.realexec.recorder import Lane, Recorder
 from distsim.realexec.signature import DESCRIBERS, METHODS, Call, Describer
@@ -41,7 +41,7 @@ class GuardedGroup(ProcessGroup):
         self.lane = lane
         self.recorder: Recorder | None = recorder
         self.fast: Any = None
-        """The gloo backend, where a call that was seen before may take the short way (`again`)."""
+        """The gloo backend, where a call that was made before may take the short way (`shortcut`)."""
         self.nan = False
         """Opt-in: look for NaN in what goes out."""
         self.checksums: Checksums | None = None
@@ -97,12 +97,11 @@ BACKEND_NAMES = {
 
 
 def _method(name: str, describe: Describer) -> Callable[..., Any]:
-    short = OPTIONS.get(name)
     of_group = getattr(ProcessGroup, name)
     of_backend = getattr(Backend, BACKEND_NAMES.get(name, name), None)
 
     def raw(self: GuardedGroup, said: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # The group goes through torch's dispatcher, which sparse and fake tensors and the profiler need,
+        # The group goes through torch's dispatcher, which sparse and fake tensors, modes and the profiler need,
         # and which costs more than all of the guard; plain tensors go to their backend at once.
         first = said.first
         if (
@@ -113,6 +112,7 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
             and (type(first) is Tensor or type(first) is Parameter)
             and first.layout is torch.strided
             and not profiler_enabled()
+            and not dispatch_modes()
         ):
             backend = self.backends.get(first.device.type)
             if backend is not None:
@@ -124,11 +124,6 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         if recorder is None:
             return of_group(self.inner, *args, **kwargs)
         lane = self.lane
-        made = None
-        if short is not None and of_backend is not None and self.fast is not None and len(args) == 2 and not kwargs:
-            made = again(self.fast, lane, recorder, args, of_backend, short)
-            if type(made) is SyncHandle:
-                return made
         said = describe(lane.ranks, args, kwargs)
         place = recorder.sites.here()
         index, is_async, seq, fingerprint = recorder.begin(lane, said, place)
@@ -146,9 +141,7 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
                 deferred._touched = not (is_async and place[2] in PUBLIC)
                 return deferred
         try:
-            if isinstance(made, Exception):
-                raise made
-            work = made if made is not None else raw(self, said, args, kwargs)
+            work = raw(self, said, args, kwargs)
         except BaseException as error:
             recorder.ring.error(index, f"{type(error).__name__}: {error}")
             recorder.ring.finish(index, rings.FAILED)
@@ -169,8 +162,8 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         ):
             flags = recorder.ring.flags(index)
             done = flags & ~(rings.STATE_MASK | rings.WAITING) | rings.COMPLETED
-            if short is not None and said.direct and flags == rings.ISSUED | rings.WAITING and said.first is not None:
-                remember(lane, recorder, said.first, args, index, done, short)
+            if said.direct and said.first is not None and not kwargs and flags == rings.ISSUED | rings.WAITING:
+                lane.last = (lane.busy, said.first, recorder.ring.template(index), done, args[-1])
             return SyncHandle(work, recorder.ring, lane, index, done)
         handle = Handle(work, recorder, lane, index, is_async, on_host, place[2] in PUBLIC, said.key[0] in P2P)
         handle._after = after

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -142,7 +141,7 @@ class SyncHandle:
     """The handle of a synchronous call on CPU tensors, which only torch.distributed's own function sees:
     it calls `wait()` at once. Not a Work, so it costs next to nothing."""
 
-    __slots__ = ("_done", "_index", "_inner", "_lane", "_ring", "_word")
+    __slots__ = ("_done", "_index", "_inner", "_lane", "_ring")
 
     def __init__(self, inner: Any, ring: RingWriter, lane: Lane, index: int, done: int) -> None:
         self._inner = inner
@@ -151,9 +150,8 @@ class SyncHandle:
         self._index = index
         self._done = done
         """Flags of the record once the call has ended."""
-        self._word = rings.RECORDS_AT // 8 + (index % rings.RECORDS) * rings.RECORD_WORDS
 
-    def wait(self, timeout: timedelta | None = None, _now: Any = time.monotonic_ns) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         try:
             self._inner.wait()
         except BaseException as error:
@@ -161,10 +159,6 @@ class SyncHandle:
             self._ring.finish(self._index, rings.FAILED)
             self._lane.busy = 0
             raise
-        word = self._word
-        words = self._ring.words
-        if words[word] == self._index + 1:
-            words[word + 2] = _now()
-            words[word + 3] = self._done
+        self._ring.finish_as(self._index, self._done)
         self._lane.busy = 0
         return True

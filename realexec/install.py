@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from distsim.debug.levels import Level, Settings
 from distsim.realexec.session import EndHooks, Session
 
-__all__ = ["current_session", "install", "installed", "remove"]
+__all__ = ["current_session", "install", "install_started", "installed", "remove"]
 
 _session: Session | None = None
 _settings: Settings | None = None
 _hooks: list[Any] = []
+_started = False
+"""Another process under guard started this one: the variables of its own launcher say nothing of this rank."""
 _refused = False
 """There was no place for the ring: said once, the process goes on without a guard."""
 
@@ -66,6 +69,7 @@ def install(
         return
     from distsim.realexec.ddp import DdpHook
     from distsim.realexec.hooks import Hooks, guard_world
+    from distsim.realexec.shortcut import Shortcuts
     from distsim.realexec.spawn import SpawnHook
 
     hooks = Hooks(_open, current_session)
@@ -76,16 +80,27 @@ def install(
     ddp.install()
     spawn = SpawnHook({"dir" if key == "directory" else key: value for key, value in given.items()}, _is_rank)
     spawn.install()
-    _hooks[:] = [hooks, ends, ddp, spawn]
+    shortcuts = Shortcuts()
+    shortcuts.install()
+    _hooks[:] = [hooks, ends, ddp, spawn, shortcuts]
     os.register_at_fork(after_in_child=_forget)
     if dist.is_initialized():
         session = _open(dist.get_rank(), dist.get_world_size(), "")
         if session is not None:
             session.joined()
             guard_world(session)
-    elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        # The ring exists from here on: who dies before init_process_group is seen, too.
+    elif not _started and "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # The ring exists from here on: who dies before init_process_group is seen, too. A world of one
+        # may be a launcher of ranks itself: whether it is one, init_process_group tells.
         _open(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "")
+
+
+def install_started(given: Mapping[str, Any]) -> None:
+    """In a process that a process under guard has started, with its settings."""
+    global _started
+    _started = True
+    if not installed():  # a forked process has it already
+        install(**given)
 
 
 def _is_rank() -> bool:
@@ -111,7 +126,7 @@ def _open(rank: int, world_size: int, where: str) -> Session | None:
     if _settings is None or _refused:
         return None
     if _session is None:
-        _session = Session.open(_settings, rank, world_size, where)
+        _session = Session.open(_settings, rank, world_size, where, local=not _started)
         _refused = _session is None
         if _session is not None:
             _session.use_ddp(next((hook for hook in _hooks if hasattr(hook, "explain")), None))

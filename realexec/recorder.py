@@ -35,7 +35,7 @@ class Completable(Protocol):
 class Lane:
     """One group's counters in this process."""
 
-    __slots__ = ("busy", "group", "key", "name", "ordinals", "p2p", "ranks", "seen", "seq", "usual")
+    __slots__ = ("busy", "group", "key", "last", "name", "ordinals", "p2p", "ranks", "seen", "seq")
 
     def __init__(self, name: str, ranks: Sequence[int], group: int, generation: int = 0) -> None:
         self.name = name
@@ -47,9 +47,9 @@ class Lane:
         self.p2p = count(1)
         self.ordinals: dict[tuple[str, int, int], int] = {}
         self.seen: dict[tuple[Any, ...], Any] = {}
-        """Synchronous calls made before, by line and shape: see `again`."""
-        self.usual: dict[tuple[Any, ...], Any] = {}
-        """Methods and shapes of these calls, and their dtype."""
+        """Synchronous calls made before, by line and shape: see `shortcut`."""
+        self.last: tuple[int, Any, bytes, int, Any] | None = None
+        """The synchronous call just made the long way: thread, tensor, record, flags of its end, options."""
         self.busy = 0
         """Thread that is inside a synchronous call on this group, 0: none."""
 
