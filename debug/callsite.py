@@ -111,19 +111,10 @@ class CallSites:
     def here(self, skip: int = 2) -> Place:
         """The user's call *skip* frames up: its offset in the table, its hash (of file and line), and
         the library function that the user called there (`send`, `isend`, `backward`)."""
-        frame: FrameType | None = sys._getframe(skip)
-        user = _user
-        while frame is not None:
-            code = frame.f_code
-            known = user.get(id(code))
-            if known is None:
-                known = is_user_code(code)
-            if known:
-                break
-            frame = frame.f_back
-        else:
+        frame = user_frame(sys._getframe(skip))
+        if frame is None:
             return self._elsewhere()
-        caller = frame.f_back
+        code, caller = frame.f_code, frame.f_back
         if caller is None:
             key = (id(code), frame.f_lasti, 0, 0)
         else:

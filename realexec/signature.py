@@ -224,38 +224,22 @@ def _all_to_all_single(ranks: Ranks, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _send(ranks: Ranks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    tensors = _list(_argument(args, kwargs, 0, "tensors"))
-    first = tensors[0]
-    key = ("send", (first.shape,), (), first.dtype, None, None, None, None, first.device)
-    return Call(
-        key,
-        True,
-        first,
-        len(args) == 3,
-        ranks[_argument(args, kwargs, 1, "dstRank")],
-        _argument(args, kwargs, 2, "tag") or 0,
-    )
+    return _to_or_from("send", ranks[_argument(args, kwargs, 1, "dstRank")], 2, args, kwargs)
 
 
 def _recv(ranks: Ranks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    tensors = _list(_argument(args, kwargs, 0, "tensors"))
-    first = tensors[0]
-    key = ("recv", (), (first.shape,), first.dtype, None, None, None, None, first.device)
-    return Call(
-        key,
-        True,
-        first,
-        len(args) == 3,
-        ranks[_argument(args, kwargs, 1, "srcRank")],
-        _argument(args, kwargs, 2, "tag") or 0,
-    )
+    return _to_or_from("recv", ranks[_argument(args, kwargs, 1, "srcRank")], 2, args, kwargs)
 
 
 def _recv_anysource(ranks: Ranks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    tensors = _list(_argument(args, kwargs, 0, "tensors"))
-    first = tensors[0]
-    key = ("recv", (), (first.shape,), first.dtype, None, None, None, None, first.device)
-    return Call(key, True, first, len(args) == 2, -1, _argument(args, kwargs, 1, "tag") or 0)
+    return _to_or_from("recv", -1, 1, args, kwargs)
+
+
+def _to_or_from(op: str, peer: int, tag_at: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    first = _list(_argument(args, kwargs, 0, "tensors"))[0]
+    shapes = ((first.shape,), ()) if op == "send" else ((), (first.shape,))
+    key = (op, *shapes, first.dtype, None, None, None, None, first.device)
+    return Call(key, True, first, len(args) == tag_at + 1, peer, _argument(args, kwargs, tag_at, "tag") or 0)
 
 
 _BARRIER = ("barrier", (), (), None, None, None, None, None, None)

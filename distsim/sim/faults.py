@@ -359,7 +359,7 @@ class Faults:
                     guards.flip(tensor, rule)
                     self._hit(number)
                     if "payloads" in self.guards and guards.checksum(tensor) != sent:
-                        self._found.append(guards.corrupted(record, rule))
+                        self._found.append(seen.corrupted(record, str(rule)))
                         self.world.stop_for_fault()
 
     def _meant(self, rule: Corrupt, record: CallRecord) -> bool:

@@ -6,11 +6,9 @@ import zlib
 
 import torch
 
-from distsim.debug.kinds import Kind
-from distsim.debug.records import CallRecord, Finding
 from distsim.sim.fault_rules import Corrupt
 
-__all__ = ["GUARDS", "checksum", "corrupted", "flip", "holds_nan"]
+__all__ = ["GUARDS", "checksum", "flip", "holds_nan"]
 
 GUARDS = ("nan", "buffers", "payloads")
 """nan: NaN in what goes into a call. buffers: written to while a call has them. payloads:
@@ -35,17 +33,3 @@ def flip(tensor: torch.Tensor, rule: Corrupt) -> None:
     raw[place] ^= 1 << rule.bit % 8
     with torch.no_grad():
         tensor.data.copy_(whole)
-
-
-def corrupted(record: CallRecord, rule: Corrupt) -> Finding:
-    return Finding(
-        Kind.NETWORK_FAULT,
-        (record.rank,),
-        f"what {record.op} #{record.seq} brought to rank {record.rank} is not what was sent: the checksums differ "
-        f"({rule})",
-        group=record.group,
-        call=record,
-        site=record.site,
-        at_s=record.issued_s,
-        suggestion=f"Look at the memory and the NIC of rank {record.rank}'s host (ECC and CRC counters).",
-    )
