@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +61,14 @@ class Diagnosis:
     def is_warning(self) -> bool:
         """Nobody is stuck and nothing is inconsistent: the program may go on."""
         return self.kind in WARNINGS and not (self.stuck and self.kind is Kind.ASYNC_NEVER_WAITED)
+
+    def adds_to(self, raised: Collection[int]) -> bool:
+        """Whether it says more than the exceptions of the ranks that *raised*, which are shown beside it."""
+        if self.kind is Kind.STRAGGLER:
+            return any(rank in raised for rank in self.stuck)
+        if self.kind is Kind.RANK_RAISED and not self.victims:
+            return not set(self.culprits) <= set(raised)
+        return not self.is_warning
 
     @property
     def exit_code(self) -> int:

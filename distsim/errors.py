@@ -31,14 +31,18 @@ class NotSimulated(DistsimError, NotImplementedError):
 
 
 class RankFailure(DistsimError):
-    """One or more ranks raised. *failures* has one entry for each different traceback, with its ranks."""
+    """One or more ranks raised. *failures* has one entry for each different traceback, with its ranks;
+    *report*, what the diagnosis says beyond them, stands at the end of the message."""
 
-    def __init__(self, failures: Sequence[Failure]) -> None:
+    def __init__(self, failures: Sequence[Failure], report: str = "") -> None:
         self.failures = list(failures)
+        self.report = report
         parts = []
         for failure in failures:
             ranks = ", ".join(map(str, failure.ranks))
             parts.append(
                 f"rank{'s' if len(failure.ranks) > 1 else ''} {ranks}:\n{failure.traceback.rstrip()}"
             )
+        if report:
+            parts.append(report.rstrip())
         super().__init__("\n\n".join(parts))

@@ -12,7 +12,7 @@ the rest of distsim before a test asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,17 @@ __all__ = ["mesh", "rank", "world", "world_size"]
 
 MARK = (
     "world_size(n, on='sim', cluster=None, init=True, backend='gloo', mesh=None, mesh_dim_names=None, seed=0, "
-    "timeout_s=60, faults=(), guards=()): run the body on n ranks, simulated (sim) or as real processes "
-    "(gloo); n and on may be lists"
+    "timeout_s=60, host_timeout_s=10, faults=(), guards=()): run the body on n ranks, simulated (sim) or as real "
+    "processes (gloo); n and on may be lists"
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The limits that a project may set for all its tests on ranks."""
+    from distsim.plugin.place import LIMITS
+
+    for name, what in LIMITS.items():
+        parser.addini(f"distsim_{name}", what, default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -83,6 +91,18 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
         return (yield)
     finally:
         item.obj = body
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """The first line of a failure on ranks is its summary; pytest would repeat the whole text there in CI."""
+    report = yield
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None and call.when == "call" and item.get_closest_marker("world_size") is not None:
+        crash.message = crash.message.partition("\n")[0].removeprefix("Failed: ")
+    return report
 
 
 def _per_rank(request: pytest.FixtureRequest, what: str) -> Any:

@@ -1,47 +1,19 @@
-"""A test's body on every rank: run it on its arm, and make one failure of what the ranks say."""
+"""A test's body on every rank: what pytest calls instead of it, and what each rank runs."""
 
 from __future__ import annotations
 
 import functools
-import os
-import re
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from distsim.plugin.place import Options
+from distsim.plugin.shared_fixtures import on_this_rank, refuse_shared, sub_tests_of
+from distsim.plugin.verdict import Verdict, judge
 
-__all__ = ["RankReport", "Verdict", "describe", "everywhere", "rank_body"]
-
-_ADDRESS = re.compile(r"0x[0-9a-f]+")
-_OWN_ARGUMENTS = re.compile(r"^(.*\b)?(rank = \d+|world = World\(.*\)).*$", re.MULTILINE)
-"""The line in which pytest shows the arguments of the body."""
-
-
-@dataclass(slots=True)
-class RankReport:
-    """How the body ended on one rank that did not pass."""
-
-    kind: str
-    """`failed`, `skipped`, `xfailed`."""
-    text: str
-    """The failure as pytest shows it, introspection included; the reason of a skip."""
-    headline: str
-    """Its last line: `AssertionError: assert 3 == 4`."""
-
-
-@dataclass(slots=True)
-class Verdict:
-    """What an arm says when all ranks have ended or been ended."""
-
-    ranks: dict[int, RankReport] = field(default_factory=dict)
-    report: str = ""
-    """The diagnosis, as people read it; empty where there is none."""
-    headline: str = ""
-    """Its first line."""
-    notes: list[str] = field(default_factory=list)
+__all__ = ["everywhere", "rank_body"]
 
 
 def everywhere(item: pytest.Function, body: Callable[..., Any], marker: pytest.Mark) -> Callable[..., None]:
@@ -51,12 +23,18 @@ def everywhere(item: pytest.Function, body: Callable[..., Any], marker: pytest.M
     def run(*args: Any, **kwargs: Any) -> None:
         __tracebackhide__ = True
         try:
-            for options in _options(item, marker):
-                verdict = _arm(options.on)(item, functools.partial(body, *args), kwargs, options)
-                _judge(verdict, options)
+            refuse_shared(item)
+            with sub_tests_of(body):
+                for options in _options(item, marker):
+                    verdict = _arm(options.on)(item, functools.partial(body, *args), kwargs, options)
+                    judge(verdict, item, options)
         except pytest.UsageError as mistake:
             raise pytest.fail.Exception(str(mistake), pytrace=False) from None
 
+    if inspect.iscoroutinefunction(body):
+        raise pytest.fail.Exception(
+            "world_size: expected a plain function, got an async one: call asyncio.run in the body", pytrace=False
+        )
     return run
 
 
@@ -65,12 +43,11 @@ def _options(item: pytest.Function, marker: pytest.Mark) -> list[Options]:
     sizes = params.get("distsim_world_size", marker.args[0] if marker.args else marker.kwargs.get("n"))
     arms = params.get("distsim_on", marker.kwargs.get("on", "sim"))
     # A method of a unittest.TestCase cannot be parametrized: there all combinations run one after the other.
-    listed = [
-        (n, on)
-        for on in (arms if isinstance(arms, list | tuple) else [arms])
-        for n in (sizes if isinstance(sizes, list | tuple) else [sizes])
+    return [
+        Options.read(marker, n, on, item.config)
+        for on in (arms if isinstance(arms, list | tuple) and arms else [arms])
+        for n in (sizes if isinstance(sizes, list | tuple) and sizes else [sizes])
     ]
-    return [Options.read(marker, n, on) for n, on in listed]
 
 
 def _arm(on: str) -> Callable[..., Verdict]:
@@ -83,9 +60,7 @@ def _arm(on: str) -> Callable[..., Verdict]:
     return run_real
 
 
-def rank_body(
-    item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[str, Any], options: Options
-) -> Callable[[], None]:
+def rank_body(body: Callable[..., Any], kwargs: Mapping[str, Any], options: Options) -> Callable[[], None]:
     """The body as one rank runs it. It raises what the test raises; `describe` tells it afterwards."""
 
     def run() -> None:
@@ -94,70 +69,9 @@ def rank_body(
 
         if options.init and not dist.is_initialized():
             dist.init_process_group(options.backend)
-        body(**options.values(dict(kwargs)))
+        with on_this_rank(options.values(dict(kwargs))) as arguments:
+            body(**arguments)
         if dist.is_initialized():
             dist.destroy_process_group()
 
     return run
-
-
-def describe(item: pytest.Function, error: BaseException) -> RankReport:
-    """A rank's exception as pytest would show it if the rank were all there is."""
-    info = pytest.ExceptionInfo.from_exception(error)
-    if isinstance(error, pytest.skip.Exception):
-        return RankReport("skipped", str(error.msg or error), f"skipped: {error}")
-    if isinstance(error, pytest.xfail.Exception):
-        return RankReport("xfailed", str(error.msg or error), f"xfail: {error}")
-    lines = info.exconly().splitlines()
-    return RankReport("failed", str(item.repr_failure(info)), lines[0] if lines else type(error).__name__)
-
-
-def _judge(verdict: Verdict, options: Options) -> None:
-    __tracebackhide__ = True
-    failed = {rank: report for rank, report in verdict.ranks.items() if report.kind == "failed"}
-    stopped = {rank: report for rank, report in verdict.ranks.items() if report.kind != "failed"}
-    if not failed and len(stopped) == options.n:
-        first = stopped[min(stopped)]
-        (pytest.skip if first.kind == "skipped" else pytest.xfail)(first.text)
-    if not failed and not stopped and not verdict.report:
-        return
-    text = _text(verdict, failed, stopped, options)
-    pytest.fail(text, pytrace=False)
-
-
-def _text(
-    verdict: Verdict, failed: Mapping[int, RankReport], stopped: Mapping[int, RankReport], options: Options
-) -> str:
-    parts: list[str] = []
-    merged: dict[str, list[int]] = {}
-    for rank in sorted(failed):
-        merged.setdefault(_essence(failed[rank].text), []).append(rank)
-    heads = [f"{_who(ranks)}: {failed[ranks[0]].headline}" for ranks in merged.values()]
-    parts.append(heads[0] if heads else verdict.headline or "some ranks did not end well")
-    for ranks in merged.values():
-        parts += [
-            "",
-            f"_____ {_who(ranks)} of {options.n} on {options.on} _____",
-            failed[ranks[0]].text.rstrip(),
-        ]
-    for rank in sorted(stopped):
-        parts += ["", f"rank {rank} was {stopped[rank].kind}, others were not: {stopped[rank].text}"]
-    if verdict.report:
-        parts += ["", verdict.report.rstrip()]
-    parts += [f"note: {note}" for note in verdict.notes]
-    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-    if test:
-        parts += ["", f"replay: pytest '{test}'  (seed {options.seed})"]
-    return "\n".join(parts)
-
-
-def _who(ranks: list[int]) -> str:
-    from distsim.debug.stacks import format_ranks
-
-    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
-
-
-def _essence(text: str) -> str:
-    """What two ranks' failures must share to be shown once: all but addresses and their own rank."""
-    text = _ADDRESS.sub("0x", text)
-    return _OWN_ARGUMENTS.sub("", text)

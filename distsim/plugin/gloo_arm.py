@@ -20,12 +20,17 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from distsim.plugin.everywhere import RankReport, Verdict, describe, rank_body
+from distsim.plugin.everywhere import rank_body
 from distsim.plugin.place import Options
+from distsim.plugin.rank_report import RankReport, describe
+from distsim.plugin.verdict import Verdict, whole
+
+if TYPE_CHECKING:
+    from distsim.debug.diagnosis import Diagnosis
 
 __all__ = ["run_real"]
 
@@ -36,15 +41,16 @@ MONITOR_WAIT_S = 5.0
 
 def run_real(item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[str, Any], options: Options) -> Verdict:
     """Run *body* on `options.n` processes."""
-    if options.cluster is not None or options.faults:
-        raise pytest.UsageError("world_size: cluster and faults mean simulated ranks; leave them out on gloo")
+    if options.cluster is not None or options.faults or options.guards:
+        raise pytest.UsageError("world_size: cluster, faults and guards mean simulated ranks; leave them out on gloo")
     import torch.distributed  # noqa: F401  # once, here, and not in every child
 
     from distsim.debug.levels import Settings
     from distsim.debug.start import start_monitor
 
     directory = Path(tempfile.mkdtemp(prefix="distsim-test-"))
-    settings = Settings.read({"directory": str(directory), "on_hang": "abort", "hang_after_s": options.timeout_s / 2})
+    away_s = min(options.host_timeout_s, options.timeout_s / 2)
+    settings = Settings.read({"directory": str(directory), "on_hang": "abort", "hang_after_s": away_s})
     (directory / "launcher.json").write_text(json.dumps({"pid": os.getpid()}))
     with open(directory / "monitor.log", "wb") as log:
         saved = os.dup(2)
@@ -76,20 +82,28 @@ def run_real(item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[st
                 os.waitpid(pid, 0)
         for reader in readers.values():
             os.close(reader)
-        verdict = _last_word(directory, monitor)
+        diagnoses = _last_word(directory, monitor)
     try:
         _print_output(directory, options.n)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+    verdict = Verdict()
+    told = [d for d in diagnoses if d.adds_to(reports)]
+    verdict.explain(told, None, every=whole(item))
     for rank, code in codes.items():
         if code and rank not in reports and not verdict.report:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
-            verdict.headline = verdict.headline or f"rank {rank} {how}"
-            verdict.report = verdict.report or f"rank {rank} {how}\n"
-    if verdict.report:  # what gloo says once a rank is gone follows from that
-        reports = {rank: said for rank, said in reports.items() if "gloo/transport" not in said.headline}
+            verdict.report = f"rank {rank} {how}\n"
+    if verdict.report:  # what gloo says once a rank is gone follows from that; a timeout is the user's own setting
+        reports = {r: said for r, said in reports.items() if not _follows(said.headline)}
     verdict.ranks = reports
+    if any(d.kind.value == "host_stuck" for d in told):
+        verdict.notes.append(options.patience_note)
     return verdict
+
+
+def _follows(headline: str) -> bool:
+    return "gloo/transport" in headline and "Timed out waiting" not in headline
 
 
 def _child(
@@ -148,13 +162,12 @@ def _run_rank(
     guard.install()
     report: RankReport | None = None
     try:
-        rank_body(item, body, kwargs, options)()
+        rank_body(body, kwargs, options)()
     except BaseException as error:
         session = guard.current_session()
         if session is not None:
             session.raised(error)
-        item.obj = getattr(body, "func", body)
-        report = describe(item, error)
+        report = describe(item, body, error)
     with os.fdopen(writer, "wb") as pipe:
         pickle.dump(report, pipe)
     if report is None:
@@ -204,14 +217,13 @@ def _collect(
     return reports, codes
 
 
-def _last_word(directory: Path, monitor: Any) -> Verdict:
+def _last_word(directory: Path, monitor: Any) -> list[Diagnosis]:
+    """What the monitor has found, once it knows that all is over."""
     from distsim.debug.diagnosis import Diagnosis
-    from distsim.debug.render import render_diagnoses
 
-    verdict = Verdict()
     (directory / "done.json").write_text("{}")
     if monitor is None:
-        return verdict
+        return []
     with contextlib.suppress(Exception):
         monitor.wait(MONITOR_WAIT_S)
     if monitor.poll() is None:
@@ -220,13 +232,8 @@ def _last_word(directory: Path, monitor: Any) -> Verdict:
     try:
         told = json.loads((directory / "verdict.json").read_text())
     except (OSError, ValueError):
-        return verdict
-    diagnoses = [Diagnosis.from_json(d) for d in told.get("diagnoses", ())]
-    loud = [d for d in diagnoses if not d.is_warning and not (d.kind == "rank_raised" and not d.victims)]
-    if loud:
-        verdict.report = render_diagnoses(loud).plain(100)
-        verdict.headline = " ".join(verdict.report.splitlines()[0].split())
-    return verdict
+        return []
+    return [Diagnosis.from_json(d) for d in told.get("diagnoses", ())]
 
 
 def _print_output(directory: Path, num: int) -> None:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-__all__ = ["Options", "PerRank", "World"]
+__all__ = ["HOST_TIMEOUT_S", "LIMITS", "TIMEOUT_S", "Options", "PerRank", "World", "positive"]
+
+TIMEOUT_S = 60.0
+HOST_TIMEOUT_S = 10.0
+LIMITS = {
+    "timeout_s": f"how long a test on several ranks may take, in seconds (default: {TIMEOUT_S:g})",
+    "host_timeout_s": "how long a rank may stay away: on sim without running an operator or an import, on gloo "
+    f"outside of torch.distributed while others wait for it; in seconds (default: {HOST_TIMEOUT_S:g})",
+}
+"""Arguments of the marker whose defaults are ini options: `distsim_timeout_s`, `distsim_host_timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +66,19 @@ class Options:
     mesh: tuple[int, ...] | None = None
     mesh_dim_names: tuple[str, ...] | None = None
     seed: int = 0
-    timeout_s: float = 60.0
+    timeout_s: float = TIMEOUT_S
+    host_timeout_s: float = HOST_TIMEOUT_S
     faults: tuple[dict[str, Any], ...] = field(default=())
     guards: tuple[str, ...] = field(default=())
 
     @classmethod
-    def read(cls, marker: pytest.Mark, n: Any, on: Any) -> Options:
+    def read(cls, marker: pytest.Mark, n: Any, on: Any, config: pytest.Config) -> Options:
         """Check what the marker says; a mistake is one line."""
         known = set(cls.__slots__)
         given = dict(marker.kwargs)
         if len(marker.args) > 1 or (marker.args and "n" in given):
-            raise pytest.UsageError(f"world_size: expected one number of ranks, got {marker.args} {given}")
+            said = ", ".join([*map(repr, marker.args), *(f"{k}={v!r}" for k, v in given.items())])
+            raise pytest.UsageError(f"world_size: expected one number of ranks, got world_size({said})")
         unknown = sorted(set(given) - known)
         if unknown:
             raise pytest.UsageError(f"world_size: expected arguments {', '.join(cls.__slots__)}, got {unknown[0]}")
@@ -74,10 +87,36 @@ class Options:
         if on not in ("sim", "gloo"):
             raise pytest.UsageError(f"world_size: expected on='sim' or on='gloo', got {on!r}")
         given.update(n=n, on=on)
+        for name in LIMITS:
+            if name in given:
+                given[name] = positive(given[name], f"world_size: {name}")
+            elif value := config.getini(f"distsim_{name}"):
+                given[name] = positive(value, f"pytest's configuration: distsim_{name}")
+        for name, (right, what) in _RIGHT.items():
+            if given.get(name) is not None and not right(given[name]):
+                raise pytest.UsageError(f"world_size: {name}: expected {what}, got {given[name]!r}")
         for name in ("mesh", "mesh_dim_names", "faults", "guards"):
             if given.get(name) is not None:
                 given[name] = tuple(given[name])
+        shape = given.get("mesh")
+        if shape is not None and math.prod(shape) != n:
+            raise pytest.UsageError(
+                f"world_size({n}): mesh={shape}: a mesh over {math.prod(shape)} ranks, expected {n}"
+            )
+        names = given.get("mesh_dim_names")
+        if names is not None and len(names) != len(shape or (n,)):
+            raise pytest.UsageError(
+                f"world_size: mesh_dim_names: expected a name for each dimension of mesh={shape or (n,)}, got {names}"
+            )
         return cls(**given)
+
+    @property
+    def patience_note(self) -> str:
+        """What to say where a rank was given up because it stayed away."""
+        return (
+            f"a rank may stay away for host_timeout_s={self.host_timeout_s:g} seconds; where it honestly takes longer: "
+            "host_timeout_s=... in the marker, or distsim_host_timeout_s in pytest's configuration"
+        )
 
     def values(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The test's arguments as this rank sees them."""
@@ -95,3 +134,31 @@ class Options:
         from torch.distributed.device_mesh import init_device_mesh
 
         return init_device_mesh("cpu", self.mesh or (self.n,), mesh_dim_names=self.mesh_dim_names)
+
+
+def positive(value: Any, name: str) -> float:
+    """*value* of *name* as a number of seconds."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not 0.0 < seconds < math.inf:
+        raise pytest.UsageError(f"{name}: expected a number of seconds above 0, got {value!r}")
+    return seconds
+
+
+def _several(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list | tuple) and all(isinstance(one, kind) for one in value)
+
+
+_RIGHT: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "cluster": (lambda value: isinstance(value, str), "a cluster's name or the path of its file"),
+    "init": (lambda value: isinstance(value, bool), "True or False"),
+    "backend": (lambda value: isinstance(value, str), "a backend's name"),
+    "mesh": (_several(int), "the sizes of its dimensions, such as (2, 4)"),
+    "mesh_dim_names": (_several(str), "a list of names"),
+    "seed": (lambda value: isinstance(value, int) and value >= 0, "a whole number, 0 or more"),
+    "faults": (_several(dict), "a list of tables, such as [{'what': 'crash', 'ranks': [1]}]"),
+    "guards": (_several(str), "a list of names"),
+}
+"""Of each argument: what is right, and how to say it."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from distsim.errors import UsageError
-from distsim.plugin.everywhere import RankReport, Verdict, describe, rank_body
+from distsim.plugin.everywhere import rank_body
 from distsim.plugin.place import Options
+from distsim.plugin.rank_report import describe
+from distsim.plugin.verdict import Verdict, columns, whole
 
 __all__ = ["run_simulated"]
 
@@ -24,11 +27,10 @@ def run_simulated(
     """Run *body* on `options.n` simulated ranks."""
     __tracebackhide__ = True
     import distsim
-    from distsim.debug.render import render_diagnoses
     from distsim.sim.task import Unwind
 
     errors: dict[int, BaseException] = {}
-    run = rank_body(item, body, kwargs, options)
+    run = rank_body(body, kwargs, options)
 
     def on_rank() -> None:
         try:
@@ -42,7 +44,7 @@ def run_simulated(
     try:
         conditions = _conditions(options)
         cluster, nodes, per_node = _room(options)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _torch_logs_nothing():
             warnings.filterwarnings("ignore", module=r"torch\.")  # torch's own, as real ranks would print them
             outcome = distsim.simulate(
                 on_rank,
@@ -50,7 +52,7 @@ def run_simulated(
                 nnodes=nodes,
                 nproc_per_node=per_node,
                 seed=options.seed,
-                host_timeout_s=min(30.0, options.timeout_s),
+                host_timeout_s=min(options.host_timeout_s, options.timeout_s),
                 conditions=conditions,
                 check=False,
             )
@@ -60,23 +62,34 @@ def run_simulated(
         raise pytest.fail.Exception(f"{stop}\n\n{_where(conditions)}", pytrace=False) from None
     if outcome.interrupted:
         raise KeyboardInterrupt
-    verdict = Verdict({rank: _described(item, body, error) for rank, error in sorted(errors.items())})
-    loud = [d for d in outcome.diagnoses if not d.is_warning]
-    raised = {"rank_raised"} if all(set(d.culprits) <= set(errors) and not d.victims for d in loud) else set()
-    if loud and {d.kind.value for d in loud} != raised:
+    verdict = Verdict({rank: describe(item, body, error) for rank, error in sorted(errors.items())})
+    told = [d for d in outcome.diagnoses if d.adds_to(errors)]
+    if told:
         for rank in errors:  # pytest shows these itself
             if outcome.evidence is not None and rank in outcome.evidence.ranks:
                 outcome.evidence.ranks[rank].traceback = None
-        verdict.report = render_diagnoses(loud, outcome.evidence).plain(100)
-        verdict.headline = " ".join(verdict.report.splitlines()[0].split())
+        verdict.explain(told, outcome.evidence, every=whole(item))
     elif conditions.limits.reached is not None:
-        verdict.headline = conditions.limits.reached
         verdict.report = f"{conditions.limits.reached}\n{_where(conditions)}"
     elif outcome.exit_code and not errors:
         codes = {r.rank: r.exit_code for r in outcome.ranks if r.exit_code}
-        verdict.headline = verdict.report = f"ranks left with exit codes {codes}"
+        verdict.report = f"ranks left with exit codes {codes}"
     verdict.notes = [n for n in outcome.notes if n not in verdict.report] if verdict.report or errors else []
+    if any(d.kind.value == "host_stuck" for d in told):
+        verdict.notes.append(options.patience_note)
     return verdict
+
+
+@contextlib.contextmanager
+def _torch_logs_nothing() -> Iterator[None]:
+    """torch notes each failing call for a handler that is none; pytest would show that under the test."""
+    from torch.distributed.c10d_logger import _c10d_logger as log
+
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _where(conditions: Any) -> str:
@@ -89,18 +102,8 @@ def _where(conditions: Any) -> str:
     if evidence is None:
         return ""
     diagnoses = diagnose(evidence)
-    report = render_diagnoses(diagnoses, evidence).plain(100) if diagnoses else ""
+    report = render_diagnoses(diagnoses, evidence).plain(columns()) if diagnoses else ""
     return "\n".join([*whereabouts(evidence), report]).rstrip()
-
-
-def _described(item: pytest.Function, body: Any, error: BaseException) -> RankReport:
-    """*error* with the traceback cut at the test's own function."""
-    replaced = item.obj
-    item.obj = getattr(body, "func", body)
-    try:
-        return describe(item, error)
-    finally:
-        item.obj = replaced
 
 
 def _room(options: Options) -> tuple[str, int | None, int | None]:
@@ -127,6 +130,7 @@ def _room(options: Options) -> tuple[str, int | None, int | None]:
 
 def _conditions(options: Options) -> Any:
     from distsim.sim.conditions import Conditions
+    from distsim.sim.guards import GUARDS
     from distsim.sim.limits import Limits
 
     rules = []
@@ -134,4 +138,10 @@ def _conditions(options: Options) -> Any:
         from distsim.scenario.load import read_faults
 
         rules = read_faults(options.faults)
-    return Conditions(rules, options.guards, Limits(wall_time_s=options.timeout_s, virtual_time_s=86_400.0))
+    unknown = sorted(set(options.guards) - set(GUARDS))
+    if unknown:
+        raise UsageError(f"world_size: guards: expected {', '.join(GUARDS)}, got {unknown[0]!r}")
+    # A rank that computes is alive: only the limit of the whole test is for it.
+    patience = max(1.0, options.timeout_s / options.host_timeout_s)
+    limits = Limits(wall_time_s=options.timeout_s, virtual_time_s=86_400.0)
+    return Conditions(rules, options.guards, limits, patience=patience)

@@ -26,6 +26,8 @@ class Conditions:
     """What is looked at beside the calls: see `guards.GUARDS`."""
     limits: Limits = field(default_factory=Limits)
     schedule: Schedule | None = None
+    patience: float | None = None
+    """How much longer than the host timeout a rank that computes may stay away from its next call."""
     memory: bool = False
     """Whether to find out how much memory each rank's tensors take at most."""
     never_struck: list[Rule] = field(default_factory=list)
@@ -41,6 +43,7 @@ class Conditions:
         world.faults = Faults(world, self.rules, self.guards)
         world.limits = self.limits
         world.schedule = self.schedule
+        world.patience = world.patience if self.patience is None else self.patience
         world.memory = Memory() if self.memory else None
         self.limits.start()
         world.faults.begin()

@@ -99,8 +99,8 @@ def simulate(
 
     *fn* finds its rank as under torchrun: in the environment, or after `init_process_group`.
     `Outcome.results` holds what each rank returned. A rank that raises raises `RankFailure` here,
-    with all ranks' tracebacks merged, unless *check* is False; a hang or mismatch without an
-    exception is reported in `Outcome.diagnoses`.
+    with all ranks' tracebacks merged and the diagnosis after them, unless *check* is False; a hang or
+    mismatch without an exception is reported in `Outcome.diagnoses`.
     """
     request = RunRequest(
         program=getattr(fn, "__qualname__", repr(fn)),
@@ -119,8 +119,23 @@ def simulate(
     call, args = dict(kwargs or {}), tuple(args)
     outcome = _run(request, lambda process: lambda: fn(*args, **call), request.program)
     if check and outcome.failures:
-        raise RankFailure(outcome.failures)
+        raise RankFailure(outcome.failures, _beside(outcome))
     return outcome
+
+
+def _beside(outcome: Outcome) -> str:
+    """What a reader of the tracebacks has to know as well: who waits for a rank, whom a timeout waited for."""
+    raised = {rank for failure in outcome.failures for rank in failure.ranks}
+    told = [d for d in outcome.diagnoses if d.adds_to(raised)]
+    if not told:
+        return ""
+    from distsim.debug.render import render_diagnoses
+
+    evidence = outcome.evidence
+    if evidence is not None:  # their tracebacks are there already
+        states = {r: dataclasses.replace(s, traceback=None) for r, s in evidence.ranks.items()}
+        evidence = dataclasses.replace(evidence, ranks=states)
+    return render_diagnoses(told, evidence).plain()
 
 
 def _find(request: RunRequest) -> Program:

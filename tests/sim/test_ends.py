@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,35 @@ def test_exceptions_merge() -> None:
     outcome = ranks(body, 4, check=False)
     assert outcome.exit_code == 1
     assert len(outcome.failures) == 2
+
+
+def test_the_rank_that_a_timeout_waited_for_is_in_the_message() -> None:
+    """RankFailure says beside torch's timeout errors of the others whom they waited for, and its line."""
+
+    def body() -> None:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=5))
+        if dist.get_rank() == 1:
+            time.sleep(60)
+        dist.barrier()
+
+    with pytest.raises(distsim.RankFailure, match="Timed out waiting 5000ms") as caught:
+        ranks(body, 3)
+    told = str(caught.value).partition("HANG  missing rank  rank 1")[2]
+    assert "|  time.sleep(60)" in told
+    assert "Traceback" not in told
+
+
+def test_what_a_rank_raised_by_itself_is_not_told_twice() -> None:
+    """No report where nobody waits for the rank that raised."""
+
+    def body() -> None:
+        if os.environ["RANK"] == "1":
+            raise ValueError("no data")
+
+    with pytest.raises(distsim.RankFailure) as caught:
+        ranks(body, 2)
+    assert str(caught.value).count("no data") == 2, "the line of the program and the exception"
+    assert caught.value.report == ""
 
 
 def test_traceback_is_the_programs(script: Scripts) -> None:

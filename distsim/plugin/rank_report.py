@@ -1,0 +1,87 @@
+"""How a test's body ended on one rank, as pytest would show it if that rank were all there is."""
+
+from __future__ import annotations
+
+import os
+import traceback
+import unittest
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+__all__ = ["RankReport", "describe"]
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = tuple(
+    {os.path.realpath(os.path.join(_PACKAGE, name)) + os.sep for name in ("", "debug", "realexec")}
+    | {_PACKAGE + os.sep}
+)
+_CALLS = (os.path.join("torch", "distributed", "c10d_logger.py"), os.path.join("distributed", "distributed_c10d.py"))
+"""What lies between the user's `dist.all_reduce(t)` and the group: the same for every error of every call."""
+
+
+@dataclass(slots=True)
+class RankReport:
+    """How the body ended on one rank that did not pass."""
+
+    kind: str
+    """`failed`, `skipped`, `xfailed`."""
+    text: str
+    """The failure as pytest shows it, introspection included; the reason of a skip."""
+    headline: str
+    """Its last line: `AssertionError: assert 3 == 4`."""
+    error: str = ""
+    """The exception's type."""
+    frames: tuple[tuple[str, int], ...] = ()
+    """File and line of the user's frames, outermost first."""
+
+
+def describe(item: pytest.Function, body: Callable[..., Any], error: BaseException) -> RankReport:
+    """*error*, raised by *body* on one rank, with its traceback cut at the test's own function."""
+    if isinstance(error, pytest.skip.Exception | unittest.SkipTest):
+        return RankReport("skipped", str(getattr(error, "msg", None) or error), f"skipped: {error}")
+    if isinstance(error, pytest.xfail.Exception):
+        return RankReport("xfailed", str(error.msg or error), f"xfail: {error}")
+    if not item.config.getoption("fulltrace", False):
+        _without_ours(error, set())
+    info = pytest.ExceptionInfo.from_exception(error)
+    lines = info.exconly().splitlines()
+    frames = tuple((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
+    style, replaced = item.config.option.tbstyle, item.obj
+    if style in ("line", "no"):  # these leave out what no other place tells: which rank, at which line
+        item.config.option.tbstyle = "short"
+    item.obj = getattr(body, "func", body)  # where pytest cuts the traceback
+    try:
+        text = str(item.repr_failure(info))
+    finally:
+        item.config.option.tbstyle, item.obj = style, replaced
+    return RankReport("failed", text, lines[0] if lines else type(error).__name__, type(error).__name__, frames)
+
+
+def _without_ours(error: BaseException, seen: set[int]) -> None:
+    """Take the frames of distsim, and those inside torch's call, out of the tracebacks of *error* and its causes."""
+    if id(error) in seen:
+        return
+    seen.add(id(error))
+    error.__traceback__ = _pruned(error.__traceback__)
+    for other in (error.__cause__, error.__context__):
+        if other is not None:
+            _without_ours(other, seen)
+
+
+def _pruned(trace: TracebackType | None) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    while trace is not None:
+        if not os.path.realpath(trace.tb_frame.f_code.co_filename).startswith(_OURS):
+            kept.append(trace)
+        trace = trace.tb_next
+    users = list(kept)
+    while users and users[-1].tb_frame.f_code.co_filename.endswith(_CALLS):
+        users.pop()
+    result: TracebackType | None = None
+    for one in reversed(users or kept[:1]):
+        result = TracebackType(result, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return result

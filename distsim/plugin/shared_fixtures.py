@@ -1,0 +1,125 @@
+"""pytest's own fixtures in a body that runs on every rank: there is one of each, and many ranks.
+
+Most simply work (`tmp_path`, `caplog`, values of the user's own). These do not: `capsys` would hold what
+all ranks print, and what `subtests` reports from another process is never heard of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import unittest
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+
+__all__ = ["RankCapture", "on_this_rank", "refuse_shared", "sub_tests_of"]
+
+_REFUSED = {
+    **dict.fromkeys(
+        ("capfd", "capfdbinary", "capsysbinary", "capteesys"),
+        "captures for all ranks together; capsys is each rank's own",
+    ),
+    **dict.fromkeys(
+        ("record_property", "record_xml_attribute", "doctest_namespace"),
+        "belongs to the test, not to a rank; use it in a fixture",
+    ),
+}
+
+
+def refuse_shared(item: pytest.Function) -> None:
+    """Name the fixture among the body's arguments that cannot mean on a rank what it means in a test."""
+    arguments = item._fixtureinfo.argnames
+    for name, why in _REFUSED.items():
+        if name in arguments:
+            raise pytest.UsageError(f"fixture {name!r} in a body that runs on every rank: it {why}")
+
+
+class Printed(NamedTuple):
+    """What `capsys.readouterr()` returns."""
+
+    out: str
+    err: str
+
+
+class RankCapture:
+    """`capsys` of one rank."""
+
+    def __init__(self) -> None:
+        self._real = sys.stdout, sys.stderr
+        self._mine = io.StringIO(), io.StringIO()
+        sys.stdout, sys.stderr = self._mine
+
+    def readouterr(self) -> Printed:
+        """What this rank has printed since the last look."""
+        out, err = (stream.getvalue() for stream in self._mine)
+        for stream in self._mine:
+            stream.seek(0)
+            stream.truncate()
+        return Printed(out, err)
+
+    @contextlib.contextmanager
+    def disabled(self) -> Iterator[None]:
+        """What is printed meanwhile is the test's output."""
+        sys.stdout, sys.stderr = self._real
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = self._mine
+
+    def end(self) -> None:
+        """What nobody has read is the test's output."""
+        left = self.readouterr()
+        sys.stdout, sys.stderr = self._real
+        sys.stdout.write(left.out)
+        sys.stderr.write(left.err)
+
+
+@contextlib.contextmanager
+def one_sub_test(msg: object = None, **parameters: object) -> Iterator[None]:
+    """`subTest` and `subtests.test`: one that fails ends its rank, and says which it was."""
+    try:
+        yield
+    except Exception as error:
+        told = [f"[{msg}]"] if msg is not None else []
+        told += [f"({', '.join(f'{name}={value!r}' for name, value in parameters.items())})"] if parameters else []
+        error.add_note(f"in the subtest {' '.join(told)}".rstrip())
+        raise
+
+
+class SubTests:
+    """The fixture `subtests` on one rank."""
+
+    test = staticmethod(one_sub_test)
+
+
+@contextlib.contextmanager
+def on_this_rank(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The body's arguments, with this rank's own in the place of those that pytest made for all."""
+    mine = dict(arguments)
+    if "subtests" in mine:
+        mine["subtests"] = SubTests()
+    if not isinstance(mine.get("capsys"), pytest.CaptureFixture):
+        yield mine
+        return
+    capture = mine["capsys"] = RankCapture()
+    try:
+        yield mine
+    finally:
+        capture.end()
+
+
+@contextlib.contextmanager
+def sub_tests_of(body: object) -> Iterator[None]:
+    """`self.subTest` of a unittest.TestCase, for as long as its method runs on ranks."""
+    case = getattr(body, "__self__", None)
+    if not isinstance(case, unittest.TestCase):
+        yield
+        return
+    vars(case)["subTest"] = one_sub_test
+    try:
+        yield
+    finally:
+        del vars(case)["subTest"]

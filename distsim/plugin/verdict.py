@@ -1,0 +1,196 @@
+"""What all ranks of a test say together: passed, skipped, or one failure with one text."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from distsim.plugin.place import Options
+from distsim.plugin.rank_report import RankReport
+
+if TYPE_CHECKING:
+    from distsim.debug.diagnosis import Diagnosis
+    from distsim.debug.records import Evidence
+
+__all__ = ["Verdict", "columns", "judge", "whole"]
+
+SHOWN_IN_FULL = 2
+"""Failures shown whole of those that differ only in their values, as long as nobody asks for -vv."""
+SHOWN_IN_A_LINE = 8
+"""Further ones shown as a line each."""
+
+MAX_DIAGNOSES = 3
+"""Diagnoses shown whole."""
+
+_RAISED = ("rank_raised", "rank_exited", "ddp_unused_parameter")
+"""Kinds that say of a rank what its own exception says."""
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+_OWN_ARGUMENTS = re.compile(r"^(.*\b)?(rank = \d+|world = World\(.*\)).*$", re.MULTILINE)
+"""The line in which pytest shows the arguments of the body."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What an arm says when all ranks have ended or been ended."""
+
+    ranks: dict[int, RankReport] = field(default_factory=dict)
+    report: str = ""
+    """The diagnosis, as people read it, the verdict in its first line; empty where there is none."""
+    lead: str = ""
+    """The diagnosis in half a line, where the ranks' failures only follow from it."""
+    place: tuple[str, int] | None = None
+    """File and line that the diagnosis names."""
+    notes: list[str] = field(default_factory=list)
+
+    def explain(self, diagnoses: Sequence[Diagnosis], evidence: Evidence | None, *, every: bool) -> None:
+        """Take over what *diagnoses* say: only the first few of many, unless *every* one is asked for."""
+        from distsim.debug.explain import place, ranks_text
+        from distsim.debug.render import render_diagnoses
+
+        if not diagnoses:
+            return
+        shown = len(diagnoses) if every else MAX_DIAGNOSES
+        self.report = render_diagnoses(diagnoses[:shown], evidence).plain(columns())
+        if diagnoses[shown:]:
+            kinds = ", ".join(dict.fromkeys(d.kind.label for d in diagnoses[shown:]))
+            ranks = sorted({rank for d in diagnoses[shown:] for rank in d.culprits})
+            self.report += f"\nand {len(diagnoses) - shown} more ({kinds}: {_who(ranks)}); -vv shows them all\n"
+        root = diagnoses[0]
+        site = next((root.sites[r] for r in (*root.culprits, *root.victims) if r in root.sites), None)
+        if site is not None and site.line:
+            self.place = (site.file, site.line)
+        if root.kind.value not in _RAISED:
+            self.lead = f"{root.kind.label}: {ranks_text(root.culprits)}" + (f" ({place(site)})" if site else "")
+
+
+def columns() -> int:
+    """How wide a report may be: as the terminal, 80 without one, as pytest's own lines."""
+    return max(60, min(120, shutil.get_terminal_size((80, 24)).columns))
+
+
+def whole(item: pytest.Item) -> bool:
+    """Whether everything of every rank is asked for (-vv)."""
+    return item.config.get_verbosity() >= 2
+
+
+def judge(verdict: Verdict, item: pytest.Function, options: Options) -> None:
+    """Pass, skip or fail as the ranks say."""
+    __tracebackhide__ = True
+    failed = {rank: report for rank, report in verdict.ranks.items() if report.kind == "failed"}
+    stopped = {rank: report for rank, report in verdict.ranks.items() if report.kind != "failed"}
+    if not failed and len(stopped) == options.n:
+        first = stopped[min(stopped)]
+        (pytest.skip if first.kind == "skipped" else pytest.xfail)(first.text)
+    if not failed and not stopped and not verdict.report:
+        return
+    text = _text(verdict, failed, stopped, options, every=whole(item))
+    frames = failed[min(failed)].frames if failed else ()
+    _fail_at(verdict.place if verdict.lead or not frames else frames[-1], text)
+
+
+def _fail_at(place: tuple[str, int] | None, text: str) -> None:
+    """Fail, as if at *place*: it is what `--tb=line`, editors and annotations show."""
+    __tracebackhide__ = True
+    error = pytest.fail.Exception(text, pytrace=False)
+    if place is None:
+        raise error
+    file, line = place
+    exec(compile("\n" * (line - 1) + "raise error", file, "exec"), {"error": error})
+
+
+def _text(
+    verdict: Verdict,
+    failed: Mapping[int, RankReport],
+    stopped: Mapping[int, RankReport],
+    options: Options,
+    *,
+    every: bool,
+) -> str:
+    parts: list[str] = []
+    alike = _alike(failed)
+    if alike:
+        first = alike[0][0]
+        others = len(failed) - len(first)
+        more = f" ({others} more rank{'s' if others > 1 else ''} failed, too)" if others else ""
+        lead = f"{verdict.lead}; " if verdict.lead else ""
+        parts.append(f"{lead}{_who(first)}: {failed[first[0]].headline}{more}")
+    for same_place in alike:
+        full = len(same_place) if every or len(same_place) <= SHOWN_IN_FULL + 1 else SHOWN_IN_FULL
+        for ranks in same_place[:full]:
+            title = f"_____ {_who(ranks)} of {options.n} on {options.on} _____"
+            parts += ["", title, failed[ranks[0]].text.rstrip()]
+        if same_place[full:]:
+            parts += ["", *_folded(same_place[full:], failed)]
+    for who, how in _stopped(stopped):
+        parts += [*([""] if parts else []), f"{who} {how}"]
+    if verdict.report:
+        parts += [*([""] if parts else []), verdict.report.rstrip()]
+    for note in verdict.notes:
+        parts += textwrap.wrap(f"note: {note}", columns(), subsequent_indent="  ", break_long_words=False)
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    if test:
+        parts += ["", f"replay: pytest '{test}'  (seed {options.seed})"]
+    return "\n".join(parts)
+
+
+def _alike(failed: Mapping[int, RankReport]) -> list[list[list[int]]]:
+    """The failed ranks: those with the same text together, and these by exception and lines."""
+    places: dict[object, dict[str, list[int]]] = {}
+    for rank in sorted(failed):
+        report = failed[rank]
+        place = (report.error, report.frames) if report.frames else _essence(report.text)
+        places.setdefault(place, {}).setdefault(_essence(report.text), []).append(rank)
+    return [list(texts.values()) for texts in places.values()]
+
+
+def _folded(rest: Sequence[list[int]], failed: Mapping[int, RankReport]) -> list[str]:
+    """Failures that differ from the ones above in their values only: a line each, and a bounded number of lines."""
+    said: dict[str, list[int]] = {}
+    for ranks in rest:
+        said.setdefault(_ADDRESS.sub("0x", failed[ranks[0]].headline), []).extend(ranks)
+    everyone = sorted(rank for ranks in rest for rank in ranks)
+    file, line = failed[everyone[0]].frames[-1]
+    lines = [f"_____ {len(everyone)} more ranks fail at {os.path.basename(file)}:{line}, with other values _____"]
+    listed = sorted((sorted(ranks), text) for text, ranks in said.items())
+    if len(listed) == SHOWN_IN_A_LINE + 1:
+        shown = listed
+    else:
+        shown = listed[:SHOWN_IN_A_LINE]
+    width = columns()
+    for ranks, text in shown:
+        line_of = f"{_who(ranks)}: {text}"
+        lines.append(line_of if len(line_of) <= width else line_of[: width - 3] + "...")
+    left = sorted(rank for ranks, _ in listed[len(shown) :] for rank in ranks)
+    if left:
+        lines.append(f"and {_who(left)}")
+    return [*lines, "-vv shows each of them whole"]
+
+
+def _stopped(stopped: Mapping[int, RankReport]) -> list[tuple[str, str]]:
+    """Who was skipped (or expected to fail) where others were not."""
+    said: dict[tuple[str, str], list[int]] = {}
+    for rank in sorted(stopped):
+        said.setdefault((stopped[rank].kind, stopped[rank].text), []).append(rank)
+    return [
+        (_who(ranks), f"{'was' if len(ranks) == 1 else 'were'} {kind}, others were not: {reason}")
+        for (kind, reason), ranks in said.items()
+    ]
+
+
+def _who(ranks: Sequence[int]) -> str:
+    from distsim.debug.stacks import format_ranks
+
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
+
+
+def _essence(text: str) -> str:
+    """What two ranks' failures must share to be shown once: all but addresses and their own rank."""
+    text = _ADDRESS.sub("0x", text)
+    return _OWN_ARGUMENTS.sub("", text)
