@@ -12,6 +12,7 @@ import os
 import runpy
 import sys
 import types
+from types import TracebackType
 
 from distsim.errors import UsageError
 
@@ -33,12 +34,13 @@ def main(argv: list[str]) -> None:
         else:
             _run_script(words[0])
     except BaseException as error:
+        error = error.with_traceback(_from_script(error.__traceback__))
         session = guard.current_session()
         if session is not None:
             session.raised(error)
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise
-        _complain(error)
+        sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
 
 
@@ -56,12 +58,11 @@ def _run_script(path: str) -> None:
     exec(compile(source, path, "exec"), script.__dict__)
 
 
-def _complain(error: BaseException) -> None:
-    """Print the traceback from the script's first frame on."""
-    trace = error.__traceback__
+def _from_script(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's first frame on."""
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         trace = trace.tb_next
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
+    return trace
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from distsim.debug.findings import findings
 from distsim.debug.host import Host
 from distsim.debug.jobdir import default_directory, verdict_path
 from distsim.debug.levels import Level, OnHang, Settings
+from distsim.debug.procfs import look
 from distsim.debug.records import Evidence, Phase
 from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
 from distsim.debug.stackdump import as_text, collect
@@ -136,11 +137,19 @@ class Monitor:
 
     def _over(self) -> bool:
         if not self.host.readers:
-            return time.monotonic() - self._started > PATIENCE_S or self._released()
+            return self._released() or (time.monotonic() - self._started > PATIENCE_S and not self._launched())
         if not all(self.host.ended().values()) or (self.together.waits_for_others() and not self.aborted):
             return False
         # A restart's rings may be on their way.
-        return self._released() or not (self.directory / "launcher.json").exists()
+        return self._released() or not self._launched()
+
+    def _launched(self) -> bool:
+        """A launcher is there, who tells when all is over; one that was killed tells nobody."""
+        try:
+            said = json.loads((self.directory / "launcher.json").read_text())
+            return "pid" not in said or look(int(said["pid"]), int(said["start"])) is not None
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def _released(self) -> bool:
         return (self.directory / "done.json").exists()

@@ -17,6 +17,8 @@ _settings: Settings | None = None
 _hooks: list[Any] = []
 _started = False
 """Another process under guard started this one: the variables of its own launcher say nothing of this rank."""
+_inherited: dict[str, str] = {}
+"""The rendezvous that such a process was given."""
 _refused = False
 """There was no place for the ring: said once, the process goes on without a guard."""
 
@@ -99,6 +101,7 @@ def install_started(given: Mapping[str, Any]) -> None:
     """In a process that a process under guard has started, with its settings."""
     global _started
     _started = True
+    _inherited.update(port=os.environ.get("MASTER_PORT", ""))
     if not installed():  # a forked process has it already
         install(**given)
 
@@ -126,6 +129,9 @@ def _open(rank: int, world_size: int, where: str) -> Session | None:
     if _settings is None or _refused:
         return None
     if _session is None:
+        if _started and (where.rpartition(":")[2] or os.environ.get("MASTER_PORT", "")) != _inherited["port"]:
+            # A rendezvous of the program's own: torch would look for the elastic agent's store there, and hang.
+            os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         _session = Session.open(_settings, rank, world_size, where, local=not _started)
         _refused = _session is None
         if _session is not None:

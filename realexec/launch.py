@@ -25,6 +25,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from distsim.debug.jobdir import default_directory
 from distsim.debug.levels import Level, OnHang, Settings
 from distsim.debug.procfs import look
+from distsim.debug.ring_reader import RingReader
 from distsim.debug.start import start_monitor
 from distsim.errors import UsageError
 
@@ -63,6 +64,12 @@ def launch(args: argparse.Namespace) -> int:
         code = int(verdict["exit_code"])
     elif code == 0 and verdict.get("exit_code") == 4:
         code = 4  # it ended, and computed something else than it says
+    if verdict.get("world_size") == 0 and not args.no_python:
+        print(
+            f"distsim: {args.training_script} made no process group under guard; ranks that it starts with subprocess "
+            "are watched where they run as python -m distsim.debug SCRIPT",
+            file=sys.stderr,
+        )
     if own and (monitor is None or not code):
         shutil.rmtree(directory, ignore_errors=True)
     elif code and monitor is not None and own:
@@ -235,6 +242,9 @@ def _note_exits(context: Any, directory: Path) -> bool:
     failed = False
     for local_rank, code in _codes(context).items():
         environ = context.envs[local_rank]
+        if environ.get("WORLD_SIZE") == "1" and not _made_a_ring(directory, context.pids().get(local_rank)):
+            failed = failed or code != 0
+            continue  # it starts the ranks itself: its own end is none of theirs
         rank, attempt = int(environ["RANK"]), int(environ["TORCHELASTIC_RESTART_COUNT"])
         path = directory / f"exit.{rank:05d}.a{attempt}.json"
         failed = failed or code != 0
@@ -244,6 +254,14 @@ def _note_exits(context: Any, directory: Path) -> bool:
                 scratch.write_text(json.dumps({"rank": rank, "attempt": attempt, "code": code}))
                 scratch.rename(path)
     return failed
+
+
+def _made_a_ring(directory: Path, pid: int | None) -> bool:
+    for path in directory.glob("rank*.ring"):
+        with contextlib.suppress(UsageError):
+            if RingReader(path).header.pid == pid:
+                return True
+    return False
 
 
 def _codes(context: Any) -> dict[int, int]:

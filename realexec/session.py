@@ -37,6 +37,8 @@ class Session:
     directory: Path
     rank: int
     world_size: int
+    local_world: int
+    """Ranks on this host; 0: nobody said."""
     ring: RingWriter
     recorder: Recorder
     heartbeat: Heartbeat
@@ -45,9 +47,13 @@ class Session:
     guards: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
 
     @classmethod
-    def open(cls, settings: Settings, rank: int, world_size: int, where: str = "") -> Session | None:
-        """Make the ring of this rank; None, with one line on stderr, where there is no place for it."""
+    def open(
+        cls, settings: Settings, rank: int, world_size: int, where: str = "", *, local: bool = True
+    ) -> Session | None:
+        """Make the ring of this rank; None, with one line on stderr, where there is no place for it. Without
+        *local*, LOCAL_RANK and LOCAL_WORLD_SIZE are those of another process."""
         environ = os.environ
+        local_world = int(environ.get("LOCAL_WORLD_SIZE", "0") or 0) if local else 0
         job = job_name(environ, where)
         directory = Path(settings.directory) if settings.directory else default_directory(job)
         attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
@@ -57,7 +63,7 @@ class Session:
                 ring_path(directory, rank, attempt, job),
                 rank=rank,
                 world_size=world_size,
-                local_rank=int(environ.get("LOCAL_RANK", rank)),
+                local_rank=int(environ.get("LOCAL_RANK", rank)) if local else rank,
                 job=job,
                 attempt=attempt,
             )
@@ -69,9 +75,9 @@ class Session:
                 flush=True,
             )
             return None
-        ring.header(rings.W_LOCAL_WORLD, int(environ.get("LOCAL_WORLD_SIZE", "0") or 0))
+        ring.header(rings.W_LOCAL_WORLD, local_world)
         recorder = Recorder(ring)
-        session = cls(settings, directory, rank, world_size, ring, recorder, Heartbeat(recorder))
+        session = cls(settings, directory, rank, world_size, local_world, ring, recorder, Heartbeat(recorder))
         session._catch_stacks()
         if settings.level is Level.STRICT:
             from distsim.realexec.peers import Peers
@@ -114,8 +120,7 @@ class Session:
 
         self.ring.header(rings.W_JOINED, time.monotonic_ns())
         self.ring.header(rings.W_LIFE, rings.LIFE_JOINED)
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "0") or 0)
-        if 0 < local < self.world_size:
+        if 0 < self.local_world < self.world_size:
             from distsim.realexec.hosts import introduce_monitors
 
             introduce_monitors(self.directory, self.rank)

@@ -20,8 +20,7 @@ class Guarded:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from distsim.realexec import install as guard
 
-        if not guard.installed():  # a forked process has it already
-            guard.install(**self.given)
+        guard.install_started(self.given)
         try:
             return self.target(*args, **kwargs)
         except BaseException as error:

@@ -153,7 +153,8 @@ def test_another_jobs_verdict_is_not_ours(tmp_path: Path) -> None:
     """Two jobs left their rings in one folder, and one of them its verdict: each is judged by its own."""
     two_jobs(tmp_path)
     (older,) = (found for job, found in examine_jobs(tmp_path)[0] if job.name == "older")
-    said = {"schema": "distsim.report/1", "job": "older", "diagnoses": [{**older.diagnoses[0].to_json(), "kind": "nan"}]}
+    seen = [{**older.diagnoses[0].to_json(), "kind": "nan"}]
+    said = {"schema": "distsim.report/1", "job": "older", "diagnoses": seen}
     (tmp_path / "verdict.json").write_text(json.dumps(said))
     kinds = {job.name: [d.kind for d in found.diagnoses] for job, found in examine_jobs(tmp_path)[0]}
     assert kinds == {"newer": [], "older": [Kind.NAN]}
@@ -164,7 +165,7 @@ def test_another_jobs_verdict_is_not_ours(tmp_path: Path) -> None:
 
 
 def test_each_job_of_a_folder_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`diagnose` has a heading a job, the newest first; the report has all, and the older one's hang is the exit code."""
+    """`diagnose` has a heading a job, the newest first; the report has all, the older one's hang is the exit code."""
     two_jobs(tmp_path)
     report = tmp_path.parent / "report.json"
     assert diagnose.run(argparse.Namespace(directory=tmp_path, report=str(report))) == 3

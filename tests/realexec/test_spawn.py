@@ -54,6 +54,20 @@ if __name__ == "__main__":
 """
 
 
+def launched(folder: Path, *words: str, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
+    """`distsim run --on gloo` with one process, which starts the ranks."""
+    (folder / "train.py").write_text(program)
+    return subprocess.run(
+        [sys.executable, "-m", "distsim", "run", "--on", "gloo", "--rings", "rings", "train.py", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
 def run(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, object]]]:
     """`python -m distsim.debug` on the program; its verdict."""
     (folder / "train.py").write_text(PROGRAM)
@@ -92,6 +106,47 @@ def test_started_ranks_are_diagnosed(method: str, fault: str, kind: str, tmp_pat
     assert (diagnoses[0]["kind"], diagnoses[0]["culprits"]) == (kind, [1]), done.stderr
     marked = [n for n, line in enumerate(PROGRAM.splitlines(), 1) if f"# <- {fault}" in line]
     assert f"train.py:{marked[0]}" in str(diagnoses[0]["explanation"])
+
+
+def rings(folder: Path) -> list[tuple[int, int]]:
+    """Rank and world of each ring there."""
+    readers = [RingReader(path) for path in sorted((folder / "rings").glob("*.ring"))]
+    return [(reader.header.rank, reader.header.world_size) for reader in readers]
+
+
+def test_a_launched_program_may_start_its_ranks(tmp_path: Path) -> None:
+    """Under `distsim run --on gloo` the one process of a job is no rank: those that it starts are, on their port."""
+    done = launched(tmp_path, str(free_port()), "fork", "none")
+    assert done.returncode == 0, done.stderr
+    assert rings(tmp_path) == [(0, 3), (1, 3), (2, 3)]
+    assert "no process group" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("method", "fault", "kind", "code"), [("mp.spawn", "hang", "missing_rank", 3), ("spawn", "raise", "rank_raised", 1)]
+)
+def test_a_launched_programs_ranks_are_diagnosed(method: str, fault: str, kind: str, code: int, tmp_path: Path) -> None:
+    """What such a rank did is the job's report and its exit code."""
+    done = launched(tmp_path, str(free_port()), method, fault)
+    said = json.loads((tmp_path / "rings" / "verdict.json").read_text())["diagnoses"][0]
+    assert (said["kind"], said["culprits"], done.returncode) == (kind, [1], code), done.stderr
+
+
+def test_ranks_at_the_launchers_own_rendezvous(tmp_path: Path) -> None:
+    """Started ranks that keep the launcher's MASTER_PORT meet in its store."""
+    program = PROGRAM.replace('os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])', "pass")
+    done = launched(tmp_path, "0", "mp.spawn", "none", program=program)
+    assert done.returncode == 0, done.stderr
+    assert rings(tmp_path) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_program_without_ranks_is_told_of(tmp_path: Path) -> None:
+    """Where no group came under guard, one line says so, and how ranks that are started otherwise come under it."""
+    done = launched(tmp_path, program="print('well')")
+    assert (done.returncode, done.stdout) == (0, "well\n")
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("distsim:"))
+    assert "made no process group under guard" in line
+    assert "python -m distsim.debug SCRIPT" in line
 
 
 def test_a_process_keeps_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
