@@ -213,7 +213,8 @@ class Together:
                 elsewhere,
                 f"the monitor beside rank 0 does not answer host {socket.gethostname()} "
                 f"(ranks {format_ranks(here)}): the network between them is cut, or its host is down",
-                suggestion="Look at the network of this host and of rank 0's: a ping, the NIC, the switch.",
+                suggestion=f"Look at the network of {socket.gethostname()} and of rank 0's host: "
+                "a ping, the NIC, the switch.",
             ),
             *evidence.findings,
         ]

@@ -90,7 +90,7 @@ def _show(result: Result, verbose: bool) -> None:
     from distsim.scenario.github import annotation, on_github
 
     word = "ok    " if result.passed else "FAILED"
-    print(f"{word} {result.name}  ({result.kind}, {result.wall_s:.2f} s)", flush=True)
+    print(f"{word} {result.name}  ({result.verdict}, {result.wall_s:.2f} s)", flush=True)
     if not result.passed or verbose:
         print("\n".join(f"    {line}" if line else "" for line in result.text.splitlines()) + "\n", flush=True)
     if not result.passed and on_github(os.environ):
@@ -99,6 +99,7 @@ def _show(result: Result, verbose: bool) -> None:
 
 def _explore(scenarios: list[Scenario], num: int) -> int:
     from distsim.scenario.explore import explore
+    from distsim.scenario.github import annotation, on_github
 
     code = 0
     for scenario in scenarios:
@@ -106,6 +107,8 @@ def _explore(scenarios: list[Scenario], num: int) -> int:
         print(found.text)
         if found.failing is not None:
             code = EXPECTATION_FAILED
+            if on_github(os.environ):
+                print(annotation(found.failing), flush=True)
     return code
 
 

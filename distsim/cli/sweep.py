@@ -91,7 +91,7 @@ def _table(points: list[Point]) -> None:
         rates = [format_bandwidth(found[n]) if n in found else "-" for n in busbw]
         busiest = f"{found['busiest_link']:.0%}" if "busiest_link" in found else "-"
         settings = [str(value) for value in point.settings.values()]
-        table.add_row(*settings, point.result.kind, *times, *rates, busiest)
+        table.add_row(*settings, point.result.verdict, *times, *rates, busiest)
     wide = None if sys.stdout.isatty() else 160
     Console(highlight=False, width=wide).print(table)
 

@@ -127,6 +127,16 @@ class Cuts:
         return met or now_s >= self.begun_s + LONGEST_MEETING_S
 
     @property
+    def struck(self) -> Sequence[int]:
+        """Numbers of the rules that have pulled a plug."""
+        return [cut.number for cut in self.cuts if cut.struck]
+
+    @property
+    def hosts_cut(self) -> Sequence[int]:
+        """The hosts whose plugs those were."""
+        return sorted({host for cut in self.cuts if cut.struck for host in cut.hosts})
+
+    @property
     def never_struck(self) -> Sequence[int]:
         """Numbers of the rules whose moment never came."""
         return [cut.number for cut in self.cuts if not cut.struck]

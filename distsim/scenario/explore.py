@@ -54,7 +54,7 @@ def explore(scenario: Scenario, num: int, progress: bool = False) -> Explored:
     scenario = _timeless(scenario)
     ordinary, calls = _attempt(scenario, Schedule())
     if not ordinary.passed:
-        return Explored(scenario, 1, 1, {ordinary.kind: 1}, ordinary, Schedule())
+        return Explored(scenario, 1, 1, {ordinary.verdict: 1}, ordinary, Schedule())
     long_s = max(MIN_DELAY_S, ordinary.virtual_time_s)
     failing: dict[int, tuple[Schedule, Result]] = {}
     for seed in range(1, num + 1):
@@ -66,15 +66,15 @@ def explore(scenario: Scenario, num: int, progress: bool = False) -> Explored:
             print(f"\r{seed} of {num} schedules, {len(failing)} fail", end="", file=sys.stderr, flush=True)
     if progress:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    explored = Explored(scenario, num, len(failing), Counter(result.kind for _, result in failing.values()))
+    explored = Explored(scenario, num, len(failing), Counter(result.verdict for _, result in failing.values()))
     if not failing:
         return explored
     tried: dict[str, None] = {}
     for seed in sorted(failing, key=lambda s: (len(failing[s][0].delays), s)):
         schedule, result = failing[seed]
-        if result.kind in tried:
+        if result.verdict in tried:
             continue  # one of each kind is shrunk
-        tried[result.kind] = None
+        tried[result.verdict] = None
         small, small_result, tries = _shrink(scenario, schedule, result)
         explored.num_tries += tries
         if explored.schedule is None or _length(small) < _length(explored.schedule):
@@ -107,7 +107,7 @@ def _shrink(scenario: Scenario, schedule: Schedule, result: Result) -> tuple[Sch
         nonlocal tries
         tries += 1
         found, _ = _attempt(scenario, smaller)
-        return found if not found.passed and found.kind == result.kind else None
+        return found if not found.passed and found.verdict == result.verdict else None
 
     for simpler in ({"buffered": False}, {"any_source": None}):
         candidate = replace(schedule, **simpler)

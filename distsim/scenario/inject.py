@@ -106,7 +106,6 @@ class Injector:
             case "delay":
                 time.sleep(float(fault["delay_s"]))
 
-
     def _cut(self, fault: Mapping[str, Any]) -> None:
         """Say that the moment has come (cuts.py listens), and wait until it is done."""
         with open(os.path.join(self.folder, f"strike.{fault['number']}"), "w"):

@@ -28,7 +28,7 @@ def write_junit(results: Sequence[Result], path: str) -> None:
             suite, "testcase", classname=folder, name=name, time=f"{result.wall_s:.3f}", file=result.path
         )
         if not result.passed:
-            failure = ET.SubElement(case, "failure", message=_clean(result.wrong[0]), type=result.kind)
+            failure = ET.SubElement(case, "failure", message=_clean(result.wrong[0]), type=result.verdict)
             failure.text = _clean(result.text)
     ET.indent(suites)
     Path(path).write_bytes(ET.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n")

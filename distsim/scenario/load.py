@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import tomllib
 import typing
@@ -235,6 +236,8 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
             Schedule.parse(spec.schedule)
         except UsageError as error:
             yield f"schedule: {error}"
+        if spec.backend == "gloo":
+            yield "schedule: of simulated runs only; use backend = 'sim'"
     if spec.expect.results is not None and scenario.function is None:
         yield "expect.results: a script returns nothing; name a function (program = 'script.py:function')"
     try:
@@ -276,6 +279,10 @@ REAL = ("crash", "freeze", "exit", "exception", "delay")
 
 def _ranks(scenario: Scenario, size: int) -> typing.Iterator[str]:
     expect = scenario.spec.expect
+    with contextlib.suppress(UsageError):  # said already
+        for delay in scenario.schedule.delays if scenario.schedule is not None else ():
+            if delay.rank >= size:
+                yield f"schedule: {delay}: no rank {delay.rank}: the world has ranks 0 to {size - 1}"
     for key in ("culprits", "victims", "cycle", "pair"):
         for rank in getattr(expect, key) or ():
             if rank >= size:

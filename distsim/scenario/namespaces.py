@@ -1,4 +1,5 @@
-"""Hosts on one machine, for real runs whose network is to fail: network namespaces on a bridge.
+"""Hosts on one machine, for real runs whose network is to fail: network namespaces on a bridge, each with
+a host name of its own.
 
 Takes root (CAP_NET_ADMIN and CAP_SYS_ADMIN) and iproute2's `ip`. Every job has a bridge of its own
 without an address, so jobs side by side may use the same addresses, and none reaches the world.
@@ -7,7 +8,10 @@ without an address, so jobs side by side may use the same addresses, and none re
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,12 +21,30 @@ from distsim.errors import UsageError
 __all__ = ["Hosts", "hosts", "missing"]
 
 
+BECOME = """\
+import os, socket, subprocess, sys
+name, table, *command = sys.argv[1:]
+socket.sethostname(name)
+subprocess.run(["mount", "--bind", table, "/etc/hosts"], stderr=subprocess.DEVNULL)
+os.execvp(command[0], command)
+"""
+"""`ip netns exec` gives a command its own mounts, `unshare --uts` its own host name. Without the table of
+names all works as well, with a warning of torch's."""
+
+
 @dataclass(frozen=True)
 class Hosts:
     """The namespaces of a job, their addresses, and the interface that each has."""
 
     names: tuple[str, ...]
     addresses: tuple[str, ...]
+    table: str = "/etc/hosts"
+    """A file like this one, with the names of all: nobody in there is to ask a name server."""
+
+    def enter(self, host: int) -> list[str]:
+        """What stands before a command that is to run on one host, which is called as clusters call it: n0, n1."""
+        inside = ["ip", "netns", "exec", self.names[host], "unshare", "--uts"]
+        return [*inside, sys.executable, "-c", BECOME, f"n{host}", self.table]
 
     def interface(self, host: int) -> str:
         return f"{self.names[host]}a"
@@ -49,7 +71,7 @@ def missing() -> str | None:
         return str(error)
     finally:
         _forget("netns", "del", name)
-    return None
+    return None if shutil.which("unshare") else "`unshare` is not installed (package util-linux)"
 
 
 @contextmanager
@@ -71,7 +93,13 @@ def hosts(number: int) -> Iterator[Hosts]:
             _ip("-n", name, "addr", "add", f"{address}/16", "dev", f"{name}a")
             _ip("-n", name, "link", "set", f"{name}a", "up")
             _ip("-n", name, "link", "set", "lo", "up")
-        yield Hosts(names, addresses)
+        with tempfile.NamedTemporaryFile("w", prefix="distsim-hosts-") as table:
+            table.write("127.0.0.1 localhost\n")
+            # Connections of IPv6 sockets to IPv4 addresses are looked up by the latter, mapped.
+            table.writelines(f"{a} n{host}\n::ffff:{a} n{host}\n" for host, a in enumerate(addresses))
+            table.flush()
+            os.chmod(table.name, 0o644)
+            yield Hosts(names, addresses, table.name)
     finally:
         for name in names:
             _forget("link", "del", f"{name}b")

@@ -48,17 +48,17 @@ def new_scenario(path: Path, program: str | None = None) -> list[Path]:
     if path.suffix != ".toml":
         path = path.with_suffix(".toml")
     script = path.with_suffix(".py")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path}: no folder {path.parent}; create it first")
     for one in [path, *([] if program else [script])]:
         if one.exists():
             raise UsageError(f"{one} exists already; choose another name")
-    text = SCENARIO.format(stem=path.stem)
+    written = {path: SCENARIO.format(stem=path.stem), script: PROGRAM}
     if program is not None:
-        expect = '[expect]\nkind = "healthy"\n'
-        text = text.replace(f'"{path.stem}.py"', f'"{program}"').split("[expect]")[0] + expect
-        path.write_text(text, encoding="utf-8")
-        return [path]
-    path.write_text(text, encoding="utf-8")
-    script.write_text(PROGRAM, encoding="utf-8")
-    return [path, script]
+        text = written[path].replace(f'"{path.stem}.py"', f'"{program}"').split("[expect]")[0]
+        written = {path: f'{text}[expect]\nkind = "healthy"\n'}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for one, text in written.items():
+            one.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror}: {error.filename})") from None
+    return list(written)

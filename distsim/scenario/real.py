@@ -9,19 +9,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis import Diagnosis
+from distsim.debug.records import Evidence
 from distsim.debug.render import render_diagnoses
 from distsim.errors import UsageError
+from distsim.report.whereabouts import whereabouts
 from distsim.scenario.baseline import baseline_path
 from distsim.scenario.cuts import Cuts, spans_hosts
 from distsim.scenario.expect import Observed, mistakes
 from distsim.scenario.load import Scenario
 from distsim.scenario.namespaces import hosts, missing
+from distsim.scenario.processes import end
 from distsim.scenario.result import Result
+from distsim.scenario.seen import seen
+from distsim.sim.limits import Limits
 from distsim.sim.outcome import Outcome
 
 __all__ = ["run_for_real"]
@@ -31,16 +36,20 @@ _monotonic = time.monotonic
 
 def run_for_real(scenario: Scenario) -> Result:
     """`distsim run --on gloo` with the scenario's program, and its expectations held against the report."""
-    from distsim.scenario.run import replay_command
+    from distsim.scenario.run import WIDTH, replay_command
 
     with tempfile.TemporaryDirectory(prefix="distsim-scenario-") as name:
         folder = Path(name)
         started = _monotonic()
         ended = _run(scenario, folder)
         wall_s = _monotonic() - started
-        diagnoses, code = _verdict(folder, ended.codes)
+        diagnoses, code = _verdict(folder, ended.codes, ended.cut_off)
+        evidence = ended.seen or (seen(folder, len(ended.codes), scenario.world_size) if diagnoses else None)
         output = _output(folder, scenario.world_size, len(ended.codes))
         said = _said(folder)
+    if evidence is not None:
+        evidence.notes = [f"injected: {scenario.rules[n]}, {scenario.rules[n].when}" for n in ended.struck]
+        diagnoses = [_placed(diagnosis, evidence) for diagnosis in diagnoses]
     if 2 in ended.codes:
         raise UsageError(f"the real run did not start:\n{said}")
     outcome = Outcome(
@@ -58,7 +67,7 @@ def run_for_real(scenario: Scenario) -> Result:
     result = Result(
         scenario.name,
         str(scenario.path),
-        report=render_diagnoses(diagnoses).plain(100) if diagnoses else said,
+        report=render_diagnoses(diagnoses, evidence).plain(WIDTH) if diagnoses else said,
         output=output,
         replay=replay_command(scenario) + " --backend gloo",
         exit_code=outcome.exit_code,
@@ -74,9 +83,11 @@ def run_for_real(scenario: Scenario) -> Result:
         rule = scenario.rules[number]
         result.wrong.append(f"{rule.path}: never struck ({rule}, {rule.when})")
     if ended.over:
-        result.wrong.insert(
-            0, f"limits: the program still ran after {scenario.spec.limits.wall_time_s:g} s of wall time"
-        )
+        limits = Limits(wall_time_s=scenario.spec.limits.wall_time_s)
+        limits.end("wall_time_s")
+        result.ended_by(limits)
+        where = whereabouts(ended.seen) if ended.seen is not None else ["No rank had come to torch.distributed."]
+        result.report = "\n".join([*where, *(["", result.report] if result.report else [])])
     return result
 
 
@@ -85,9 +96,15 @@ class _Ended:
     """How the launchers ended, one for each host."""
 
     codes: list[int]
-    over: bool
+    over: bool = False
     """By the limit of wall time."""
+    seen: Evidence | None = None
+    """Where the ranks stood at that moment."""
+    struck: Sequence[int] = ()
+    """Numbers of the rules that pulled a plug."""
     never_struck: Sequence[int] = ()
+    cut_off: Sequence[int] = ()
+    """Ranks of the hosts that were cut off."""
 
 
 def _run(scenario: Scenario, folder: Path) -> _Ended:
@@ -101,19 +118,19 @@ def _run(scenario: Scenario, folder: Path) -> _Ended:
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     if not spans_hosts(scenario):
         words = ["--nnodes", "1", "--nproc-per-node", str(scenario.world_size)]
-        return _wait([_launcher(scenario, folder, 0, [], words, {"MASTER_PORT": "0"})], spec.limits.wall_time_s, None)
+        return _wait([_launcher(scenario, folder, 0, [], words, {"MASTER_PORT": "0"})], scenario, folder, None)
     lacking = missing()
     if lacking is not None:
         raise UsageError(f"{scenario.path}: faults that cut hosts off for real need network namespaces: {lacking}")
     number = scenario.num_hosts
     with hosts(number) as job:
         started = []
-        for node, name in enumerate(job.names):
+        for node in range(number):
             words = ["--nnodes", str(number), "--node-rank", str(node), "--nproc-per-node"]
             words += [str(scenario.world_size // number), "--master-addr", job.addresses[0], "--master-port", "29500"]
             environ = {"GLOO_SOCKET_IFNAME": job.interface(node)}
-            started.append(_launcher(scenario, folder, node, ["ip", "netns", "exec", name], words, environ))
-        return _wait(started, spec.limits.wall_time_s, Cuts.of(scenario, folder, job))
+            started.append(_launcher(scenario, folder, node, job.enter(node), words, environ))
+        return _wait(started, scenario, folder, Cuts.of(scenario, folder, job))
 
 
 def _launcher(
@@ -134,38 +151,53 @@ def _launcher(
         return subprocess.Popen(words, env=environ | more, stdout=said, stderr=subprocess.STDOUT)
 
 
-def _wait(started: list[subprocess.Popen[bytes]], wall_time_s: float, cuts: Cuts | None) -> _Ended:
+def _wait(started: list[subprocess.Popen[bytes]], scenario: Scenario, folder: Path, cuts: Cuts | None) -> _Ended:
     """Until all have ended, or the time is over."""
-    deadline = _monotonic() + wall_time_s
-    over = False
+    deadline = _monotonic() + scenario.spec.limits.wall_time_s
+    ended = _Ended([])
     try:
-        while any(process.poll() is None for process in started) and not over:
+        while any(process.poll() is None for process in started) and not ended.over:
             if cuts is not None:
                 cuts.tick()
-            over = _monotonic() > deadline
+            ended.over = _monotonic() > deadline
             time.sleep(0.01)
+        if ended.over:
+            ended.seen = seen(folder, len(started), scenario.world_size)
     finally:
+        end(process.pid for process in started if process.poll() is None)
         for process in started:
-            if process.poll() is None:
-                process.terminate()
-        for process in started:
-            try:
-                process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-    codes = [process.returncode for process in started]
-    return _Ended(codes, over, () if cuts is None else cuts.never_struck)
+            process.wait()
+    ended.codes = [process.returncode for process in started]
+    if cuts is not None:
+        per_host = scenario.world_size // len(started)
+        ended.struck, ended.never_struck = cuts.struck, cuts.never_struck
+        ended.cut_off = [host * per_host + local for host in cuts.hosts_cut for local in range(per_host)]
+    return ended
 
 
-def _verdict(folder: Path, codes: list[int]) -> tuple[list[Diagnosis], int]:
-    """What the hosts say, and the exit code. A host that was cut off judges by what it sees, so most hosts are
-    right; of two equal halves, rank 0's."""
+def _verdict(folder: Path, codes: list[int], cut_off: Sequence[int] = ()) -> tuple[list[Diagnosis], int]:
+    """What the hosts say, and the exit code. A host that was cut off judges by what it sees: who names the ranks
+    that were *cut_off* is right, then most hosts, and of two equal halves rank 0's."""
     said = [_diagnoses(folder / f"report{node}.json") for node in range(len(codes))]
     views = [None if not d else (d[0].kind, d[0].culprits) for d in said]
-    node = max(range(len(codes)), key=lambda n: (views[n] is not None, views.count(views[n]), -n))
+
+    def trust(node: int) -> tuple[bool, bool, int, int]:
+        view = views[node]
+        return view is not None, view is not None and view[1] == tuple(cut_off), views.count(view), -node
+
+    node = max(range(len(codes)), key=trust)
     code = codes[node] if said[node] else next((c for c in codes if c), 0)
     return said[node], code
+
+
+def _placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """With the lines of those culprits that the host which judged could not see."""
+    sites = dict(diagnosis.sites)
+    for rank in diagnosis.culprits:
+        state = evidence.ranks.get(rank)
+        if rank not in sites and state is not None and state.site is not None:
+            sites[rank] = state.site
+    return replace(diagnosis, sites=sites)
 
 
 def _said(folder: Path) -> str:

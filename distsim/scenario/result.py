@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distsim.sim.limits import Limits
 
 __all__ = ["Result"]
 
@@ -27,6 +30,8 @@ class Result:
     exit_code: int = 0
     kind: str = "healthy"
     culprits: tuple[int, ...] = ()
+    limit: str = ""
+    """Which limit of its file ended it."""
     figures: dict[str, float] = field(default_factory=dict)
     """Step time, bus bandwidths, the busiest link: for sweeps and baselines."""
     place: tuple[str, int] | None = None
@@ -38,6 +43,21 @@ class Result:
     @property
     def passed(self) -> bool:
         return not self.wrong
+
+    @property
+    def verdict(self) -> str:
+        """What came of it in a few words: the diagnosis, the limit that ended it, an exit code nobody explains."""
+        words = [] if self.kind == "healthy" and (self.limit or self.exit_code) else [self.kind]
+        if self.limit:
+            words.append(f"ended by {self.limit}")
+        elif self.kind == "healthy" and self.exit_code:
+            words.append(f"exit code {self.exit_code}")
+        return ", ".join(words)
+
+    def ended_by(self, limits: Limits) -> None:
+        """It did not end by itself, which is the first thing to say."""
+        self.limit = f"limits.{limits.name}"
+        self.wrong.insert(0, f"{self.limit}: {limits.reached}")
 
     @property
     def text(self) -> str:

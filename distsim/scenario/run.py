@@ -51,7 +51,9 @@ def run_scenario(scenario: Scenario, *, update_baseline: bool = False) -> Result
             outcome, output, conditions = simulate_scenario(scenario)
             result = observe(scenario, outcome, output, conditions, update_baseline=update_baseline)
     except DistsimError as error:
-        result = Result(scenario.name, str(scenario.path), [str(error)], replay=replay_command(scenario))
+        result = Result(
+            scenario.name, str(scenario.path), [str(error)], replay=replay_command(scenario), kind="not run"
+        )
     result.wall_s = _perf_counter() - started
     return result
 
@@ -132,7 +134,7 @@ def observe(
     seen = Observed(outcome, output, found)
     result.wrong = mistakes(scenario, seen, baseline_path(scenario), update_baseline)
     if conditions.limits.reached is not None:
-        result.wrong.insert(0, f"limits: {conditions.limits.reached}")
+        result.ended_by(conditions.limits)
         if outcome.evidence is not None:
             result.report = "\n".join([*whereabouts(outcome.evidence), "", result.report])
     result.wrong += [_never(rule, outcome) for rule in conditions.never_struck]

@@ -161,4 +161,4 @@ def write_csv(points: Sequence[Point], path: Path) -> None:
         for point in points:
             row = [point.settings[s] for s in settings]
             found = [point.result.figures.get(f, "") for f in figures]
-            writer.writerow([*row, point.result.kind, point.result.exit_code, *found])
+            writer.writerow([*row, point.result.verdict, point.result.exit_code, *found])

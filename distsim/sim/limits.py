@@ -18,20 +18,29 @@ class Limits:
     wall_time_s: float | None = None
     events: int | None = None
     reached: str | None = None
-    """Which limit ended the run, as a sentence."""
+    """What ended the run, as a sentence."""
+    name: str | None = None
+    """Which limit that was."""
     _started_s: float = field(default_factory=_real_monotonic)
 
     def start(self) -> None:
         """The run begins now."""
         self._started_s = _real_monotonic()
-        self.reached = None
+        self.reached = self.name = None
+
+    def end(self, name: str) -> None:
+        """The run ends by this limit."""
+        value = getattr(self, name)
+        what = {"virtual_time_s": " s of virtual time", "wall_time_s": " s of wall time", "events": " events"}[name]
+        self.name = name
+        self.reached = f"the program still ran after {value:{',' if name == 'events' else 'g'}}{what}"
 
     def over(self, now_s: float, events: int) -> bool:
         """Whether the run has to end; cheap enough for every event."""
         if self.virtual_time_s is not None and now_s > self.virtual_time_s:
-            self.reached = f"the program still ran after {self.virtual_time_s:g} s of virtual time"
+            self.end("virtual_time_s")
         elif self.events is not None and events > self.events:
-            self.reached = f"the program still ran after {self.events:,} events"
+            self.end("events")
         elif not events & 63 and self.wall_over():
             pass
         return self.reached is not None
@@ -39,5 +48,5 @@ class Limits:
     def wall_over(self) -> bool:
         """Whether the wall time is used up."""
         if self.wall_time_s is not None and _real_monotonic() - self._started_s > self.wall_time_s:
-            self.reached = f"the program still ran after {self.wall_time_s:g} s of wall time"
+            self.end("wall_time_s")
         return self.reached is not None

@@ -18,7 +18,7 @@ from distsim.errors import UsageError
 
 __all__ = ["Delay", "Schedule"]
 
-_DELAY = re.compile(r"rank(\d+)@(\d+)\+([0-9.e-]+)s")
+_DELAY = re.compile(r"rank(\d+)@(\d+)\+(\d*\.?\d+(?:e[+-]?\d+)?)s")
 
 
 @dataclass(frozen=True, slots=True, order=True)

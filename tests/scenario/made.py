@@ -19,6 +19,24 @@ for step in range(4):
 print(f"rank {rank} has {t[0].item():g}")
 """
 
+RACE = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+if rank == 0:
+    came = []
+    for _ in range(3):
+        t = torch.zeros(1)
+        dist.recv(t)
+        came.append(int(t))
+    assert came[-1] != 1, f"rank 1 came last: {came}"
+else:
+    dist.send(torch.tensor([float(rank)]), 0)
+"""
+"""Right only if messages come in the order in which one machine happens to send them."""
+
 
 def made(folder: Path, toml: str, program: str = STEPS, name: str = "made") -> Scenario:
     """A scenario of four ranks on two hosts, from the rest of its file."""

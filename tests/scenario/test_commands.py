@@ -15,7 +15,7 @@ from distsim.scenario.github import annotation
 from distsim.scenario.result import Result
 from distsim.scenario.suite import matching
 from distsim.scenario.sweep import parse_variation
-from tests.scenario.made import STEPS, made
+from tests.scenario.made import RACE, STEPS, made
 
 
 def test_a_new_scenario_runs_and_a_wrong_expectation_is_exit_code_5(
@@ -61,6 +61,8 @@ def test_a_wrong_file_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--explore", "9", "--junit", "x.xml"], "writes no --junit"),
         (["--junit", "/nowhere/x.xml"], "no folder /nowhere"),
         (["--schedule", "backwards"], "expected a schedule"),
+        (["--schedule", "rank9@0+1s"], "schedule: rank9@0+1s: no rank 9: the world has ranks 0 to 3"),
+        (["--schedule", "rank1@0+1s", "--backend", "gloo"], "schedule: of simulated runs only"),
     ],
 )
 def test_a_flag_that_does_not_fit(
@@ -69,7 +71,34 @@ def test_a_flag_that_does_not_fit(
     """One line, exit code 2."""
     made(tmp_path, "[expect]")
     assert main(["scenario", "run", str(tmp_path), *flags]) == 2
-    assert told in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+
+
+def test_a_new_scenario_makes_its_folder_or_says_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """dir/x.toml in a folder that is not there yet, and below a file, where no folder can be."""
+    assert main(["scenario", "new", str(tmp_path / "a" / "b" / "hang.toml")]) == 0
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["hang.py", "hang.toml"]
+    (tmp_path / "file").touch()
+    capsys.readouterr()
+    assert main(["scenario", "new", str(tmp_path / "file" / "c" / "hang.toml")]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be written (Not a directory: " in said
+    assert said.count("\n") == 1
+
+
+def test_what_explore_finds_is_annotated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On GitHub, at the culprit's line, with the schedule that replays it."""
+    made(tmp_path, "[expect]", RACE)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    assert main(["scenario", "run", str(tmp_path), "--explore", "30"]) == 5
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("::error file=made.py,line=12,title=scenario ")
+    assert " --schedule " in last
 
 
 def test_words_choose_scenarios(tmp_path: Path) -> None:

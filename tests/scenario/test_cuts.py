@@ -124,9 +124,7 @@ def test_the_plug_is_pulled_when_the_rule_says_so(tmp_path: Path, monkeypatch: p
     assert cuts.never_struck == []
 
 
-def test_a_job_whose_monitors_never_meet_is_cut_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_whose_monitors_never_meet_is_cut_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten seconds after its ranks have begun."""
     now_s = 0.0
     monkeypatch.setattr("distsim.scenario.cuts._monotonic", lambda: now_s)
@@ -158,7 +156,7 @@ needs_namespaces = pytest.mark.skipif(missing() is not None, reason=f"no network
 
 @needs_namespaces
 def test_namespaces_reach_each_other_until_the_plug_is_pulled() -> None:
-    """And nothing of them is left afterwards."""
+    """Each has its own name, as the cluster calls it, and nothing of them is left afterwards."""
 
     def reaches(job: Hosts) -> bool:
         ping = ["ip", "netns", "exec", job.names[0], "python3", "-c"]
@@ -167,6 +165,9 @@ def test_namespaces_reach_each_other_until_the_plug_is_pulled() -> None:
         return subprocess.run([*ping, connect, job.addresses[1]], check=False).returncode == 0
 
     with hosts(2) as job:
+        who = "import socket; print(socket.gethostname(), socket.gethostbyname('n0'))"
+        said = subprocess.run([*job.enter(1), "python3", "-c", who], check=True, capture_output=True, text=True).stdout
+        assert said.split() == ["n1", job.addresses[0]]
         assert reaches(job)
         job.cut(1)
         assert not reaches(job)
@@ -189,6 +190,20 @@ def test_a_host_that_is_cut_off_is_the_diagnosis_simulated_and_for_real(tmp_path
 
 @pytest.mark.slow
 @needs_namespaces
+def test_of_two_halves_the_one_that_was_cut_off_is_named_with_its_line(tmp_path: Path) -> None:
+    """Each host takes the other for lost; the scenario knows whose plug it pulled, and where its ranks stood."""
+    place = 'backend = "gloo"\non = "ethernet-cpu:2"\nnproc_per_node = 2\n'
+    fault = "faults = [{ what = 'nic_down', nic = 'n0/nic0', call = 'all_reduce #50' }]"
+    result = ran(tmp_path, f"{place}{fault}\n[expect]\nkind = 'network_fault'\nculprits = [0, 1]", STEPS)
+    assert result.wrong == [], result.text
+    assert result.place == (str(tmp_path / "made.py"), 7)
+    assert "made.py:7  |  dist.all_reduce(t)" in result.report
+    assert "does not answer host n1" in result.report
+    assert "note: injected: n0/nic0 down, at all_reduce #50" in result.report
+
+
+@pytest.mark.slow
+@needs_namespaces
 def test_a_cut_that_heals_costs_time_only(tmp_path: Path) -> None:
     """TCP sends again what was lost: the job ends well, and each line has its rank."""
     place = 'backend = "gloo"\non = "ethernet-cpu:2"\nnproc_per_node = 2\n'
@@ -199,18 +214,20 @@ def test_a_cut_that_heals_costs_time_only(tmp_path: Path) -> None:
 
 def test_a_cut_that_never_comes_fails_the_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scenario that does not test what it says is wrong."""
-    monkeypatch.setattr("distsim.scenario.real._run", lambda *_: _Ended([0, 0, 0], over=False, never_struck=[0]))
+    monkeypatch.setattr("distsim.scenario.real._run", lambda *_: _Ended([0, 0, 0], never_struck=[0]))
     fault = "faults = [{ what = 'nic_down', nic = 'n1/nic0', call = 'all_reduce #5000' }]"
     wrong = ran(tmp_path, f"{REAL}{fault}\n[expect]", STEPS).wrong
     assert wrong == ["faults[0]: never struck (n1/nic0 down, at all_reduce #5000)"]
 
 
 def test_most_hosts_are_right(tmp_path: Path) -> None:
-    """A host that was cut off takes the others for lost; of two halves, rank 0's counts."""
+    """A host that was cut off takes the others for lost; of two halves, rank 0's counts unless that was cut off."""
     for node, culprits in enumerate([(2, 3, 4, 5), (0, 1), (0, 1), ()]):
         found = [Diagnosis(Kind.NETWORK_FAULT, culprits, explanation="cut").to_json()] if culprits else []
         (tmp_path / f"report{node}.json").write_text(json.dumps({"diagnoses": found}))
     for codes, wanted, code in [([3, 4, 4, 1], (0, 1), 4), ([3, 4], (2, 3, 4, 5), 3)]:
         diagnoses, exit_code = _verdict(tmp_path, codes)
         assert (diagnoses[0].culprits, exit_code) == (wanted, code)
+    diagnoses, exit_code = _verdict(tmp_path, [3, 4], cut_off=[0, 1])
+    assert (diagnoses[0].culprits, exit_code) == ((0, 1), 4)
     assert _verdict(tmp_path / "none", [0, -15]) == ([], -15)
