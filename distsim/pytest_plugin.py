@@ -93,6 +93,17 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
         item.obj = body
 
 
+def pytest_enter_pdb() -> None:
+    """Somebody thinks at a prompt inside a simulated rank: no limit of wall time ends that."""
+    from distsim.sim.task import current_process
+
+    process = current_process()
+    if process is not None:
+        process.world.host_timeout_s = float("inf")
+        if process.world.limits is not None:
+            process.world.limits.wall_time_s = None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]

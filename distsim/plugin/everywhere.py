@@ -69,7 +69,7 @@ def rank_body(body: Callable[..., Any], kwargs: Mapping[str, Any], options: Opti
 
         if options.init and not dist.is_initialized():
             dist.init_process_group(options.backend)
-        with on_this_rank(options.values(dict(kwargs))) as arguments:
+        with on_this_rank(options.values(dict(kwargs)), share_memory=options.on == "sim") as arguments:
             body(**arguments)
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pdb
 import pickle
 import select
 import shutil
@@ -31,6 +32,7 @@ from distsim.plugin.verdict import Verdict, whole
 
 if TYPE_CHECKING:
     from distsim.debug.diagnosis import Diagnosis
+    from distsim.debug.postmortem import Found
 
 __all__ = ["run_real"]
 
@@ -62,6 +64,8 @@ def run_real(item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[st
             os.close(saved)
     children: dict[int, int] = {}
     readers: dict[int, int] = {}
+    late = ""
+    early: list[Diagnosis] | None = None
     try:
         port = _free_port()
         for rank in range(options.n):
@@ -74,7 +78,15 @@ def run_real(item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[st
                 _child(rank, port, directory, settings, writer, item, body, kwargs, options)
             os.close(writer)
             children[rank], readers[rank] = pid, reader
-        reports, codes = _collect(children, readers, directory, options.timeout_s)
+        try:
+            reports, codes = _collect(children, readers, directory, options.timeout_s)
+        except pytest.fail.Exception as stop:  # pytest-timeout
+            raise pytest.fail.Exception(f"{stop}\n\n{_where(directory)}".rstrip(), pytrace=False) from None
+        if len(codes) < options.n and not any(codes.values()):  # nobody failed: it was too long
+            late = f"the test still ran after timeout_s={options.timeout_s:g} seconds\n{_where(directory)}"
+        elif len(codes) < options.n:  # what a monitor says of ranks after we have ended them is no news
+            early = _told(directory) or _found(directory).diagnoses
+            early = [d for d in early if d.kind.value == "rank_raised"] or early  # others had no time to come
     finally:
         for pid in children.values():
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -83,15 +95,16 @@ def run_real(item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[st
         for reader in readers.values():
             os.close(reader)
         diagnoses = _last_word(directory, monitor)
-    try:
         _print_output(directory, options.n)
-    finally:
         shutil.rmtree(directory, ignore_errors=True)
-    verdict = Verdict()
-    told = [d for d in diagnoses if d.adds_to(reports)]
+    verdict = Verdict(reports)
+    if late:
+        verdict.report = late
+        return verdict
+    told = [d for d in (diagnoses if early is None else early) if d.adds_to(reports)]
     verdict.explain(told, None, every=whole(item))
     for rank, code in codes.items():
-        if code and rank not in reports and not verdict.report:
+        if code and not reports and not verdict.report:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
             verdict.report = f"rank {rank} {how}\n"
     if verdict.report:  # what gloo says once a rank is gone follows from that; a timeout is the user's own setting
@@ -127,6 +140,7 @@ def _child(
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+        sys.breakpointhook = pdb.set_trace = _no_prompt
         os.environ.update(settings.environment())
         os.environ.update(
             RANK=str(rank),
@@ -148,6 +162,10 @@ def _child(
             with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(code)
+
+
+def _no_prompt(*args: Any, **kwargs: Any) -> NoReturn:
+    raise pytest.UsageError("breakpoint() on gloo: a rank is a process without a terminal; debug the test on='sim'")
 
 
 def _run_rank(
@@ -219,8 +237,6 @@ def _collect(
 
 def _last_word(directory: Path, monitor: Any) -> list[Diagnosis]:
     """What the monitor has found, once it knows that all is over."""
-    from distsim.debug.diagnosis import Diagnosis
-
     (directory / "done.json").write_text("{}")
     if monitor is None:
         return []
@@ -229,11 +245,37 @@ def _last_word(directory: Path, monitor: Any) -> list[Diagnosis]:
     if monitor.poll() is None:
         monitor.kill()
         monitor.wait()
+    return _told(directory)
+
+
+def _told(directory: Path) -> list[Diagnosis]:
+    """What the monitor has found so far."""
+    from distsim.debug.diagnosis import Diagnosis
+
     try:
         told = json.loads((directory / "verdict.json").read_text())
     except (OSError, ValueError):
         return []
     return [Diagnosis.from_json(d) for d in told.get("diagnoses", ())]
+
+
+def _where(directory: Path) -> str:
+    """Where every rank is, as long as it lives."""
+    from distsim.report.whereabouts import whereabouts
+
+    return "\n".join(whereabouts(_found(directory).evidence))
+
+
+def _found(directory: Path) -> Found:
+    """What the rings say at this moment."""
+    from distsim.debug.postmortem import Found, examine
+    from distsim.debug.records import Evidence
+    from distsim.errors import UsageError
+
+    try:
+        return examine(directory)
+    except UsageError:  # nobody has come as far as to write one
+        return Found([], Evidence(0, {}, {}))
 
 
 def _print_output(directory: Path, num: int) -> None:

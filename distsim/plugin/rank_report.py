@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["RankReport", "describe"]
+__all__ = ["RankReport", "describe", "full_names"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(
@@ -35,6 +35,8 @@ class RankReport:
     """Its last line: `AssertionError: assert 3 == 4`."""
     error: str = ""
     """The exception's type."""
+    bases: tuple[str, ...] = ()
+    """It and its bases, by their full names."""
     frames: tuple[tuple[str, int], ...] = ()
     """File and line of the user's frames, outermost first."""
 
@@ -58,7 +60,13 @@ def describe(item: pytest.Function, body: Callable[..., Any], error: BaseExcepti
         text = str(item.repr_failure(info))
     finally:
         item.config.option.tbstyle, item.obj = style, replaced
-    return RankReport("failed", text, lines[0] if lines else type(error).__name__, type(error).__name__, frames)
+    name = type(error).__name__
+    return RankReport("failed", text, lines[0] if lines else name, name, full_names(type(error)), frames)
+
+
+def full_names(kind: type) -> tuple[str, ...]:
+    """A type and its bases, comparable over processes."""
+    return tuple(f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__)
 
 
 def _without_ours(error: BaseException, seen: set[int]) -> None:

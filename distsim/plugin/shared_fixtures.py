@@ -1,12 +1,14 @@
-"""pytest's own fixtures in a body that runs on every rank: there is one of each, and many ranks.
+"""Fixtures in a body that runs on every rank: there is one of each, and many ranks.
 
 Most simply work (`tmp_path`, `caplog`, values of the user's own). These do not: `capsys` would hold what
-all ranks print, and what `subtests` reports from another process is never heard of.
+all ranks print, what `subtests` reports from another process is never heard of, and a model that simulated
+ranks shared would be trained by all of them at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import sys
 import unittest
@@ -96,9 +98,17 @@ class SubTests:
 
 
 @contextlib.contextmanager
-def on_this_rank(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The body's arguments, with this rank's own in the place of those that pytest made for all."""
+def on_this_rank(arguments: Mapping[str, Any], *, share_memory: bool) -> Iterator[dict[str, Any]]:
+    """The body's arguments, with this rank's own in the place of those that pytest made for all.
+
+    Where ranks *share memory*, tensors, models and optimizers are copied, together, so that an optimizer
+    keeps its model; forked processes have copies anyway.
+    """
     mine = dict(arguments)
+    if share_memory:
+        trained = {name: value for name, value in mine.items() if _holds_tensors(value)}
+        with contextlib.suppress(Exception):  # what cannot be copied is shared
+            mine.update(copy.deepcopy(trained))
     if "subtests" in mine:
         mine["subtests"] = SubTests()
     if not isinstance(mine.get("capsys"), pytest.CaptureFixture):
@@ -109,6 +119,15 @@ def on_this_rank(arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield mine
     finally:
         capture.end()
+
+
+def _holds_tensors(value: object) -> bool:
+    import torch
+
+    if isinstance(value, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
+        return True
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return any(map(_holds_tensors, inside))
 
 
 @contextlib.contextmanager

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.skipping import evaluate_xfail_marks
 
 from distsim.plugin.place import Options
-from distsim.plugin.rank_report import RankReport
+from distsim.plugin.rank_report import RankReport, full_names
 
 if TYPE_CHECKING:
     from distsim.debug.diagnosis import Diagnosis
@@ -90,9 +91,19 @@ def judge(verdict: Verdict, item: pytest.Function, options: Options) -> None:
         (pytest.skip if first.kind == "skipped" else pytest.xfail)(first.text)
     if not failed and not stopped and not verdict.report:
         return
+    expected = evaluate_xfail_marks(item)
+    if expected is not None and expected.raises is not None and failed and _expected(expected.raises, failed):
+        pytest.xfail(expected.reason)
     text = _text(verdict, failed, stopped, options, every=whole(item))
     frames = failed[min(failed)].frames if failed else ()
     _fail_at(verdict.place if verdict.lead or not frames else frames[-1], text)
+
+
+def _expected(raises: object, failed: Mapping[int, RankReport]) -> bool:
+    """Whether every rank that failed raised what `xfail(raises=...)` names."""
+    kinds = raises if isinstance(raises, tuple) else (raises,)
+    names = {full_names(kind)[0] for kind in kinds if isinstance(kind, type)}
+    return all(names & set(report.bases) for report in failed.values())
 
 
 def _fail_at(place: tuple[str, int] | None, text: str) -> None:

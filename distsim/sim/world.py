@@ -284,10 +284,10 @@ class World:
     def _watch(self, task: Task) -> None:
         """Two limits: without any sign of life (operators, imports), and, longer unless the user set
         it, without a call: a loop of operators whose end never comes true lives too."""
-        limit_s = 2.0 if task.doom is not None else self.host_timeout_s
         ticks, begun = self.ticks, _real_monotonic()
-        since, call_limit_s = begun, limit_s * self.patience
+        since = begun
         while not self.baton.acquire(timeout=0.1):
+            limit_s = 2.0 if task.doom is not None else self.host_timeout_s  # a debugger lifts it meanwhile
             if self.interrupts.pending and task.doom is None:
                 self.interrupts.deliver()
             self._report_progress()
@@ -297,7 +297,7 @@ class World:
                 ticks, since = self.ticks, _real_monotonic()
             over = self.limits is not None and task.doom is None and self.limits.wall_over()
             now = _real_monotonic()
-            if over or now - since > limit_s or now - begun > call_limit_s:
+            if over or now - since > limit_s or now - begun > limit_s * self.patience:
                 task.abandoned = True
                 if task.doom is None:
                     self.stuck = task

@@ -115,3 +115,81 @@ async def test_async(rank):
     )
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["world_size: expected a plain function, got an async one*"])
+
+
+def test_a_model_from_a_fixture_is_each_ranks_own(run: Run) -> None:
+    """And its optimizer is that model's; the fixture's own object stays as it was made. Other objects are shared."""
+    result = run(
+        """
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Linear(2, 1)
+
+@pytest.fixture
+def parts(model):
+    return {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "data": [torch.ones(1, 2)]}
+
+seen = []
+
+@pytest.mark.world_size(2)
+def test_train(rank, model, parts):
+    seen.append(model)
+    before = model.weight.clone()
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    parts["data"][0] *= rank + 1
+    wrapped(parts["data"][0]).sum().backward()
+    parts["optimizer"].step()
+    assert torch.allclose(model.weight, before - 0.15)
+    dist.barrier()
+    assert seen[0] is not seen[1]
+"""
+    )
+    result.assert_outcomes(passed=1)
+
+
+def test_xfail_knows_what_a_rank_raised(run: Run) -> None:
+    """`raises=` is held against the ranks' own exceptions; a hang is none of them."""
+    result = run(
+        """
+@pytest.mark.xfail(raises=LookupError)
+@pytest.mark.world_size(2)
+def test_known(rank):
+    if rank:
+        raise KeyError("known")
+
+@pytest.mark.xfail(raises=OSError)
+@pytest.mark.world_size(2)
+def test_other(rank):
+    raise KeyError("other")
+
+@pytest.mark.xfail(raises=KeyError)
+@pytest.mark.world_size(2)
+def test_hang(rank):
+    if rank:
+        dist.barrier()
+"""
+    )
+    result.assert_outcomes(xfailed=1, failed=2)
+
+
+def test_a_debugger_stops_the_clock(run: Run) -> None:
+    """Whoever thinks at a prompt in a rank is not a rank that is stuck."""
+    result = run(
+        """
+import time
+
+@pytest.fixture
+def real_clock(real=time.perf_counter):
+    return real
+
+@pytest.mark.world_size(2, host_timeout_s=0.3, timeout_s=0.4)
+def test_prompt(rank, real_clock, request):
+    request.config.hook.pytest_enter_pdb(config=request.config, pdb=None)
+    until = real_clock() + 0.8
+    while real_clock() < until:
+        pass
+    dist.barrier()
+"""
+    )
+    result.assert_outcomes(passed=1)

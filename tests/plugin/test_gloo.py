@@ -33,11 +33,74 @@ def test_killed(rank):
         os.kill(os.getpid(), 9)
     dist.barrier()
 
-@pytest.mark.world_size(2, on="gloo", timeout_s=8)
+@pytest.mark.world_size(2, on="gloo", host_timeout_s=2)
 def test_spins(rank):
     while rank:
         pass
     dist.barrier()
+"""
+
+LIMITS = """
+import sys, time
+from datetime import timedelta
+import pytest, torch
+import torch.distributed as dist
+
+@pytest.mark.world_size(2, on="gloo", timeout_s=4)
+def test_ours(rank):
+    while True:
+        dist.barrier()
+
+@pytest.mark.timeout(8, method="signal")
+@pytest.mark.world_size(2, on="gloo")
+def test_theirs(rank):
+    while rank:
+        pass
+    dist.barrier()
+
+@pytest.mark.world_size(2, on="gloo", init=False)
+def test_late(rank):
+    dist.init_process_group("gloo", timeout=timedelta(seconds=2))
+    if rank == 1:
+        time.sleep(30)
+    dist.barrier()
+
+@pytest.mark.world_size(2, on="gloo")
+def test_slow_other(rank):
+    if rank == 1:
+        raise ValueError("mine")
+    time.sleep(30)
+"""
+
+FIXTURES = """
+import sys, unittest
+import pytest, torch
+import torch.distributed as dist
+
+@pytest.mark.world_size(2, on="gloo")
+def test_print(rank, capsys):
+    print("hello", rank)
+    assert capsys.readouterr().out == f"hello {rank}\\n"
+
+@pytest.mark.world_size(2, on="gloo")
+def test_parts(rank, subtests):
+    with subtests.test(part=1):
+        assert rank == 0
+
+class TestUnit(unittest.TestCase):
+    @pytest.mark.world_size(2, on="gloo")
+    def test_unit(self):
+        with self.subTest(part=2):
+            self.assertEqual(dist.get_rank(), 0)
+
+@pytest.mark.xfail(raises=KeyError)
+@pytest.mark.world_size(2, on="gloo")
+def test_known(rank):
+    raise KeyError("known")
+
+@pytest.mark.world_size(2, on="gloo")
+def test_prompt(rank):
+    breakpoint()
 """
 
 
@@ -55,4 +118,34 @@ def test_real_ranks_are_judged_like_simulated_ones(pytester: pytest.Pytester) ->
             "HANG  rank killed  rank 1*",
             "HANG  *  rank 1*",
         ]
+    )
+
+
+def test_limits_of_real_ranks_say_where_everybody_is(pytester: pytest.Pytester) -> None:
+    """The test's own limit, pytest-timeout's, and torch's: none of them is told as a rank that was killed."""
+    pytester.makepyfile(LIMITS)
+    result = pytester.runpytest_subprocess("-p", "distsim.pytest_plugin", "-p", "no:cacheprovider", "-v")
+    result.assert_outcomes(failed=4)
+    result.stdout.fnmatch_lines(
+        [
+            "the test still ran after timeout_s=4 seconds",
+            "Rank*barrier*",
+            "Timeout (*from pytest-timeout.",
+            "Rank 0 waits in barrier*",
+            "Rank 1 is at *in test_theirs",
+            "missing rank: rank 1 *RuntimeError: *Timed out waiting 2000ms*",
+            "HANG  missing rank  rank 1  barrier*",
+            "rank 1: ValueError: mine",
+        ]
+    )
+    assert "killed" not in result.stdout.str()
+
+
+def test_fixtures_on_real_ranks(pytester: pytest.Pytester) -> None:
+    """What a rank prints, its subtests and what it raises reach the test though it is another process."""
+    pytester.makepyfile(FIXTURES)
+    result = pytester.runpytest_subprocess("-p", "distsim.pytest_plugin", "-p", "no:cacheprovider", "-v")
+    result.assert_outcomes(passed=1, failed=3, xfailed=1)
+    result.stdout.fnmatch_lines(
+        ["E*in the subtest (part=1)", "E*in the subtest (part=2)", "*UsageError: breakpoint() on gloo*"]
     )
