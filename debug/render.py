@@ -170,7 +170,8 @@ def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
             continue
         last = records[-1]
         on = "" if last.is_p2p else f" on {last.group.label}"
-        texts[rank] = f"{call_text(last)}{on}, {place(last.site)}, {last.state.value}"
+        where = "" if last.site is None else f", {place(last.site)}"
+        texts[rank] = f"{call_text(last)}{on}{where}, {last.state.value}"
     for ranks, text in merge_equal(texts)[:MAX_LINES]:
         yield Line(f"last call of {ranks_text(ranks)}: {text}")
 

@@ -6,6 +6,14 @@
         dist.all_reduce(t)
         assert t.item() == 6
 
+A rank may stay away for `host_timeout_s` (10 seconds: a rank that spins is then named), the whole test may
+take `timeout_s` (60); pytest's options `distsim_host_timeout_s` and `distsim_timeout_s` set both for a project.
+Ranks that fail alike are shown once, those that differ only in values in a line each; `-vv` shows all.
+
+Fixtures are set up once, for all ranks: `tmp_path` is one folder. Tensors, models and optimizers from fixtures,
+`capsys` and the environment are each rank's own. On sim the ranks share a process: other objects, and what
+`monkeypatch.setattr` changes, are everybody's; on gloo every rank is a fork of pytest's process.
+
 It is imported in every pytest run of an environment that has distsim, so it imports neither torch nor
 the rest of distsim before a test asks for them.
 """
