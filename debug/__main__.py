@@ -13,6 +13,7 @@ import runpy
 import sys
 import types
 from types import TracebackType
+from typing import Any
 
 from distsim.errors import UsageError
 
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> None:
         error = error.with_traceback(_from_script(error.__traceback__))
         session = guard.current_session()
         if session is not None:
-            session.raised(error)
+            _leave_word(session, error)
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise
         sys.excepthook(type(error), error, error.__traceback__)
@@ -56,6 +57,16 @@ def _run_script(path: str) -> None:
     sys.modules["__main__"] = script
     sys.path[0] = os.path.dirname(os.path.abspath(path))
     exec(compile(source, path, "exec"), script.__dict__)
+
+
+def _leave_word(session: Any, error: BaseException) -> None:
+    """Write the exception down; a signal handler (a data loader's, for a worker that died) may raise meanwhile."""
+    for _ in range(3):
+        try:
+            session.raised(error)
+            return
+        except Exception:
+            continue
 
 
 def _from_script(trace: TracebackType | None) -> TracebackType | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distsim.debug.advice import advice
+from distsim.debug.aftermath import timed_out
 from distsim.debug.case import Case
 from distsim.debug.checks import same_call
 from distsim.debug.explain import are, call_text, capital, group_text, place, ranks_text, several
@@ -14,7 +15,7 @@ from distsim.debug.source import Order, relate
 from distsim.debug.verdict import Diagnosis
 from distsim.debug.world import Lane
 
-__all__ = ["absent_from_call", "extra_call", "group_mismatch"]
+__all__ = ["absent_from_call", "extra_call", "group_mismatch", "loop_ended"]
 
 
 def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
@@ -30,7 +31,7 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
         pending = [r for r in ranks if r in lane.meetings.get(call.seq, ())]
         if pending:
             return _never_waited(case, lane, call, pending, victims)
-        if (found := _loops(case, lane, call, ranks, victims)) is not None:
+        if (found := loop_ended(case, lane, call, ranks, victims)) is not None:
             return found
         met = sorted(lane.meetings.get(call.seq, ()))
         if len(met) * 2 < len(lane.group.ranks):
@@ -48,7 +49,7 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     they = "it" if len(ranks) == 1 else "they"
     where = several(case.where(ranks[0]), ranks)
     running = case.world.states[ranks[0]].phase is Phase.RUNNING
-    gave_up = [r for r in victims if case.world.states[r].phase is Phase.RAISED]
+    gave_up = any(timed_out(case.world.states[r].exception) for r in victims)
     instead = " Or pass a longer timeout=." if running and gave_up else ""
     what = f"{who} never called {call_text(call)} on {group_text(call.group)}: {they} {where}."
     return case.diagnosis(
@@ -78,16 +79,20 @@ def _never_waited(
     )
 
 
-def _loops(case: Case, lane: Lane, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
+def loop_ended(
+    case: Case, lane: Lane, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
+) -> Diagnosis | None:
     """The call is one that both have made before: their loops ran differently often."""
     if call.site is None:
         return None
     met = sorted(lane.meetings.get(call.seq, ()))
     rounds = _rounds(lane, call.rank, call)
     theirs = _rounds(lane, ranks[0], call)
-    if rounds < 2 or not theirs:
+    if rounds < 2 or not theirs or theirs >= rounds:
         return None
-    few = len(met) * 2 < len(lane.group.ranks)
+    finished = all(case.world.states[rank].phase is Phase.FINISHED for rank in ranks)
+    few = finished and len(met) * 2 < len(lane.group.ranks)
+    then = "finished" if finished else several(case.where(ranks[0]), ranks)
     return case.diagnosis(
         Kind.UNEVEN_ITERATIONS,
         met if few else ranks,
@@ -95,7 +100,7 @@ def _loops(case: Case, lane: Lane, call: CallRecord, ranks: Sequence[int], victi
         call=call,
         explanation=f"{capital(ranks_text(met))} {are(met, 'makes', 'make')} {call.op} at {place(call.site)} "
         f"for the {_ordinal(rounds)} time on {group_text(lane.group)}. {capital(ranks_text(ranks))} made it "
-        f"{'once' if theirs == 1 else f'{theirs} times'} and finished.",
+        f"{'once' if theirs == 1 else f'{theirs} times'} and {then}.",
         suggestion=advice(Kind.UNEVEN_ITERATIONS),
         since_s=call.issued_s,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distsim.debug.absence import absent_from_call, extra_call, group_mismatch
+from distsim.debug.absence import absent_from_call, extra_call, group_mismatch, loop_ended
 from distsim.debug.case import Case
 from distsim.debug.explain import call_text, capital, group_text, place, ranks_text
 from distsim.debug.habit import left_out
@@ -26,7 +26,11 @@ def knot(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
     cycle = case.graph.cycle(ranks)
     calls = {rank: _call_on_cycle(case, rank, cycle) for rank in cycle}
     everyone = [*victims, *ranks]
+    if (found := _strayed(case, ranks, victims)) is not None:
+        return found
     if (found := _left_out(case, cycle, calls, everyone)) is not None:
+        return found
+    if (found := _left_loop(case, cycle, calls, everyone)) is not None:
         return found
     if (found := _message_missing(case, ranks, victims)) is not None:
         return found
@@ -48,6 +52,44 @@ def _left_out(
             found.append(absent_from_call(case, awaited, [rank], [r for r in everyone if r != rank]))
         elif not made.is_p2p and _under_condition(case, awaited, made):
             found.append(extra_call(case, made, [r for r in everyone if r != rank]))
+    return found[0] if len(found) == 1 else None
+
+
+def _strayed(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
+    """One rank makes a call at a line on a group it never used there, and is awaited there on its usual one."""
+    found: dict[int, tuple[CallRecord, CallRecord, list[int]]] = {}
+    for rank in ranks:
+        for mine in case.world.call_waits(rank):
+            if mine.is_p2p or mine.site is None:
+                continue
+            usual = {r.group for r in case.world.records(rank) if r.site == mine.site and r is not mine}
+            if mine.group in usual:
+                continue
+            for other in ranks:
+                theirs = next((r for r in case.world.call_waits(other) if r.site == mine.site), None)
+                if theirs is not None and theirs.group in usual and rank in theirs.group.ranks:
+                    found.setdefault(rank, (mine, theirs, []))[2].append(other)
+    if len(found) != 1:
+        return None
+    ((rank, (mine, theirs, others)),) = found.items()
+    rest = [r for r in (*ranks, *victims) if r != rank and r not in others]
+    return group_mismatch(case, mine, theirs, [rank], others, rest)
+
+
+def _left_loop(
+    case: Case, cycle: Sequence[int], calls: dict[int, CallRecord | None], everyone: Sequence[int]
+) -> Diagnosis | None:
+    """A circle that is there because one rank has left a loop, or skipped a round of it, in which another still is."""
+    found: list[Diagnosis] = []
+    for i, rank in enumerate(cycle):
+        awaited, made = calls[cycle[i - 1]], calls[rank]
+        lane = None if awaited is None else case.world.lane(awaited)
+        if awaited is None or made is None or lane is None or made.is_p2p or rank not in awaited.group.ranks:
+            continue
+        relation = relate(made, awaited, case.world.evidence.sources)
+        if relation.certain and relation.order is Order.AFTER and relation.left_loop:
+            fewer = loop_ended(case, lane, awaited, [rank], [r for r in everyone if r != rank])
+            found += [] if fewer is None else [fewer]
     return found[0] if len(found) == 1 else None
 
 

@@ -30,6 +30,7 @@ from distsim.debug.records import Evidence, Phase
 from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
 from distsim.debug.stackdump import as_text, collect
 from distsim.debug.together import Together
+from distsim.debug.unwaited import unwaited
 from distsim.debug.verdict import Diagnosis
 
 __all__ = ["Monitor", "main"]
@@ -396,6 +397,9 @@ class Monitor:
             self._compare()
         if self.host.readers and not self.aborted and not self._closing:
             evidence = self.look()
+            seen = {(finding.kind, finding.site) for finding in evidence.findings}
+            left = unwaited(evidence, written_out=True)
+            evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
             found = [d for d in diagnose(evidence) if _key(d) not in self.told]
             if self.exit_code:
                 found = []  # what died after the verdict died of it

@@ -9,8 +9,9 @@ from distsim.debug.records import CallRecord, Evidence, Finding, Phase, Site
 __all__ = ["unwaited"]
 
 
-def unwaited(evidence: Evidence) -> list[Finding]:
-    """One finding for each line that left handles behind on ranks that have ended.
+def unwaited(evidence: Evidence, *, written_out: bool = False) -> list[Finding]:
+    """One finding for each line that left handles behind on ranks that have ended; with *written_out* only
+    lines that name the call: torch's own (DDP's, FSDP's) keep handles that a guard does not see waited for.
 
     Only for evidence whose `CallRecord.waited` is kept (a Flight Recorder dump does not tell).
     The results of such a call may be read before they are there, and its errors are never seen.
@@ -21,7 +22,7 @@ def unwaited(evidence: Evidence) -> list[Finding]:
         if state is None or state.phase not in (Phase.FINISHED, Phase.EXITED):
             continue
         for record in records:
-            if record.is_async and not record.waited:
+            if record.is_async and not record.waited and not (written_out and not _named(record, evidence)):
                 lines.setdefault((record.op, record.site), []).append(record)
     found = []
     for (op, site), left in lines.items():
@@ -39,3 +40,9 @@ def unwaited(evidence: Evidence) -> list[Finding]:
             )
         )
     return found
+
+
+def _named(record: CallRecord, evidence: Evidence) -> bool:
+    lines = evidence.sources.get(record.site.file, "").splitlines() if record.site is not None else []
+    text = lines[record.site.line - 1] if record.site is not None and record.site.line <= len(lines) else ""
+    return any(word in text for word in (record.op, f"i{record.op}", "async_op"))

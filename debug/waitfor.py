@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 
+from distsim.debug.aftermath import own_fault
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, State, StoreWait, Wait
 from distsim.debug.world import DEAD, Lane, World
 
@@ -69,6 +70,8 @@ class WaitGraph:
         self.contradictions = contradictions or Contradictions()
         self.moving = frozenset(moving)
         self._missing: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._failed: dict[tuple[int, int], tuple[int, ...]] = {}
+        """Meeting -> members that came and raised in it, by no fault of the others'."""
         self.needs: dict[int, list[Need]] = {}
         for rank in world.states:
             if needs := self._needs_of(rank):
@@ -108,17 +111,20 @@ class WaitGraph:
         if first is not None and call.seq >= first:
             others = tuple(r for r in missing if r not in culprits)
             return Need(CallWait(call), others, mismatch=number)
+        if call.rank in self._failed[lane.id, call.seq]:
+            return None
         return Need(CallWait(call), missing) if missing else None
 
     def _missing_ranks(self, lane: Lane, seq: int, me: int) -> tuple[int, ...]:
         """Members that are not there, or came but can not play their part any more."""
         if (lane.id, seq) not in self._missing:
             met = lane.meetings.get(seq, {})
+            failed = tuple(rank for rank, record in met.items() if self._failed_by_itself(record))
             given_up = min(
                 (
                     r.completed_s
                     for r in met.values()
-                    if r.completed_s is not None and r.state is State.FAILED
+                    if r.completed_s is not None and r.state is State.FAILED and r.rank not in failed
                 ),
                 default=None,
             )
@@ -129,9 +135,17 @@ class WaitGraph:
                 or (rank in met and not met[rank].done and self._cannot_serve(rank))
                 or (rank in met and given_up is not None and met[rank].issued_s > given_up)
             ]
-            self._missing[lane.id, seq] = tuple(gone)
+            some = not gone and len(failed) < len(met)
+            self._missing[lane.id, seq] = tuple(failed if some else gone)
+            self._failed[lane.id, seq] = failed if some else ()
         missing = self._missing[lane.id, seq]
         return tuple(r for r in missing if r != me) if me in missing else missing
+
+    def _failed_by_itself(self, record: CallRecord) -> bool:
+        state = self.world.states[record.rank]
+        if record.state is not State.FAILED or state.phase is not Phase.RAISED or not own_fault(state.exception):
+            return False
+        return self.world.died_inside(record.rank) is record
 
     def _overwritten(self, lane: Lane, seq: int, rank: int) -> bool:
         """It was there, but its record is lost: only later ones are kept."""

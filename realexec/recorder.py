@@ -51,7 +51,8 @@ class Lane:
         self.last: tuple[int, Any, bytes, int, Any] | None = None
         """The synchronous call just made the long way: thread, tensor, record, flags of its end, options."""
         self.busy = 0
-        """Thread that is inside a synchronous call on this group, 0: none."""
+        """Thread that is inside a synchronous collective of this group, 0: none. (A message has no place among
+        the others' calls: a thread may wait for one all along.)"""
 
 
 class Recorder:
@@ -93,13 +94,11 @@ class Recorder:
         else:
             flags = rings.ISSUED
             seq = next(lane.seq)
-        if lane.busy and lane.busy != me:
-            flags |= rings.RACE
-        if is_async:
-            flags |= rings.ASYNC
-        else:
-            flags |= rings.WAITING
-            lane.busy = me
+            if lane.busy and lane.busy != me:
+                flags |= rings.RACE
+            if not is_async:
+                lane.busy = me
+        flags |= rings.ASYNC if is_async else rings.WAITING
         if sys.exc_info()[1] is not None:
             flags |= self._exception_on_its_way()
         thread = self._threads.get(me)

@@ -10,6 +10,7 @@ from tests.debug.builders import (
     barrier,
     fail,
     frozen,
+    group,
     host,
     killed,
     leave,
@@ -54,7 +55,40 @@ else:
         recv(t, 0)
 """
 
+SHARDS = (group(0, 1, name="3", desc="shard"), group(2, 3, name="4", desc="shard"))
+REPLICATES = (group(0, 2, name="5", desc="replicate"), group(1, 3, name="6", desc="replicate"))
+LOOP_THEN_BARRIER = """\
+for step in range(steps):
+    dist.all_reduce(t, group=mine)
+dist.barrier()
+"""
+
 STUCK = {
+    "the other dimension of a mesh, once": Fault(
+        4,
+        lambda r: [
+            *[all_reduce(2, SHARDS[r // 2])] * 2,
+            all_reduce(2, REPLICATES[1] if r == 3 else SHARDS[r // 2]),
+            barrier(3),
+        ],
+        Kind.GROUP_MISMATCH,
+        (3,),
+        "all_reduce #3",
+        4,
+        (0, 1, 2),
+        ("group replicate (ranks 1,3)", "group shard (ranks 2,3)"),
+    ),
+    "a round of one dimension skipped": Fault(
+        4,
+        lambda r: [*[all_reduce(2, SHARDS[r // 2])] * (2 if r == 3 else 3), barrier(3)],
+        Kind.UNEVEN_ITERATIONS,
+        (3,),
+        "all_reduce #3",
+        3,
+        (0, 1, 2),
+        ("for the 3rd time on group shard (ranks 2,3)", "made it 2 times and waits in barrier"),
+        evidence={"sources": {FILE: LOOP_THEN_BARRIER}},
+    ),
     "another group": Fault(
         4,
         odd([all_reduce(10)], [all_reduce(10, SUB)]),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.kinds import Kind
 from distsim.debug.records import Evidence, Phase, RankState, State
-from tests.debug.builders import all_reduce, barrier, fail, group, killed, play, recv, run, send
+from tests.debug.builders import all_reduce, barrier, coll, fail, group, killed, play, recv, run, send
 
 
 def die_inside(evidence: Evidence, rank: int, phase: Phase, failed_s: float | None = None, **kw: str) -> None:
@@ -67,6 +69,38 @@ def test_timeout_blames_who_came_too_late() -> None:
     (d,) = diagnose(evidence)
     assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (3,), (0, 1, 2))
     assert "89.0 s late" in d.explanation
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_who_failed_in_the_call_comes_before_who_lost_it(first: int) -> None:
+    """Rank 0's own arguments were wrong; the others raise because it is gone, whoever had come first."""
+    evidence = play(3, lambda r: [coll("scatter", 10, root=0)])
+    for rank in range(3):
+        evidence.records[rank][-1].issued_s = 1.0 if rank == first else 2.0
+        text = "RuntimeError: Connection closed by peer" if rank else "RuntimeError: Incorrect input list size 2"
+        die_inside(evidence, rank, Phase.RAISED, 2.5 if rank else 1.5, exception=text)
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.victims) == (Kind.RANK_RAISED, (0,), (1, 2))
+    assert "Incorrect input list" in d.explanation
+
+
+def test_a_fault_that_all_have_is_nobodys_alone() -> None:
+    """Every rank raises the same in the call: all are named, nobody waits for anybody."""
+    evidence = play(3, lambda r: [coll("scatter", 10, root=0)])
+    for rank in range(3):
+        die_inside(evidence, rank, Phase.RAISED, 1.5, exception="RuntimeError: unsupported dtype")
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.victims) == (Kind.RANK_RAISED, (0, 1, 2), ())
+
+
+@pytest.mark.parametrize(("exception", "longer"), [("timed out", True), ("Connection closed by peer", False)])
+def test_a_longer_timeout_is_advice_after_a_timeout(exception: str, longer: bool) -> None:
+    """Who raised because the group is gone needs no longer timeout."""
+    evidence = play(2, lambda r: [run(50)] if r == 1 else [all_reduce(10)])
+    die_inside(evidence, 0, Phase.RAISED, 60.0, exception=f"RuntimeError: {exception}")
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits) == (Kind.MISSING_RANK, (1,))
+    assert ("longer timeout" in d.suggestion) is longer
 
 
 def test_connection_reset_follows_the_killed() -> None:

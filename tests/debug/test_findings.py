@@ -101,3 +101,11 @@ def test_unwaited_messages_count_too() -> None:
     """An isend that nobody waited for is found as well."""
     evidence = play(2, {0: [send(1, 10, is_async=True)], 1: [recv(0, 11)]})
     assert [f.ranks for f in unwaited(evidence)] == [(0,)]
+
+
+def test_unwaited_calls_that_the_line_names() -> None:
+    """A guard that does not see torch's own waits tells only of lines that have the call written out."""
+    evidence = play(1, lambda r: [all_reduce(1, is_async=True), all_reduce(2, is_async=True)])
+    evidence.sources = {"train.py": "handle = dist.all_reduce(t, async_op=True)\nloss.backward()\n"}
+    assert [f.site.line for f in unwaited(evidence) if f.site] == [1, 2]
+    assert [f.site.line for f in unwaited(evidence, written_out=True) if f.site] == [1]

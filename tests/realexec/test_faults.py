@@ -20,6 +20,7 @@ from distsim.sim.program import RunRequest, run_program
 CASES = [Case.read(path) for path in sorted((HERE / "faults").glob("*.py"))]
 
 NOT_SIMULATED = {
+    "worker_killed": "a data loader's workers run in the rank's own process there: a signal to one is one to the rank",
     "holds_gil": "simulated ranks are threads of one interpreter: who holds it stops the simulator, watchdog and all",
 }
 """Programs that show something else in a simulation, and why."""
@@ -43,7 +44,6 @@ OTHER_LINE = {
 ELSEWHERE = {
     Kind.HEALTHY: "test_healthy",
     Kind.NETWORK_FAULT: "test_hosts",
-    Kind.GROUP_MISMATCH: "test_twins",
 }
 """Kinds whose real jobs are in another file."""
 

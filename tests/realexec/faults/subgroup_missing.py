@@ -1,6 +1,6 @@
 # ranks: 4
-# kind: deadlock_cycle
-# culprits: 2,3
+# kind: uneven_iterations
+# culprits: 3
 # exit: 3
 
 import torch
@@ -19,4 +19,4 @@ for step in range(3):
     if rank == 3 and step == 2:
         break
     dist.all_reduce(t, group=mine)
-dist.barrier()
+dist.barrier()  # <-
