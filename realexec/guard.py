@@ -70,7 +70,7 @@ class GuardedGroup(ProcessGroup):
     def decide_way(self) -> None:
         """Settle whether calls may take the short way; after the opt-in looks are chosen."""
         gloo = self.backends.get("cpu")
-        plain = not self.nan and self.checksums is None and self.strict is None
+        plain = not self.nan and self.checksums is None
         self.fast = gloo if plain and type(gloo).__name__ == "ProcessGroupGloo" else None
 
 

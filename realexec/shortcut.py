@@ -46,7 +46,7 @@ Public = Callable[..., Any]
 class Seen:
     """A call as it was recorded the long way."""
 
-    __slots__ = ("body", "codes", "done", "dtype", "expires", "method", "options", "said", "thread")
+    __slots__ = ("body", "codes", "done", "dtype", "expires", "method", "options", "print_", "said", "thread")
 
     def __init__(
         self, thread: int, body: bytes, done: int, options: Any, dtype: Any, method: Any, said: Any, codes: Any
@@ -61,6 +61,8 @@ class Seen:
         self.method = method
         self.said = said
         """The arguments besides tensor and group."""
+        self.print_: int = rings.RECORD_BODY.unpack(body)[8]
+        """Fingerprint, by which strict ranks compare their calls."""
         self.expires = int.from_bytes(body[5 * 8 : 6 * 8], "little") + rings.PAYLOAD_BYTES // 2
         """Position of the payload ring from which on the signature must be written anew."""
         self.codes = codes
@@ -94,6 +96,7 @@ def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: 
         or function_modes()
         or dispatch_modes()
         or profiler_enabled()
+        or (guard.strict is not None and not guard.strict.ready(lane))
     ):
         if not is_user_code(user.f_code):
             return long(*args)
@@ -108,9 +111,12 @@ def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: 
                 lane.seen[key] = Seen(thread, body, done, options, tensor.dtype, method, said, codes)
         return answer
     lane.busy = seen.thread
-    index = ring.replay(seen.body, next(lane.seq))
+    seq = next(lane.seq)
+    index = ring.replay(seen.body, seq)
     if guard.recorder.outstanding:
         guard.recorder.poll()
+    if guard.strict is not None:
+        guard.strict.hold_again(guard, seq, seen.print_, index)
     try:
         method(guard.fast, [tensor], seen.options).wait()
     except BaseException as error:

@@ -89,20 +89,22 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_the_shorter_way_loses_nothing_of_torch(zygote: Zygote, folder: Path) -> None:
+@pytest.mark.parametrize("level", ["check", "strict"])
+def test_the_shorter_way_loses_nothing_of_torch(level: str, zygote: Zygote, folder: Path) -> None:
     """Complex numbers, views, modes, the profiler, torch.compile, non-members and wrong arguments act as in torch."""
     program = folder / "program.py"
     program.write_text(OTHERS)
-    result = zygote.run(program, 2, directory=folder)
+    result = zygote.run(program, 2, directory=folder, level=level)
     assert result.codes == {0: 0, 1: 0}, result.outputs
 
 
 @pytest.mark.slow
-def test_what_differs_from_the_call_before_is_recorded(zygote: Zygote, folder: Path) -> None:
+@pytest.mark.parametrize("level", ["check", "strict"])
+def test_what_differs_from_the_call_before_is_recorded(level: str, zygote: Zygote, folder: Path) -> None:
     """Reduce op, dtype, shape, root and async_op of calls at one line are those that were given, in their order."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    result = zygote.run(program, 2, directory=folder)
+    result = zygote.run(program, 2, directory=folder, level=level)
     assert result.codes == {0: 0, 1: 0}, result.outputs
     for path in sorted(folder.glob("rank*.ring")):
         reader = RingReader(path)
@@ -119,3 +121,29 @@ def test_what_differs_from_the_call_before_is_recorded(zygote: Zygote, folder: P
         assert said == [(seq, *one) for seq, one in enumerate(expected, 1)]
         assert all(call.done for call in calls)
         assert len({call.site.line for call in calls if call.site}) == 6
+
+
+MISMATCH = """
+import torch
+import torch.distributed as dist
+from distsim.debug import CollectiveMismatch
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for round in range(4):
+    tensor = torch.ones(6 if (rank, round) == (1, 3) else 4)
+    try:
+        dist.all_reduce(tensor)
+    except CollectiveMismatch as error:
+        assert round == 3 and "all_reduce #4" in str(error), error
+        print("refused", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_known_call_is_compared_too(zygote: Zygote, folder: Path) -> None:
+    """At strict, a rank that comes the shorter way learns that another one calls with another shape."""
+    program = folder / "program.py"
+    program.write_text(MISMATCH)
+    result = zygote.run(program, 2, directory=folder, level="strict")
+    assert all("refused" in result.outputs[rank] for rank in (0, 1)), result.outputs
