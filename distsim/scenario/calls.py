@@ -144,7 +144,7 @@ class Calls:
     def program(self, teaches: str, style: str = "merged") -> str:
         """The script, ranks numbered from 0. *style*: `merged`, one body with the ranks of each call before it,
         and whoever is stuck earlier among them; `exact`, without those; `looped`, one loop around what is
-        called again and again; `apart`, a body for each rank."""
+        called again and again; `looped, and after`, with what comes last behind it; `apart`, a body for each rank."""
         new = {rank: number for number, rank in enumerate(self.ranks)}
         groups: dict[str, str] = {}
         prologue: list[str] = []
@@ -158,9 +158,21 @@ class Calls:
                         prologue.append(f"{name} = dist.new_group({inside}, group_desc={call.label or name!r})")
         texts = {rank: self._texts(rank, groups, new) for rank in self.ranks}
         body = None
-        if style == "looped":
+        if style.startswith("looped"):
             stuck = [rank for rank in self.ranks if self._is_stuck(rank)]
-            body = looped(texts, stuck, new, lambda n: self._count(n, new), lambda who: self._test("if", who, new))
+            members: dict[str, set[int]] = {}
+            for rank in self.ranks:
+                for call, text in zip(self.calls[rank], texts[rank], strict=True):
+                    members.setdefault(text, set()).update(call.members)
+            body = looped(
+                texts,
+                stuck,
+                members,
+                new,
+                lambda n: self._count(n, new),
+                lambda who: self._test("if", who, new),
+                after=style == "looped, and after",
+            )
         elif style != "apart":
             body = self._merged(texts, new, extend=style == "merged")
         body = self._by_rank(texts, new) if body is None else body

@@ -14,45 +14,61 @@ Cells = Mapping[tuple[int, int], bool]
 def looped(
     texts: Mapping[int, Sequence[str]],
     stuck: Collection[int],
+    members: Mapping[str, Collection[int]],
     number: Mapping[int, int],
     count: Callable[[Mapping[int, int]], str],
     test: Test,
+    after: bool = False,
 ) -> list[str] | None:
     """The lines *texts* of each rank as one loop; None where nobody repeats one.
 
-    Ranks in *stuck* wait in their last line: what they would have done next is open. *number* has the ranks as
-    the program counts them; *count* writes what goes into `range`, *test* an `if` of ranks.
+    Ranks in *stuck* wait in their last line: what they would have done next is open, except that only *members*
+    of its group make a call. *number* has the ranks as the program counts them; *count* writes what goes into
+    `range`, *test* an `if` of ranks. What comes behind the last line that is repeated stands in the loop, too,
+    or *after* it: calls alone do not tell.
     """
     repeated = {text for made in texts.values() for text in made if made.count(text) > 1}
     if not repeated:
         return None
-    starts = {r: next((i for i, t in enumerate(made) if t in repeated), len(made)) for r, made in texts.items()}
-    inside = {rank: made[starts[rank] :] for rank, made in texts.items()}
-    ahead: dict[str, list[int]] = {}
+    ahead: dict[int, Sequence[str]] = {}
+    inside: dict[int, Sequence[str]] = {}
+    behind: dict[int, Sequence[str]] = {}
     for rank, made in texts.items():
-        for text in made[: starts[rank]]:
-            ahead.setdefault(text, []).append(rank)
-    if any(text in ahead for made in inside.values() for text in made):
-        inside, ahead = dict(texts), {}
+        places = [place for place, text in enumerate(made) if text in repeated] or [len(made)]
+        end = places[-1] + 1 if after else len(made)
+        ahead[rank], inside[rank], behind[rank] = made[: places[0]], made[places[0] : end], made[end:]
+    sets = [{text for made in part.values() for text in made} for part in (ahead, inside, behind)]
+    if sets[0] & sets[1] or (sets[0] | sets[1]) & sets[2] or (after and not sets[2]):
+        return None
     used = _by_first_use(inside.values())
     body = min((used, sorted(used, key=line_number)), key=lambda order: _num_steps(inside, order))
     steps = {rank: _steps(made, body) for rank, made in inside.items()}
     most = max(made[-1] + 1 for made in steps.values() if made)
-    counts = {rank: most if rank in stuck else made[-1] + 1 if made else 0 for rank, made in steps.items()}
+    there = [rank for rank in stuck if not behind[rank]]
+    counts = {rank: most if rank in there else made[-1] + 1 if made else 0 for rank, made in steps.items()}
     inner: list[str] = []
     for place, text in enumerate(body):
         cells: dict[tuple[int, int], bool] = {}
         for rank, made in inside.items():
             called = {step for step, line in zip(steps[rank], made, strict=True) if line == text}
-            end = (steps[rank][-1], body.index(made[-1])) if made else (0, 0)
+            end_of = (steps[rank][-1], body.index(made[-1])) if made else (0, 0)
             for step in range(counts[rank]):
-                if step in called or rank not in stuck or (step, place) < end:
+                if step in called or rank not in there or rank not in members[text] or (step, place) < end_of:
                     cells[number[rank], step] = step in called
         inner += _guarded(text, _guard(cells, lambda who: test([rank for rank in texts if number[rank] in who])))
-    before = [_guarded(text, "" if len(who) == len(texts) else test(who)) for text, who in ahead.items()]
     variable = "step" if any(line.startswith("if ") and "step" in line for line in inner) else "_"
+    would = {text: [rank for rank in there if rank in members[text]] for text in sets[2]}
     head = f"for {variable} in range({count(counts)}):"
-    return [*(line for lines in before for line in lines), head, *(f"    {line}" for line in inner)]
+    return [*_once(ahead, {}, test), head, *(f"    {line}" for line in inner), *_once(behind, would, test)]
+
+
+def _once(lines: Mapping[int, Sequence[str]], would: Mapping[str, Collection[int]], test: Test) -> list[str]:
+    """Lines before or after the loop; ranks that *would* make them count among those that do."""
+    found: list[str] = []
+    for text in _by_first_use(lines.values()):
+        who = [rank for rank, made in lines.items() if text in made or rank in would.get(text, ())]
+        found += _guarded(text, "" if len(who) == len(lines) else test(who))
+    return found
 
 
 def _guarded(text: str, guard: str) -> list[str]:

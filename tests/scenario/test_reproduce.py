@@ -163,10 +163,38 @@ for step in range(6):
 """
 
 
+TWO_A_STEP = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+t, loss = torch.ones(4), torch.ones(1)
+for step in range(5 - (dist.get_rank() == 2)):
+    dist.all_reduce(t)
+    dist.all_reduce(loss)
+dist.barrier()
+"""
+TWO_GROUPS = """\
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+t = torch.ones(4)
+for step in range(4 - (dist.get_rank() == 3)):
+    dist.all_reduce(t, group=mesh.get_group("tp"))
+    dist.all_reduce(t, group=mesh.get_group("dp"))
+dist.barrier()
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "kind", "culprits"),
     [
+        (TWO_A_STEP, "uneven_iterations", (1,)),
+        (TWO_GROUPS, "uneven_iterations", (3,)),
         (FEWER_BATCHES, "uneven_iterations", (1,)),
         (SKIPS_A_ROUND, "missing_rank", (1,)),
         (STATE_OF_ONE, "extra_collective", (0,)),
@@ -174,9 +202,9 @@ for step in range(6):
     ],
 )
 def test_a_real_hang_becomes_a_scenario(program: str, kind: str, culprits: tuple[int], tmp_path: Path) -> None:
-    """Three ranks on gloo under guard hang; their rings become a program that hangs alike on sim."""
+    """Four ranks on gloo under guard hang; their rings become a program that hangs alike on sim."""
     (tmp_path / "job.py").write_text(program)
-    flags = ["--on", "gloo", "--nproc-per-node", "3", "--on-hang", "abort", "--rings", "rings"]
+    flags = ["--on", "gloo", "--nproc-per-node", "4", "--on-hang", "abort", "--rings", "rings"]
     words = [sys.executable, "-m", "distsim", "run", *flags, "job.py"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     job = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False)
@@ -190,6 +218,7 @@ def test_a_real_hang_becomes_a_scenario(program: str, kind: str, culprits: tuple
 
 
 A, B, C = "a  # train.py:4", "b  # train.py:6", "c  # train.py:9"
+ALL = dict.fromkeys((A, B, C), (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -213,6 +242,7 @@ A, B, C = "a  # train.py:4", "b  # train.py:6", "c  # train.py:9"
             (0, 1),
             ["for step in range(2):", f"    {A}", "    if step == 1:", f"        {B}", f"    {C}"],
         ),
+        ({0: [C, A, A], 1: [C, A]}, (0, 1), [C, "for _ in range(2):", f"    {A}"]),
         ({0: [A, B], 1: [B]}, (0, 1), None),
     ],
 )
@@ -224,7 +254,36 @@ def test_calls_that_come_again_are_written_as_a_loop(
     def count(counts: Mapping[int, int]) -> str:
         return ", ".join(str(n) for n in dict.fromkeys(counts.values()))
 
-    assert looped(texts, stuck, {0: 0, 1: 1}, count, lambda who: f"if {list(who)}:") == lines
+    assert looped(texts, stuck, ALL, {0: 0, 1: 1}, count, lambda who: f"if {list(who)}:") == lines
+
+
+@pytest.mark.parametrize(
+    ("texts", "members", "lines"),
+    [
+        ({0: [A, B, A, B], 1: [A, B, C]}, {}, ["for _ in range(2, 1):", f"    {A}", f"    {B}", C]),
+        (
+            {0: [A, B, A, B], 1: [A, B, C]},
+            {C: (1,)},
+            ["for _ in range(2, 1):", f"    {A}", f"    {B}", "if [1]:", f"    {C}"],
+        ),
+        (
+            {0: [A, B, A, B], 1: [A, B, A, C]},
+            {},
+            ["for step in range(2):", f"    {A}", "    if rank != 1 or step != 1:", f"        {B}", C],
+        ),
+        ({0: [A, B, A], 1: [A, B, A]}, {}, None),
+    ],
+)
+def test_what_comes_last_may_stand_behind_the_loop(
+    texts: dict[int, list[str]], members: dict[str, tuple[int, ...]], lines: list[str] | None
+) -> None:
+    """Who left the loop and waits behind it; who is still in it would come there, if it is one of the group."""
+
+    def count(counts: Mapping[int, int]) -> str:
+        return ", ".join(str(n) for n in dict.fromkeys(counts.values()))
+
+    found = looped(texts, (0, 1), ALL | members, {0: 0, 1: 1}, count, lambda who: f"if {list(who)}:", after=True)
+    assert found == lines
 
 
 def test_nothing_is_overwritten_and_nothing_made_up(tmp_path: Path) -> None:
