@@ -14,8 +14,9 @@ function stays the same object, by which torch.compile knows it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from sys import _getframe as frame_above
+from sys import exception as exception_on_its_way
 from threading import get_ident
 from types import CellType
 from typing import Any
@@ -71,11 +72,12 @@ class Seen:
 
 def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: Public, args: tuple[Any, ...]) -> Any:
     """Make a synchronous call, three frames below the user's, by the short way or with `long(*args)`."""
-    guard = C10D["_world"].default_pg if group is None else group
+    world = C10D["_world"]
+    guard = world._default_pg if group is None else group
     if type(guard) is not GuardedGroup or guard.fast is None or guard.recorder is None or type(tensor) is not Tensor:
         return long(*args)
     lane = guard.lane
-    user = sys._getframe(3)
+    user = frame_above(3)
     caller = user.f_back or user
     key = (id(user.f_code), user.f_lasti, id(caller.f_code), caller.f_lasti, tensor.shape)
     seen = lane.seen.get(key)
@@ -91,8 +93,8 @@ def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: 
         or lane.busy
         or not tensor.is_cpu
         or tensor.layout is not torch.strided
-        or sys.exception() is not None
-        or C10D["_world"].pg_coalesce_state
+        or exception_on_its_way() is not None
+        or world._pg_coalesce_state
         or function_modes()
         or dispatch_modes()
         or profiler_enabled()
@@ -181,11 +183,13 @@ class Shortcuts:
         self._undo: list[tuple[CellType, Any]] = []
 
     def install(self) -> None:
+        if not {"_default_pg", "_pg_coalesce_state"} <= vars(c10d._world).keys():
+            return  # a torch that keeps them elsewhere: the long way does everything
         for name, way in WAYS.items():
             public = getattr(c10d, name)
             cells = dict(zip(public.__code__.co_freevars, public.__closure__ or (), strict=True))
             cell = cells.get("func")
-            if cell is not None:  # else a torch that decorates otherwise: the long way does everything
+            if cell is not None:  # else this torch decorates otherwise
                 self._undo.append((cell, cell.cell_contents))
                 cell.cell_contents = way(cell.cell_contents)
 
