@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -44,21 +45,38 @@ def matching(expression: str | None) -> Callable[[Scenario], bool]:
 
 def run_suite(scenarios: Sequence[Scenario], workers: int = 1, update_baselines: bool = False) -> Iterator[Result]:
     """Results in the order of *scenarios*, as they come."""
+    needed = _imports(scenarios)
     if workers < 2 or len(scenarios) < 2:
+        _import(needed)
         for scenario in scenarios:
             yield run_scenario(scenario, update_baseline=update_baselines)
         return
     # Fresh processes: a simulation swaps what a process has only once, so two cannot share one.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(scenarios)), mp_context=context, initializer=_prepare) as pool:
+    number = min(workers, len(scenarios))
+    with ProcessPoolExecutor(number, mp_context=context, initializer=_prepare, initargs=(needed,)) as pool:
         jobs = [pool.submit(run_one, s.path, s.data, update_baselines) for s in scenarios]
         for job in jobs:
             yield job.result()
 
 
-def _prepare() -> None:
-    import distsim.sim  # noqa: F401  # the expensive import, once a worker
+def _imports(scenarios: Sequence[Scenario]) -> list[str]:
+    """Modules that take a second to import, and that some of *scenarios* will: whoever runs first would pay
+    for all who come after."""
+    simulated = [s for s in scenarios if s.spec.backend == "sim"]
+    files = {s.file for s in simulated if s.file is not None}
+    data_parallel = any(b"torch.nn.parallel" in file.read_bytes() for file in files)
+    # DistributedDataParallel's constructor imports torch._dynamo
+    return ["distsim.sim"] * bool(simulated) + ["torch._dynamo"] * data_parallel
 
+
+def _import(modules: Sequence[str]) -> None:
+    for module in modules:
+        importlib.import_module(module)
+
+
+def _prepare(modules: Sequence[str]) -> None:
+    _import(modules)
     multiprocessing.set_start_method(None, force=True)  # a worker has one, a program's first process has not
 
 

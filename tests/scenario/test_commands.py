@@ -13,7 +13,7 @@ from distsim.cli import main
 from distsim.errors import UsageError
 from distsim.scenario.github import annotation
 from distsim.scenario.result import Result
-from distsim.scenario.suite import matching
+from distsim.scenario.suite import _imports, matching
 from distsim.scenario.sweep import parse_variation
 from tests.scenario.made import RACE, STEPS, made
 
@@ -123,6 +123,15 @@ def test_workers_give_the_same_results_in_the_same_order(tmp_path: Path, capsys:
     assert main(["scenario", "run", str(tmp_path), "-n", "2"]) == 0
     lines = [line.split()[1].split("/")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("ok")]
     assert lines == ["a", "b", "c"]
+
+
+def test_what_takes_long_to_import_is_imported_before_the_first_scenario(tmp_path: Path) -> None:
+    """Else the first to use it would be slow for all others; what nobody uses is left alone."""
+    plain = made(tmp_path, "[expect]", name="plain")
+    trains = made(tmp_path, "[expect]", "from torch.nn.parallel import DistributedDataParallel\n", name="trains")
+    assert _imports([plain]) == ["distsim.sim"]
+    assert _imports([plain, trains]) == ["distsim.sim", "torch._dynamo"]
+    assert _imports([trains.changed(backend="gloo")]) == []
 
 
 def test_a_sweep_compares_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
