@@ -116,13 +116,17 @@ class Case:
         )
 
     def first_wait(self, ranks: Iterable[int]) -> CallRecord | None:
-        """The call that was waited in first, collectives before point-to-point of the same instant."""
+        """The call that was waited in first, collectives before point-to-point of the same instant. Of messages
+        the lowest rank's: which of them was first differs from run to run."""
         calls = [
             need.wait.record
             for _, need in self.graph.waiters_on(tuple(ranks))
             if isinstance(need.wait, CallWait)
         ]
-        return min(calls, key=lambda c: (c.issued_s, c.is_p2p, c.rank), default=None)
+        first = min(calls, key=lambda c: (c.issued_s, c.is_p2p, c.rank), default=None)
+        if first is None or not first.is_p2p:
+            return first
+        return min((c for c in calls if c.is_p2p), key=lambda c: (c.rank, c.index))
 
     def waiting(self, call: CallRecord | None, victims: Sequence[int]) -> str:
         """The sentence about those who wait: all of *victims* that are in *call*."""

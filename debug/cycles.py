@@ -56,17 +56,18 @@ def _left_out(
 
 
 def _strayed(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
-    """One rank makes a call at a line on a group it never used there, and is awaited there on its usual one."""
+    """One rank makes a call on a group it never used in that place, and is awaited there on its usual one.
+    (A place is a line with all its callers: a helper may be called for any group.)"""
     found: dict[int, tuple[CallRecord, CallRecord, list[int]]] = {}
     for rank in ranks:
         for mine in case.world.call_waits(rank):
             if mine.is_p2p or mine.site is None:
                 continue
-            usual = {r.group for r in case.world.records(rank) if r.site == mine.site and r is not mine}
+            usual = {r.group for r in case.world.records(rank) if r.stack == mine.stack and r is not mine}
             if mine.group in usual:
                 continue
             for other in ranks:
-                theirs = next((r for r in case.world.call_waits(other) if r.site == mine.site), None)
+                theirs = next((r for r in case.world.call_waits(other) if r.stack == mine.stack), None)
                 if theirs is not None and theirs.group in usual and rank in theirs.group.ranks:
                     found.setdefault(rank, (mine, theirs, []))[2].append(other)
     if len(found) != 1:

@@ -6,7 +6,8 @@ import pytest
 
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.kinds import Kind
-from tests.debug.builders import Step, all_reduce, barrier, coll, play, recv, send
+from distsim.debug.records import Site
+from tests.debug.builders import Step, all_reduce, barrier, coll, group, play, recv, send
 
 
 def test_without_history_the_lowest_rank_is_the_reference() -> None:
@@ -71,6 +72,27 @@ def test_who_came_first_to_a_message_does_not_matter(first: int, differs: str) -
     (d,) = diagnose(evidence)
     assert (d.kind, d.pair, str(d.call)) == (Kind.P2P_UNMATCHED, (0, 1), "recv #1")
     assert d.culprits == ((0, 1) if differs == "tag" else (0,))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_messages_that_never_come_the_lower_ranks_is_told(first: int) -> None:
+    """Two ranks wait for a message of a third that has ended: one diagnosis, whichever waited first."""
+    evidence = play(3, lambda r: [recv(2, 10)] if r < 2 else [])
+    for rank in (0, 1):
+        evidence.records[rank][0].issued_s = 1.0 if rank == first else 2.0
+    told = diagnose(evidence)[0]
+    assert (told.kind, told.culprits, told.pair) == (Kind.P2P_UNMATCHED, (2,), (2, 0))
+
+
+def test_a_helper_may_be_called_for_any_group() -> None:
+    """The same innermost line on two groups, from two callers, in another order: a cycle, and no wrong group."""
+
+    def sync(line: int, name: str) -> Step:
+        return all_reduce(3, group(0, 1, name=name), callers=(Site("train.py", line, "main"),))
+
+    dp, tp = sync(20, "dp"), sync(21, "tp")
+    (d,) = diagnose(play(2, lambda r: [dp, dp, *((tp, dp) if r == 0 else (dp, tp))]))
+    assert (d.kind, d.culprits) == (Kind.DEADLOCK_CYCLE, (0, 1))
 
 
 def test_two_ranks_uneven() -> None:
