@@ -91,6 +91,9 @@ class Session:
         try:
             path = stack_path(self.directory, self.rank, self.ring.job)
             file = open(path, "w")  # noqa: SIM115  (faulthandler keeps it)
+            with contextlib.suppress(ValueError):  # in a thread
+                # faulthandler puts this back when the interpreter goes down; the default would kill the process then.
+                signal.signal(STACK_SIGNAL, signal.SIG_IGN)
             faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
             if not faulthandler.is_enabled():
                 faulthandler.enable(file=file)
