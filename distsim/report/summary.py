@@ -86,6 +86,8 @@ def _moved(outcome: Outcome) -> bool:
 def _verdict(outcome: Outcome) -> tuple[str, str]:
     if outcome.interrupted:
         return "interrupted", "bold yellow"
+    if outcome.cut_short:
+        return "ended by a limit", "bold yellow"
     if outcome.exit_code == 0:
         return "finished", "bold green"
     words = {1: "failed", 3: "hung", 4: "inconsistent collectives"}

@@ -40,7 +40,9 @@ class Explored:
     @property
     def text(self) -> str:
         """For people: how many fail, how, and how to see the shortest again."""
-        head = f"{self.scenario.name}: {self.num_schedules} schedules, {self.num_failing} fail"
+        schedules = "1 schedule" if self.num_schedules == 1 else f"{self.num_schedules} schedules"
+        fail = f"{self.num_failing} {'fails' if self.num_failing == 1 else 'fail'}"
+        head = f"{self.scenario.name}: {schedules}, {fail}"
         if self.failing is None:
             return head
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.kinds.items(), key=lambda k: (-k[1], k[0])))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ def run_for_real(scenario: Scenario) -> Result:
     if evidence is not None:
         evidence.notes = [f"injected: {scenario.rules[n]}, {scenario.rules[n].when}" for n in ended.struck]
         diagnoses = [_placed(diagnosis, evidence) for diagnosis in diagnoses]
+        evidence.sources = _with_texts(evidence.sources, diagnoses)
     if 2 in ended.codes:
         raise UsageError(f"the real run did not start:\n{said}")
     outcome = Outcome(
@@ -78,6 +80,8 @@ def run_for_real(scenario: Scenario) -> Result:
         result.kind, result.culprits = first.kind.value, first.culprits
         site = next((first.sites[r] for r in first.culprits if r in first.sites), None)
         result.place = None if site is None else (site.file, site.line)
+    if result.place is None and scenario.file is not None:
+        result.place = (str(scenario.file), 1)
     result.wrong = mistakes(scenario, Observed(outcome, output, {}), baseline_path(scenario), False)
     for number in ended.never_struck:
         rule = scenario.rules[number]
@@ -198,6 +202,15 @@ def _placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
         if rank not in sites and state is not None and state.site is not None:
             sites[rank] = state.site
     return replace(diagnosis, sites=sites)
+
+
+def _with_texts(sources: Mapping[str, str], diagnoses: Sequence[Diagnosis]) -> Mapping[str, str]:
+    """With the files in which *diagnoses* happened: a line that makes no call is in no record."""
+    texts = dict(sources)
+    for file in {site.file: None for found in diagnoses for site in found.sites.values() if site.file not in texts}:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            texts[file] = Path(file).read_text(encoding="utf-8")
+    return texts
 
 
 def _said(folder: Path) -> str:

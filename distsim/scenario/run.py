@@ -111,6 +111,7 @@ def observe(
     update_baseline: bool = False,
 ) -> Result:
     """From a run to its result."""
+    outcome.cut_short = conditions.limits.reached is not None
     found = figures(outcome)
     result = Result(
         scenario.name,

@@ -106,6 +106,8 @@ class Outcome:
     compute: dict[int, list[tuple[float, float, str]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
+    cut_short: bool = False
+    """By a limit of its scenario."""
 
     @property
     def diagnosis(self) -> Diagnosis | None:

@@ -12,11 +12,12 @@ import pytest
 from distsim.cluster import load_cluster
 from distsim.debug.diagnosis import Diagnosis
 from distsim.debug.kinds import Kind
+from distsim.debug.records import Evidence, RankState, Site
 from distsim.errors import UsageError
 from distsim.scenario.cuts import Cuts, cut_off
 from distsim.scenario.load import read_faults
 from distsim.scenario.namespaces import Hosts, hosts, missing
-from distsim.scenario.real import _Ended, _verdict
+from distsim.scenario.real import _Ended, _placed, _verdict, _with_texts
 from distsim.sim.fault_rules import LinkFault, PartDown
 from tests.scenario.made import made, ran
 
@@ -218,6 +219,16 @@ def test_a_cut_that_never_comes_fails_the_scenario(tmp_path: Path, monkeypatch: 
     fault = "faults = [{ what = 'nic_down', nic = 'n1/nic0', call = 'all_reduce #5000' }]"
     wrong = ran(tmp_path, f"{REAL}{fault}\n[expect]", STEPS).wrong
     assert wrong == ["faults[0]: never struck (n1/nic0 down, at all_reduce #5000)"]
+
+
+def test_the_culprits_line_is_found_where_no_host_knew_it(tmp_path: Path) -> None:
+    """From the rank's own ring, and its text from the file; what cannot be read is left out."""
+    (tmp_path / "train.py").write_text("raise SystemExit(3)")
+    here, gone = Site(str(tmp_path / "train.py"), 1, ""), Site(str(tmp_path / "gone.py"), 1, "")
+    evidence = Evidence(2, {0: RankState(0, site=here), 1: RankState(1, site=gone)}, {})
+    diagnosis = _placed(Diagnosis(Kind.RANK_EXITED, (0, 1)), evidence)
+    assert diagnosis.sites == {0: here, 1: gone}
+    assert _with_texts({}, [diagnosis]) == {here.file: "raise SystemExit(3)"}
 
 
 def test_most_hosts_are_right(tmp_path: Path) -> None:

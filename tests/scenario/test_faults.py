@@ -192,4 +192,5 @@ def test_a_program_that_never_ends_is_ended(tmp_path: Path, limit: str) -> None:
     if result.kind != "host_stuck":  # a rank that spins is found out at the same moment
         assert result.wrong[0].startswith(f"limits.{name}: the program still ran after "), result.text
         assert result.verdict == f"ended by limits.{name}"
+        assert "\nended by a limit after " in result.report
     assert "made.py:" in result.report
