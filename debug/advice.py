@@ -10,8 +10,7 @@ _NEXT = {
     Kind.MISSING_RANK: "Make every rank of the group reach {theirs}, or none.",
     Kind.EXTRA_COLLECTIVE: "Make the call at {mine} on every rank of the group, or on none.",
     Kind.WRONG_ORDER: (
-        "Make both calls in one order on every rank; "
-        "beware of loops over sets and of rank-dependent branches."
+        "Make both calls in one order on every rank; beware of loops over sets and of rank-dependent branches."
     ),
     Kind.ROOT_MISMATCH: "Pass the same src or dst on every rank; it is a global rank, not a group rank.",
     Kind.GROUP_MISMATCH: "Pass the same group= on every rank at {mine}.",
@@ -28,9 +27,7 @@ _NEXT = {
         "Give every rank the same number of iterations (drop_last, an even sampler) or use DDP's join()."
     ),
     Kind.RANK_RAISED: "Fix the exception of {who} first: whatever waits for it only follows from it.",
-    Kind.RANK_EXITED: (
-        "Find what makes {who} leave at that line: a rank may go only when nobody needs it any more."
-    ),
+    Kind.RANK_EXITED: ("Find what makes {who} leave at that line: a rank may go only when nobody needs it any more."),
     Kind.RANK_KILLED: (
         "Look for the reason on its host: the kernel log (out of memory), the scheduler's log, a core dump."
     ),

@@ -70,11 +70,7 @@ class Case:
         state = self.world.states[rank]
         text = state_text(state, self.world.waits(rank), self.world.last(rank))
         age_s = self.age_s(state.since_s)
-        if (
-            state.phase in (Phase.FROZEN, Phase.HOST_STUCK, Phase.RUNNING)
-            and age_s is not None
-            and age_s >= 0.1
-        ):
+        if state.phase in (Phase.FROZEN, Phase.HOST_STUCK, Phase.RUNNING) and age_s is not None and age_s >= 0.1:
             text += f", for {age_s:.1f} s"
         return text
 
@@ -118,11 +114,7 @@ class Case:
     def first_wait(self, ranks: Iterable[int]) -> CallRecord | None:
         """The call that was waited in first, collectives before point-to-point of the same instant. Of messages
         the lowest rank's: which of them was first differs from run to run."""
-        calls = [
-            need.wait.record
-            for _, need in self.graph.waiters_on(tuple(ranks))
-            if isinstance(need.wait, CallWait)
-        ]
+        calls = [need.wait.record for _, need in self.graph.waiters_on(tuple(ranks)) if isinstance(need.wait, CallWait)]
         first = min(calls, key=lambda c: (c.issued_s, c.is_p2p, c.rank), default=None)
         if first is None or not first.is_p2p:
             return first

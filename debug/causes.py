@@ -52,9 +52,7 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
     )
 
 
-def in_flight_exception(
-    case: Case, ranks: Sequence[int], victims: Sequence[int], call: CallRecord | None
-) -> Diagnosis:
+def in_flight_exception(case: Case, ranks: Sequence[int], victims: Sequence[int], call: CallRecord | None) -> Diagnosis:
     """Ranks that raised, and make further calls in a `finally` or `except` block on the way out."""
     state = case.world.states[ranks[0]]
     who = ranks_text(ranks)

@@ -69,9 +69,7 @@ class Mismatch:
         """The same seen from the other side: the reference becomes the culprit."""
         said = next(iter(self.found.values()), "")
         found = dict.fromkeys(self.reference, self.expected)
-        return replace(
-            self, culprits=self.reference, reference=self.culprits, expected=said, found=found, tie=False
-        )
+        return replace(self, culprits=self.reference, reference=self.culprits, expected=said, found=found, tie=False)
 
     def __str__(self) -> str:
         """One line in the house's form: `expected ..., got ..., at rank R, group G, call #N, file:line`."""
@@ -119,9 +117,7 @@ def check_meeting(
     )
 
 
-def _first_difference(
-    ordered: Sequence[CallRecord], histories: Mapping[int, Sequence[CallRecord]]
-) -> Found | None:
+def _first_difference(ordered: Sequence[CallRecord], histories: Mapping[int, Sequence[CallRecord]]) -> Found | None:
     ops = {r.rank: r.op for r in ordered}
     if found := differ(Kind.OP_MISMATCH, ordered, ops, ops, histories):
         return found

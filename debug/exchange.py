@@ -255,9 +255,7 @@ class Follower:
             else:
                 messages.append(message)
         if link.known and rows:
-            link.send(
-                {"rows": [[rank, list(key), base64.b64encode(r.tobytes()).decode()] for rank, key, r in rows]}
-            )
+            link.send({"rows": [[rank, list(key), base64.b64encode(r.tobytes()).decode()] for rank, key, r in rows]})
             rows.clear()
         if link.known and now - self._spoke > SPEAK_S:
             self._spoke = now
@@ -267,9 +265,7 @@ class Follower:
 
     @property
     def connected(self) -> bool:
-        return (
-            self.link is not None and self.link.open and self.link.known and self.link.silent_s < LOST_S * 2
-        )
+        return self.link is not None and self.link.open and self.link.known and self.link.silent_s < LOST_S * 2
 
     def close(self) -> None:
         """Hang up."""

@@ -93,9 +93,7 @@ def read_dump(path: Path) -> Dump:
         raise UsageError(f"{path.name}: Flight Recorder dump of version {version}, expected 2.x")
     digits = re.findall(r"\d+", path.stem if path.suffix in (".json", ".pkl", ".pickle") else path.name)
     if not digits:
-        raise UsageError(
-            f"{path.name}: which rank is it? Flight Recorder says it only in the name: end it in the rank"
-        )
+        raise UsageError(f"{path.name}: which rank is it? Flight Recorder says it only in the name: end it in the rank")
     groups: dict[str, tuple[str, tuple[int, ...]]] = {}
     config = said.get("pg_config") or {}
     for name, entry in config.items() if isinstance(config, Mapping) else ():
@@ -228,10 +226,7 @@ def _record(rank: int, entry: Mapping[str, Any], groups: Mapping[str, Group], st
     own = tuple(frame for frame in frames if not _library(frame.file))
     inputs = tuple(tuple(int(n) for n in shape) for shape in entry.get("input_sizes") or ())
     outputs = tuple(tuple(int(n) for n in shape) for shape in entry.get("output_sizes") or ())
-    dtypes = [
-        DTYPES.get(str(t), str(t).lower())
-        for t in entry.get("input_dtypes") or entry.get("output_dtypes") or ()
-    ]
+    dtypes = [DTYPES.get(str(t), str(t).lower()) for t in entry.get("input_dtypes") or entry.get("output_dtypes") or ()]
     p2p = op in ("send", "recv")
     created = int(entry.get("time_created_ns") or start_ns)
     ended = entry.get("time_discovered_completed_ns")

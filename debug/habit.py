@@ -67,9 +67,7 @@ def _usual_order(world: World, awaited: CallRecord, made: CallRecord) -> str | N
     return max(orders, key=lambda o: orders[o]) if len(orders) == 1 else None
 
 
-def _marks(
-    world: World, rank: int, awaited: CallRecord, made: CallRecord, before: CallRecord | None = None
-) -> str:
+def _marks(world: World, rank: int, awaited: CallRecord, made: CallRecord, before: CallRecord | None = None) -> str:
     """The calls at the two lines as a word of A and B, up to *before*. A rank may make A at a line of
     its own (`if rank == 0: ... else: ...`): what met the awaited rank's A is an A."""
     lane = world.lane(awaited)

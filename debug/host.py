@@ -92,9 +92,7 @@ class Host:
             records, self._next[rank] = reader.since(self._next[rank])
             total += len(records)
             if len(records):
-                self.comparer.feed(
-                    rank, records, lambda offset, reader=reader: self._lane(reader, offset), route
-                )
+                self.comparer.feed(rank, records, lambda offset, reader=reader: self._lane(reader, offset), route)
         return total
 
     def _lane(self, reader: RingReader, offset: int) -> LaneKey | None:

@@ -50,9 +50,7 @@ def permuted(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: in
     return None
 
 
-def hypotheses(
-    mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int
-) -> list[tuple[int, Kind]]:
+def hypotheses(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int) -> list[tuple[int, Kind]]:
     """Every way the two stretches can be explained, the best supported first; where several are
     supported alike, the one that explains why one of them is longer."""
     longer = len(mine) - len(theirs)

@@ -56,9 +56,7 @@ class Settings:
     """Start a monitor process from local rank 0; the launcher starts its own."""
 
     @classmethod
-    def read(
-        cls, given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None
-    ) -> Settings:
+    def read(cls, given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
         """Merge arguments (None: not given) with the environment; a value that does not fit is a UsageError."""
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}

@@ -51,9 +51,7 @@ def merge_findings(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
         effect = next((d for d in left if finding.kind in EXPLAINING and _explains(finding, d)), None)
         if effect is not None:
             left.remove(effect)
-        same = next(
-            (d for d in left if d.kind is finding.kind and set(d.culprits) & set(finding.ranks)), None
-        )
+        same = next((d for d in left if d.kind is finding.kind and set(d.culprits) & set(finding.ranks)), None)
         if same is not None and effect is None:
             left.remove(same)
             effect = same
@@ -92,9 +90,7 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
         stuck={**effect.stuck, **base.stuck},
         cycle=effect.cycle,
         pair=effect.pair,
-        detected_after_s=base.detected_after_s
-        if base.detected_after_s is not None
-        else effect.detected_after_s,
+        detected_after_s=base.detected_after_s if base.detected_after_s is not None else effect.detected_after_s,
     )
 
 

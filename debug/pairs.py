@@ -67,9 +67,7 @@ def _breaks_habit(world: World, record: CallRecord) -> bool:
     return bool(past) and (record.tag, record.group.name) not in past
 
 
-def unmatched(
-    case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[int, ...] | None = None
-) -> Diagnosis:
+def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[int, ...] | None = None) -> Diagnosis:
     """`p2p_unmatched` for a send or receive that waits for good."""
     miss = near_miss(case.world, call)
     if miss is not None and miss.differs in ("tag", "group") and call.op == "send" and _suffers(case, miss.call.rank):
@@ -81,9 +79,7 @@ def unmatched(
     head = f"Rank {call.rank} waits in {call_text(call)}, at {place(call.site)}."
     if miss is not None:
         other = miss.call
-        verb = (
-            "sent" if other.op == "send" and other.done else ("sends" if other.op == "send" else "receives")
-        )
+        verb = "sent" if other.op == "send" and other.done else ("sends" if other.op == "send" else "receives")
         preposition = "to" if other.op == "send" else "from"
         toward = f"{preposition} {'any rank' if other.peer is None else f'rank {other.peer}'}"
         if miss.differs == "tag":
@@ -106,8 +102,7 @@ def unmatched(
     elif peer is None:
         senders = [r for r in call.group.ranks if r != call.rank]
         text = (
-            f"{head} None of the other {len(senders)} ranks of the group has a message for it, "
-            "and none will send one."
+            f"{head} None of the other {len(senders)} ranks of the group has a message for it, and none will send one."
         )
         culprits, pair = (call.rank,), None
         suggestion = "Receive only as often as somebody sends: count the messages, or send an end mark."

@@ -43,9 +43,7 @@ def lateness(world: World) -> dict[int, CallRecord]:
     return late
 
 
-def patience(
-    world: World, late: Mapping[int, CallRecord]
-) -> tuple[list[int], Callable[[Case], list[Diagnosis]]]:
+def patience(world: World, late: Mapping[int, CallRecord]) -> tuple[list[int], Callable[[Case], list[Diagnosis]]]:
     """The running ranks that are still trusted, and the stragglers among them as diagnoses."""
     evidence = world.evidence
     age = {rank: evidence.now_s - call.issued_s for rank, call in late.items()}

@@ -174,9 +174,7 @@ def _from_rings(
         for reader in readers
         if (p := look(reader.header.pid, reader.header.start_ticks)) is not None and p.state not in "ZX"
     ]
-    known = Knowledge(
-        exits=exits, directory=directory, hang_after_s=0.0, post_mortem=not alive
-    )
+    known = Knowledge(exits=exits, directory=directory, hang_after_s=0.0, post_mortem=not alive)
     if alive:
         known.now_ns = time.monotonic_ns()
     else:

@@ -25,9 +25,7 @@ def by_site(world: World, lane: Lane, seq: int) -> Divergence | None:
     past does not explain it.
     """
     met = lane.meetings[seq]
-    sites: dict[int, Hashable] = {
-        rank: met[rank].site for rank in lane.group.ranks if rank in met and met[rank].site
-    }
+    sites: dict[int, Hashable] = {rank: met[rank].site for rank in lane.group.ranks if rank in met and met[rank].site}
     if len(set(sites.values())) < 2:
         return None
     vote = majority(sites)
@@ -85,9 +83,7 @@ def _common(lane: Lane, ranks: Sequence[int], seq: int) -> list[CallRecord]:
     return common
 
 
-def _silent_kind(
-    world: World, lane: Lane, mine: Sequence[CallRecord], theirs: Sequence[CallRecord]
-) -> Kind | None:
+def _silent_kind(world: World, lane: Lane, mine: Sequence[CallRecord], theirs: Sequence[CallRecord]) -> Kind | None:
     if not mine or not theirs:
         return None
     relation = relate(mine[0], theirs[0], world.evidence.sources)

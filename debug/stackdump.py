@@ -85,9 +85,7 @@ def crash_stack(reader: RingReader, directory: Path) -> tuple[Site, ...]:
     """What faulthandler wrote while the process died of a signal such as SIGABRT."""
     text = _tail(stack_path(directory, reader.header.rank, reader.header.job), 0)
     at = text.rfind("Fatal Python error")
-    return (
-        without_launcher(parse_faulthandler(text[at:], reader.word(rings.W_MAIN_THREAD))) if at >= 0 else ()
-    )
+    return without_launcher(parse_faulthandler(text[at:], reader.word(rings.W_MAIN_THREAD))) if at >= 0 else ()
 
 
 def _tail(path: Path, start: int) -> str:

@@ -86,9 +86,7 @@ class Together:
     def _follow(self, monitor: Monitor, follower: Follower) -> None:
         def answer(request: dict[str, Any]) -> Any:
             focus = {(n, tuple(r), int(g)): int(seq) for (n, r, g), seq in request["focus"]}
-            evidence = monitor.look_here(
-                bool(request["stacks"]), focus, int(request["origin"]), ours_only=True
-            )
+            evidence = monitor.look_here(bool(request["stacks"]), focus, int(request["origin"]), ours_only=True)
             return evidence_to_json(evidence)
 
         for message in follower.step(self._status(monitor), self.outbox, answer):
@@ -153,9 +151,7 @@ class Together:
             return []
         return [link.status[name] for link in self.leader.links if name in link.status]
 
-    def add(
-        self, evidence: Evidence, stacks: bool, focus: dict[LaneKey, int], origin: int, done: Any
-    ) -> None:
+    def add(self, evidence: Evidence, stacks: bool, focus: dict[LaneKey, int], origin: int, done: Any) -> None:
         """Put the other hosts' evidence beside this one's."""
         if self.leader is None:
             self._without_leader(evidence)
@@ -247,9 +243,7 @@ class Together:
         if self.follower is not None:
             self._over_since = self._over_since or time.monotonic()
             return (
-                self.follower.connected
-                and not self.follower.left
-                and time.monotonic() - self._over_since < LAST_WORD_S
+                self.follower.connected and not self.follower.left and time.monotonic() - self._over_since < LAST_WORD_S
             )
         if self.leader is None:
             return False

@@ -128,9 +128,7 @@ class Diagnosis:
             kind=Kind(data["kind"]),
             culprits=tuple(data["culprits"]),
             victims=tuple(data["victims"]),
-            group=None
-            if group is None
-            else Group(group["name"], group["description"], tuple(group["ranks"])),
+            group=None if group is None else Group(group["name"], group["description"], tuple(group["ranks"])),
             call=None if call is None else Call(call["op"], call["seq"]),
             sites={int(r): Site(s["file"], s["line"], s["function"]) for r, s in data["sites"].items()},
             stuck={

@@ -63,9 +63,7 @@ class Contradictions:
 class WaitGraph:
     """Built once over a world. *moving* are the running ranks that are trusted to come."""
 
-    def __init__(
-        self, world: World, moving: Collection[int], contradictions: Contradictions | None = None
-    ) -> None:
+    def __init__(self, world: World, moving: Collection[int], contradictions: Contradictions | None = None) -> None:
         self.world = world
         self.contradictions = contradictions or Contradictions()
         self.moving = frozenset(moving)
@@ -168,9 +166,7 @@ class WaitGraph:
         return Need(wait, elsewhere, any_of=True)
 
     def _waits_for_keys(self, rank: int, keys: Sequence[str]) -> bool:
-        return any(
-            isinstance(w, StoreWait) and set(w.keys) & set(keys) for w in self.world.states[rank].waits
-        )
+        return any(isinstance(w, StoreWait) and set(w.keys) & set(keys) for w in self.world.states[rank].waits)
 
     # --- who can never go on
 
@@ -206,11 +202,7 @@ class WaitGraph:
                 lacking[waiter, i] -= 1
                 if lacking[waiter, i] == 0:
                     open_needs[waiter] -= 1
-                    if (
-                        open_needs[waiter] == 0
-                        and states[waiter].phase is Phase.BLOCKED
-                        and waiter not in freed
-                    ):
+                    if open_needs[waiter] == 0 and states[waiter].phase is Phase.BLOCKED and waiter not in freed:
                         freed.add(waiter)
                         queue.append(waiter)
         return tuple(rank for rank in self.needs if rank not in freed)
@@ -219,9 +211,7 @@ class WaitGraph:
         """Ranks that still move, but whom others have given up on: these raised (a timeout) in the
         call they waited for them in, and nobody dead is to blame."""
         late: set[int] = set()
-        gone = {
-            r for r, s in self.world.states.items() if s.phase in DEAD and self.world.died_inside(r) is None
-        }
+        gone = {r for r, s in self.world.states.items() if s.phase in DEAD and self.world.died_inside(r) is None}
         for rank in self.stuck:
             if self.world.states[rank].phase is Phase.RAISED:
                 for need in self.needs[rank]:
@@ -235,21 +225,15 @@ class WaitGraph:
         graph: nx.DiGraph[Node] = nx.DiGraph()
         stuck = frozenset(self.stuck)
         states = self.world.states
-        blocked_for_good = {
-            r for r, s in states.items() if s.phase is not Phase.BLOCKED and r not in self.moving
-        }
+        blocked_for_good = {r for r, s in states.items() if s.phase is not Phase.BLOCKED and r not in self.moving}
         for rank in self.stuck:
             graph.add_node(rank)
             for need in self.needs[rank]:
                 if need.mismatch is not None:
                     graph.add_edge(rank, ("mismatch", need.mismatch, 0))
                 targets = [r for r in need.ranks if r in stuck or r in blocked_for_good or r in self.too_late]
-                if isinstance(
-                    need.wait, StoreWait
-                ):  # who would set the key is not known, only who no longer can
-                    targets = [
-                        r for r in targets if r in blocked_for_good and states[r].phase is not Phase.FINISHED
-                    ]
+                if isinstance(need.wait, StoreWait):  # who would set the key is not known, only who no longer can
+                    targets = [r for r in targets if r in blocked_for_good and states[r].phase is not Phase.FINISHED]
                 if len(targets) < 2 or not isinstance(need.wait, CallWait):
                     graph.add_edges_from((rank, r) for r in targets)
                     continue

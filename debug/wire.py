@@ -52,8 +52,7 @@ def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
     said: dict[str, Any] = {
         "states": [_state(state, stacks) for state in evidence.ranks.values()],
         "records": {
-            str(rank): [_record(call, groups, stacks) for call in calls]
-            for rank, calls in evidence.records.items()
+            str(rank): [_record(call, groups, stacks) for call in calls] for rank, calls in evidence.records.items()
         },
         "findings": [_finding(finding) for finding in evidence.findings],
         "sources": dict(evidence.sources),

@@ -40,9 +40,7 @@ class RankFailure(DistsimError):
         parts = []
         for failure in failures:
             ranks = ", ".join(map(str, failure.ranks))
-            parts.append(
-                f"rank{'s' if len(failure.ranks) > 1 else ''} {ranks}:\n{failure.traceback.rstrip()}"
-            )
+            parts.append(f"rank{'s' if len(failure.ranks) > 1 else ''} {ranks}:\n{failure.traceback.rstrip()}")
         if report:
             parts.append(report.rstrip())
         super().__init__("\n\n".join(parts))

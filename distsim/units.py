@@ -43,9 +43,7 @@ def parse_bandwidth(text: str | int | float) -> float:
     if isinstance(text, str):
         match = _BANDWIDTH_RE.fullmatch(text)
         if match is None:
-            raise UsageError(
-                f"expected a bandwidth such as '400Gbps' (bits) or '50GBps' (bytes), got {text!r}"
-            )
+            raise UsageError(f"expected a bandwidth such as '400Gbps' (bits) or '50GBps' (bytes), got {text!r}")
         number, prefix, unit = match.groups()
         value = Decimal(number) * (_DECIMAL.get(prefix) or _BINARY[prefix])
         return _positive(float(value if unit == "B" else value / 8), "a bandwidth", text)

@@ -29,9 +29,7 @@ class Bench:
         """Load the cluster of *table*."""
         cluster = load_cluster(table.cluster)
         compiler = Compiler(cluster, algo=table.algo, launcher=table.launcher)
-        return Bench(
-            table, compiler, tuple(slot.device for slot in cluster.place(table.nnodes, table.nproc_per_node))
-        )
+        return Bench(table, compiler, tuple(slot.device for slot in cluster.place(table.nnodes, table.nproc_per_node)))
 
     def use(self, constants: Constants) -> None:
         """From now on with these constants."""
@@ -46,9 +44,7 @@ class Bench:
         return np.array(
             [
                 self.compiler.compile(
-                    Transfer(
-                        op, "nccl", self.devices, row.size_bytes // (len(self.devices) if per_rank else 1)
-                    )
+                    Transfer(op, "nccl", self.devices, row.size_bytes // (len(self.devices) if per_rank else 1))
                 ).alone_s(capacity)
                 * 1e6
                 for row in self.table.rows

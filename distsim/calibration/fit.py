@@ -31,9 +31,7 @@ class Fitted:
     loss: float
 
 
-def _residuals(
-    benches: Sequence[Bench], constants: Constants
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _residuals(benches: Sequence[Bench], constants: Constants) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Log errors of all rows, and the weight of each: every table counts the same in every regime."""
     errors: list[NDArray[np.float64]] = []
     weights: list[NDArray[np.float64]] = []
@@ -105,9 +103,7 @@ def fit(
         report(f"round {number + 1}: loss {best:.5f}")
         if not improved or gained < 1e-5 * best:
             break
-    spread = np.sqrt(
-        np.diag(np.linalg.inv(normal)) * max(float((weight * error**2).sum() / weight.sum()), 1e-6)
-    )
+    spread = np.sqrt(np.diag(np.linalg.inv(normal)) * max(float((weight * error**2).sum() / weight.sum()), 1e-6))
     return Fitted(constants(values), dict(zip(names, spread.tolist(), strict=True)), best)
 
 

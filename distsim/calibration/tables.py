@@ -61,8 +61,7 @@ def read_tables(folder: Path | None = None) -> list[Table]:
     index = folder / "_index.csv"
     if not index.exists():
         raise UsageError(
-            f"expected {index} (columns file, op, on, nnodes, nproc_per_node, launcher, algo, nccl, "
-            "use): no such file"
+            f"expected {index} (columns file, op, on, nnodes, nproc_per_node, launcher, algo, nccl, use): no such file"
         )
     return [_read(folder / row["file"], row) for row in _rows(index)]
 
@@ -81,9 +80,7 @@ def _read(path: Path, entry: dict[str, str]) -> Table:
             times = [float(row[key]) for key in ("time_us", "ip_time_us") if row.get(key)]
             rows.append(Measured(int(row["size_bytes"]), min(times)))
         except (KeyError, ValueError) as error:
-            raise UsageError(
-                f"{path}: row {number}: expected size_bytes and time_us as numbers ({error})"
-            ) from None
+            raise UsageError(f"{path}: row {number}: expected size_bytes and time_us as numbers ({error})") from None
     source = next(
         (line[10:].strip() for line in path.read_text("utf-8").splitlines() if line.startswith("# source:")),
         "",

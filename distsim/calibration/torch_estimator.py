@@ -41,6 +41,4 @@ def torch_times_us(bench: Bench) -> NDArray[np.float64] | None:
     ):
         estimate = analysis.estimate_nccl_collective_runtime_impl
         collective = getattr(analysis.NCCL_COLL, name)
-        return np.array(
-            [1e3 * estimate(row.size_bytes, len(bench.devices), collective) for row in bench.table.rows]
-        )
+        return np.array([1e3 * estimate(row.size_bytes, len(bench.devices), collective) for row in bench.table.rows])

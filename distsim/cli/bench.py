@@ -27,8 +27,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "op",
         metavar="OP",
-        help="all_reduce, all_gather, reduce_scatter, alltoall, broadcast, reduce, "
-        "gather, scatter or sendrecv",
+        help="all_reduce, all_gather, reduce_scatter, alltoall, broadcast, reduce, gather, scatter or sendrecv",
     )
     parser.add_argument(
         "--on",
@@ -39,9 +38,7 @@ def add_parser(subparsers: Any) -> None:
     sizes = parser.add_argument_group("sizes (8, 1K, 64M, 8G: powers of 1024)")
     sizes.add_argument("-b", "--minbytes", metavar="SIZE", default="32M", help="the first size (default 32M)")
     sizes.add_argument("-e", "--maxbytes", metavar="SIZE", default="32M", help="the last size (default 32M)")
-    sizes.add_argument(
-        "-i", "--stepbytes", metavar="SIZE", default=None, help="from one size to the next, plus this"
-    )
+    sizes.add_argument("-i", "--stepbytes", metavar="SIZE", default=None, help="from one size to the next, plus this")
     sizes.add_argument(
         "-f",
         "--stepfactor",
@@ -52,9 +49,7 @@ def add_parser(subparsers: Any) -> None:
     )
     sizes.add_argument("--sizes", metavar="SIZE,...", default=None, help="these sizes and no others")
     what = parser.add_argument_group("what is timed")
-    what.add_argument(
-        "-o", "--op", dest="redop", metavar="REDOP", default="sum", help="sum, prod, min, max or avg"
-    )
+    what.add_argument("-o", "--op", dest="redop", metavar="REDOP", default="sum", help="sum, prod, min, max or avg")
     what.add_argument(
         "-d", "--datatype", metavar="TYPE", default="float", help="float, half, bfloat16, double, int8, ..."
     )
@@ -62,12 +57,8 @@ def add_parser(subparsers: Any) -> None:
         "-r", "--root", metavar="RANK", type=int, default=0, help="root of broadcast, reduce, gather, scatter"
     )
     where = parser.add_argument_group("ranks")
-    where.add_argument(
-        "--nnodes", metavar="N", type=int, default=None, help="use this many nodes of the cluster"
-    )
-    where.add_argument(
-        "--nproc-per-node", metavar="N", type=int, default=None, help="use this many ranks a node"
-    )
+    where.add_argument("--nnodes", metavar="N", type=int, default=None, help="use this many nodes of the cluster")
+    where.add_argument("--nproc-per-node", metavar="N", type=int, default=None, help="use this many ranks a node")
     where.add_argument(
         "-g",
         "--ngpus",
@@ -188,11 +179,7 @@ def run(args: argparse.Namespace) -> int:
             )
         )
         return 0
-    stepping = (
-        f"step: {args.stepfactor}(factor)"
-        if args.stepfactor
-        else f"step: {args.stepbytes or '1048576'}(bytes)"
-    )
+    stepping = f"step: {args.stepfactor}(factor)" if args.stepfactor else f"step: {args.stepbytes or '1048576'}(bytes)"
     lines = render_table(
         op,
         rows,
@@ -282,9 +269,7 @@ def _explain(args: argparse.Namespace, op: str, cluster: Any, sizes: list[int]) 
     for asked in sizes:
         size, _ = counted(op, asked, len(devices), DTYPES[args.datatype])
         nbytes = size // len(devices) if op in ("gather", "scatter") else size
-        rows = net.explain(
-            Transfer(op, flavour, devices, nbytes, args.root, dtype_bytes=DTYPES[args.datatype])
-        )
+        rows = net.explain(Transfer(op, flavour, devices, nbytes, args.root, dtype_bytes=DTYPES[args.datatype]))
         found.append((size, rows))
     if args.json:
         keys = ("algo", "proto", "channels", "predicted_s", "why", "chosen")
@@ -302,9 +287,7 @@ def _explain(args: argparse.Namespace, op: str, cluster: Any, sizes: list[int]) 
         return 0
     for size, rows in found:
         print(f"{op} of {size} bytes on {cluster.name}, {len(devices)} ranks, NCCL {net.compiler.version}")
-        for row in sorted(
-            rows, key=lambda row: (not row.chosen, row.predicted_s is None, row.predicted_s or 0.0)
-        ):
+        for row in sorted(rows, key=lambda row: (not row.chosen, row.predicted_s is None, row.predicted_s or 0.0)):
             cost = f"{row.predicted_s * 1e6:12.2f} us" if row.predicted_s is not None else f"{'-':>15s}"
             mark = "->" if row.chosen else "  "
             print(f" {mark} {row.algo:14s}{row.proto:8s}{row.channels:4d} channels {cost}  {row.why}")

@@ -22,22 +22,16 @@ def add_parser(subparsers: Any) -> None:
         description="--from DIR refits the NCCL constants to measured nccl-tests tables and writes a data "
         "file; --on gloo measures gloo between processes on this machine and writes a cluster file for it.",
     )
-    parser.add_argument(
-        "--from", dest="folder", metavar="DIR", default=None, help="tables with an _index.csv"
-    )
+    parser.add_argument("--from", dest="folder", metavar="DIR", default=None, help="tables with an _index.csv")
     parser.add_argument("--on", metavar="BACKEND", default=None, help="measure a live backend: gloo")
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", default=None, help="where to write (default: print)"
-    )
+    parser.add_argument("-o", "--output", metavar="FILE", default=None, help="where to write (default: print)")
     parser.add_argument("--rounds", metavar="N", type=int, default=8, help="of the fit (default 8)")
     parser.add_argument(
         "--leave-one-out",
         action="store_true",
         help="instead: fit without each machine's tables in turn, print how well those are then predicted",
     )
-    parser.add_argument(
-        "--nproc-per-node", metavar="N", type=int, default=2, help="ranks of gloo (default 2)"
-    )
+    parser.add_argument("--nproc-per-node", metavar="N", type=int, default=2, help="ranks of gloo (default 2)")
     parser.add_argument("--seconds", metavar="S", type=float, default=15.0, help="how long gloo is measured")
     parser.add_argument(
         "--check", action="store_true", help="also measure sizes between, and print how they are predicted"
@@ -48,9 +42,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Fit or measure; answers 0."""
     if (args.folder is None) == (args.on is None):
-        raise UsageError(
-            "expected --from DIR (tables of nccl-tests) or --on gloo (measure here), one of them"
-        )
+        raise UsageError("expected --from DIR (tables of nccl-tests) or --on gloo (measure here), one of them")
     if args.folder is not None:
         return _fit(args)
     if args.on in ("nccl", "mpi"):

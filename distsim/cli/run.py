@@ -105,12 +105,8 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         default="fluid",
         help="fluid flows, or every message by itself: exact and slow (default: fluid)",
     )
-    network.add_argument(
-        "--algo", metavar="NAME", help="one algorithm for all (ring, tree, ...), as NCCL_ALGO"
-    )
-    network.add_argument(
-        "--proto", metavar="NAME", help="one protocol for all (LL, LL128, Simple), as NCCL_PROTO"
-    )
+    network.add_argument("--algo", metavar="NAME", help="one algorithm for all (ring, tree, ...), as NCCL_ALGO")
+    network.add_argument("--proto", metavar="NAME", help="one protocol for all (LL, LL128, Simple), as NCCL_PROTO")
     network.add_argument("--nccl-version", metavar="X.Y", help="whose choice of algorithms to follow")
     output = parser.add_argument_group("what it leaves")
     output.add_argument("--report", metavar="FILE", help="the report as JSON (schema distsim.report/1)")
@@ -119,9 +115,7 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|DIR/",
         help="a trace for Perfetto, all ranks in one file; into a folder, one file a rank, as HTA wants",
     )
-    output.add_argument(
-        "--quiet", action="store_true", help="no progress, and no report unless something is wrong"
-    )
+    output.add_argument("--quiet", action="store_true", help="no progress, and no report unless something is wrong")
     output.add_argument(
         "--host-timeout",
         type=float,
@@ -156,9 +150,7 @@ def _launch(args: argparse.Namespace) -> int:
     if not args.no_python and not args.module:
         _check_script(args.training_script)
     if importlib.util.find_spec("distsim.realexec.launch") is None:
-        raise UsageError(
-            f"--on {args.on}: real runs are not in this version; simulate with --on {DEFAULT_CLUSTER}"
-        )
+        raise UsageError(f"--on {args.on}: real runs are not in this version; simulate with --on {DEFAULT_CLUSTER}")
     launch = importlib.import_module("distsim.realexec.launch").launch
     return int(launch(args))
 
@@ -171,9 +163,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
     on = args.on
     if on is None:
         on = DEFAULT_CLUSTER
-        notes.append(
-            f"no --on given: simulated on {DEFAULT_CLUSTER} (distsim topo list shows other clusters)"
-        )
+        notes.append(f"no --on given: simulated on {DEFAULT_CLUSTER} (distsim topo list shows other clusters)")
     if args.no_python:
         raise UsageError(
             f"--no-python {args.training_script}: only Python can be simulated; give the Python script "
@@ -206,9 +196,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
 def _check_script(path: str) -> None:
     script = Path(path)
     if script.is_dir():
-        raise UsageError(
-            f"expected a Python script, got the folder {path}; for a package use -m {script.name}"
-        )
+        raise UsageError(f"expected a Python script, got the folder {path}; for a package use -m {script.name}")
     if not script.exists():
         raise UsageError(f"no script {path}: no such file (looked in {Path.cwd()})")
 
@@ -243,9 +231,7 @@ def _nnodes(text: str | None, notes: list[str]) -> int | None:
     if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
         raise UsageError(f"--nnodes: expected a number of nodes, or MIN:MAX, got {text!r}")
     if len(parts) == 2 and parts[0] != parts[1]:
-        notes.append(
-            f"--nnodes {text}: simulated with {parts[1]} nodes, a simulation does not shrink or grow"
-        )
+        notes.append(f"--nnodes {text}: simulated with {parts[1]} nodes, a simulation does not shrink or grow")
     return int(parts[-1])
 
 

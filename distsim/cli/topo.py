@@ -25,22 +25,14 @@ def add_parser(subparsers: Any) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="{list,show}")
     listing = actions.add_parser("list", help="the presets", description="The presets, one a line.")
     listing.add_argument("--json", action="store_true", help="print JSON")
-    show = actions.add_parser(
-        "show", help="one cluster", description="One cluster: links, a node, the fabric."
-    )
+    show = actions.add_parser("show", help="one cluster", description="One cluster: links, a node, the fabric.")
     show.add_argument("cluster", help=_CLUSTER_HELP)
     instead = show.add_mutually_exclusive_group()
     instead.add_argument("--json", action="store_true", help="print its figures as JSON")
-    instead.add_argument(
-        "--toml", action="store_true", help="print it as a cluster file, every key explained"
-    )
+    instead.add_argument("--toml", action="store_true", help="print it as a cluster file, every key explained")
     show.add_argument("--graphml", metavar="FILE", type=Path, help="write its graph as GraphML")
-    show.add_argument(
-        "--node-link", metavar="FILE", type=Path, help="write its graph as networkx node-link JSON"
-    )
-    show.add_argument(
-        "--plot", metavar="FILE", type=Path, help="draw it (.png, .svg, .pdf; needs matplotlib)"
-    )
+    show.add_argument("--node-link", metavar="FILE", type=Path, help="write its graph as networkx node-link JSON")
+    show.add_argument("--plot", metavar="FILE", type=Path, help="draw it (.png, .svg, .pdf; needs matplotlib)")
     parser.set_defaults(func=run)
 
 

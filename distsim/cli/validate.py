@@ -81,11 +81,7 @@ def _print(summary: Any, torch: dict[str, Any] | None, rows: bool) -> None:
     from distsim.calibration.tables import REGIMES
 
     print("Time, simulated against measured: median absolute error (and median signed error) by size.")
-    print(
-        f"{'table':50s}{'use':6s}"
-        + "".join(f"{name:>19s}" for name in REGIMES)
-        + ("  torch" if torch else "")
-    )
+    print(f"{'table':50s}{'use':6s}" + "".join(f"{name:>19s}" for name in REGIMES) + ("  torch" if torch else ""))
     for errors in summary.tables:
         table = errors.bench.table
         line = f"{table.name[:49]:50s}{table.use:6s}"
@@ -103,9 +99,7 @@ def _print(summary: Any, torch: dict[str, Any] | None, rows: bool) -> None:
         if rows:
             for row, simulated in zip(table.rows, errors.simulated_us.tolist(), strict=True):
                 error = simulated / row.time_us - 1.0
-                print(
-                    f"    {row.size_bytes:>14d} B{row.time_us:>14.1f} us{simulated:>14.1f} us{error:>+10.1%}"
-                )
+                print(f"    {row.size_bytes:>14d} B{row.time_us:>14.1f} us{simulated:>14.1f} us{error:>+10.1%}")
     print()
     for place, name in enumerate(REGIMES):
         print(

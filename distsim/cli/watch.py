@@ -21,12 +21,8 @@ def add_parser(subparsers: Any) -> None:
         description="Show a live job: a row a group, its ranks by the number of the call they are in. "
         "Updates in place on a terminal until the job ends; one snapshot when piped.",
     )
-    parser.add_argument(
-        "directory", metavar="DIR", type=Path, help="where the rings are (--rings, DISTSIM_DIR)"
-    )
-    parser.add_argument(
-        "--interval", type=float, default=0.5, metavar="SECONDS", help="between updates (default: 0.5)"
-    )
+    parser.add_argument("directory", metavar="DIR", type=Path, help="where the rings are (--rings, DISTSIM_DIR)")
+    parser.add_argument("--interval", type=float, default=0.5, metavar="SECONDS", help="between updates (default: 0.5)")
     parser.add_argument(
         "--job", default="", metavar="NAME", help="which job, where several write into DIR (default: the newest)"
     )

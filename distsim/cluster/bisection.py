@@ -35,9 +35,7 @@ def max_flow(links: Iterable[tuple[str, str, float]], sources: list[str], sinks:
         else:
             graph.add_edge(src, dst, capacity=round(bandwidth))
     if graph.number_of_edges() > MAX_LINKS:
-        raise UsageError(
-            f"bisection bandwidth is computed up to {MAX_LINKS} links, got {graph.number_of_edges()}"
-        )
+        raise UsageError(f"bisection bandwidth is computed up to {MAX_LINKS} links, got {graph.number_of_edges()}")
     for name in sources:
         graph.add_edge("<source>", name)
     for name in sinks:

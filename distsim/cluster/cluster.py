@@ -138,9 +138,7 @@ class Cluster:
                 slots.append(Slot(len(slots), host, local, self.devices[host * per_node + index]))
         return slots
 
-    def route(
-        self, src_device: str, dst_device: str, flow_key: int = 0, rail: int | None = None
-    ) -> tuple[int, ...]:
+    def route(self, src_device: str, dst_device: str, flow_key: int = 0, rail: int | None = None) -> tuple[int, ...]:
         """Indices of the links from one device to another, in order; empty from an accelerator to itself.
 
         Among equal ways, *flow_key* decides, as a switch's hash of a flow does. *rail* forces NIC *rail* at
@@ -175,9 +173,7 @@ class Cluster:
     def to_toml(self) -> str:
         """The cluster as a file that `load_cluster` reads, with every key explained."""
         if self.spec is None:
-            raise UsageError(
-                f"{self.name} was imported as a graph and has no TOML form: use --node-link or --graphml"
-            )
+            raise UsageError(f"{self.name} was imported as a graph and has no TOML form: use --node-link or --graphml")
         from distsim.cluster.to_toml import to_toml
 
         return to_toml(self.spec)

@@ -71,9 +71,7 @@ class GraphWiring:
         half = len(self.devices) // 2
         if half == 0:
             return 0.0
-        flows = [
-            (link.src, link.dst, link.bandwidth_bytes_per_s) for link in self.links if link.src != link.dst
-        ]
+        flows = [(link.src, link.dst, link.bandwidth_bytes_per_s) for link in self.links if link.src != link.dst]
         return max_flow(flows, self.devices[:half], self.devices[half:])
 
 
@@ -97,9 +95,7 @@ def graph_cluster(
         raise UsageError(f"{where}: expected a host number for every device, got none for {lone}")
     sizes = sorted(set(per_host.values()))
     if len(sizes) > 1:
-        raise UsageError(
-            f"{where}: expected the same number of devices on every host, got {sizes[0]} to {sizes[-1]}"
-        )
+        raise UsageError(f"{where}: expected the same number of devices on every host, got {sizes[0]} to {sizes[-1]}")
     described = f"imported from {where}" + ("" if facts else "; what it does not say is as on dgx-h100")
     order = {device: position for position, device in enumerate(wiring.devices)}
     wiring.devices.sort(key=lambda device: (host_of[device] or 0, order[device]))
@@ -124,14 +120,8 @@ def _guess(wiring: GraphWiring, per_host: int) -> tuple[CpuModel, NodeModel, Ncc
     switched = any(vertex.kind == "nvswitch" for vertex in wiring.vertices)
     host = next(vertex.host for vertex in wiring.vertices if vertex.name == first)
     nics = [vertex.name for vertex in wiring.vertices if vertex.kind == "nic" and vertex.host == host]
-    rates = [
-        link.bandwidth_bytes_per_s
-        for link in wiring.links
-        if nics and link.src == nics[0] and link.kind == "nic"
-    ]
-    delays = [
-        2 * link.latency_s for link in wiring.links if nics and link.src == nics[0] and link.kind == "nic"
-    ]
+    rates = [link.bandwidth_bytes_per_s for link in wiring.links if nics and link.src == nics[0] and link.kind == "nic"]
+    delays = [2 * link.latency_s for link in wiring.links if nics and link.src == nics[0] and link.kind == "nic"]
     total = sum(link.bandwidth_bytes_per_s for link in nvlinks)
     node = replace(
         usual.node,

@@ -79,9 +79,7 @@ class MeshFabric:
         count = self._count = ports.num_hosts
         self.switches = [(f"router{i}", "switch") for i in range(count)]
         rate = bandwidth_bytes_per_s or ports.num_nics * ports.nic_bytes_per_s / max(1, count - 1)
-        self.cables = [
-            Cable(i, j, rate, switch_latency_s) for i in range(count) for j in range(count) if i != j
-        ]
+        self.cables = [Cable(i, j, rate, switch_latency_s) for i in range(count) for j in range(count) if i != j]
 
     def attach(self, host: int, nic: int) -> int:
         """The host's own router."""

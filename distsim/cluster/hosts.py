@@ -49,9 +49,7 @@ class HostsOnFabric:
 
     def _add_host(self, host: int, nic_latency_s: float) -> None:
         template, links, prefix = self.template, self.links, f"n{host}/"
-        self.vertices.extend(
-            Vertex(prefix + part.name, part.kind, host, part.local) for part in template.parts
-        )
+        self.vertices.extend(Vertex(prefix + part.name, part.kind, host, part.local) for part in template.parts)
         for wire in template.wires:
             links.append(
                 Link(
@@ -84,9 +82,7 @@ class HostsOnFabric:
         if self.fabric is None:
             return
         names = [name for name, _ in self.fabric.switches]
-        self.vertices.extend(
-            Vertex(name, kind, None, i) for i, (name, kind) in enumerate(self.fabric.switches)
-        )
+        self.vertices.extend(Vertex(name, kind, None, i) for i, (name, kind) in enumerate(self.fabric.switches))
         for cable in self.fabric.cables:
             self.links.append(
                 Link(
@@ -119,9 +115,7 @@ class HostsOnFabric:
                 raise UsageError(f"nothing connects {self.devices[src]} and {self.devices[dst]}")
             return tuple([base + index for index in inside])
         if self.fabric is None or not template.nics:
-            raise UsageError(
-                f"nothing connects {self.devices[src]} and {self.devices[dst]}: the nodes have no NIC"
-            )
+            raise UsageError(f"nothing connects {self.devices[src]} and {self.devices[dst]}: the nodes have no NIC")
         flow = mix(src, dst, flow_key)
         k, m = self._nic(i, flow, rail), self._nic(j, flow, rail)
         out, back = template.to_nic[i][k], template.from_nic[m][j]

@@ -25,9 +25,7 @@ _SUFFIXES = (".toml", ".xml", ".json", ".yml", ".yaml")
 def preset_names() -> list[str]:
     """Names of the presets that come with distsim, in alphabetical order."""
     folder = resources.files("distsim.cluster") / "presets"
-    return sorted(
-        entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
-    )
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def preset_text(name: str) -> str:
@@ -78,9 +76,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     if not text.strip():
-        raise UsageError(
-            f"{path} is empty: expected a cluster file (distsim topo show dgx-h100 --toml prints one)"
-        )
+        raise UsageError(f"{path} is empty: expected a cluster file (distsim topo show dgx-h100 --toml prints one)")
     return text
 
 
@@ -93,13 +89,9 @@ def _split(name: str) -> tuple[str, int | None]:
     try:
         nodes = int(count)
     except ValueError:
-        raise UsageError(
-            f"{name}: expected a number of nodes after ':', got {count!r} (as in {stem}:2)"
-        ) from None
+        raise UsageError(f"{name}: expected a number of nodes after ':', got {count!r} (as in {stem}:2)") from None
     if not stem:
-        raise UsageError(
-            f"expected a cluster before ':{count}': a preset ({_list()}) or a TOML file, got none"
-        )
+        raise UsageError(f"expected a cluster before ':{count}': a preset ({_list()}) or a TOML file, got none")
     if not 1 <= nodes <= MAX_NODES:
         raise UsageError(f"{name}: expected 1 to {MAX_NODES} nodes, got {nodes}")
     return stem, nodes
@@ -136,9 +128,7 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
 
 
-def _from_data(
-    data: Mapping[str, Any], nodes: int | None, where: str, host: HostTemplate | None = None
-) -> Cluster:
+def _from_data(data: Mapping[str, Any], nodes: int | None, where: str, host: HostTemplate | None = None) -> Cluster:
     from distsim.cluster.spec import check_spec
 
     data = dict(data)

@@ -75,9 +75,7 @@ class _Element:
 def from_nccl_xml(text: str, where: str) -> tuple[HostTemplate, dict[str, Any]]:
     """The host a dump describes, and the content of a cluster file for the rest; every fault at once."""
     if len(text) > _MAX_CHARACTERS:
-        raise UsageError(
-            f"{where}: expected at most {_MAX_CHARACTERS >> 20} MiB of XML, got {len(text) >> 20} MiB"
-        )
+        raise UsageError(f"{where}: expected at most {_MAX_CHARACTERS >> 20} MiB of XML, got {len(text) >> 20} MiB")
     root = _parse(text, where)
     if root.tag != "system":
         raise UsageError(f"{where}: expected NCCL's <system>, got <{root.tag}>")
@@ -93,9 +91,7 @@ def from_nccl_xml(text: str, where: str) -> tuple[HostTemplate, dict[str, Any]]:
             f"expected one host, got {len(reader.hosts)} (host_hash {', '.join(sorted(reader.hosts))})"
         )
     if reader.faults:
-        raise UsageError(
-            "\n".join([f"{where}: {len(reader.faults)} fault(s)", *(f"  {f}" for f in reader.faults)])
-        )
+        raise UsageError("\n".join([f"{where}: {len(reader.faults)} fault(s)", *(f"  {f}" for f in reader.faults)]))
     return reader.template(), reader.data(Path(where).stem)
 
 
@@ -110,9 +106,7 @@ def _parse(text: str, where: str) -> _Element:
         (stack[-1].children if stack else roots).append(element)
         stack.append(element)
         if len(stack) > 64:
-            raise UsageError(
-                f"{where}: line {element.line}: nested more than 64 deep: not a topology of NCCL's"
-            )
+            raise UsageError(f"{where}: line {element.line}: nested more than 64 deep: not a topology of NCCL's")
 
     def refuse(*_: object) -> None:
         raise UsageError(f"{where}: line {parser.CurrentLineNumber}: a DTD is not allowed in a topology file")
@@ -223,9 +217,7 @@ class _Reader:
                 elif kind.startswith(_NVSWITCH_CLASS):
                     switched[name] = switched.get(name, 0) + count
                 elif not kind.startswith(_CPU_CLASS):
-                    self.faults.append(
-                        f"line {link.line}: <nvlink target>: expected a GPU or NVSwitch, got {target!r}"
-                    )
+                    self.faults.append(f"line {link.line}: <nvlink target>: expected a GPU or NVSwitch, got {target!r}")
         if switched:
             self.parts.append(Part("nvswitch0", "nvswitch", 0))
             for name, count in switched.items():
@@ -258,9 +250,7 @@ class _Reader:
         except ValueError:
             number = -1
         if number < 0:
-            self.faults.append(
-                f"line {element.line}: <{element.tag} {key}>: expected a whole number, got {text!r}"
-            )
+            self.faults.append(f"line {element.line}: <{element.tag} {key}>: expected a whole number, got {text!r}")
             return default or 0
         return number
 

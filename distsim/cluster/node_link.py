@@ -130,9 +130,7 @@ def _links(edges: list[Any], names: set[str], both_ways: bool, faults: list[str]
         kind = str(edge.get("kind", "fabric"))
         for src, dst in [ends, ends[::-1]] if both_ways and ends[0] != ends[1] else [ends]:
             if (src, dst) in seen:
-                faults.append(
-                    f"{path}: {src}->{dst} is already edges[{seen[src, dst]}]; give one edge with the sum"
-                )
+                faults.append(f"{path}: {src}->{dst} is already edges[{seen[src, dst]}]; give one edge with the sum")
             seen[src, dst] = position
             links.append(Link(len(links), src, dst, bandwidth, latency, kind))
     return links

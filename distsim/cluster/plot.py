@@ -53,9 +53,7 @@ def plot(cluster: Cluster, path: Path) -> None:
             layers.setdefault("host" if name != vertex.name else vertex.kind, []).append(name)
         names[vertex.name] = name
     if sum(len(layer) for layer in layers.values()) > _MAX_POINTS:
-        raise UsageError(
-            f"--plot draws up to {_MAX_POINTS} points; show fewer nodes, as in {cluster.name}:64"
-        )
+        raise UsageError(f"--plot draws up to {_MAX_POINTS} points; show fewer nodes, as in {cluster.name}:64")
     places = _places(layers)
     pairs = {(names[link.src], names[link.dst]): link.bandwidth_bytes_per_s for link in cluster.links}
     lines = {tuple(sorted(pair)): rate for pair, rate in pairs.items() if pair[0] != pair[1]}

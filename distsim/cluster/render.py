@@ -96,9 +96,7 @@ def _summary(cluster: Cluster) -> Iterable[RenderableType]:
 
 def _placement(cluster: Cluster) -> str:
     per_node = cluster.node.ranks_per_node
-    shown = [
-        f"{ranges(range(h * per_node, (h + 1) * per_node))} on n{h}" for h in range(min(2, cluster.num_nodes))
-    ]
+    shown = [f"{ranges(range(h * per_node, (h + 1) * per_node))} on n{h}" for h in range(min(2, cluster.num_nodes))]
     if cluster.num_nodes > 3:
         shown.append("...")
     if cluster.num_nodes > 2:
@@ -116,9 +114,7 @@ def _bisection(cluster: Cluster) -> str:
         return "none: one device"
     half = len(cluster.devices) // 2
     if cluster.num_nodes > 1:
-        domain = (
-            cluster.node.nvlink_domain_nodes if cluster.node.nvlink_domain_nodes < cluster.num_nodes else 1
-        )
+        domain = cluster.node.nvlink_domain_nodes if cluster.node.nvlink_domain_nodes < cluster.num_nodes else 1
         half = -(-cluster.num_nodes // domain) // 2 * domain * cluster.node.ranks_per_node
     return f"{format_bandwidth(rate)} each way between halves, {format_bandwidth(rate / half)} a device"
 
@@ -152,9 +148,7 @@ def _node_tree(cluster: Cluster) -> Tree:
         rate = format_bandwidth(node.nvlink_bytes_per_s)
         tree.add(f"{chips}: gpu{ranges(g.local for g in gpus)}, {rate} each{sharp}")
     elif node.nvlink == "nvswitch":
-        tree.add(
-            f"NVSwitch of {node.nvlink_domain_nodes} nodes: {format_bandwidth(node.nvlink_bytes_per_s)} a GPU"
-        )
+        tree.add(f"NVSwitch of {node.nvlink_domain_nodes} nodes: {format_bandwidth(node.nvlink_bytes_per_s)} a GPU")
     elif node.nvlink == "mesh":
         rate = format_bandwidth(node.nvlink_pair_bytes_per_s)
         tree.add(f"NVLink mesh: gpu{ranges(g.local for g in gpus)}, {rate} a pair")
@@ -174,9 +168,7 @@ def _rank_of_kind(vertex: Vertex) -> tuple[int, int]:
 
 
 def _label(vertex: Vertex, cluster: Cluster) -> Text:
-    label = Text(
-        vertex.name.rpartition("/")[2], style={"gpu": "green", "nic": "magenta"}.get(vertex.kind, "default")
-    )
+    label = Text(vertex.name.rpartition("/")[2], style={"gpu": "green", "nic": "magenta"}.get(vertex.kind, "default"))
     if vertex.name in cluster.devices[: cluster.node.ranks_per_node]:
         label.append(f"  rank {cluster.devices.index(vertex.name)}", style="dim")
     if vertex.kind == "nic":
@@ -194,9 +186,7 @@ def _fabric_tree(cluster: Cluster) -> Iterable[RenderableType]:
         if group.apart > 1 and group.hosts:
             each = len(group.hosts) // group.apart
             serves += f" ({'a node' if each == 1 else f'{each} nodes'} each)"
-        rate = (
-            f", {format_bandwidth(group.bandwidth_bytes_per_s)} a link" if group.hosts or group.below else ""
-        )
+        rate = f", {format_bandwidth(group.bandwidth_bytes_per_s)} a link" if group.hosts or group.below else ""
         tree.add(f"{_names(group.switches)}: {serves}{rate}")
     if len(groups) > _MAX_GROUPS:
         tree.add(Text(f"... and {len(groups) - _MAX_GROUPS} more groups of switches", style="dim"))
@@ -209,6 +199,4 @@ def _names(names: Sequence[str]) -> str:
     stems = [name.rstrip("0123456789") for name in names]
     if len({*stems}) == 1 and all(name != stem for name, stem in zip(names, stems, strict=True)):
         return stems[0] + ranges(int(name[len(stem) :]) for name, stem in zip(names, stems, strict=True))
-    return (
-        names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)})" if names else "nothing"
-    )
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)})" if names else "nothing"

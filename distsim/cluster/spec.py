@@ -75,9 +75,7 @@ class GpuSpec(Table):
     compute_capability: Positive = _note("90 for sm_90")
     memory: Memory = _note("of one accelerator")
     memory_bandwidth: Bandwidth = _note("of one accelerator")
-    flops: dict[Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"], Flops] = _note(
-        "by data type, dense", {}
-    )
+    flops: dict[Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"], Flops] = _note("by data type, dense", {})
     nvlink: NvlinkSpec | None = None
 
 
@@ -215,9 +213,7 @@ class DragonflySpec(_Switched):
     )
 
 
-FabricSpec = (
-    StarSpec | LeafSpineSpec | FatTreeSpec | RailSpec | TorusSpec | RingSpec | FullMeshSpec | DragonflySpec
-)
+FabricSpec = StarSpec | LeafSpineSpec | FatTreeSpec | RailSpec | TorusSpec | RingSpec | FullMeshSpec | DragonflySpec
 
 
 class NcclSpec(Table):
@@ -253,14 +249,10 @@ class ClusterSpec(Table):
         if self.nodes > 1 and node.nic is None and not (nvlink and nvlink.domain_nodes >= self.nodes):
             found.append(("node.nic", f"expected a table for a cluster of {self.nodes} nodes, got nothing"))
         if nvlink and nvlink.topology == "mesh" and nvlink.domain_nodes > 1:
-            found.append(
-                ("node.gpu.nvlink.domain_nodes", f"expected 1 with a mesh, got {nvlink.domain_nodes}")
-            )
+            found.append(("node.gpu.nvlink.domain_nodes", f"expected 1 with a mesh, got {nvlink.domain_nodes}"))
         cables = self._cables()
         if cables > _MOST_CABLES:
-            found.append(
-                ("fabric", f"expected at most {_MOST_CABLES:,} cables, got {cables:,} ({fabric.kind})")
-            )
+            found.append(("fabric", f"expected at most {_MOST_CABLES:,} cables, got {cables:,} ({fabric.kind})"))
         if isinstance(fabric, TorusSpec) and math.prod(fabric.dims) < self.nodes:
             text = f"expected room for {self.nodes} nodes, got {math.prod(fabric.dims)} ({fabric.dims})"
             found.append(("fabric.dims", text))
@@ -319,9 +311,7 @@ def _fault(detail: Mapping[str, Any]) -> str:
     if "text" in context:
         return f"{path}: {context['text']}"
     expected = str(detail["msg"]).replace("Input should be", "expected").replace("a valid ", "a ")
-    expected = expected.replace("a integer", "an integer").replace(
-        "List should", "expected a list that should"
-    )
+    expected = expected.replace("a integer", "an integer").replace("List should", "expected a list that should")
     if "expected" not in expected:
         expected = f"expected otherwise: {expected}"
     return f"{path}: {'a key: ' if is_key else ''}{expected}, got {given!r} ({type(given).__name__})"

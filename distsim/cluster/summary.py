@@ -54,10 +54,7 @@ def link_kinds(cluster: Cluster) -> list[LinkKind]:
         key = (link.kind, between, link.bandwidth_bytes_per_s, link.latency_s)
         counts[key] = counts.get(key, 0) + 1
     order = {kind: position for position, kind in enumerate(_ORDER)}
-    found = [
-        LinkKind(kind, between, count, rate, latency)
-        for (kind, between, rate, latency), count in counts.items()
-    ]
+    found = [LinkKind(kind, between, count, rate, latency) for (kind, between, rate, latency), count in counts.items()]
     merged: dict[tuple[str, str, float], LinkKind] = {}
     for entry in found:  # up and down differ by a switch's latency: one row, the longer of the two
         key2 = (entry.kind, entry.between, entry.bandwidth_bytes_per_s)
@@ -143,9 +140,7 @@ def host_parts(cluster: Cluster, host: int = 0) -> dict[str, list[Vertex]]:
         above = names.get(link.dst)
         if link.kind in ("pcie", "c2c") and link.src in names and above and above.kind in ("pcie", "cpu"):
             src = names[link.src]
-            if src.kind != "cpu" and not (
-                src.kind == "pcie" and above.kind == "pcie" and above.local > src.local
-            ):
+            if src.kind != "cpu" and not (src.kind == "pcie" and above.kind == "pcie" and above.local > src.local):
                 parent.setdefault(link.src, link.dst)
     children: dict[str, list[Vertex]] = {}
     for vertex in inside:

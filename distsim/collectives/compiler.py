@@ -112,9 +112,7 @@ class Compiler:
             total = nbytes * size if op in ("gather", "scatter") else nbytes
             if size == 1:
                 return Plan("none", "ideal", 0, 0.0)
-            return compile_ideal(
-                group, op, total, transfer.root, transfer.splits, self.algo and self.algo.lower()
-            )
+            return compile_ideal(group, op, total, transfer.root, transfer.splits, self.algo and self.algo.lower())
         if transfer.flavour == "nccl":
             return self._nccl.compile(group, op, nbytes, transfer.root, transfer.splits)
         if transfer.flavour in ("gloo", "mpi"):
@@ -131,7 +129,5 @@ class Compiler:
             return [Explained(*row) for row in rows]
         plan = self.compile(transfer)
         return [
-            Explained(
-                plan.algo, plan.proto, plan.channels, plan.alone_s(self.links.capacity), "the only way", True
-            )
+            Explained(plan.algo, plan.proto, plan.channels, plan.alone_s(self.links.capacity), "the only way", True)
         ]

@@ -65,9 +65,7 @@ def _cost(group: Group, op: str, nbytes: float) -> tuple[float, Cost]:
     return given[f"{key}_launch_s"], Cost(edge_bytes_per_s=moved / busy_s if busy_s > 0.0 else math.inf)
 
 
-def compile_gloo(
-    group: Group, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None
-) -> Plan:
+def compile_gloo(group: Group, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None) -> Plan:
     """*op* as gloo does it. *nbytes* as in `Transfer`."""
     launch_s, cost = _cost(group, op, nbytes)
     hop_s = cost.inter_hop_s

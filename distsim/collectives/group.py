@@ -122,9 +122,7 @@ class Group:
             for member in domain:
                 for rail in self.rails(member):
                     near.setdefault((self.host[member], rail), []).append(member)
-            every.append(
-                [Gate(key[1], tuple(near[key])) for key in sorted(near)] or [Gate(None, tuple(domain))]
-            )
+            every.append([Gate(key[1], tuple(near[key])) for key in sorted(near)] or [Gate(None, tuple(domain))])
         count = min(len(gates) for gates in every)
         return [_spread(gates, min(count, _MAX_GATES)) for gates in every]
 

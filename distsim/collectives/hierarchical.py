@@ -30,9 +30,7 @@ def _rings(group: Group, rings: list[list[int]], op: str, nbytes: float, cost: C
     size = max(len(ring) for ring in rings)
     shape = Shape.of(op, size, nbytes)
     hops = [
-        group.route(member, after)
-        for ring in rings
-        for member, after in zip(ring, [*ring[1:], ring[0]], strict=True)
+        group.route(member, after) for ring in rings for member, after in zip(ring, [*ring[1:], ring[0]], strict=True)
     ]
 
     def make() -> Loads:

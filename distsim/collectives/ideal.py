@@ -76,8 +76,6 @@ def compile_ideal(
             1,
             0.0,
             (phase,),
-            lambda: direct_messages(
-                group, {(s, d): share for s in everyone for d in everyone if s != d}, Cost()
-            ),
+            lambda: direct_messages(group, {(s, d): share for s in everyone for d in everyone if s != d}, Cost()),
         )
     return Plan("direct", "ideal", 1, 0.0, (phase,), lambda: direct_messages(group, pairs, Cost()))

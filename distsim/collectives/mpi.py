@@ -31,9 +31,7 @@ _SMALL_BYTES = 10_000
 """all_reduce: recursive doubling below, ring above (intermediate size 10,000 in the fixed decision)."""
 
 
-def compile_mpi(
-    group: Group, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None
-) -> Plan:
+def compile_mpi(group: Group, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None) -> Plan:
     """*op* as Open MPI does it by default."""
     cost = Cost(intra_hop_s=_HOP_S, inter_hop_s=_HOP_S)
     size = group.size

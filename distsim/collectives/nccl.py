@@ -159,9 +159,7 @@ class NcclSelector:
             timed = timing.tree(group, machine, nbytes, proto)
             return self._made(group, algo, proto, timed, lambda: tree_messages(group, nbytes, timed.cost))
         if algo in ("NVLS", "NVLSTree"):
-            return self._made(
-                group, algo, proto, timing.nvls(group, machine, op, nbytes, algo == "NVLSTree"), None
-            )
+            return self._made(group, algo, proto, timing.nvls(group, machine, op, nbytes, algo == "NVLSTree"), None)
         if algo == "PAT":
             return self._made(group, algo, proto, timing.pat(group, machine, op, nbytes), None)
         timed = timing.ring(group, machine, op, nbytes, proto)
@@ -201,9 +199,7 @@ class NcclSelector:
             loads, share = all_to_all_loads(group), nbytes / size
             pairs = {(s, d): share for s in range(size) for d in range(size) if s != d} if size <= 128 else {}
         else:
-            pairs = {
-                (s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d
-            }
+            pairs = {(s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d}
             share = max(pairs.values(), default=0.0)
             loads = split_loads(group, pairs, share)
         cost = self._p2p_cap(group, cost, share, peers)

@@ -170,9 +170,7 @@ def _excluded(op: str, algo: str, proto: str, machine: Machine) -> str:
         return f"{algo} came with NCCL {since[0]}.{since[1]}"
     if algo.startswith("CollNet"):
         return (
-            "no CollNet plugin in this cluster"
-            if not machine.collnet
-            else "not modelled: NVLS or Tree stands for it"
+            "no CollNet plugin in this cluster" if not machine.collnet else "not modelled: NVLS or Tree stands for it"
         )
     if op in ("broadcast", "reduce") and algo != "Ring":
         return f"{op} has a ring only"

@@ -130,13 +130,9 @@ def _hops(group: Group) -> _Hops:
         loads = ring_loads(group)
         level = np.zeros(len(group.capacity))
         level[loads.links] = loads.weights / group.capacity[loads.links]
-        slow = [
-            [float(level[list(edge.links)].max()) if edge.links else 0.0 for edge in ring] for ring in rings
-        ]
+        slow = [[float(level[list(edge.links)].max()) if edge.links else 0.0 for edge in ring] for ring in rings]
         latency = [group.latency_s(edge.links) for edge in rings[0]]
-        return _Hops(
-            np.array(latency), np.array(slow), np.array([edge.inter for edge in rings[0]], dtype=bool)
-        )
+        return _Hops(np.array(latency), np.array(slow), np.array([edge.inter for edge in rings[0]], dtype=bool))
 
     found: _Hops = group.cached("ring hops", make)
     return found

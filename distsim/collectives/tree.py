@@ -158,9 +158,7 @@ class _Hops:
 def _hops(group: Group) -> _Hops:
     def make() -> _Hops:
         loads = tree_loads(group)
-        level = {
-            int(k): float(w / group.capacity[k]) for k, w in zip(loads.links, loads.weights, strict=True)
-        }
+        level = {int(k): float(w / group.capacity[k]) for k, w in zip(loads.links, loads.weights, strict=True)}
         rows: list[list[float]] = []
         for tree in trees(group)[:2]:
             ways = {tree.root: [0.0] * 6}
@@ -206,9 +204,7 @@ def tree_messages(group: Group, nbytes: float, cost: Cost) -> list[Message]:
     pieces = pieces_of(nbytes, cost)
     size = nbytes / len(every) / pieces
 
-    def send(
-        tree: int, src: int, dst: int, branch: Branch, links: tuple[int, ...], after: tuple[int, ...]
-    ) -> None:
+    def send(tree: int, src: int, dst: int, branch: Branch, links: tuple[int, ...], after: tuple[int, ...]) -> None:
         slow = max((hops.level[link] for link in links), default=0.0)
         wire = cost.net_wire if branch.inter else cost.wire
         cap = min(1.0 / slow if slow else math.inf, cost.edge_bytes_per_s * wire) / len(every)

@@ -154,9 +154,7 @@ class FluidEngine:
     def stalled(self) -> list[int]:
         """Links without any bandwidth that a flow under way has to cross."""
         waiting = {
-            link
-            for flow in self._flows.values()
-            for link in flow.links[self.capacity[flow.links] <= 0.0].tolist()
+            link for flow in self._flows.values() for link in flow.links[self.capacity[flow.links] <= 0.0].tolist()
         }
         return sorted(waiting)
 

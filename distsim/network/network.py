@@ -46,9 +46,7 @@ class Network:
         self.cluster = cluster
         self.fidelity = fidelity
         self.seed = seed
-        self.compiler = Compiler(
-            cluster, algo=algo, proto=proto, nccl_version=nccl_version, launcher=launcher
-        )
+        self.compiler = Compiler(cluster, algo=algo, proto=proto, nccl_version=nccl_version, launcher=launcher)
         capacity = self.compiler.links.capacity
         self._pristine: NDArray[np.float64] = capacity
         self._extra_s = np.zeros(len(capacity))

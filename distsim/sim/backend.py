@@ -99,18 +99,14 @@ def _new_process_group_helper(
     """torch's helper with the backend exchanged for `sim`; the name asked for is put back after."""
     task = current_task()
     if task is None:
-        return _real_helper(
-            group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs
-        )
+        return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
     process = task.process
     asked = dict.fromkeys(c10d.BackendConfig(backend).get_device_backend_map().values())
     third_party = [name for name in asked if name not in _SIMULATED]
     if third_party:
         if third_party[0] in ("ucc", "xccl", "fake"):
             raise NotSimulated(f"backend {third_party[0]!r}", "use gloo, nccl, mpi or sim")
-        return _real_helper(
-            group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs
-        )
+        return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
     default = not global_ranks_in_group
     if group_size == -1:  # MPI assigns size and rank itself
         group_size, group_rank = task.world.world_size, process.rank
@@ -121,9 +117,7 @@ def _new_process_group_helper(
         # a hashed name: made with use_local_synchronization, by the members alone and in any order
         local = not str(group_name).isdigit()
         where = (
-            Group(str(group_name), kwargs.get("group_desc") or "undefined", ranks)
-            if local
-            else _world_group(process)
+            Group(str(group_name), kwargs.get("group_desc") or "undefined", ranks) if local else _world_group(process)
         )
         record = _record(process, "new_group", where, ranks)
         if local:

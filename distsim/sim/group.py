@@ -245,9 +245,7 @@ class SimGroup(dist.ProcessGroup):
         facts = {"root": root, "nbytes": _nbytes(tensors), "extra": root}
         return self._collective("broadcast", tensors, tensors, opts or _Timeout(timeout), **facts)
 
-    def allreduce(
-        self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None
-    ) -> Work:
+    def allreduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Work:
         tensors = _tensor_list(tensors)
         op = _reduce_op(opts, op)
         refusals.check_single("allreduce", tensors)
@@ -270,11 +268,7 @@ class SimGroup(dist.ProcessGroup):
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
         inputs = _tensor_list(input_tensors)
-        lists = (
-            output_tensors
-            if output_tensors and isinstance(output_tensors[0], list | tuple)
-            else [output_tensors]
-        )
+        lists = output_tensors if output_tensors and isinstance(output_tensors[0], list | tuple) else [output_tensors]
         refusals.check_equal_lists("allgather", lists[0], inputs, self.size())
         facts = {"nbytes": _nbytes(lists[0])}
         return self._collective("all_gather", inputs, lists[0], opts, **facts)
@@ -286,16 +280,12 @@ class SimGroup(dist.ProcessGroup):
 
     _allgather_base = all_gather_single
 
-    def allgather_coalesced(
-        self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None
-    ) -> Work:
+    def allgather_coalesced(self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None) -> Work:
         flat = [t for tensors in output_lists for t in tensors]
         facts = {"nbytes": _nbytes(flat)}
         return self._collective("all_gather_coalesced", input_list, flat, opts, **facts)
 
-    def all_gather_single_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
-    ) -> Work:
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         facts = {"nbytes": _nbytes(outputs)}
         return self._collective("all_gather_into_tensor_coalesced", inputs, outputs, opts, **facts)
 
@@ -323,9 +313,7 @@ class SimGroup(dist.ProcessGroup):
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
         outputs = _tensor_list(output_tensors)
-        lists = (
-            input_tensors if input_tensors and isinstance(input_tensors[0], list | tuple) else [input_tensors]
-        )
+        lists = input_tensors if input_tensors and isinstance(input_tensors[0], list | tuple) else [input_tensors]
         refusals.check_reduce_scatter_lists(lists[0], outputs[0], self.size())
         op = _reduce_op(opts, None)
         facts = {"reduce_op": op, "nbytes": _nbytes(lists[0]), "extra": op}
@@ -339,9 +327,7 @@ class SimGroup(dist.ProcessGroup):
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
-    ) -> Work:
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         op = _reduce_op(opts, None)
         facts = {"reduce_op": op, "nbytes": _nbytes(inputs), "extra": op}
         return self._collective("reduce_scatter_tensor_coalesced", inputs, outputs, opts, **facts)
@@ -448,9 +434,7 @@ class SimGroup(dist.ProcessGroup):
         if peer == self.rank():
             raise RuntimeError(f"ProcessGroupGloo::{op}: a rank cannot {op} to or from itself (rank {peer})")
         if not 0 <= peer < self.size():
-            raise RuntimeError(
-                f"ProcessGroupGloo::{op}: peer {peer} is out of range for a group of {self.size()}"
-            )
+            raise RuntimeError(f"ProcessGroupGloo::{op}: peer {peer} is out of range for a group of {self.size()}")
 
     def __repr__(self) -> str:
         return f"SimGroup({self.name()}, rank {self.rank()} of {self.size()}, {self._group.label})"
@@ -472,11 +456,7 @@ def _inside(task: Task, record: CallRecord) -> bool:
 
 
 def _opts(opts: Any, timeout: timedelta | None) -> Any:
-    return (
-        opts
-        if opts is not None and not isinstance(opts, ReduceOp | ReduceOp.RedOpType)
-        else _Timeout(timeout)
-    )
+    return opts if opts is not None and not isinstance(opts, ReduceOp | ReduceOp.RedOpType) else _Timeout(timeout)
 
 
 def _reduce_op(opts: Any, op: Any) -> Any:

@@ -58,9 +58,7 @@ def _splits(members: list[Arrival]) -> tuple[tuple[int, ...], ...] | None:
         if member.record.op == "all_to_all":
             unit = 1
         else:
-            unit = (
-                member.inputs[0].numel() // max(1, member.inputs[0].shape[0]) if member.inputs[0].dim() else 1
-            )
+            unit = member.inputs[0].numel() // max(1, member.inputs[0].shape[0]) if member.inputs[0].dim() else 1
         item = member.inputs[0].element_size() if member.inputs else 4
         rows.append(tuple(size * unit * item for size in sizes))
     return None if len({size for row in rows for size in row}) <= 1 else tuple(rows)
@@ -151,9 +149,7 @@ def _reduce_scatter_single(members: list[Arrival]) -> None:
 
 
 def _all_to_all(members: list[Arrival]) -> None:
-    copies = [
-        (m.outputs[j], members[j].inputs[i]) for i, m in enumerate(members) for j in range(len(members))
-    ]
+    copies = [(m.outputs[j], members[j].inputs[i]) for i, m in enumerate(members) for j in range(len(members))]
     sources = [source.detach().clone() for _, source in copies]  # input and output may share memory
     for (target, _), source in zip(copies, sources, strict=True):
         copy_into(target, source)

@@ -221,9 +221,7 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
         with simulation() as world.host:
             world.initial_torch_rng = _fresh_rng()
             for slot in slots:
-                process = world.new_process(
-                    slot, _environ(slot, slots, per_node, nodes), sys.argv, rank=slot.rank
-                )
+                process = world.new_process(slot, _environ(slot, slots, per_node, nodes), sys.argv, rank=slot.rank)
                 world.start_process(process, enter(process))
             if request.conditions is not None:
                 request.conditions.begin(world)

@@ -41,9 +41,7 @@ _GLOO_TYPES = frozenset(
     }
 )
 _ORDER = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-_MPI_TYPES = frozenset(
-    {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64}
-)
+_MPI_TYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64})
 _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 
 
@@ -56,9 +54,7 @@ def refuse(op: str, flavour: str, tensors: Sequence[Tensor], reduce_op: object, 
         if tag < 0:
             raise RuntimeError("Tag must be nonnegative")
         if any(t.layout is not torch.strided for t in tensors):
-            raise NotImplementedError(
-                "Could not run 'c10d::send' with arguments from the 'SparseCPU' backend"
-            )
+            raise NotImplementedError("Could not run 'c10d::send' with arguments from the 'SparseCPU' backend")
         if not all(t.is_contiguous() for t in tensors):
             raise RuntimeError("input tensor has to be contiguous")
         return

@@ -88,9 +88,7 @@ def _backends(process: SimProcess) -> list[str]:
 def _failures(processes: Sequence[SimProcess]) -> list[Failure]:
     merged: dict[tuple[str, str], list[SimProcess]] = {}
     for process in processes:
-        if isinstance(process.exception, ProcessRaisedException) and any(
-            p.exception for p in process.children
-        ):
+        if isinstance(process.exception, ProcessRaisedException) and any(p.exception for p in process.children):
             continue  # the launcher repeats what its child has raised
         if process.exception is not None:
             text = process.traceback_text or ""
@@ -142,11 +140,7 @@ def _totals(ranks: Sequence[SimProcess]) -> list[CollectiveTotal]:
     found: dict[tuple[str, tuple[int, ...], str, str], list[CallRecord]] = {}
     for process in ranks:
         for record in process.records:
-            if (
-                record.started_s is None
-                or record.completed_s is None
-                or not (record.dtypes or record.op == "barrier")
-            ):
+            if record.started_s is None or record.completed_s is None or not (record.dtypes or record.op == "barrier"):
                 continue
             if record.op == "recv" or (record.op not in P2P and record.rank != record.group.ranks[0]):
                 continue

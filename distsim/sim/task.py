@@ -76,9 +76,7 @@ class Request:
 class Task:
     """One simulated thread. Methods without an underscore are called in its own thread."""
 
-    def __init__(
-        self, world: World, process: SimProcess, body: Callable[[], Any], name: str, daemon: bool = False
-    ):
+    def __init__(self, world: World, process: SimProcess, body: Callable[[], Any], name: str, daemon: bool = False):
         self.world = world
         self.process = process
         self.name = name

@@ -133,16 +133,12 @@ def _unused(error: BaseException) -> str:
     model: Any = None
     while trace is not None:
         model = (
-            trace.tb_frame.f_locals.get("self")
-            if hasattr(trace.tb_frame.f_locals.get("self"), "reducer")
-            else model
+            trace.tb_frame.f_locals.get("self") if hasattr(trace.tb_frame.f_locals.get("self"), "reducer") else model
         )
         trace = trace.tb_next
     names = [] if model is None else [n for n, p in model.module.named_parameters() if p.requires_grad]
     shown = [names[i] if i < len(names) else f"number {i}" for i in indices]
-    what = (
-        f"parameter{'s' if len(shown) != 1 else ''} {', '.join(shown)}" if shown else "parameters of a model"
-    )
+    what = f"parameter{'s' if len(shown) != 1 else ''} {', '.join(shown)}" if shown else "parameters of a model"
     return f"DDP {what} got no gradient in the last backward pass"
 
 

@@ -131,9 +131,7 @@ class World:
 
     # -- building
 
-    def start_task(
-        self, process: SimProcess, body: Callable[[], Any], name: str, daemon: bool = False
-    ) -> Task:
+    def start_task(self, process: SimProcess, body: Callable[[], Any], name: str, daemon: bool = False) -> Task:
         task = Task(self, process, body, name, daemon)
         process.tasks.append(task)
         self.live_tasks += 1
@@ -173,9 +171,7 @@ class World:
         if self.launcher is not None:
             self.world_size = max(self.world_size, world_size)
 
-    def new_process(
-        self, slot: Slot, environ: dict[str, str], argv: list[str], rank: int | None
-    ) -> SimProcess:
+    def new_process(self, slot: Slot, environ: dict[str, str], argv: list[str], rank: int | None) -> SimProcess:
         """A process on *slot*; *rank* None where it is only a helper of a rank."""
         process = SimProcess(self, len(self.processes), slot, environ, argv)
         process.is_rank = rank is not None
@@ -222,9 +218,7 @@ class World:
             task.doom = Killed()
             task.interrupt(task.doom)
 
-    def end_process(
-        self, process: SimProcess, phase: Phase, exit_code: int, signal_name: str | None = None
-    ) -> None:
+    def end_process(self, process: SimProcess, phase: Phase, exit_code: int, signal_name: str | None = None) -> None:
         """The running process ends itself without cleaning up (`os._exit`, a signal). Does not return."""
         task = current_task()
         assert task is not None
@@ -410,9 +404,7 @@ class World:
         now_s = float(self.env.now)
         if self.ticks != self._last_ticks:
             self._last_ticks, self._last_tick_s, self._last_tick_event = self.ticks, now_s, self.events
-        self.asleep = (
-            now_s - self._last_tick_s > QUIET_LIMIT_S and self.events - self._last_tick_event > 10_000
-        )
+        self.asleep = now_s - self._last_tick_s > QUIET_LIMIT_S and self.events - self._last_tick_event > 10_000
         return self.asleep
 
     @property

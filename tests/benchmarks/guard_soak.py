@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "realexec"))
 
 from jobs import Zygote, ring_directory
 
-PROGRAM = '''
+PROGRAM = """
 import resource
 import sys
 import time
@@ -49,7 +49,7 @@ if rank == 0:
     print("seconds", f"{time.monotonic() - start:.1f}")
 dist.barrier()
 dist.destroy_process_group()
-'''
+"""
 
 
 def main() -> None:

@@ -40,13 +40,9 @@ def shaped(seconds: float, rate: str) -> None:
     try:
         prefixes = [["ip", "netns", "exec", name] for name in NAMES]
         sizes = [size for size in sorted(FOURS + BETWEEN) if size <= 4**11]
-        rows = measure_gloo(
-            2, sizes, seconds=seconds, prefixes=prefixes, address=ADDRESSES[0], interface="wire"
-        )
+        rows = measure_gloo(2, sizes, seconds=seconds, prefixes=prefixes, address=ADDRESSES[0], interface="wire")
         constants = fit_gloo([row for row in rows if row.size_bytes in FOURS], 2)
-        text = cluster_toml(
-            constants, name="gloo-shaped", nodes=2, ranks_per_node=1, note=f"namespaces, {rate}"
-        )
+        text = cluster_toml(constants, name="gloo-shaped", nodes=2, ranks_per_node=1, note=f"namespaces, {rate}")
         print(f"gloo between two network namespaces, {rate} (target: median within 20 %)")
         print(check_gloo(text, [row for row in rows if row.size_bytes in BETWEEN], 2, 1))
     finally:
@@ -58,9 +54,7 @@ def _build(rate: str) -> None:
     for name in NAMES:
         _run("ip", "netns", "add", name)
         _run("ip", "-n", name, "link", "set", "lo", "up")
-    _run(
-        "ip", "-n", NAMES[0], "link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns", NAMES[1]
-    )
+    _run("ip", "-n", NAMES[0], "link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns", NAMES[1])
     for name, address in zip(NAMES, ADDRESSES, strict=True):
         _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "wire")
         _run("ip", "-n", name, "link", "set", "wire", "up")

@@ -70,9 +70,7 @@ def sweep() -> None:
     sizes = [8 << power for power in range(31)]
     for op in OPS[:8]:
         bench(op, cluster, sizes, network=network)
-    print(
-        f"31 sizes x 8 collectives on 1,024 ranks: {time.perf_counter() - began:.2f} s (target: under 10 s)"
-    )
+    print(f"31 sizes x 8 collectives on 1,024 ranks: {time.perf_counter() - began:.2f} s (target: under 10 s)")
 
 
 def growth() -> None:

@@ -40,9 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
     ids=["healthy", "raising", "skipped", "reordered"],
 )
-def test_the_exit_code_and_the_report_tell_the_same(
-    program: str, code: int, kinds: list[str], folder: Path
-) -> None:
+def test_the_exit_code_and_the_report_tell_the_same(program: str, code: int, kinds: list[str], folder: Path) -> None:
     """What the shell sees and what a program reads agree."""
     (folder / "train.py").write_text(program)
     assert main([*FLAGS, "--report", "r.json", "train.py"]) == code
@@ -65,9 +63,7 @@ def test_the_same_seed_gives_the_same_bytes(program: str, folder: Path) -> None:
     assert first.replace("a.trace", "b.trace") == second
 
 
-def test_what_the_ranks_print_comes_first_then_the_summary(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_ranks_print_comes_first_then_the_summary(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each line behind its rank; then the verdict and the tables."""
     (folder / "train.py").write_text(HEALTHY)
     main([*FLAGS, "train.py"])

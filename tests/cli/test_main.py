@@ -157,8 +157,6 @@ def test_the_handler_gets_its_arguments_and_gives_the_exit_code(bench: SimpleNam
 def test_python_dash_m_distsim_works_from_a_bare_clone() -> None:
     """`python -m distsim` needs no installed script, and a closed pipe needs no words."""
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "distsim", "--help"], cwd=root, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-S", "-m", "distsim", "--help"], cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: distsim")

@@ -98,9 +98,7 @@ def test_gpus_joined_directly_are_a_mesh_without_nvls(tmp_path: Path) -> None:
     assert {link.bandwidth_bytes_per_s for link in nvlinks} == {240e9}
     assert (cluster.nccl.cpu_vendor, cluster.nccl.net) == ("amd", "tcp")
     assert (
-        next(
-            link for link in cluster.links if link.src == "n0/gpu0" and link.kind == "pcie"
-        ).bandwidth_bytes_per_s
+        next(link for link in cluster.links if link.src == "n0/gpu0" and link.kind == "pcie").bandwidth_bytes_per_s
         == 12e9
     )
 
@@ -240,9 +238,7 @@ def test_an_astra_sim_network(tmp_path: Path) -> None:
     assert (cluster.num_nodes, len(cluster.devices), cluster.node.num_gpus) == (6, 24, 4)
     assert len(cluster.links) == 6 * 4 * 2 + 4 * 6 * 2
     inside = [cluster.links[i] for i in cluster.route("n0/gpu0", "n0/gpu3")]
-    assert [(link.bandwidth_bytes_per_s, link.latency_s) for link in inside] == [
-        (400e9, pytest.approx(900e-9))
-    ] * 2
+    assert [(link.bandwidth_bytes_per_s, link.latency_s) for link in inside] == [(400e9, pytest.approx(900e-9))] * 2
     assert hop_names(cluster, "n0/gpu1", "n5/gpu1") == ["n0/gpu1", "n5/gpu1"]
     assert len(cluster.route("n0/gpu1", "n2/gpu1")) == 2
     assert cluster.bisection_bandwidth_bytes_per_s() == pytest.approx(4 * 2 * 50e9)

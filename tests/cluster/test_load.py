@@ -160,9 +160,7 @@ def test_a_file_may_change_a_preset_in_part(tmp_path: Path) -> None:
     assert load_cluster(f"{path}:2").num_nodes == 2
 
 
-@pytest.mark.parametrize(
-    "name", ["dgx-h100:2", "gb200-nvl72:2", "ethernet-cpu:3", "alps-gh200:5", "pcie-4090"]
-)
+@pytest.mark.parametrize("name", ["dgx-h100:2", "gb200-nvl72:2", "ethernet-cpu:3", "alps-gh200:5", "pcie-4090"])
 def test_a_cluster_printed_as_toml_reads_back_the_same(name: str, tmp_path: Path) -> None:
     """`topo show --toml` is complete."""
     cluster = load_cluster(name)
@@ -180,9 +178,7 @@ def test_place_gives_every_rank_its_device() -> None:
     cluster = load_cluster("dgx-h100:2")
     slots = cluster.place()
     assert [slot.device for slot in slots] == cluster.devices
-    assert [(slot.rank, slot.host, slot.local_rank) for slot in slots] == [
-        (r, r // 8, r % 8) for r in range(16)
-    ]
+    assert [(slot.rank, slot.host, slot.local_rank) for slot in slots] == [(r, r // 8, r % 8) for r in range(16)]
     few = cluster.place(nnodes=2, nproc_per_node=3)
     assert [slot.device for slot in few] == ["n0/gpu0", "n0/gpu1", "n0/gpu2", "n1/gpu0", "n1/gpu1", "n1/gpu2"]
 
@@ -192,9 +188,7 @@ def test_sockets_take_up_to_a_rank_a_core() -> None:
     cluster = load_cluster("ethernet-cpu:2")
     assert [slot.device for slot in cluster.place()] == ["n0/cpu0", "n0/cpu1", "n1/cpu0", "n1/cpu1"]
     assert [slot.device for slot in cluster.place(1, 4)] == ["n0/cpu0", "n0/cpu0", "n0/cpu1", "n0/cpu1"]
-    with pytest.raises(
-        UsageError, match=r"asked for 65 ranks \(1 nodes x 65\), the cluster ethernet-cpu has 128"
-    ):
+    with pytest.raises(UsageError, match=r"asked for 65 ranks \(1 nodes x 65\), the cluster ethernet-cpu has 128"):
         cluster.place(1, 65)
 
 

@@ -106,9 +106,7 @@ def test_ranks_on_sockets_talk_over_loopback() -> None:
 
 def test_an_unknown_device_is_refused_by_name() -> None:
     """The message says which there are."""
-    with pytest.raises(
-        UsageError, match=r"expected a device of dgx-h100 \(n0/gpu0 to n0/gpu7\), got 'n0/gpu8'"
-    ):
+    with pytest.raises(UsageError, match=r"expected a device of dgx-h100 \(n0/gpu0 to n0/gpu7\), got 'n0/gpu8'"):
         load_cluster("dgx-h100").route("n0/gpu0", "n0/gpu8")
 
 

@@ -72,9 +72,7 @@ def test_the_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_cluster_as_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """GraphML and node-link JSON are written, TOML printed; each reads back."""
     graphml, linked = tmp_path / "c.graphml", tmp_path / "c.json"
-    text = _printed(
-        capsys, "show", "dgx-h100:2", "--toml", "--graphml", str(graphml), "--node-link", str(linked)
-    )
+    text = _printed(capsys, "show", "dgx-h100:2", "--toml", "--graphml", str(graphml), "--node-link", str(linked))
     toml = tmp_path / "c.toml"
     toml.write_text(text)
     links = load_cluster("dgx-h100:2").links
@@ -83,9 +81,7 @@ def test_a_cluster_as_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert graphml.read_text().startswith("<?xml")
 
 
-def test_a_file_that_cannot_be_written_is_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """For every kind of file."""
     for flag in ("--graphml", "--node-link"):
         assert main(["topo", "show", "dgx-h100", flag, str(tmp_path / "no" / "x")]) == 2

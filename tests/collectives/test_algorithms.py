@@ -42,11 +42,7 @@ def test_rings_load_all_nics_alike_on_their_own_rail(preset: str) -> None:
     members = group(preset)
     loads = ring_loads(members)
     links = members.cluster.links
-    nics = [
-        weight
-        for link, weight in zip(loads.links, loads.weights, strict=True)
-        if links[int(link)].kind == "nic"
-    ]
+    nics = [weight for link, weight in zip(loads.links, loads.weights, strict=True) if links[int(link)].kind == "nic"]
     assert len(nics) == 2 * members.cluster.node.num_nics * members.num_nodes
     assert nics == pytest.approx([1 / members.cluster.node.num_nics] * len(nics))
 
@@ -94,11 +90,7 @@ def test_sampled_routes_keep_the_ends_exact() -> None:
     members = group("dgx-h100:32")
     loads = all_to_all_loads(members)
     links = members.cluster.links
-    nics = [
-        weight
-        for link, weight in zip(loads.links, loads.weights, strict=True)
-        if links[int(link)].kind == "nic"
-    ]
+    nics = [weight for link, weight in zip(loads.links, loads.weights, strict=True) if links[int(link)].kind == "nic"]
     assert len(nics) == 2 * 8 * 32
     assert nics == pytest.approx([members.size - 8] * len(nics), rel=1e-6)
 
@@ -151,9 +143,7 @@ def test_hierarchical_is_quicker_than_a_ring_over_slow_nics() -> None:
     for algo in ("ring", "hierarchical"):
         env = simpy.Environment()
         network = Network(env, cluster, algo=algo, nccl_version="ideal")
-        times[algo] = env.run(
-            network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 20))
-        ).end_s
+        times[algo] = env.run(network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 20))).end_s
     assert times["hierarchical"] < 0.5 * times["ring"]
 
 
@@ -163,10 +153,7 @@ def test_a_version_has_the_algorithms_of_its_time(version: str, algo: str) -> No
     cluster = load_cluster("dgx-h100:1")
     env = simpy.Environment()
     network = Network(env, cluster, nccl_version=version)
-    assert (
-        env.run(network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 30))).algo
-        == algo
-    )
+    assert env.run(network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 30))).algo == algo
 
 
 def test_one_gpu_a_node_gathers_by_pat() -> None:
@@ -177,9 +164,7 @@ def test_one_gpu_a_node_gathers_by_pat() -> None:
     for version in ("2.22.3", "2.27.3"):
         env = simpy.Environment()
         timing = env.run(
-            Network(env, cluster, nccl_version=version).collective(
-                Transfer("all_gather", "nccl", devices, 1 << 16)
-            )
+            Network(env, cluster, nccl_version=version).collective(Transfer("all_gather", "nccl", devices, 1 << 16))
         )
         times[version] = timing
     assert times["2.22.3"].algo == "Ring"

@@ -60,9 +60,7 @@ def test_bus_bandwidth_is_algorithm_bandwidth_times_the_factor(capsys: pytest.Ca
         ("broadcast", 10, 3, (8, 2)),
     ],
 )
-def test_sizes_are_rounded_as_nccl_tests_rounds(
-    op: str, size: int, ranks: int, expected: tuple[int, int]
-) -> None:
+def test_sizes_are_rounded_as_nccl_tests_rounds(op: str, size: int, ranks: int, expected: tuple[int, int]) -> None:
     """To whole elements, and for spread buffers to multiples of ranks (of 16 bytes each in all_gather)."""
     assert counted(op, size, ranks, 4) == expected
 
@@ -99,10 +97,7 @@ def test_fewer_nodes_and_ranks_can_be_used(capsys: pytest.CaptureFixture[str]) -
 
 def test_flags_without_effect_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     """nccl-tests' iterations and checks are taken, and a comment says what they mean here."""
-    assert (
-        main(["bench", "all_reduce", "-b", "1M", "-e", "1M", "-g", "1", "-n", "20", "-w", "5", "-c", "1"])
-        == 0
-    )
+    assert main(["bench", "all_reduce", "-b", "1M", "-e", "1M", "-g", "1", "-n", "20", "-w", "5", "-c", "1"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^# -n 20 has no effect: ", out, re.M)
     assert re.search(r"^# -c 1 has no effect: nothing is computed", out, re.M)
@@ -120,9 +115,7 @@ def test_one_process_for_all_gpus_launches_longer(capsys: pytest.CaptureFixture[
 
 def test_rows_without_messages_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     """At fidelity message a ring is simulated so; NVLS, which has no such form, says that it is fluid."""
-    assert (
-        main(["bench", "all_reduce", "--on", "dgx-h100:1", "--sizes", "8,1G", "--fidelity", "message"]) == 0
-    )
+    assert main(["bench", "all_reduce", "--on", "dgx-h100:1", "--sizes", "8,1G", "--fidelity", "message"]) == 0
     assert "# NVLS has no form message by message: its rows are fluid" in capsys.readouterr().out
     main(["bench", "all_reduce", "--on", "dgx-h100:1", "--sizes", "8,1G", "--fidelity", "message", "--json"])
     rows = json.loads(capsys.readouterr().out)["rows"]
@@ -155,9 +148,7 @@ def test_explain_says_why(capsys: pytest.CaptureFixture[str]) -> None:
         (["all_reduce", "--on", "dgx-h100:64", "--fidelity", "message", "--sizes", "8"], "at most 256 ranks"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(
-    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_line_and_exit_code_2(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What was expected, what came, what to do."""
     assert main(["bench", *argv]) == 2
     error = capsys.readouterr().err

@@ -40,9 +40,7 @@ def differs(preset: str, op: str, algo: str | None, size: int, version: str | No
 @pytest.mark.parametrize("version", [None, "ideal"])
 @pytest.mark.parametrize("size", [1 << 12, 1 << 20, 1 << 26])
 @pytest.mark.parametrize(("preset", "op", "algo"), QUICK)
-def test_fluid_agrees_with_messages(
-    preset: str, op: str, algo: str | None, size: int, version: str | None
-) -> None:
+def test_fluid_agrees_with_messages(preset: str, op: str, algo: str | None, size: int, version: str | None) -> None:
     """Ring, tree and all-to-all take the same time within 1 %, small or large, in NCCL's terms and in
     plain ones."""
     assert differs(preset, op, algo, size, version) < 0.01

@@ -38,9 +38,7 @@ def test_all_bounds_hold(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_a_broken_bound_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With NVLink at half its speed the command says which bounds are broken and exits with 5."""
-    wrong = nccl_constants().changed(
-        {"hopper.efficiency_Simple": 0.4, "hopper.nvls": 0.3, "ampere.local": 2.0}
-    )
+    wrong = nccl_constants().changed({"hopper.efficiency_Simple": 0.4, "hopper.nvls": 0.3, "ampere.local": 2.0})
     monkeypatch.setattr("distsim.collectives.nccl.nccl_constants", lambda: wrong)
     assert main(["validate"]) == 5
     assert "BROKEN  > 16 MiB: median error" in capsys.readouterr().out
@@ -58,13 +56,10 @@ def test_every_table_names_its_source_and_every_constant_its_own() -> None:
 def test_a_fit_finds_a_constant_again() -> None:
     """From a wrong start, the fit to simulated tables returns to what they were simulated with."""
     truth = nccl_constants()
-    bench = Bench.of(
-        next(table for table in read_tables() if table.name == "together_h100_n1x8_ring_all_gather")
-    )
+    bench = Bench.of(next(table for table in read_tables() if table.name == "together_h100_n1x8_ring_all_gather"))
     bench.use(truth)
     rows = [
-        type(row)(row.size_bytes, time)
-        for row, time in zip(bench.table.rows, bench.times_us().tolist(), strict=True)
+        type(row)(row.size_bytes, time) for row, time in zip(bench.table.rows, bench.times_us().tolist(), strict=True)
     ]
     import dataclasses
 

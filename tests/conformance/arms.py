@@ -70,9 +70,7 @@ def own_init(body: Body) -> Body:
     return body
 
 
-def run_body(
-    body: Body, args: tuple[Any, ...], place: Place, before_the_end: Callable[[], None] = lambda: None
-) -> Any:
+def run_body(body: Body, args: tuple[Any, ...], place: Place, before_the_end: Callable[[], None] = lambda: None) -> Any:
     """What every rank of both arms does."""
     import torch
     import torch.distributed as dist

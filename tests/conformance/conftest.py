@@ -61,8 +61,6 @@ def conform(request: pytest.FixtureRequest, gloo_answers: dict[tuple[Any, ...], 
             for line in differences(one, other)
         ]
         if lines:
-            pytest.fail(
-                f"{body.__name__} on sim is not what gloo answers:\n" + "\n".join(lines[:40]), pytrace=False
-            )
+            pytest.fail(f"{body.__name__} on sim is not what gloo answers:\n" + "\n".join(lines[:40]), pytrace=False)
 
     return check

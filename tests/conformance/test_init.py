@@ -339,9 +339,7 @@ def third_party(rank: int, world_size: int, place: Place) -> dict[str, Any]:
     found["attribute"] = dist.Backend.DOUBLING
     found["again"] = error_of(dist.Backend.register_backend, "doubling", _make_doubling)
     found["available"] = dist.is_backend_available("doubling")
-    dist.init_process_group(
-        "doubling", init_method=f"file://{place.directory}/a", rank=rank, world_size=world_size
-    )
+    dist.init_process_group("doubling", init_method=f"file://{place.directory}/a", rank=rank, world_size=world_size)
     t = torch.tensor([3.0])
     dist.all_reduce(t)
     found["t"] = t

@@ -179,9 +179,7 @@ def pipeline(rank: int, world_size: int, name: str) -> dict[str, Any]:
     schedule: Any
     if name == "interleaved":
         parts = [whole[rank], whole[rank + world_size]]
-        stages = [
-            PipelineStage(part, rank + i * world_size, 2 * world_size, device) for i, part in enumerate(parts)
-        ]
+        stages = [PipelineStage(part, rank + i * world_size, 2 * world_size, device) for i, part in enumerate(parts)]
         schedule = ScheduleInterleaved1F1B(stages, n_microbatches=4, loss_fn=loss_function)
     else:
         parts = [whole[rank]]

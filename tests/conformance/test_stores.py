@@ -188,9 +188,7 @@ def refusals(rank: int, world_size: int, place: Place) -> dict[str, Any]:
             dist.TCPStore, "127.0.0.1", place.ports[3], 2, True, timedelta(milliseconds=300)
         )
         server = dist.TCPStore("127.0.0.1", place.ports[4], None, True, wait_for_workers=False)
-        found["taken"] = error_of(
-            dist.TCPStore, "127.0.0.1", place.ports[4], None, True, wait_for_workers=False
-        )
+        found["taken"] = error_of(dist.TCPStore, "127.0.0.1", place.ports[4], None, True, wait_for_workers=False)
         found["works"] = [server.set("a", "b"), server.get("a")]
         # The server and a client in one process.
         client = dist.TCPStore("127.0.0.1", place.ports[4], None, False, wait_for_workers=False)

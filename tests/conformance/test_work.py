@@ -106,12 +106,8 @@ def futures_of_all(rank: int, world_size: int) -> dict[str, Any]:
         "all_gather_into_tensor": dist.all_gather_into_tensor(flat, t, async_op=True),
         "all_to_all_single": dist.all_to_all_single(torch.zeros(4), torch.ones(4), async_op=True),
         "reduce": dist.reduce(t.clone(), 0, async_op=True),
-        "scatter": dist.scatter(
-            torch.zeros(1), [torch.ones(1)] * world_size if rank == 0 else None, async_op=True
-        ),
-        "gather": dist.gather(
-            t, [torch.zeros(1) for _ in range(world_size)] if rank == 0 else None, async_op=True
-        ),
+        "scatter": dist.scatter(torch.zeros(1), [torch.ones(1)] * world_size if rank == 0 else None, async_op=True),
+        "gather": dist.gather(t, [torch.zeros(1) for _ in range(world_size)] if rank == 0 else None, async_op=True),
         "barrier": dist.barrier(async_op=True),
     }
     for name, work in works.items():

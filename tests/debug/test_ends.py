@@ -137,9 +137,7 @@ def test_all_ranks_raise_the_same() -> None:
 
 def test_addresses_in_exceptions_do_not_count() -> None:
     """Ranks that raised alike but for an object's address are one diagnosis, the same in every run."""
-    evidence = play(
-        4, lambda r: [fail(f"ValueError: <object at 0x7f0000{r:06x}>", 5)] if r else [all_reduce(10)]
-    )
+    evidence = play(4, lambda r: [fail(f"ValueError: <object at 0x7f0000{r:06x}>", 5)] if r else [all_reduce(10)])
     (d,) = diagnose(evidence)
     assert (d.kind, d.culprits) == (Kind.RANK_RAISED, (1, 2, 3))
     assert "raised ValueError: <object at 0x...>" in d.explanation

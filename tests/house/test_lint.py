@@ -12,7 +12,9 @@ from tests.house.tree import ROOT
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", [["ruff", "check", "--quiet"], ["mypy", "--no-error-summary"]], ids=["ruff", "mypy"]
+    "command",
+    [["ruff", "check", "--quiet"], ["ruff", "format", "--check", "--quiet"], ["mypy", "--no-error-summary"]],
+    ids=["ruff", "format", "mypy"],
 )
 def test_the_linter_is_silent(command: list[str]) -> None:
     """One style and strict types, everywhere."""

@@ -38,9 +38,7 @@ def test_the_pictures_are_what_the_commands_print(number: int) -> None:
     assert len(shown) > 5
     shapes = {_shape(line) for line in lines}
     missing = [line for line in shown if _shape(line) not in shapes]
-    assert missing == [], "python -m tests.house.readme_pictures takes new ones; printed was:\n" + "\n".join(
-        lines
-    )
+    assert missing == [], "python -m tests.house.readme_pictures takes new ones; printed was:\n" + "\n".join(lines)
 
 
 def test_every_file_the_readme_names_exists() -> None:

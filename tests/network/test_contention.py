@@ -58,9 +58,7 @@ def test_two_groups_inside_a_node_share_its_nvlink() -> None:
     cluster = load_cluster("dgx-h100:1")
     one = reduce_over(cluster, list(range(8)), 256 * MIB)
     (alone,) = together(cluster, [one], nccl_version="ideal")
-    both = together(
-        cluster, [one, Transfer("all_reduce", "nccl", one.devices, 256 * MIB, key=1)], nccl_version="ideal"
-    )
+    both = together(cluster, [one, Transfer("all_reduce", "nccl", one.devices, 256 * MIB, key=1)], nccl_version="ideal")
     assert both == pytest.approx([2 * alone] * 2, rel=0.02)
 
 

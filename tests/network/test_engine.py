@@ -19,9 +19,7 @@ class Track:
         self.engine = FluidEngine(self.env, np.array(capacity))
         self.ends: dict[str, float] = {}
 
-    def flow(
-        self, name: str, links: dict[int, float], nbytes: float, at: float = 0.0, cap: float = INF
-    ) -> None:
+    def flow(self, name: str, links: dict[int, float], nbytes: float, at: float = 0.0, cap: float = INF) -> None:
         """Start a flow at a time."""
 
         def begin(_: simpy.Event | None = None) -> None:

@@ -86,9 +86,7 @@ def test_the_same_run_twice_is_the_same() -> None:
         env = simpy.Environment()
         network = Network(env, cluster)
         events = [
-            network.collective(
-                Transfer("all_reduce", "nccl", tuple(cluster.devices[k::8]), 8 * MIB, key=k % 3)
-            )
+            network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices[k::8]), 8 * MIB, key=k % 3))
             for k in range(8)
         ]
         events += [network.send(cluster.devices[0], cluster.devices[9 + k], MIB * k) for k in range(8)]
@@ -103,9 +101,7 @@ def test_one_rank_and_zero_bytes_cost_a_launch() -> None:
     cluster = load_cluster("dgx-h100:1")
     for devices, nbytes in ((cluster.devices[:1], 1 << 20), (cluster.devices, 0)):
         env = simpy.Environment()
-        timing = env.run(
-            Network(env, cluster).collective(Transfer("all_reduce", "nccl", tuple(devices), nbytes))
-        )
+        timing = env.run(Network(env, cluster).collective(Transfer("all_reduce", "nccl", tuple(devices), nbytes)))
         assert 1e-6 < timing.end_s < 50e-6
 
 
@@ -129,9 +125,7 @@ def test_every_operation_runs_for_every_flavour(op: str, flavour: str) -> None:
     """All of torch.distributed's names give a time above zero on GPUs and on CPU nodes."""
     cluster = load_cluster("dgx-a100:2" if flavour == "nccl" else "ethernet-cpu:4")
     env = simpy.Environment()
-    timing = env.run(
-        Network(env, cluster).collective(Transfer(op, flavour, tuple(cluster.devices), 1 << 20, root=3))
-    )
+    timing = env.run(Network(env, cluster).collective(Transfer(op, flavour, tuple(cluster.devices), 1 << 20, root=3)))
     assert 0.0 < timing.end_s < 1.0
 
 

@@ -10,9 +10,7 @@ from distsim.network.sharing import max_min_rates
 INF = float("inf")
 
 
-def rates(
-    flows: list[list[tuple[int, float]]], capacity: list[float], caps: list[float] | None = None
-) -> list[float]:
+def rates(flows: list[list[tuple[int, float]]], capacity: list[float], caps: list[float] | None = None) -> list[float]:
     """The rates of flows given as (link, weight) pairs."""
     offsets = np.cumsum([0, *[len(flow) for flow in flows]])
     links = np.array([link for flow in flows for link, _ in flow], dtype=np.int64)

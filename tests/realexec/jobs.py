@@ -149,9 +149,7 @@ class Zygote:
         answer = json.loads(self.process.stdout.readline())
         outputs = {rank: (directory / f"out.{rank}").read_text() for rank in range(ranks) if rank not in skip}
         codes = {int(rank): code for rank, code in answer["codes"].items()}
-        result = Result(
-            monitor.diagnoses, codes, outputs, directory, monitor.told_at, monitor.host.comparer.compared
-        )
+        result = Result(monitor.diagnoses, codes, outputs, directory, monitor.told_at, monitor.host.comparer.compared)
         result.report = monitor.text  # type: ignore[attr-defined]
         return result
 

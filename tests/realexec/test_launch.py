@@ -113,10 +113,7 @@ def test_module_under_torchrun_starts_its_own_monitor(tmp_path: Path) -> None:
         DISTSIM_DIR=str(tmp_path / "rings"),
     )
     assert done.returncode != 0
-    assert (
-        json.loads((tmp_path / "rings" / "verdict.json").read_text())["diagnoses"][0]["kind"]
-        == "p2p_unmatched"
-    )
+    assert json.loads((tmp_path / "rings" / "verdict.json").read_text())["diagnoses"][0]["kind"] == "p2p_unmatched"
 
 
 SPAWNED = """

@@ -23,9 +23,7 @@ from distsim.errors import UsageError
 
 def writer(folder: Path, rank: int = 0, world: int = 2, job: str = "job") -> RingWriter:
     """A ring as a rank makes it."""
-    return RingWriter(
-        ring_path(folder, rank, 0, job), rank=rank, world_size=world, local_rank=rank, job=job, attempt=0
-    )
+    return RingWriter(ring_path(folder, rank, 0, job), rank=rank, world_size=world, local_rank=rank, job=job, attempt=0)
 
 
 def said(op: str = "all_reduce", **more: Any) -> Any:

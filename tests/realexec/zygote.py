@@ -74,9 +74,7 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
         rank = pids.pop(pid)
         codes[rank] = os.waitstatus_to_exitcode(status)
         scratch = directory / f"exit.{rank}.new"
-        scratch.write_text(
-            json.dumps({"rank": rank, "attempt": 0, "code": codes[rank], "at": time.monotonic()})
-        )
+        scratch.write_text(json.dumps({"rank": rank, "attempt": 0, "code": codes[rank], "at": time.monotonic()}))
         scratch.rename(directory / f"exit.{rank:05d}.a0.json")
     (directory / "done.json").write_text("{}")
     return {"codes": codes}
