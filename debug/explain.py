@@ -158,7 +158,7 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
         case Phase.HOST_STUCK:
             return f"is stuck outside torch.distributed{at}"
         case Phase.ABSENT:
-            seen = f"; it was last seen at {place(state.site, function=True)}" if state.site is not None else ""
+            seen = f", last seen at {place(state.site, function=True)}" if state.site is not None else ""
             return f"never joined the rendezvous{seen}"
         case _:
             if state.site is not None:
