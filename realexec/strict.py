@@ -13,33 +13,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
-
-import torch.futures
 
 from distsim.debug import ring as rings
 from distsim.debug.checks import check_meeting
 from distsim.debug.errors import CollectiveMismatch
 from distsim.debug.records import CallRecord, Group
 from distsim.realexec.handle import Handle
+from distsim.realexec.held import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_CHECK_S, Deferred, Watched
 from distsim.realexec.peers import Peers, StorePeer
 from distsim.realexec.recorder import Lane, Recorder
 from distsim.realexec.signature import Call, content
 
-__all__ = ["Deferred", "Strict", "Watched"]
+__all__ = ["Strict"]
 
 AHEAD = rings.MEETING_WINDOW // 2
 """Asynchronous calls of a group that may be shown before they went out; beyond it they queue unseen."""
 DEFAULT_TIMEOUT_S = 1800.0
-LIFE_CHECK_S = 0.2
 SPIN_S = 300e-6
 """How long a synchronous call looks for its members without a pause, leaving the core to whoever wants it."""
 APART_S = 15e-6
 """Every other rank goes out this much later. Two ranks that enter gloo in the same instant, as agreeing makes
 them, meet in its locks: an all_reduce of 4 B then took 300 us instead of 130 (tests/benchmarks/guard_overhead.py)."""
-FIRST_SLEEP_S = 20e-6
-LAST_SLEEP_S = 1e-3
 
 
 class _Queue:
@@ -56,108 +51,6 @@ class _Queue:
         self.done = 0
         """Number of the last call that went out."""
         self.remote = any(isinstance(peer, StorePeer) for peer in peers)
-
-
-class Deferred(Handle):
-    """The handle of a call that has not gone out yet."""
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        lane: Lane,
-        index: int,
-        seq: int,
-        print_: int,
-        is_async: bool,
-        on_host: bool,
-        issue: Any,
-    ) -> None:
-        super().__init__(None, recorder, lane, index, False, on_host, False)
-        self._is_async = is_async
-        self.seq = seq
-        self.print_ = print_
-        self.issue: Callable[[], Any] = issue
-        self.said: Call | None = None
-        self.shown = False
-        self.began = time.monotonic()
-        self._ready = threading.Event()
-        self._error: BaseException | None = None
-        self._future: Any = None
-
-    def went_out(self) -> None:
-        """All members are there and agree: make the call."""
-        try:
-            self._inner = self.issue()
-        except BaseException as error:
-            self.refuse(error)
-            return
-        if self._inner is None:
-            self._recorder.ring.finish(self._index, rings.COMPLETED)
-        else:
-            self._recorder.watch(self._index, self._inner, self._again)
-            if self._future is not None:
-                _chain(self._inner.get_future(), self._future)
-        self._ready.set()
-
-    def refuse(self, error: BaseException) -> None:
-        """The call never goes out."""
-        self._error = error
-        self._recorder.ring.error(self._index, f"{type(error).__name__}: {error}")
-        self._recorder.ring.finish(self._index, rings.FAILED)
-        self._free()
-        if self._future is not None:
-            self._future.set_exception(error)
-        self._ready.set()
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        self._touched = True
-        if not self._ready.is_set():
-            self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
-            self._ready.wait()
-        if self._error is not None:
-            raise self._error
-        if self._inner is None:
-            self._free()
-            return True
-        return super().wait(timeout)
-
-    def is_completed(self) -> bool:
-        if not self._ready.is_set():
-            return False
-        return self._error is not None or self._inner is None or super().is_completed()
-
-    def get_future(self) -> Any:
-        self._touched = True
-        if self._ready.is_set() and self._inner is not None:
-            return super().get_future()
-        if self._future is None:
-            self._future = torch.futures.Future()
-            self._recorder.ring.mark(self._index, rings.FUTURE)
-            if self._error is not None:
-                self._future.set_exception(self._error)
-            elif self._ready.is_set():  # it went out in the meantime
-                _chain(self._inner.get_future(), self._future)
-        return self._future
-
-    def synchronize(self) -> None:
-        self._touched = True
-        self._ready.wait()
-        if self._error is not None:
-            raise self._error
-        if self._inner is not None:
-            super().synchronize()
-
-
-def _chain(source: Any, target: Any) -> None:
-    def done(future: Any) -> None:
-        try:
-            value = future.value()
-        except Exception as error:
-            target.set_exception(error)
-            return
-        target.set_result(value)
-
-    source.add_done_callback(done)
 
 
 class Strict:
@@ -451,40 +344,6 @@ class Strict:
         if row is None and name not in self._p2p_rows:
             row = self._p2p_rows[name] = self._recorder.ring.meeting_row(name)
         return row
-
-
-class Watched(Handle):
-    """A send or receive whose other end was not there yet: wait() looks out for it."""
-
-    def __init__(
-        self,
-        inner: Any,
-        recorder: Recorder,
-        lane: Lane,
-        index: int,
-        is_async: bool,
-        on_host: bool,
-        check: Callable[[], bool],
-        gone: Callable[[], bool],
-    ) -> None:
-        super().__init__(inner, recorder, lane, index, is_async, on_host, False, p2p=True)
-        self._check = check
-        self._gone = gone
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        if self._is_async:
-            self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
-        sleep_s = FIRST_SLEEP_S
-        checked = began = time.monotonic()
-        while not self._check():
-            time.sleep(sleep_s)
-            sleep_s = min(sleep_s * 1.3, LAST_SLEEP_S / 4)
-            now = time.monotonic()
-            if now - checked > LIFE_CHECK_S:
-                checked = now
-                if self._gone() or (timeout and now - began > timeout.total_seconds()):
-                    break
-        return super().wait(timeout)
 
 
 def _timeout_s(guard: Any) -> float:

@@ -1,0 +1,158 @@
+"""Handles of calls that strict holds: one that has not gone out yet, one whose other end was not there yet."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.futures
+
+from distsim.debug import ring as rings
+from distsim.realexec.handle import Handle
+from distsim.realexec.recorder import Lane, Recorder
+from distsim.realexec.signature import Call
+
+__all__ = ["FIRST_SLEEP_S", "LAST_SLEEP_S", "LIFE_CHECK_S", "Deferred", "Watched"]
+
+LIFE_CHECK_S = 0.2
+FIRST_SLEEP_S = 20e-6
+LAST_SLEEP_S = 1e-3
+
+
+class Deferred(Handle):
+    """The handle of a call that has not gone out yet."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        lane: Lane,
+        index: int,
+        seq: int,
+        print_: int,
+        is_async: bool,
+        on_host: bool,
+        issue: Any,
+    ) -> None:
+        super().__init__(None, recorder, lane, index, False, on_host, False)
+        self._is_async = is_async
+        self.seq = seq
+        self.print_ = print_
+        self.issue: Callable[[], Any] = issue
+        self.said: Call | None = None
+        self.shown = False
+        self.began = time.monotonic()
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._future: Any = None
+
+    def went_out(self) -> None:
+        """All members are there and agree: make the call."""
+        try:
+            self._inner = self.issue()
+        except BaseException as error:
+            self.refuse(error)
+            return
+        if self._inner is None:
+            self._recorder.ring.finish(self._index, rings.COMPLETED)
+        else:
+            self._recorder.watch(self._index, self._inner, self._again)
+            if self._future is not None:
+                _chain(self._inner.get_future(), self._future)
+        self._ready.set()
+
+    def refuse(self, error: BaseException) -> None:
+        """The call never goes out."""
+        self._error = error
+        self._recorder.ring.error(self._index, f"{type(error).__name__}: {error}")
+        self._recorder.ring.finish(self._index, rings.FAILED)
+        self._free()
+        if self._future is not None:
+            self._future.set_exception(error)
+        self._ready.set()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._touched = True
+        if not self._ready.is_set():
+            self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
+            self._ready.wait()
+        if self._error is not None:
+            raise self._error
+        if self._inner is None:
+            self._free()
+            return True
+        return super().wait(timeout)
+
+    def is_completed(self) -> bool:
+        if not self._ready.is_set():
+            return False
+        return self._error is not None or self._inner is None or super().is_completed()
+
+    def get_future(self) -> Any:
+        self._touched = True
+        if self._ready.is_set() and self._inner is not None:
+            return super().get_future()
+        if self._future is None:
+            self._future = torch.futures.Future()
+            self._recorder.ring.mark(self._index, rings.FUTURE)
+            if self._error is not None:
+                self._future.set_exception(self._error)
+            elif self._ready.is_set():  # it went out in the meantime
+                _chain(self._inner.get_future(), self._future)
+        return self._future
+
+    def synchronize(self) -> None:
+        self._touched = True
+        self._ready.wait()
+        if self._error is not None:
+            raise self._error
+        if self._inner is not None:
+            super().synchronize()
+
+
+def _chain(source: Any, target: Any) -> None:
+    def done(future: Any) -> None:
+        try:
+            value = future.value()
+        except Exception as error:
+            target.set_exception(error)
+            return
+        target.set_result(value)
+
+    source.add_done_callback(done)
+
+
+class Watched(Handle):
+    """A send or receive whose other end was not there yet: wait() looks out for it."""
+
+    def __init__(
+        self,
+        inner: Any,
+        recorder: Recorder,
+        lane: Lane,
+        index: int,
+        is_async: bool,
+        on_host: bool,
+        check: Callable[[], bool],
+        gone: Callable[[], bool],
+    ) -> None:
+        super().__init__(inner, recorder, lane, index, is_async, on_host, False, p2p=True)
+        self._check = check
+        self._gone = gone
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if self._is_async:
+            self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
+        sleep_s = FIRST_SLEEP_S
+        checked = began = time.monotonic()
+        while not self._check():
+            time.sleep(sleep_s)
+            sleep_s = min(sleep_s * 1.3, LAST_SLEEP_S / 4)
+            now = time.monotonic()
+            if now - checked > LIFE_CHECK_S:
+                checked = now
+                if self._gone() or (timeout and now - began > timeout.total_seconds()):
+                    break
+        return super().wait(timeout)
