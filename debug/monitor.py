@@ -23,6 +23,7 @@ from distsim.debug.diagnosis import diagnose
 from distsim.debug.evidence import build_evidence, origin_of, settle_stuck
 from distsim.debug.findings import findings
 from distsim.debug.host import Host
+from distsim.debug.interrupted import MARKER, where_ranks_were
 from distsim.debug.jobdir import default_directory, verdict_path
 from distsim.debug.levels import Level, OnHang, Settings
 from distsim.debug.procfs import look
@@ -152,6 +153,9 @@ class Monitor:
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
+    def _interrupted(self) -> bool:
+        return (self.directory / MARKER).exists()
+
     def _released(self) -> bool:
         return (self.directory / "done.json").exists()
 
@@ -240,6 +244,8 @@ class Monitor:
         self._next_judgement = now + self._delay
 
     def _judgement(self, evidence: Evidence) -> list[Diagnosis]:
+        if self._interrupted():
+            return []
         found = diagnose(evidence)
         if not any(d.exit_code for d in found):
             return [d for d in found if _key(d) not in self.told and d.victims]
@@ -323,6 +329,11 @@ class Monitor:
             console.print(render_diagnoses(new, evidence), crop=False)
             sys.stderr.flush()
 
+    def _print_places(self) -> None:
+        lines = where_ranks_were(self.look()) if self.host.readers else []
+        with contextlib.suppress(OSError):
+            print("\n  ".join(["INTERRUPTED", *lines]), file=sys.stderr, flush=True)
+
     def _say_notes(self) -> None:
         """What was not as it should be, once and in a line each."""
         while self._noted < len(self.host.notes):
@@ -395,7 +406,7 @@ class Monitor:
         if self._lines_due is not None:
             self._lines_due = 0.0
             self._compare()
-        if self.host.readers and not self.aborted and not self._closing:
+        if self.host.readers and not self.aborted and not self._closing and not self._interrupted():
             evidence = self.look()
             seen = {(finding.kind, finding.site) for finding in evidence.findings}
             left = unwaited(evidence, written_out=True)
@@ -405,6 +416,8 @@ class Monitor:
                 found = []  # what died after the verdict died of it
             self.tell(found, evidence)
         if not self.diagnoses:
+            if self._interrupted():
+                self._print_places()
             self._write()
         self.together.goodbye()
         if not self.diagnoses:

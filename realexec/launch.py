@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing import api as processes
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from distsim.debug.interrupted import MARKER
 from distsim.debug.jobdir import default_directory
 from distsim.debug.levels import Level, OnHang, Settings
 from distsim.debug.procfs import look
@@ -64,15 +65,16 @@ def launch(args: argparse.Namespace) -> int:
         code = int(verdict["exit_code"])
     elif code == 0 and verdict.get("exit_code") == 4:
         code = 4  # it ended, and computed something else than it says
-    if verdict.get("world_size") == 0 and not args.no_python:
+    interrupted = code > 128
+    if verdict.get("world_size") == 0 and not args.no_python and not interrupted:
         print(
             f"distsim: {args.training_script} made no process group under guard; ranks that it starts with subprocess "
             "are watched where they run as python -m distsim.debug SCRIPT",
             file=sys.stderr,
         )
-    if own and (monitor is None or not code):
+    if own and (monitor is None or not code or (interrupted and verdict.get("world_size") == 0)):
         shutil.rmtree(directory, ignore_errors=True)
-    elif code and monitor is not None and own:
+    elif code and monitor is not None and own and not interrupted:
         print(f"distsim: distsim diagnose {directory} shows this again", file=sys.stderr)
     elif code and monitor is not None:
         print(f"distsim: the flight records are in {directory}; distsim diagnose {directory}", file=sys.stderr)
@@ -158,7 +160,7 @@ def _clear(directory: Path) -> None:
     ):
         for path in directory.glob(pattern):
             path.unlink(missing_ok=True)
-    for name in ("done.json", "verdict.json", "aborted.json", "launcher.json"):
+    for name in ("done.json", "verdict.json", "aborted.json", "launcher.json", MARKER):
         (directory / name).unlink(missing_ok=True)
 
 
@@ -221,6 +223,9 @@ def _exits_recorded(directory: Path) -> Iterator[None]:
         original = kind.close
 
         def close(self: Any, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
+            if isinstance(sys.exception(), SignalException):
+                with contextlib.suppress(OSError):
+                    (directory / MARKER).write_text("{}")
             if _note_exits(self, directory) and not getattr(self, "_distsim_asked", False):
                 self._distsim_asked = True
                 _ask(directory)
