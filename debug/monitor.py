@@ -43,6 +43,8 @@ SETTLE_S = 0.25
 """Nothing is judged before a call has waited this long, and twice in a row with nothing moving in between."""
 DEATH_SETTLE_S = 0.35
 """After a death: its peers' own errors arrive, and the launcher's word how it died."""
+ON_THEIR_WAY_S = 1.5
+"""A death is told without anybody who waits for it only after this long: the others may come to their next call."""
 LIVING = (Phase.RUNNING, Phase.BLOCKED, Phase.FROZEN, Phase.HOST_STUCK)
 PATIENCE_S = 20.0
 """A monitor whose job's first ring never comes gives up."""
@@ -227,6 +229,9 @@ class Monitor:
             return
         evidence = self.look()
         found = self._judgement(evidence)
+        if self._premature(found, evidence):
+            self._next_judgement = now + SETTLE_S
+            return
         if found:
             # Twice the same, with nothing moving in between: rings are not read at one instant.
             time.sleep(0.1)
@@ -242,6 +247,13 @@ class Monitor:
             self._with_stacks(found)
         self._delay = min(self._delay * 1.5, 2.0)
         self._next_judgement = now + self._delay
+
+    def _premature(self, found: Sequence[Diagnosis], evidence: Evidence) -> bool:
+        """A rank is gone and nobody waits for it yet, but some are on their way to their next call."""
+        if self._first_death is None or time.monotonic() - self._first_death > ON_THEIR_WAY_S:
+            return False
+        running = any(state.phase is Phase.RUNNING for state in evidence.ranks.values())
+        return running and not any(diagnosis.victims for diagnosis in found)
 
     def _judgement(self, evidence: Evidence) -> list[Diagnosis]:
         if self._interrupted():

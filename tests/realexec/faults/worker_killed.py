@@ -29,5 +29,5 @@ class Samples(Dataset):
 
 
 for batch in DataLoader(Samples(), batch_size=1, num_workers=1):  # <-
-    dist.all_reduce(batch)
+    dist.all_reduce(batch)  # <- (the loader's signal handler raises wherever the rank is)
 dist.barrier()
