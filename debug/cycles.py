@@ -10,12 +10,14 @@ from distsim.debug.explain import call_text, capital, group_text, place, ranks_t
 from distsim.debug.habit import left_out
 from distsim.debug.kinds import Kind
 from distsim.debug.pairs import near_miss, unmatched
-from distsim.debug.records import CallRecord, CallWait, HostWait
+from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Site
 from distsim.debug.source import Order, calls_below, relate
 from distsim.debug.verdict import Diagnosis
 
 __all__ = ["knot"]
 
+
+GroupKey = tuple[str, tuple[int, ...], int]
 
 SHOWN = 6
 """Ranks of a cycle that the explanation spells out; `Diagnosis.stuck` has all of them."""
@@ -58,23 +60,36 @@ def _left_out(
 def _strayed(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
     """One rank makes a call on a group it never used in that place, and is awaited there on its usual one.
     (A place is a line with all its callers: a helper may be called for any group.)"""
-    found: dict[int, tuple[CallRecord, CallRecord, list[int]]] = {}
+    places: dict[tuple[Site, ...], dict[GroupKey, list[CallRecord]]] = {}
     for rank in ranks:
-        for mine in case.world.call_waits(rank):
-            if mine.is_p2p or mine.site is None:
-                continue
-            usual = {r.group for r in case.world.records(rank) if r.stack == mine.stack and r is not mine}
-            if mine.group in usual:
-                continue
-            for other in ranks:
-                theirs = next((r for r in case.world.call_waits(other) if r.stack == mine.stack), None)
-                if theirs is not None and theirs.group in usual and rank in theirs.group.ranks:
-                    found.setdefault(rank, (mine, theirs, []))[2].append(other)
+        for call in case.world.call_waits(rank):
+            if not call.is_p2p and call.site is not None:
+                places.setdefault(call.stack, {}).setdefault(_key(call.group), []).append(call)
+    found: dict[int, tuple[CallRecord, CallRecord, list[int]]] = {}
+    for stack, by_group in places.items():
+        if len(by_group) < 2:
+            continue
+        members = {key: frozenset(calls[0].group.ranks) for key, calls in by_group.items()}
+        for key, calls in by_group.items():
+            for mine in calls:
+                before = case.world.records(mine.rank)
+                usual = {_key(r.group) for r in before if r.stack == stack and r is not mine}
+                if key in usual:
+                    continue
+                for other in by_group:
+                    if other in usual and mine.rank in members[other]:
+                        theirs = by_group[other]
+                        found.setdefault(mine.rank, (mine, theirs[0], []))[2].extend(r.rank for r in theirs)
     if len(found) != 1:
         return None
-    ((rank, (mine, theirs, others)),) = found.items()
+    ((rank, (mine, theirs_first, others)),) = found.items()
     rest = [r for r in (*ranks, *victims) if r != rank and r not in others]
-    return group_mismatch(case, mine, theirs, [rank], others, rest)
+    return group_mismatch(case, mine, theirs_first, [rank], others, rest)
+
+
+def _key(group: Group) -> GroupKey:
+    """Comparing and hashing all its ranks takes long where there are thousands."""
+    return group.name, group.ranks[:1], len(group.ranks)
 
 
 def _left_loop(

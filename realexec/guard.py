@@ -162,7 +162,8 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         ):
             flags = recorder.ring.flags(index)
             done = flags & ~(rings.STATE_MASK | rings.WAITING) | rings.COMPLETED
-            if said.direct and said.first is not None and not kwargs and flags == rings.ISSUED | rings.WAITING:
+            wanted = lane.last is not None and said.direct and said.first is not None and not kwargs
+            if wanted and flags == rings.ISSUED | rings.WAITING:
                 lane.last = (lane.busy, said.first, recorder.ring.template(index), done, args[-1])
             return SyncHandle(work, recorder.ring, lane, index, done)
         handle = Handle(work, recorder, lane, index, is_async, on_host, place[2] in PUBLIC, said.key[0] in P2P)

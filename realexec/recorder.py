@@ -48,8 +48,9 @@ class Lane:
         self.ordinals: dict[tuple[str, int, int], int] = {}
         self.seen: dict[tuple[Any, ...], Any] = {}
         """Synchronous calls made before, by line and shape: see `shortcut`."""
-        self.last: tuple[int, Any, bytes, int, Any] | None = None
-        """The synchronous call just made the long way: thread, tensor, record, flags of its end, options."""
+        self.last: tuple[int, Any, bytes, int, Any] | tuple[()] | None = None
+        """The synchronous call just made the long way: thread, tensor, record, flags of its end, options.
+        Empty: `shortcut` wants to know; None: nobody does, and no tensor is to be kept alive."""
         self.busy = 0
         """Thread that is inside a synchronous collective of this group, 0: none. (A message has no place among
         the others' calls: a thread may wait for one all along.)"""

@@ -77,7 +77,9 @@ def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: 
     if type(guard) is not GuardedGroup or guard.fast is None or guard.recorder is None or type(tensor) is not Tensor:
         return long(*args)
     lane = guard.lane
-    user = frame_above(3)
+    user = frame_above(2).f_back
+    if user is None:  # atexit or a bare thread calls torch's function
+        return long(*args)
     caller = user.f_back or user
     key = (id(user.f_code), user.f_lasti, id(caller.f_code), caller.f_lasti, tensor.shape)
     seen = lane.seen.get(key)
@@ -102,10 +104,13 @@ def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: 
     ):
         if not is_user_code(user.f_code):
             return long(*args)
-        lane.last = None
-        answer = long(*args)
-        if lane.last is not None:
-            thread, first, body, done, options = lane.last
+        lane.last = ()
+        try:
+            answer = long(*args)
+        finally:
+            last, lane.last = lane.last, None
+        if last:
+            thread, first, body, done, options = last
             if first is tensor and thread == get_ident():  # no view of it, as of complex numbers
                 if len(lane.seen) > MOST:
                     lane.seen.clear()

@@ -109,8 +109,8 @@ class Strict:
     def hold_again(self, guard: Any, seq: int, print_: int, index: int) -> None:
         """`hold` for a synchronous call of a `ready` group that was made before."""
         queue = self._queues[id(guard.lane)]
-        if queue.row is not None:
-            self._recorder.ring.publish(queue.row, seq, print_, index)
+        assert queue.row is not None, "not ready"
+        self._recorder.ring.publish(queue.row, seq, print_, index)
         self._agree(guard, queue, seq, print_, index)
 
     def _agree(self, guard: Any, queue: _Queue, seq: int, print_: int, index: int) -> None:
