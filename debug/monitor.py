@@ -151,8 +151,8 @@ class Monitor:
         """A launcher is there, who tells when all is over; one that was killed tells nobody."""
         try:
             said = json.loads((self.directory / "launcher.json").read_text())
-            return "pid" not in said or look(int(said["pid"]), int(said["start"])) is not None
-        except (OSError, ValueError, KeyError, TypeError):
+            return "pid" not in said or look(int(said["pid"]), int(said.get("start", 0))) is not None
+        except (OSError, ValueError, AttributeError, TypeError):
             return False
 
     def _interrupted(self) -> bool:

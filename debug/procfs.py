@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Process", "look", "signal_name"]
+__all__ = ["Process", "look", "own_process", "signal_name"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ def look(pid: int, start_ticks: int = 0) -> Process | None:
     # Field 52, exit_code, is 0 for readers without ptrace rights as well; as a zombie's it is taken at its word.
     status = int(words[49]) if len(words) > 49 else None
     return Process(words[0], start, int(words[11]) + int(words[12]), status)
+
+
+def own_process() -> dict[str, Any]:
+    """What a launcher writes into `launcher.json`: the number alone may be another process's later."""
+    process = look(os.getpid())
+    return {"pid": os.getpid(), "host": platform.node(), "start": process.start_ticks if process else 0}
 
 
 def signal_name(number: int) -> str:

@@ -25,7 +25,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from distsim.debug.interrupted import MARKER
 from distsim.debug.jobdir import default_directory
 from distsim.debug.levels import Level, OnHang, Settings
-from distsim.debug.procfs import look
+from distsim.debug.procfs import look, own_process
 from distsim.debug.ring_reader import RingReader
 from distsim.debug.start import start_monitor
 from distsim.errors import UsageError
@@ -44,7 +44,7 @@ def launch(args: argparse.Namespace) -> int:
     failed: list[str] = []
     if settings.level is not Level.OFF:
         try:
-            (directory / "launcher.json").write_text(json.dumps(_own_process()))
+            (directory / "launcher.json").write_text(json.dumps(own_process()))
             monitor = start_monitor(directory, settings, job="")
         except OSError as error:
             print(
@@ -127,12 +127,6 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
         raise UsageError(f"no place for the flight records ({error}); choose one with --rings DIR") from None
     given["directory"] = str(directory)
     return Settings.read(given), directory, own
-
-
-def _own_process() -> dict[str, Any]:
-    """Who writes into the folder: the number alone may be another process's later."""
-    process = look(os.getpid())
-    return {"pid": os.getpid(), "host": platform.node(), "start": process.start_ticks if process else 0}
 
 
 def _refuse_company(directory: Path) -> None:

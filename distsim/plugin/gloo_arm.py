@@ -48,12 +48,13 @@ def run_real(item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[st
     import torch.distributed  # noqa: F401  # once, here, and not in every child
 
     from distsim.debug.levels import Settings
+    from distsim.debug.procfs import own_process
     from distsim.debug.start import start_monitor
 
     directory = Path(tempfile.mkdtemp(prefix="distsim-test-"))
     away_s = min(options.host_timeout_s, options.timeout_s / 2)
     settings = Settings.read({"directory": str(directory), "on_hang": "abort", "hang_after_s": away_s})
-    (directory / "launcher.json").write_text(json.dumps({"pid": os.getpid()}))
+    (directory / "launcher.json").write_text(json.dumps(own_process()))
     with open(directory / "monitor.log", "wb") as log:
         saved = os.dup(2)
         os.dup2(log.fileno(), 2)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from plugin.conftest import Run
+
+from distsim.debug.procfs import own_process
 
 
 def test_the_body_runs_on_every_rank(run: Run) -> None:
@@ -273,6 +278,20 @@ def test_trivial(i):
     before = len(sys._current_frames())
     run(text.format(40)).assert_outcomes(passed=40)
     assert len(sys._current_frames()) <= before
+
+
+def test_the_monitor_of_real_ranks_knows_their_launcher(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one it would go as soon as it sees no rank."""
+    said: list[object] = []
+
+    def start_none(directory: Path, *_: object) -> NoReturn:
+        said.append(json.loads((directory / "launcher.json").read_text()))
+        raise pytest.UsageError("enough seen")
+
+    monkeypatch.setattr("distsim.debug.start.start_monitor", start_none)
+    result = run("@pytest.mark.world_size(2, on='gloo')\ndef test_real(rank): pass")
+    result.stdout.fnmatch_lines(["enough seen"])
+    assert said == [own_process()]
 
 
 def test_scenario_files_are_tests(run: Run, pytester: pytest.Pytester) -> None:
