@@ -149,7 +149,7 @@ def test_train(rank, model, parts):
 
 
 def test_xfail_knows_what_a_rank_raised(run: Run) -> None:
-    """`raises=` is held against the ranks' own exceptions; a hang is none of them."""
+    """`raises=` is held against the exception of every rank; a hang is none."""
     result = run(
         """
 @pytest.mark.xfail(raises=LookupError)
@@ -165,12 +165,17 @@ def test_other(rank):
 
 @pytest.mark.xfail(raises=KeyError)
 @pytest.mark.world_size(2)
+def test_one_of_two(rank):
+    raise ValueError("new") if rank else KeyError("known")
+
+@pytest.mark.xfail(raises=KeyError)
+@pytest.mark.world_size(2)
 def test_hang(rank):
     if rank:
         dist.barrier()
 """
     )
-    result.assert_outcomes(xfailed=1, failed=2)
+    result.assert_outcomes(xfailed=1, failed=3)
 
 
 def test_a_debugger_stops_the_clock(run: Run) -> None:
