@@ -35,57 +35,118 @@ dist.destroy_process_group()
 
 
 OTHERS = """
+import atexit
+import gc
+import threading
+import weakref
+from contextlib import nullcontext
+
 import torch
 import torch.distributed as dist
 from torch.distributed import all_reduce
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.overrides import TorchFunctionMode
 
 dist.init_process_group("gloo")
-world = dist.get_world_size()
+rank, world = dist.get_rank(), dist.get_world_size()
 
 
-def total(tensor):
-    all_reduce(tensor)  # one line for all of them
-    return tensor
+class Watching(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        called.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def all_at_one_line(makers, contexts=()):
+    for at, maker in enumerate(makers):
+        tensor = maker()
+        with contexts[at] if contexts else nullcontext():
+            all_reduce(tensor)
+        yield tensor
 
 
 def one():
     return torch.ones(2)
 
 
-for _ in range(3):
-    assert total(one()).tolist() == [world, world]
-assert total(torch.ones(2, dtype=torch.complex64) * 1j).tolist() == [world * 1j, world * 1j]
-assert total(torch.ones(4)[::2].contiguous()).tolist() == [world, world]
-columns = torch.ones(2, 2).t()
-assert total(columns).sum() == 4 * world
-with CommDebugMode() as counted:
-    total(one())
-assert counted.get_total_counts() == 1, counted.get_comm_counts()
-with torch.profiler.profile() as profile:
-    total(one())
-assert any("all_reduce" in event.name or "allreduce" in event.name for event in profile.events()), profile.events()
-inner = torch.compile(total, backend="eager")
-assert inner(one()).tolist() == [world, world]
-group = dist.new_group([0])
-if dist.get_rank() == 0:
-    for _ in range(2):
-        dist.all_reduce(torch.ones(2), group=group)
-else:
-    for _ in range(2):
-        dist.all_reduce(torch.ones(2), group=group)  # a warning, and nothing else
-try:
-    dist.all_reduce("text")
-except TypeError as error:
-    assert "tensor" in str(error), error
+def sums(*makers):
+    return [tensor.sum().item() for tensor in all_at_one_line(makers)]
 
+
+assert sums(one, one, one) == [2 * world] * 3
+assert sums(one, one, lambda: torch.ones(2, dtype=torch.complex64) * 1j, one) == [2 * world, 2 * world, 2j * world, 2 * world]
+square = lambda: torch.ones(2, 2)
+assert sums(square, square, lambda: square().t(), lambda: torch.nn.Parameter(square(), False), square) == [4 * world] * 5
+
+counted, called = CommDebugMode(), []
+list(all_at_one_line([one] * 4, [nullcontext(), nullcontext(), counted, nullcontext()]))
+assert counted.get_total_counts() == 1, counted.get_comm_counts()
+list(all_at_one_line([one] * 4, [nullcontext(), nullcontext(), Watching(), nullcontext()]))
+assert "all_reduce" in called, called
+profile = torch.profiler.profile()
+list(all_at_one_line([one] * 4, [nullcontext(), nullcontext(), profile, nullcontext()]))
+assert any("all_reduce" in event.name or "allreduce" in event.name for event in profile.events()), profile.events()
+
+compiled = torch.compile(lambda tensor: all_reduce(tensor) or tensor, backend="eager")
+for _ in range(3):
+    assert compiled(one()).tolist() == [world, world]
+group = dist.new_group([0])
+for _ in range(3):
+    dist.all_reduce(torch.ones(2), group=group)  # on rank 1 a warning, and nothing else
+for argument in (torch.ones(2), torch.ones(2), "text"):
+    try:
+        dist.all_reduce(argument)
+    except TypeError as error:
+        assert argument == "text" and "tensor" in str(error), error
+
+kept = []
+for _ in range(2):
+    for gather in (False, False, True):
+        tensor = torch.ones(3)
+        kept.append(weakref.ref(tensor))
+        dist.all_gather([torch.ones(3)] * world, tensor) if gather else dist.all_reduce(tensor)
+        del tensor
+gc.collect()
+assert not any(ref() is not None for ref in kept), "a tensor is kept alive"
+
+
+def in_turn(number):  # the same line from another thread: a record says which one
+    for _ in range(3):
+        dist.all_reduce(torch.ones(5))
+
+
+for number in range(2):
+    thread = threading.Thread(target=in_turn, args=(number,))
+    thread.start()
+    thread.join()
+atexit.register(dist.destroy_process_group)
+atexit.register(dist.all_reduce, torch.ones(2))  # no frame of Python's calls it
+"""
+
+REMOVED = """
+import torch
+import torch.distributed as dist
 import distsim.debug
 
-distsim.debug.remove()
-assert total(one()).tolist() == [world, world]
-assert "distsim" not in dist.all_reduce.__closure__[0].cell_contents.__code__.co_filename
+dist.init_process_group("gloo")
+for step in range(4):
+    if step == 2:
+        distsim.debug.remove()
+        assert "distsim" not in dist.all_reduce.__closure__[0].cell_contents.__code__.co_filename
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [2, 2]
 dist.destroy_process_group()
 """
+
+
+@pytest.mark.slow
+def test_after_remove_torch_is_as_it_was(zygote: Zygote, folder: Path) -> None:
+    """A loop goes on when the guard is taken off in its middle."""
+    program = folder / "program.py"
+    program.write_text(REMOVED)
+    result = zygote.run(program, 2, directory=folder)
+    assert result.codes == {0: 0, 1: 0}, result.outputs
 
 
 @pytest.mark.slow
