@@ -10,9 +10,10 @@ A rank may stay away for `host_timeout_s` (10 seconds: a rank that spins is then
 take `timeout_s` (60); pytest's options `distsim_host_timeout_s` and `distsim_timeout_s` set both for a project.
 Ranks that fail alike are shown once, those that differ only in values in a line each; `-vv` shows all.
 
-Fixtures are set up once, for all ranks: `tmp_path` is one folder. Tensors, models and optimizers from fixtures,
-`capsys` and the environment are each rank's own. On sim the ranks share a process: other objects, and what
-`monkeypatch.setattr` changes, are everybody's; on gloo every rank is a fork of pytest's process.
+Fixtures are set up once, for all ranks: `tmp_path` is one folder. Tensors, models, optimizers and learning rate
+schedulers from fixtures (also inside dicts, lists and tuples), `capsys` and the environment are each rank's own.
+On sim the ranks share a process: other objects, and what `monkeypatch.setattr` changes, are everybody's; on gloo
+every rank is a fork of pytest's process.
 
 It is imported in every pytest run of an environment that has distsim, so it imports neither torch nor
 the rest of distsim before a test asks for them.
@@ -20,6 +21,7 @@ the rest of distsim before a test asks for them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,9 +105,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
 
 def pytest_enter_pdb() -> None:
     """Somebody thinks at a prompt inside a simulated rank: no limit of wall time ends that."""
-    from distsim.sim.task import current_process
-
-    process = current_process()
+    task = sys.modules.get("distsim.sim.task")  # which nobody imports for a prompt outside of it
+    process = task.current_process() if task is not None else None
     if process is not None:
         process.world.host_timeout_s = float("inf")
         if process.world.limits is not None:

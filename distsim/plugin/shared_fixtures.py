@@ -2,7 +2,7 @@
 
 Most simply work (`tmp_path`, `caplog`, values of the user's own). These do not: `capsys` would hold what
 all ranks print, what `subtests` reports from another process is never heard of, and a model that simulated
-ranks shared would be trained by all of them at once.
+ranks shared would be trained by all of them at once: `on_this_rank` says what is copied and what is shared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-__all__ = ["RankCapture", "on_this_rank", "refuse_shared", "sub_tests_of"]
+__all__ = ["NoCopy", "RankCapture", "on_this_rank", "refuse_shared", "sub_tests_of"]
 
 _REFUSED = {
     **dict.fromkeys(
@@ -37,6 +37,10 @@ def refuse_shared(item: pytest.Function) -> None:
     for name, why in _REFUSED.items():
         if name in arguments:
             raise pytest.UsageError(f"fixture {name!r} in a body that runs on every rank: it {why}")
+
+
+class NoCopy(Exception):
+    """A fixture that simulated ranks would have to share, and cannot."""
 
 
 class Printed(NamedTuple):
@@ -101,14 +105,15 @@ class SubTests:
 def on_this_rank(arguments: Mapping[str, Any], *, share_memory: bool) -> Iterator[dict[str, Any]]:
     """The body's arguments, with this rank's own in the place of those that pytest made for all.
 
-    Where ranks *share memory*, tensors, models and optimizers are copied, together, so that an optimizer
-    keeps its model; forked processes have copies anyway.
+    Where ranks *share memory*, these are copied for each: tensors, models, optimizers, learning rate schedulers, and
+    dicts, lists and tuples that have one of them inside, with all they hold. They are copied together, so that an
+    optimizer keeps its model and a scheduler its optimizer. One that cannot be copied is refused: shared, all ranks
+    would train it. Any other object, a user's own that has a model as attribute too, is shared by all ranks.
+    Forked processes have copies of everything anyway.
     """
     mine = dict(arguments)
     if share_memory:
-        trained = {name: value for name, value in mine.items() if _holds_tensors(value)}
-        with contextlib.suppress(Exception):  # what cannot be copied is shared
-            mine.update(copy.deepcopy(trained))
+        mine.update(_copies({name: value for name, value in mine.items() if _holds_tensors(value)}))
     if "subtests" in mine:
         mine["subtests"] = SubTests()
     if not isinstance(mine.get("capsys"), pytest.CaptureFixture):
@@ -121,10 +126,39 @@ def on_this_rank(arguments: Mapping[str, Any], *, share_memory: bool) -> Iterato
         capture.end()
 
 
+def _copies(trained: Mapping[str, Any]) -> dict[str, Any]:
+    from torch.nn import Parameter
+
+    memo: dict[int, Any] = {}
+    copies: dict[str, Any] = {}
+    for name, value in trained.items():
+        try:
+            copies[name] = copy.deepcopy(value, memo)
+        except Exception as error:
+            raise NoCopy(_no_copy(name, value, error)) from None
+    for original in list(memo.get(id(memo), ())):  # where deepcopy keeps all that it has copied
+        if isinstance(original, Parameter) and original.grad is not None:  # which torch leaves out of the copy
+            memo[id(original)].grad = copy.deepcopy(original.grad, memo)
+    return copies
+
+
+def _no_copy(name: str, value: object, error: Exception) -> str:
+    expected = f"fixture {name!r}: expected a {type(value).__name__} that can be copied for each simulated rank"
+    if "graph leaves" in str(error):
+        # Its copy would have no way back to what it was computed from, so no gradient of the body would come there.
+        return (
+            f"{expected}, got a result of tensors that require grad: "
+            "compute it in the body, or detach() it in the fixture"
+        )
+    why = str(error).partition("\n")[0]
+    return f"{expected}, got {type(error).__name__}: {why}; make it in the body"
+
+
 def _holds_tensors(value: object) -> bool:
     import torch
+    from torch.optim.lr_scheduler import LRScheduler
 
-    if isinstance(value, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
+    if isinstance(value, torch.Tensor | torch.nn.Module | torch.optim.Optimizer | LRScheduler):
         return True
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return any(map(_holds_tensors, inside))

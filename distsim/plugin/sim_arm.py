@@ -14,6 +14,7 @@ from distsim.errors import UsageError
 from distsim.plugin.everywhere import rank_body
 from distsim.plugin.place import Options
 from distsim.plugin.rank_report import describe
+from distsim.plugin.shared_fixtures import NoCopy
 from distsim.plugin.verdict import Verdict, columns, whole
 
 __all__ = ["run_simulated"]
@@ -46,6 +47,7 @@ def run_simulated(
         cluster, nodes, per_node = _room(options)
         with warnings.catch_warnings(), _torch_logs_nothing():
             warnings.filterwarnings("ignore", module=r"torch\.")  # torch's own, as real ranks would print them
+            warnings.filterwarnings("ignore", r"Seems like `optimizer\.step")  # so a copy of a fixture's one looks
             outcome = distsim.simulate(
                 on_rank,
                 on=cluster,
@@ -60,6 +62,9 @@ def run_simulated(
         raise pytest.UsageError(str(mistake)) from None
     except pytest.fail.Exception as stop:  # pytest-timeout: say where everybody is
         raise pytest.fail.Exception(f"{stop}\n\n{_where(conditions)}", pytrace=False) from None
+    for error in errors.values():
+        if isinstance(error, NoCopy):
+            raise pytest.UsageError(str(error))
     if outcome.interrupted:
         raise KeyboardInterrupt
     verdict = Verdict({rank: describe(item, body, error) for rank, error in sorted(errors.items())})

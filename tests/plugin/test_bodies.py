@@ -314,9 +314,10 @@ def test_scenario_files_are_tests(run: Run, pytester: pytest.Pytester) -> None:
 
 
 def test_the_plugin_imports_no_torch() -> None:
-    """It is loaded in every pytest run of the environment."""
+    """It is loaded in every pytest run of the environment, and asked at every prompt of a debugger."""
     code = (
-        "import sys; import distsim.pytest_plugin; print([m for m in ('torch', 'numpy', 'rich') if m in sys.modules])"
+        "import sys; import distsim.pytest_plugin as plugin; plugin.pytest_enter_pdb(); "
+        "print([m for m in ('torch', 'numpy', 'rich') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -148,6 +148,74 @@ def test_train(rank, model, parts):
     result.assert_outcomes(passed=1)
 
 
+def test_a_scheduler_steps_its_ranks_optimizer(run: Run) -> None:
+    """Each rank sees the rate of its own steps, without torch's warning; a gradient from the fixture is there, too."""
+    result = run(
+        """
+@pytest.fixture
+def model():
+    model = torch.nn.Linear(2, 1, bias=False)
+    model(torch.ones(1, 2)).sum().backward()
+    return model
+
+@pytest.fixture
+def opt(model):
+    return torch.optim.SGD(model.parameters(), lr=1.0)
+
+@pytest.fixture
+def sched(opt):
+    return torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)
+
+@pytest.mark.world_size(2)
+def test_rate(rank, model, opt, sched):
+    before = model.weight.detach().clone()
+    opt.step()
+    assert torch.allclose(model.weight, before - 1.0)
+    for _ in range(rank + 1):
+        sched.step()
+    dist.barrier()
+    assert opt.param_groups[0]["lr"] == 0.5 ** (rank + 1)
+""",
+        "-Werror:Seems like",
+    )
+    result.assert_outcomes(passed=1)
+
+
+def test_a_fixture_that_cannot_be_copied_is_refused_by_name(run: Run) -> None:
+    """Simulated ranks never share a model in silence because of what lies beside it."""
+    result = run(
+        """
+import threading
+
+@pytest.fixture
+def model():
+    return torch.nn.Linear(2, 1)
+
+@pytest.fixture
+def doubled(model):
+    return model.weight * 2
+
+@pytest.fixture
+def parts(model):
+    return [model, threading.Lock()]
+
+@pytest.mark.world_size(2)
+def test_computed(model, doubled): pass
+
+@pytest.mark.world_size(2)
+def test_locked(model, parts): pass
+"""
+    )
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "fixture 'doubled': expected a Tensor that can be copied for each simulated rank, got a result of tensors"
+            " that require grad: compute it in the body, or detach() it in the fixture",
+            "fixture 'parts': expected a list that can be copied *, got TypeError: *lock*; make it in the body",
+        ]
+    )
+
+
 def test_xfail_knows_what_a_rank_raised(run: Run) -> None:
     """`raises=` is held against the exception of every rank; a hang is none."""
     result = run(
