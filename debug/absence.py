@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distsim.debug.advice import advice
-from distsim.debug.aftermath import timed_out
+from distsim.debug.aftermath import last_words, timed_out
 from distsim.debug.case import Case
 from distsim.debug.checks import same_call
 from distsim.debug.explain import are, call_text, capital, group_text, place, ranks_text, several
@@ -49,7 +49,7 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     they = "it" if len(ranks) == 1 else "they"
     where = several(case.where(ranks[0]), ranks)
     running = case.world.states[ranks[0]].phase is Phase.RUNNING
-    gave_up = any(timed_out(case.world.states[r].exception) for r in victims)
+    gave_up = any(timed_out(last_words(case.world.died_inside(r), case.world.states[r])) for r in victims)
     instead = " Or pass a longer timeout=." if running and gave_up else ""
     what = f"{who} never called {call_text(call)} on {group_text(call.group)}: {they} {where}."
     return case.diagnosis(

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-__all__ = ["own_fault", "timed_out"]
+import re
 
-TIMEOUTS = ("timed out", "timeout", "time out")
-LOSSES = ("peer", "connection", "socket", "pipe", "remote", "nccl", "abort", "store")
-"""Words in the errors of gloo, NCCL and their stores when the other end is gone."""
+from distsim.debug.records import CallRecord, RankState
+
+__all__ = ["last_words", "own_fault", "timed_out"]
+
+TIMEOUTS = re.compile(
+    r"\b(?:timed out|time out|timing out|TimeoutError|"
+    r"(?:wait|read|connect|connection|socket|operation|application) timeout)\b",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL's watchdog, c10d's stores and sockets say of a wait that was given up."""
+LOSSES = re.compile(
+    r"\b(?:connection (?:was likely )?(?:closed|reset|refused|aborted|lost)|closed the connection|not connected|"
+    r"broken pipe|failed to (?:recv|send)|remote (?:process|peer|server)|sockets?|SocketImpl|DistNetworkError|"
+    r"NCCL|ncclRemoteError|aborted|(?:failed to pass|reached) monitoredBarrier)\b",
+    re.IGNORECASE,
+)
+"""What they say when the other end is gone. Whole phrases: a user's own error may tell of a pipeline or a peer."""
+
+
+def last_words(call: CallRecord | None, state: RankState) -> str | None:
+    """What the call said that a rank died in, whatever the program made of it; else the rank's last exception."""
+    return (call.error if call is not None else None) or state.exception
 
 
 def timed_out(exception: str | None) -> bool:
     """A call that gave up waiting."""
-    return exception is not None and any(word in exception.lower() for word in TIMEOUTS)
+    return exception is not None and TIMEOUTS.search(exception) is not None
 
 
 def own_fault(exception: str | None) -> bool:
     """An exception that no other rank has caused, as far as its words tell."""
-    if exception is None or timed_out(exception):
-        return False
-    return not any(word in exception.lower() for word in LOSSES)
+    return exception is not None and not timed_out(exception) and LOSSES.search(exception) is None

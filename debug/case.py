@@ -112,13 +112,13 @@ class Case:
         )
 
     def first_wait(self, ranks: Iterable[int]) -> CallRecord | None:
-        """The call that was waited in first, collectives before point-to-point of the same instant. Of messages
-        the lowest rank's: which of them was first differs from run to run."""
+        """The collective that was waited in first; where there are only messages, the lowest rank's: whether a
+        message or a collective came first, and which message, differs from run to run."""
         calls = [need.wait.record for _, need in self.graph.waiters_on(tuple(ranks)) if isinstance(need.wait, CallWait)]
-        first = min(calls, key=lambda c: (c.issued_s, c.is_p2p, c.rank), default=None)
-        if first is None or not first.is_p2p:
-            return first
-        return min((c for c in calls if c.is_p2p), key=lambda c: (c.rank, c.index))
+        collectives = [call for call in calls if not call.is_p2p]
+        if collectives:
+            return min(collectives, key=lambda c: (c.issued_s, c.rank))
+        return min(calls, key=lambda c: (c.rank, c.index), default=None)
 
     def waiting(self, call: CallRecord | None, victims: Sequence[int]) -> str:
         """The sentence about those who wait: all of *victims* that are in *call*."""

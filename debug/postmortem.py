@@ -16,6 +16,7 @@ from distsim.debug.diagnosis import diagnose
 from distsim.debug.evidence import Knowledge, build_evidence, origin_of, read_exits
 from distsim.debug.findings import findings
 from distsim.debug.flight_recorder import Dump, dump_evidence, read_dump
+from distsim.debug.interrupted import MARKER
 from distsim.debug.jobdir import verdict_path
 from distsim.debug.procfs import look, signal_name
 from distsim.debug.records import Evidence, Phase, RankState
@@ -28,7 +29,19 @@ __all__ = ["Found", "Job", "examine", "examine_jobs", "load_jobs", "load_rings"]
 
 T = TypeVar("T")
 
-OURS = ("verdict.", "launcher.json", "done.json", "aborted.json", "monitor.")
+OURS = (
+    "verdict.",
+    "launcher.json",
+    "done.json",
+    "aborted.json",
+    MARKER,
+    "monitor.",
+    "ask.",
+    "answer.",
+    "exit.",
+    "stacks.txt",
+)
+"""How the names begin of what launcher and monitor leave beside the rings."""
 
 
 @dataclass
@@ -65,9 +78,9 @@ def examine(directory: Path) -> Found:
     """Diagnose a directory, of several jobs the newest. A UsageError where there is nothing to diagnose in it."""
     if not directory.is_dir():
         raise UsageError(f"expected a folder of flight records, got {directory}: no such folder")
-    readers, complaints = load_rings(directory)
-    if readers:
-        return _from_rings(directory, readers, complaints, read_exits(directory))
+    jobs, complaints = load_jobs(directory)
+    if jobs:
+        return _examine_job(directory, jobs, jobs[0], [*complaints, *_left_out(jobs), *jobs[0].complaints])
     return _examine_dumps(directory, complaints)
 
 
@@ -76,15 +89,19 @@ def examine_jobs(directory: Path) -> tuple[list[tuple[Job, Found]], list[str]]:
     jobs, complaints = load_jobs(directory)
     judged: list[tuple[Job, Found]] = []
     for job in jobs:
-        # The launcher, who leaves exit codes, clears the folder first: its job is the oldest.
-        exits = read_exits(directory) if job is jobs[-1] else {}
         try:
-            judged.append((job, _from_rings(directory, job.readers, job.complaints, exits)))
+            judged.append((job, _examine_job(directory, jobs, job, job.complaints)))
         except UsageError as mistake:
             complaints.append(f"{job.text}: {mistake}")
     if jobs and not judged:
         raise UsageError(f"{directory}: {'; '.join(complaints[:5])}")
     return judged, complaints
+
+
+def _examine_job(directory: Path, jobs: Sequence[Job], job: Job, complaints: list[str]) -> Found:
+    # The launcher, who leaves exit codes, clears the folder first: its job is the oldest.
+    exits = read_exits(directory) if job is jobs[-1] else {}
+    return _from_rings(directory, job.readers, complaints, exits)
 
 
 def _examine_dumps(directory: Path, complaints: list[str]) -> Found:
@@ -93,6 +110,11 @@ def _examine_dumps(directory: Path, complaints: list[str]) -> Found:
         found = _judged(dumps, _from_dumps, more, lambda dump: dump.path.name)
         found.complaints = [*complaints, *more, *found.evidence.notes]
         return found
+    if not complaints and not more and any(path.name.startswith(OURS) for path in directory.iterdir()):
+        raise UsageError(
+            f"{directory}: no rank has come to init_process_group (files of the launcher or the monitor are here, "
+            "but no rank*.ring)"
+        )
     reasons = "; ".join([*complaints, *more][:5])
     raise UsageError(
         f"{directory}: neither rings of distsim (rank*.ring) nor Flight Recorder dumps"
@@ -134,13 +156,15 @@ def load_rings(directory: Path, name: str = "") -> tuple[list[RingReader], list[
     chosen = next((job for job in jobs if job.name == name), None) if name else jobs[0]
     if chosen is None:
         raise UsageError(f"{directory}: no job {name} here; there are {', '.join(job.name for job in jobs)}")
-    if not name:
-        complaints += [
-            f"two jobs in one folder: {len(job.readers)} rings of job {job.name} left out, job {chosen.name} is newer; "
-            "give each job its own folder"
-            for job in jobs[1:]
-        ]
-    return chosen.readers, [*complaints, *chosen.complaints]
+    return chosen.readers, [*complaints, *([] if name else _left_out(jobs)), *chosen.complaints]
+
+
+def _left_out(jobs: Sequence[Job]) -> list[str]:
+    return [
+        f"two jobs in one folder: {len(job.readers)} rings of job {job.name} left out, job {jobs[0].name} is newer; "
+        "give each job its own folder"
+        for job in jobs[1:]
+    ]
 
 
 def _last_attempt(readers: Sequence[RingReader]) -> tuple[list[RingReader], list[str]]:

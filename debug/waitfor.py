@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 
-from distsim.debug.aftermath import own_fault
+from distsim.debug.aftermath import last_words, own_fault
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, State, StoreWait, Wait
 from distsim.debug.world import DEAD, Lane, World
 
@@ -141,9 +141,9 @@ class WaitGraph:
 
     def _failed_by_itself(self, record: CallRecord) -> bool:
         state = self.world.states[record.rank]
-        if record.state is not State.FAILED or state.phase is not Phase.RAISED or not own_fault(state.exception):
+        if record.state is not State.FAILED or state.phase is not Phase.RAISED:
             return False
-        return self.world.died_inside(record.rank) is record
+        return own_fault(last_words(record, state)) and self.world.died_inside(record.rank) is record
 
     def _overwritten(self, lane: Lane, seq: int, rank: int) -> bool:
         """It was there, but its record is lost: only later ones are kept."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from distsim.debug.aftermath import own_fault
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.kinds import Kind
 from distsim.debug.records import Evidence, Phase, RankState, State
@@ -82,6 +85,76 @@ def test_who_failed_in_the_call_comes_before_who_lost_it(first: int) -> None:
     (d,) = diagnose(evidence)
     assert (d.kind, d.culprits, d.victims) == (Kind.RANK_RAISED, (0,), (1, 2))
     assert "Incorrect input list" in d.explanation
+
+
+def fail_in_scatter(size: int, raised: Sequence[str], said: Sequence[str | None]) -> Evidence:
+    """All come to a scatter and raise in it; what the programs raised, and what the calls said."""
+    evidence = play(size, lambda r: [coll("scatter", 10, root=0)])
+    for rank in range(size):
+        record = evidence.records[rank][-1]
+        record.issued_s, record.error = 1.0, said[rank]
+        die_inside(evidence, rank, Phase.RAISED, 1.5 if said[rank] == said[0] else 2.5, exception=raised[rank])
+    return evidence
+
+
+LOST = "RuntimeError: [pair.cc:537] Connection closed by peer [127.0.0.1]:4711"
+
+
+def test_what_a_program_makes_of_a_loss_is_no_fault_of_its_own() -> None:
+    """Ranks that raise another exception from gloo's are victims: their call said that the peer was gone."""
+    wrong = "ValueError: scatter_list must be 3 long"
+    failed = "StepFailed: step 7 failed"
+    (d,) = diagnose(fail_in_scatter(3, [failed] * 3, [wrong, LOST, LOST]))
+    assert (d.kind, d.culprits, d.victims) == (Kind.RANK_RAISED, (0,), (1, 2))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ValueError: bad shape in pipeline stage 2",
+        "KeyError: cannot restore optimizer",
+        "TypeError: scatter() got an unexpected keyword argument 'timeout_s'",
+        "ValueError: timeout must be positive",
+        "ValueError: expected peers of one remoteness, got 3",
+    ],
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_part_of_a_word_is_no_loss(text: str, known: bool) -> None:
+    """An argument error that happens to contain `pipe`, `store` or `timeout` is its rank's own fault."""
+    said = [text, LOST, LOST]
+    (d,) = diagnose(fail_in_scatter(3, said, said if known else [None] * 3))
+    assert (d.kind, d.culprits, d.victims) == (Kind.RANK_RAISED, (0,), (1, 2))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LOST,
+        "RuntimeError: Read error [127.0.0.1]:1: Connection reset by peer",
+        "RuntimeError: writev [127.0.0.1]:1: Broken pipe",
+        "RuntimeError: Application timeout caused pair closure",
+        "RuntimeError: Timed out waiting 1000ms for recv operation to complete",
+        "torch.distributed.DistStoreError: wait timeout after 1000ms, keys: /a",
+        "torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed.",
+        "DistBackendError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1) ran for 9 ms",
+        "DistBackendError: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
+        "DistBackendError: NCCL communicator was aborted on rank 1.",
+        "RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors",
+    ],
+)
+def test_what_a_lost_peer_is_called(text: str) -> None:
+    """The words of gloo, NCCL and their stores for a peer that is gone or late are nobody's own fault."""
+    assert not own_fault(text)
+
+
+def test_two_faults_in_one_call_are_not_each_others() -> None:
+    """Two ranks fail in a call by themselves, each its own way: both are named, the third lost them."""
+    said = ["ValueError: no tensors", "TypeError: a list of str", LOST]
+    found = diagnose(fail_in_scatter(3, said, said))
+    assert [(d.kind, d.culprits, d.victims) for d in found] == [
+        (Kind.RANK_RAISED, (0,), (2,)),
+        (Kind.RANK_RAISED, (1,), (2,)),
+    ]
 
 
 def test_a_fault_that_all_have_is_nobodys_alone() -> None:

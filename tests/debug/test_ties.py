@@ -99,3 +99,21 @@ def test_two_ranks_uneven() -> None:
     """Of two ranks, the one with fewer rounds is named."""
     (d,) = diagnose(play(2, lambda r: [all_reduce(10)] * (3 if r == 0 else 5)))
     assert (d.kind, d.culprits, d.victims) == (Kind.UNEVEN_ITERATIONS, (0,), (1,))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_collective_comes_before_a_message(first: int) -> None:
+    """One waits for the ended rank in a message, one in a collective: whoever came first, the collective is told."""
+    pair = group(1, 2, name="1")
+    evidence = play(3, {0: [recv(2, 10)], 1: [all_reduce(11, pair)], 2: []})
+    for rank in (0, 1):
+        evidence.records[rank][-1].issued_s = 1.0 if rank == first else 2.0
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.victims, str(d.call)) == (Kind.MISSING_RANK, (2,), (0, 1), "all_reduce #1")
+
+
+def test_as_often_as_the_others_is_no_shorter_loop() -> None:
+    """Ranks that ended made the line that rank 0 waits at as often as it did: it makes another call too many."""
+    once = all_reduce(10)
+    found = diagnose(play(3, lambda r: [once, once] if r else [once, all_reduce(11), once]))
+    assert {(d.kind, d.culprits) for d in found} == {(Kind.EXTRA_COLLECTIVE, (0,))}

@@ -20,6 +20,7 @@ from test_launch import distsim_run, run
 from test_rings import issue, writer
 
 from distsim.cli import diagnose, watch
+from distsim.debug import postmortem
 from distsim.debug import ring as rings
 from distsim.debug.kinds import Kind
 from distsim.debug.levels import Settings
@@ -162,6 +163,31 @@ def test_another_jobs_verdict_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "verdict.json").write_text(json.dumps({**said, "job": "newer", "diagnoses": []}))
     kinds = {job.name: [d.kind for d in found.diagnoses] for job, found in examine_jobs(tmp_path)[0]}
     assert kinds == {"newer": [], "older": [Kind.NAN]}
+
+
+def test_exit_codes_are_of_the_launchers_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit codes are the oldest job's, whose launcher cleared the folder; `examine` says what `examine_jobs` says."""
+    monkeypatch.setattr(postmortem, "look", lambda *_: None)  # nobody lives
+    two_jobs(tmp_path)
+    (tmp_path / "exit.00001.a0.json").write_text(json.dumps({"rank": 1, "attempt": 0, "code": -9}))
+    judged, _ = examine_jobs(tmp_path)
+    seen = {job.name: [(d.kind, d.culprits) for d in found.diagnoses] for job, found in judged}
+    assert seen == {"newer": [], "older": [(Kind.RANK_KILLED, (1,))]}
+    newest = examine(tmp_path)
+    assert newest.diagnoses == judged[0][1].diagnoses
+    assert any("two jobs in one folder: 2 rings of job older left out" in line for line in newest.complaints)
+
+
+def test_a_folder_that_no_rank_came_to(tmp_path: Path) -> None:
+    """Only the launcher's and the monitor's files: one line that says so, not one a file."""
+    for name in ("launcher.json", "monitor..lock", "ask.0", "answer.0", "exit.00000.a0.json", "interrupted.json"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(UsageError, match="no rank has come to init_process_group") as said:
+        examine(tmp_path)
+    assert "answer" not in str(said.value)
+    (tmp_path / "dump_0").write_bytes(b"junk")
+    with pytest.raises(UsageError, match=r"\(dump_0: neither a pickle of plain data nor JSON[^;]*\)$"):
+        examine(tmp_path)
 
 
 def test_each_job_of_a_folder_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
