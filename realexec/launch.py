@@ -65,18 +65,18 @@ def launch(args: argparse.Namespace) -> int:
         code = int(verdict["exit_code"])
     elif code == 0 and verdict.get("exit_code") == 4:
         code = 4  # it ended, and computed something else than it says
-    interrupted = code > 128
-    if verdict.get("world_size") == 0 and not args.no_python and not interrupted:
+    interrupted, without_rings = code > 128, verdict.get("world_size") == 0
+    if without_rings and not code and not args.no_python:
         print(
             f"distsim: {args.training_script} made no process group under guard; ranks that it starts with subprocess "
             "are watched where they run as python -m distsim.debug SCRIPT",
             file=sys.stderr,
         )
-    if own and (monitor is None or not code or (interrupted and verdict.get("world_size") == 0)):
+    if own and (monitor is None or not code or without_rings):
         shutil.rmtree(directory, ignore_errors=True)
     elif code and monitor is not None and own and not interrupted:
         print(f"distsim: distsim diagnose {directory} shows this again", file=sys.stderr)
-    elif code and monitor is not None:
+    elif code and monitor is not None and not without_rings:
         print(f"distsim: the flight records are in {directory}; distsim diagnose {directory}", file=sys.stderr)
     return code
 
