@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from distsim.errors import UsageError
@@ -23,7 +23,7 @@ from distsim.sim.fault_rules import (
 )
 from distsim.units import parse_time
 
-__all__ = ["FaultSpec", "Seconds", "Table", "to_rule"]
+__all__ = ["FaultSpec", "Seconds", "Table", "quantity", "to_rule"]
 
 
 def _seconds(value: Any) -> float:
@@ -45,8 +45,15 @@ def _call(value: Any) -> str | int:
     return value
 
 
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0)]
+def quantity(example: str, **number: float) -> WithJsonSchema:
+    """What editors are told of a quantity: a number, or text with a unit as in *example*."""
+    return WithJsonSchema({"anyOf": [{"type": "number", **number}, {"type": "string", "examples": [example]}]})
+
+
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0), quantity("5ms", minimum=0)]
 """Of virtual time: a number of seconds, or text such as "5ms"."""
+MoreSeconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0), quantity("5ms", exclusiveMinimum=0)]
+"""Above zero."""
 Call = Annotated[str | int, BeforeValidator(_call)]
 Rank = Annotated[int, Field(ge=0, strict=True)]
 Ranks = Annotated[list[Rank], Field(min_length=1)]
@@ -113,8 +120,8 @@ class LinkFlap(OnLinks):
     """A link that goes down and comes back, again and again."""
 
     what: Literal["link_flap"]
-    period_s: Annotated[Seconds, Field(gt=0)]
-    down_s: Annotated[Seconds, Field(gt=0)]
+    period_s: MoreSeconds
+    down_s: MoreSeconds
 
     @model_validator(mode="after")
     def _down_within_period(self) -> LinkFlap:
@@ -191,7 +198,7 @@ class Delay(OnRanks):
     """Ranks that come late once."""
 
     what: Literal["delay"]
-    delay_s: Annotated[Seconds, Field(gt=0)]
+    delay_s: MoreSeconds
 
 
 class StragglerSpec(OnRanks):
@@ -208,8 +215,8 @@ class JitterSpec(Timed):
 
     what: Literal["jitter"]
     ranks: Ranks | None = Field(None, description="default: all")
-    period_s: Annotated[Seconds, Field(gt=0)]
-    pause_s: Annotated[Seconds, Field(gt=0)]
+    period_s: MoreSeconds
+    pause_s: MoreSeconds
     synchronous: bool = Field(True, description="all ranks pause at the same moments")
 
 
@@ -227,7 +234,7 @@ class SlowStorageSpec(Timed):
 
     what: Literal["slow_storage"]
     ranks: Ranks | None = Field(None, description="default: all")
-    delay_s: Annotated[Seconds, Field(gt=0)]
+    delay_s: MoreSeconds
     files: str = Field("*", description="pattern of their paths")
     number: Annotated[int, Field(ge=1, strict=True)] | None = Field(None, description="only the n-th access of a rank")
 

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from distsim.debug.kinds import Kind
 from distsim.errors import UsageError
-from distsim.scenario.fault_schema import FaultSpec, Rank, Seconds, Table
+from distsim.scenario.fault_schema import FaultSpec, Rank, Seconds, Table, quantity
 from distsim.units import parse_bandwidth, parse_memory
 
 __all__ = ["SCHEMA", "CallSpec", "ExpectSpec", "LimitsSpec", "ScenarioSpec", "StepTimeSpec", "json_schema"]
@@ -38,8 +38,8 @@ def _memory(value: Any) -> int:
         raise PydanticCustomError("quantity", "{text}", {"text": str(error)}) from None
 
 
-Bandwidth = Annotated[float, BeforeValidator(_bandwidth)]
-Memory = Annotated[int, BeforeValidator(_memory)]
+Bandwidth = Annotated[float, BeforeValidator(_bandwidth), quantity("300GB/s", exclusiveMinimum=0)]
+Memory = Annotated[int, BeforeValidator(_memory), quantity("512MiB", exclusiveMinimum=0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 RankOrAll = Annotated[str, Field(pattern=r"^(all|\d+)$")]
 
