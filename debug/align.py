@@ -8,6 +8,7 @@ was no earlier round the program's text decides (`source.relate`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from distsim.debug.checks import Mismatch, check_meeting, same_call
@@ -38,8 +39,7 @@ def find_divergences(world: World, lane: Lane) -> list[Divergence]:
             continue
         records = list(met.values())
         first = records[0]
-        uneven = len(set(first.input_splits or ())) > 1  # alike on every rank is not enough for these
-        if uneven or not all(same_call(first, r) for r in records):
+        if _uneven(records) or not all(same_call(first, r) for r in records):
             mismatch = check_meeting(records, lane.calls)
             if mismatch is not None:
                 divergence = _classify(world, lane, mismatch)
@@ -58,6 +58,13 @@ def find_divergences(world: World, lane: Lane) -> list[Divergence]:
     found.sort(key=lambda d: d.seq)
     first_block = next((i for i, d in enumerate(found) if d.blocks), len(found))
     return found[: first_block + 1]
+
+
+def _uneven(records: Sequence[CallRecord]) -> bool:
+    """Splits, for which it is not enough to be alike on every rank."""
+    if not records[0].op.startswith("all_to_all"):
+        return False
+    return any(len(set(splits or ())) > 1 for r in records for splits in (r.input_splits, r.output_splits))
 
 
 # --- a contradiction that everybody sees ------------------------------------------------------------
@@ -96,6 +103,8 @@ def _classify(world: World, lane: Lane, mismatch: Mismatch) -> Divergence:
         return replace(found, kind=Kind.THREAD_RACE)
     if score >= 2 and kind is Kind.OP_MISMATCH:
         return _settled(world, found)  # afterwards they agree again: it is this one call
+    if score < 2 and mismatch.kind is Kind.SPLITS_MISMATCH and mine.site == theirs.site:
+        return _settled(world, found)  # one call at one line, and nothing later that tells of another
     if score < 2:
         if (by_habit := _by_habit(world, found)) is not None:
             return by_habit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from distsim.debug.divergence import SHIFTS, Divergence
@@ -89,16 +90,41 @@ def _silent_kind(world: World, lane: Lane, mine: Sequence[CallRecord], theirs: S
     if not mine or not theirs:
         return None
     relation = relate(mine[0], theirs[0], world.evidence.sources)
-    if relation.order is Order.EXCLUSIVE and not relation.swapped:
-        return None  # two branches of one decision: legal
+    if relation.order is Order.EXCLUSIVE and _swapped_text(world, mine, theirs):
+        return Kind.WRONG_ORDER
+    branches = relation.order is Order.EXCLUSIVE and not relation.swapped
     # A simulated rank went on beyond the contradiction, for a few calls that it may never make in earnest.
     scored = hypotheses(mine, theirs, least=2) or hypotheses(_in_earnest(mine), _in_earnest(theirs), least=2)
     if not scored or scored[0][0] < 2:
         return None
     kind = scored[0][1]
+    if branches and kind is not Kind.WRONG_ORDER:
+        return None  # two branches of one decision: legal, unless they make the same calls in another order
     if kind is not Kind.WRONG_ORDER and not _ends_short(world, lane, mine[0].rank, theirs[0].rank):
         return None
     return kind
+
+
+def _swapped_text(world: World, mine: Sequence[CallRecord], theirs: Sequence[CallRecord]) -> bool:
+    """Lines of two branches that read alike, in another order: `f(b); f(a)` against `f(a); f(b)`."""
+    texts = [[_text(world, call) for call in calls[:HORIZON]] for calls in (mine, theirs)]
+    for k in range(2, min(map(len, texts)) + 1):
+        one, other = texts[0][:k], texts[1][:k]
+        if one != other and all(one) and Counter(one) == Counter(other):
+            return True
+    return False
+
+
+def _text(world: World, call: CallRecord) -> str:
+    if call.site is None:
+        return ""
+    lines = _lines(world.evidence.sources.get(call.site.file, ""))
+    return lines[call.site.line - 1].partition(" #")[0].strip() if 0 < call.site.line <= len(lines) else ""
+
+
+@lru_cache(maxsize=64)
+def _lines(source: str) -> list[str]:
+    return source.splitlines()
 
 
 def _in_earnest(calls: Sequence[CallRecord]) -> Sequence[CallRecord]:

@@ -101,8 +101,9 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
     of_backend = getattr(Backend, BACKEND_NAMES.get(name, name), None)
 
     def raw(self: GuardedGroup, said: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # The group goes through torch's dispatcher, which sparse and fake tensors, modes and the profiler need,
-        # and which costs more than all of the guard; plain tensors go to their backend at once.
+        # The group goes through torch's dispatcher, which sparse and fake tensors, negated and conjugated views,
+        # modes and the profiler need, and which costs more than all of the guard; plain tensors go to their
+        # backend at once.
         first = said.first
         if (
             first is not None
@@ -111,6 +112,8 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
             and of_backend is not None
             and (type(first) is Tensor or type(first) is Parameter)
             and first.layout is torch.strided
+            and not first.is_neg()
+            and not first.is_conj()
             and not profiler_enabled()
             and not dispatch_modes()
         ):

@@ -95,6 +95,8 @@ def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: 
         or lane.busy
         or not tensor.is_cpu
         or tensor.layout is not torch.strided
+        or tensor.is_neg()
+        or tensor.is_conj()
         or exception_on_its_way() is not None
         or world._pg_coalesce_state
         or function_modes()

@@ -302,9 +302,11 @@ class Strict:
             if any_row is not None:
                 self._recorder.ring.publish(any_row, 1, 0, index)
             return None
+        sending = said.key[0] == "send"
         if peer == self._rank or not self._peers.here(peer):
             return None
-        sending = said.key[0] == "send"
+        if not sending and f"{lane.key}/any>{self._rank}/{tag}" in self._p2p_rows:
+            return None  # messages of this tag went to receives from any source, too: nobody knows which
         ends = (self._rank, peer) if sending else (peer, self._rank)
         mine = f"{lane.key}/{said.key[0]}/{ends[0]}>{ends[1]}/{tag}"
         theirs = f"{lane.key}/{'recv' if sending else 'send'}/{ends[0]}>{ends[1]}/{tag}"
@@ -321,8 +323,10 @@ class Strict:
             answer = neighbour.said(theirs, ordinal)
             if answer is None and neighbour.passed(theirs, ordinal):
                 return True  # it ran far ahead, and what it said of this one is overwritten
+            if sending and neighbour.said(f"{lane.key}/any>{peer}/{tag}", 1) is not None:
+                return True
             if answer is None:
-                return sending and neighbour.said(f"{lane.key}/any>{peer}/{tag}", 1) is not None
+                return False
             if answer[0] != nbytes:
                 self._recorder.ring.finish(index, rings.FAILED)
                 lane.busy = 0
