@@ -73,11 +73,15 @@ def sums(*makers):
     return [tensor.sum().item() for tensor in all_at_one_line(makers)]
 
 
+sum_of_a_negated_view = -2  # torch sums up a copy of it
+
 assert sums(one, one, one) == [2 * world] * 3
 turned = lambda: torch.ones(2, dtype=torch.complex64) * 1j
 assert sums(one, one, turned, turned, turned, one) == [2 * world] * 2 + [2j * world] * 3 + [2 * world]
-square = lambda: torch.ones(2, 2)
-assert sums(square, square, lambda: square().t(), lambda: torch.nn.Parameter(square(), False), square) == [4 * world] * 5
+square, negated = lambda: torch.ones(2, 2), lambda: torch._neg_view(torch.ones(2))
+parameter = lambda: torch.nn.Parameter(square(), False)
+assert sums(square, square, lambda: square().t(), parameter, square) == [4 * world] * 5
+assert sums(one, one, negated, negated) == [2 * world] * 2 + [sum_of_a_negated_view] * 2
 
 counted, called = CommDebugMode(), []
 list(all_at_one_line([one] * 4, [nullcontext(), nullcontext(), counted, nullcontext()]))

@@ -7,7 +7,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 a, b = torch.ones(8), torch.zeros(8)
-for step in range(4):
+for _ in range(4):
     if rank == 1:
         dist.all_reduce(a)
         dist.all_reduce(b)
