@@ -22,6 +22,9 @@ def main(argv: list[str]) -> None:
     """Install the guard, then run the script as `__main__` with its own arguments."""
     module = bool(argv) and argv[0] == "-m"
     words = argv[1:] if module else argv
+    if argv[:1] in (["-h"], ["--help"]):
+        print(f"usage: python -m distsim.debug [-m] SCRIPT [ARGS ...]\n\n{(__doc__ or '').strip()}")
+        return
     if not words or words[0].startswith("-"):
         raise UsageError(
             f"expected a script or -m MODULE, got {' '.join(argv) or 'nothing'}; {__doc__.splitlines()[0]}"
