@@ -21,6 +21,7 @@ the rest of distsim before a test asks for them.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -120,9 +121,27 @@ def pytest_runtest_makereport(
     """The first line of a failure on ranks is its summary; pytest would repeat the whole text there in CI."""
     report = yield
     crash = getattr(report.longrepr, "reprcrash", None)
-    if crash is not None and call.when == "call" and item.get_closest_marker("world_size") is not None:
+    on_ranks = item.get_closest_marker("world_size") is not None
+    if crash is not None and call.when == "call" and on_ranks:
         crash.message = crash.message.partition("\n")[0].removeprefix("Failed: ")
+    if report.failed and (on_ranks or hasattr(item, "culprit")):
+        from distsim.plugin.annotations import place
+
+        vars(report)["distsim_place"] = place(item, report)  # travels with the report where xdist runs the test
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """On GitHub a failure of ours is a mark at its line. Of xdist's processes only the first has a summary."""
+    from distsim.github import on_github
+
+    if on_github(os.environ):
+        from distsim.plugin.annotations import error_lines
+
+        reports = {id(report): report for some in terminalreporter.stats.values() for report in some}
+        for line in error_lines(reports.values()):
+            terminalreporter.ensure_newline()
+            terminalreporter.write_line(line)
 
 
 def _per_rank(request: pytest.FixtureRequest, what: str) -> Any:

@@ -25,6 +25,9 @@ class ScenarioFailure(Exception):
 class ScenarioItem(pytest.Item):
     """Runs the scenario; a failed expectation is its failure, a fault of the file too."""
 
+    culprit: tuple[str, int] | None = None
+    """File and line that an annotation points at, once it has run."""
+
     def setup(self) -> None:
         """Nothing: a scenario brings its own world."""
 
@@ -36,6 +39,7 @@ class ScenarioItem(pytest.Item):
         if result.output:
             print(result.output, end="" if result.output.endswith("\n") else "\n")
         if not result.passed:
+            self.culprit = result.place
             output, result.output = result.output, ""
             text = result.text
             result.output = output

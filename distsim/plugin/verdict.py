@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from _pytest.skipping import evaluate_xfail_marks
 
+from distsim.plugin.annotations import in_library
 from distsim.plugin.place import Options
 from distsim.plugin.rank_report import RankReport, full_names
 
@@ -96,6 +97,7 @@ def judge(verdict: Verdict, item: pytest.Function, options: Options) -> None:
         pytest.xfail(expected.reason)
     text = _text(verdict, failed, stopped, options, every=whole(item))
     frames = failed[min(failed)].frames if failed else ()
+    frames = tuple(frame for frame in frames if not in_library(frame[0])) or frames
     _fail_at(verdict.place if verdict.lead or not frames else frames[-1], text)
 
 

@@ -1,0 +1,50 @@
+"""What GitHub Actions is told of failed tests on ranks and of failed scenarios."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+import distsim
+from distsim.github import error_line
+
+__all__ = ["error_lines", "in_library", "place"]
+
+_LIBRARIES = tuple(
+    os.path.join(os.path.abspath(folder), "")
+    for folder in (os.path.dirname(distsim.__file__), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+)
+"""Where nobody looks for what is wrong with a test."""
+
+
+def in_library(file: str) -> bool:
+    """Whether *file* is Python's, distsim's or some other package's."""
+    return os.path.abspath(file).startswith(_LIBRARIES)
+
+
+def place(item: pytest.Item, report: pytest.TestReport) -> tuple[str, int]:
+    """The guilty file and line: the scenario's culprit, where the body failed, or else the test itself."""
+    culprit: tuple[str, int] | None = getattr(item, "culprit", None)
+    if culprit is not None:
+        return os.path.abspath(culprit[0]), culprit[1]
+    trace = getattr(report.longrepr, "reprtraceback", None)
+    inner = [getattr(entry, "reprfileloc", None) for entry in reversed(getattr(trace, "reprentries", ()))]
+    for spot in (getattr(report.longrepr, "reprcrash", None), *inner):
+        if spot is not None and not in_library(spot.path):
+            return os.path.abspath(spot.path), spot.lineno
+    return str(item.path), (item.location[1] or 0) + 1
+
+
+def error_lines(reports: Iterable[object]) -> Iterator[str]:
+    """One line for each of *reports* that failed and has a place."""
+    for report in reports:
+        where = getattr(report, "distsim_place", None)
+        if where is None or not isinstance(report, pytest.TestReport) or not report.failed:
+            continue
+        text = report.longreprtext.strip()
+        crash = getattr(report.longrepr, "reprcrash", None)
+        said = (crash.message if crash is not None else text).partition("\n")[0]
+        yield error_line(where[0], where[1], f"{report.head_line}: {said}", text)
