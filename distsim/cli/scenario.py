@@ -61,6 +61,8 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"--explore: expected at least one schedule, got {args.explore}")
     if args.explore is not None and args.junit is not None:
         raise UsageError("--explore prints what it finds and writes no --junit; give one of the two")
+    if args.explore is not None and args.schedule is not None:
+        raise UsageError("--explore tries schedules of its own, --schedule replays one; give one of the two")
     for flag, path in (("--junit", args.junit),):
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise UsageError(f"{flag} {path}: no folder {Path(path).parent}; create it first")

@@ -59,6 +59,7 @@ def test_a_wrong_file_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["-n", "0"], "expected at least one worker"),
         (["--explore", "0"], "expected at least one schedule"),
         (["--explore", "9", "--junit", "x.xml"], "writes no --junit"),
+        (["--explore", "9", "--schedule", "buffered"], "--schedule replays one; give one of the two"),
         (["--junit", "/nowhere/x.xml"], "no folder /nowhere"),
         (["--schedule", "backwards"], "expected a schedule"),
         (["--schedule", "rank9@0+1s"], "schedule: rank9@0+1s: no rank 9: the world has ranks 0 to 3"),
