@@ -32,6 +32,8 @@ from distsim.errors import UsageError
 
 __all__ = ["launch"]
 
+KEPT_RUNS = 32
+"""Folders of failed runs that stay for `distsim diagnose`: a rank's ring takes 2 MiB of /dev/shm."""
 VERDICT_WAIT_S = 4.0
 """How long a failed rank's peers are spared for the monitor's last look."""
 
@@ -117,6 +119,7 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
         if own:
             base = default_directory("x").parent
             base.mkdir(parents=True, exist_ok=True, mode=0o700)
+            forget_old_runs(base)
             directory = Path(tempfile.mkdtemp(prefix="run-", dir=base))
         else:
             directory = Path(settings.directory).resolve()
@@ -131,13 +134,27 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
 
 def _refuse_company(directory: Path) -> None:
     """Two jobs at once in one folder would read each other's rings."""
+    pid = _living_launcher(directory)
+    if pid is not None and pid != os.getpid():
+        raise UsageError(f"--rings {directory}: a job that still runs (pid {pid}) writes there; choose another")
+
+
+def _living_launcher(directory: Path) -> int | None:
+    """The launcher that wrote into a folder, if it still runs on this host."""
     try:
         said = json.loads((directory / "launcher.json").read_text())
         pid, start = int(said["pid"]), int(said["start"])
     except (OSError, ValueError, KeyError, TypeError):
-        return
-    if said.get("host") == platform.node() and pid != os.getpid() and look(pid, start) is not None:
-        raise UsageError(f"--rings {directory}: a job that still runs (pid {pid}) writes there; choose another")
+        return None
+    return pid if said.get("host") == platform.node() and look(pid, start) is not None else None
+
+
+def forget_old_runs(base: Path, keep: int = KEPT_RUNS) -> None:
+    """Remove what all but the last failed runs have left in memory; what still runs stays."""
+    runs = sorted(base.glob("run-*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for directory in runs[keep:]:
+        if _living_launcher(directory) is None:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _clear(directory: Path) -> None:

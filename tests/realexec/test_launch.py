@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from jobs import HERE, free_port
 
+from distsim.debug.procfs import own_process
+from distsim.realexec.launch import forget_old_runs
+
 ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 pytestmark = pytest.mark.slow
@@ -201,3 +204,15 @@ def test_an_abort_after_the_end_is_no_hang(tmp_path: Path) -> None:
     assert (said["kind"], said["culprits"], said["victims"]) == ("rank_killed", [1], [])
     assert "was killed by SIGABRT, after its program and all its calls had ended" in said["explanation"]
     assert "HANG" not in done.stderr
+
+
+def test_the_last_failed_runs_stay_and_what_still_runs(tmp_path: Path) -> None:
+    """Of many folders that launchers left, the newest are kept, and that of a launcher that lives."""
+    for age in range(5):
+        folder = tmp_path / f"run-{age}"
+        folder.mkdir()
+        if age == 4:
+            (folder / "launcher.json").write_text(json.dumps(own_process()))
+        os.utime(folder, (1_000_000 - age, 1_000_000 - age))
+    forget_old_runs(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-0", "run-1", "run-4"]
