@@ -151,10 +151,11 @@ def _living_launcher(directory: Path) -> int | None:
 
 def forget_old_runs(base: Path, keep: int = KEPT_RUNS) -> None:
     """Remove what all but the last failed runs have left in memory; what still runs stays."""
-    runs = sorted(base.glob("run-*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for directory in runs[keep:]:
-        if _living_launcher(directory) is None:
-            shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):  # another launcher does the same
+        runs = sorted(base.glob("run-*"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for directory in runs[keep:]:
+            if _living_launcher(directory) is None:
+                shutil.rmtree(directory, ignore_errors=True)
 
 
 def _clear(directory: Path) -> None:
