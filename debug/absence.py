@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distsim.debug.advice import advice
+from distsim.debug.advice import advice, no_record_advice
 from distsim.debug.aftermath import last_words, timed_out
 from distsim.debug.case import Case
 from distsim.debug.checks import same_call
@@ -22,6 +22,10 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
     """*ranks* are not in *call*: they skipped it, left the loop, never waited for their handle, or
     are right, and those in it make one call too many."""
     lane = case.world.lane(call)
+    unknown = [r for r in ranks if case.unknown(r)]
+    if len(unknown) == len(ranks):
+        return _no_record(case, call, ranks, victims)
+    ranks = [r for r in ranks if r not in unknown]  # of these it is known that they did not come
     finished = all(case.world.states[r].phase is Phase.FINISHED for r in ranks)
     if lane is not None and call.op == "new_group":
         return _plain(case, Kind.GROUP_CREATION_ORDER, call, ranks, victims)
@@ -59,6 +63,22 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
         call=call,
         explanation=f"{capital(what)} {case.waiting(call, victims)}",
         suggestion=advice(Kind.STRAGGLER if running else kind, who=who, theirs=place(call.site)) + instead,
+        since_s=call.issued_s,
+    )
+
+
+def _no_record(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
+    """Nothing is known of *ranks* but that the others wait for somebody."""
+    who = ranks_text(ranks)
+    they, are_ = ("it", "is") if len(ranks) == 1 else ("they", "are")
+    return case.diagnosis(
+        Kind.MISSING_RANK,
+        ranks,
+        victims,
+        call=call,
+        explanation=f"{capital(who)} left no record: whether {they} came to {call_text(call)} on "
+        f"{group_text(call.group)}, and where {they} {are_}, cannot be told. {case.waiting(call, victims)}",
+        suggestion=no_record_advice(ranks),
         since_s=call.issued_s,
     )
 

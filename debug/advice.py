@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from distsim.debug.kinds import Kind
+from collections.abc import Sequence
 
-__all__ = ["advice"]
+from distsim.debug.kinds import Kind
+from distsim.debug.stacks import format_ranks
+
+__all__ = ["advice", "no_record_advice"]
 
 _NEXT = {
     Kind.MISSING_RANK: "Make every rank of the group reach {theirs}, or none.",
@@ -50,16 +53,28 @@ _NEXT = {
         "Look at that rank's inputs and gradients before this call; "
         "torch.autograd.set_detect_anomaly(True) names the operator."
     ),
-    Kind.STRAGGLER: "Look at what {who} spends its time on: data loading, checkpoints, a slow device.",
+    Kind.STRAGGLER: "Look at what {who} {spends} time on: data loading, checkpoints, a slow device.",
     Kind.NETWORK_FAULT: "Check that link, its switch port and its NIC.",
 }
+
+
+def no_record_advice(ranks: Sequence[int]) -> str:
+    """The suggestion for ranks that nothing is known of."""
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {format_ranks(ranks)}"
+    one = len(ranks) == 1
+    its, record, host, they = ("its", "record", "host", "it") if one else ("their", "records", "hosts", "they")
+    return (
+        f"Find what became of {who}: read {its} log and the kernel log of {its} {host} (out of memory), and look for "
+        f"{its} {record} (ring, or Flight Recorder dump: TORCH_FR_DUMP_TEMP_FILE says where), if {they} wrote any."
+    )
 
 
 def advice(kind: Kind, *, who: str = "the rank", mine: str = "", theirs: str = "") -> str:
     """The suggestion for a kind; where there is none of its own, to make the two lines alike."""
     text = _NEXT.get(kind)
     if text is not None:
-        return text.format(who=who, mine=mine, theirs=theirs)
+        spends = "spend their" if who.startswith("ranks ") else "spends its"
+        return text.format(who=who, mine=mine, theirs=theirs, spends=spends)
     if mine == theirs:
         return f"Make the call at {mine} alike on every rank."
     return f"Make the calls at {mine} and {theirs} alike."

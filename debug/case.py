@@ -65,9 +65,16 @@ class Case:
                 return Stuck(wait.what, (), None, file, line)
         return Stuck("unknown", (), None, file, line)
 
+    def unknown(self, rank: int) -> bool:
+        """It left no record, and nobody saw it end: it may be anywhere."""
+        evidence = self.world.evidence
+        return rank in evidence.unrecorded and self.world.states[rank].phase is Phase.RUNNING
+
     def where(self, rank: int) -> str:
         """Where a rank is, as the rest of a sentence."""
         state = self.world.states[rank]
+        if self.unknown(rank):
+            return "left no record"
         text = state_text(state, self.world.waits(rank), self.world.last(rank))
         age_s = self.age_s(state.since_s)
         if state.phase in (Phase.FROZEN, Phase.HOST_STUCK, Phase.RUNNING) and age_s is not None and age_s >= 0.1:

@@ -11,7 +11,7 @@ import io
 import json
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from distsim.debug.evidence import sources
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.errors import UsageError
 
-__all__ = ["Dump", "dump_evidence", "read_dump"]
+__all__ = ["Dump", "dump_evidence", "named_rank", "read_dump"]
 
 OPERATIONS = {
     "_all_gather_base": "all_gather_into_tensor",
@@ -91,8 +91,8 @@ def read_dump(path: Path) -> Dump:
     version = str(said["version"])
     if not version.startswith("2."):
         raise UsageError(f"{path.name}: Flight Recorder dump of version {version}, expected 2.x")
-    digits = re.findall(r"\d+", path.stem if path.suffix in (".json", ".pkl", ".pickle") else path.name)
-    if not digits:
+    rank = named_rank(path)
+    if rank is None:
         raise UsageError(f"{path.name}: which rank is it? Flight Recorder says it only in the name: end it in the rank")
     groups: dict[str, tuple[str, tuple[int, ...]]] = {}
     config = said.get("pg_config") or {}
@@ -100,7 +100,13 @@ def read_dump(path: Path) -> Dump:
         if isinstance(entry, Mapping) and str(name):
             groups[str(name)] = (str(entry.get("desc", "")), _ranks(entry.get("ranks")))
     entries = [entry for entry in said["entries"] if isinstance(entry, dict)]
-    return Dump(path, int(digits[-1]), version, groups, entries)
+    return Dump(path, rank, version, groups, entries)
+
+
+def named_rank(path: Path) -> int | None:
+    """The last number of a dump's name: which rank wrote it."""
+    digits = re.findall(r"\d+", path.stem if path.suffix in (".json", ".pkl", ".pickle") else path.name)
+    return int(digits[-1]) if digits else None
 
 
 def _load(path: Path, data: bytes) -> Any:
@@ -130,10 +136,11 @@ def _ranks(text: Any) -> tuple[int, ...]:
     return tuple(int(rank) for rank in re.findall(r"\d+", str(text or "")))
 
 
-def dump_evidence(dumps: Sequence[Dump]) -> Evidence:
-    """All dumps as one Evidence, at the moment of the last entry."""
+def dump_evidence(dumps: Sequence[Dump], others: Collection[int] = ()) -> Evidence:
+    """All dumps as one Evidence, at the moment of the last entry. *others* are ranks of unreadable dumps."""
     by_rank = {dump.rank: dump for dump in dumps}
-    groups = _groups(by_rank)
+    others = [rank for rank in others if rank < MOST_RANKS]
+    groups, guessed = _groups(by_rank, others)
     start = min((int(e.get("time_created_ns") or 0) for d in dumps for e in d.entries), default=0)
     records: dict[int, list[CallRecord]] = {}
     for rank, dump in sorted(by_rank.items()):
@@ -141,7 +148,7 @@ def dump_evidence(dumps: Sequence[Dump]) -> Evidence:
         for place, record in enumerate(records[rank]):
             record.index = place + int(dump.entries[0].get("record_id") or 0)
     known = [rank for group in groups.values() for rank in group.ranks]
-    world_size = max([*known, *by_rank, 0]) + 1
+    world_size = max([*known, *by_rank, *others, 0]) + 1
     if world_size > MOST_RANKS:
         raise ValueError(f"a job of {world_size} ranks")
     states: dict[int, RankState] = {}
@@ -157,7 +164,7 @@ def dump_evidence(dumps: Sequence[Dump]) -> Evidence:
             state.site, state.stack, state.since_s = waiting[0].site, waiting[0].stack, waiting[0].issued_s
     now_s = max((call.issued_s for calls in records.values() for call in calls), default=0.0)
     missing = sorted(set(range(world_size)) - set(by_rank))
-    notes = [f"no dump of rank {rank}" for rank in missing]
+    notes = [f"{'unreadable' if rank in others else 'no'} dump of rank {rank}" for rank in missing]
     return Evidence(
         world_size=world_size,
         ranks=states,
@@ -166,11 +173,13 @@ def dump_evidence(dumps: Sequence[Dump]) -> Evidence:
         notes=notes,
         sources=sources(records.values()),
         hang_after_s=0.0,
+        unrecorded=missing,
+        members_guessed=guessed,
     )
 
 
-def _groups(dumps: Mapping[int, Dump]) -> dict[str, Group]:
-    """By name: from pg_config where it says, else from the ranks that use the group."""
+def _groups(dumps: Mapping[int, Dump], others: Collection[int]) -> tuple[dict[str, Group], bool]:
+    """By name: from pg_config where it says, else from the ranks that use the group; and whether one was guessed."""
     described: dict[str, str] = {}
     members: dict[str, tuple[int, ...]] = {}
     users: dict[str, set[int]] = {}
@@ -185,8 +194,9 @@ def _groups(dumps: Mapping[int, Dump]) -> dict[str, Group]:
             users.setdefault(name, set()).add(rank)
             described.setdefault(name, description)
     names = sorted({*users, *members})
-    everyone = tuple(sorted(dumps))
-    return {
+    told = [rank for ranks in members.values() for rank in ranks]
+    everyone = tuple(range(min(MOST_RANKS, max([*told, *dumps, *others, 0]) + 1)))
+    groups = {
         name: Group(
             name,
             described.get(name, ""),
@@ -195,6 +205,7 @@ def _groups(dumps: Mapping[int, Dump]) -> dict[str, Group]:
         )
         for name in names
     }
+    return groups, any(name not in members for name in users)
 
 
 def _group_name(entry: Mapping[str, Any]) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from distsim.debug.advice import no_record_advice
 from distsim.debug.case import Case
 from distsim.debug.checks import Mismatch, check_pair, payload_text
 from distsim.debug.explain import call_text, place
@@ -76,6 +77,7 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
         miss, call = replace(miss, call=call), miss.call
     peer = call.peer
     culprits: tuple[int, ...]
+    never = "sent it" if call.op == "recv" else "received it"
     head = f"Rank {call.rank} waits in {call_text(call)}, at {place(call.site)}."
     if miss is not None:
         other = miss.call
@@ -107,14 +109,18 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
         culprits, pair = (call.rank,), None
         suggestion = "Receive only as often as somebody sends: count the messages, or send an end mark."
     else:
-        never = "sent it" if call.op == "recv" else "received it"
         text = f"{head} Rank {peer} never {never}: it {case.where(peer)}."
         culprits = (peer,)
         pair = (peer, call.rank) if call.op == "recv" else (call.rank, peer)
         other_end = "send" if call.op == "recv" else "recv"
         suggestion = f"Make rank {peer} {other_end}, or drop the {call.op} at {place(call.site)}."
+    kind = Kind.P2P_UNMATCHED
+    if miss is None and peer is not None and case.unknown(peer):
+        kind = Kind.MISSING_RANK
+        text = f"{head} Rank {peer} left no record: whether it {never}, and where it is, cannot be told."
+        suggestion = no_record_advice([peer])
     return case.diagnosis(
-        Kind.P2P_UNMATCHED,
+        kind,
         culprits,
         stuck,
         call=call,

@@ -46,7 +46,8 @@ def lateness(world: World) -> dict[int, CallRecord]:
 def patience(world: World, late: Mapping[int, CallRecord]) -> tuple[list[int], Callable[[Case], list[Diagnosis]]]:
     """The running ranks that are still trusted, and the stragglers among them as diagnoses."""
     evidence = world.evidence
-    age = {rank: evidence.now_s - call.issued_s for rank, call in late.items()}
+    # The last beat of a dead job may be older than its last call.
+    age = {rank: max(0.0, evidence.now_s - call.issued_s) for rank, call in late.items()}
     missing = {r for r, s in age.items() if evidence.hang_after_s is not None and s >= evidence.hang_after_s}
     slow = [
         r

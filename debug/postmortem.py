@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +16,8 @@ from distsim.debug import ring as rings
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.evidence import Knowledge, build_evidence, origin_of, read_exits
 from distsim.debug.findings import findings
-from distsim.debug.flight_recorder import Dump, dump_evidence, read_dump
+from distsim.debug.flight_recorder import Dump, dump_evidence, named_rank, read_dump
+from distsim.debug.inconclusive import Inconclusive, inconclusive
 from distsim.debug.interrupted import MARKER
 from distsim.debug.jobdir import verdict_path
 from distsim.debug.procfs import look, signal_name
@@ -51,6 +53,8 @@ class Found:
     diagnoses: list[Diagnosis]
     evidence: Evidence
     complaints: list[str] = field(default_factory=list)
+    inconclusive: Inconclusive | None = None
+    """Why nothing wrong here does not mean that nothing is wrong."""
 
 
 @dataclass
@@ -105,10 +109,11 @@ def _examine_job(directory: Path, jobs: Sequence[Job], job: Job, complaints: lis
 
 
 def _examine_dumps(directory: Path, complaints: list[str]) -> Found:
-    dumps, more = _load_dumps(directory)
+    dumps, refused, more = _load_dumps(directory)
     if dumps:
-        found = _judged(dumps, _from_dumps, more, lambda dump: dump.path.name)
-        found.complaints = [*complaints, *more, *found.evidence.notes]
+        known = {*refused, *(dump.rank for dump in dumps)}
+        found = _judged(dumps, lambda some: _from_dumps(some, known), more, lambda dump: dump.path.name)
+        found.complaints = [*complaints, *more, *(note for note in found.evidence.notes if note.startswith("no "))]
         return found
     if not complaints and not more and any(path.name.startswith(OURS) for path in directory.iterdir()):
         raise UsageError(
@@ -122,9 +127,10 @@ def _examine_dumps(directory: Path, complaints: list[str]) -> Found:
     )
 
 
-def _from_dumps(dumps: Sequence[Dump]) -> Found:
-    evidence = dump_evidence(dumps)
-    return Found(diagnose(evidence), evidence)
+def _from_dumps(dumps: Sequence[Dump], known: Collection[int]) -> Found:
+    evidence = dump_evidence(dumps, known)
+    diagnoses = diagnose(evidence)
+    return Found(diagnoses, evidence, inconclusive=inconclusive(diagnoses, evidence, dumps=True))
 
 
 def load_jobs(directory: Path) -> tuple[list[Job], list[str]]:
@@ -206,14 +212,17 @@ def _from_rings(
     aborted = (directory / "aborted.json").exists()
     if aborted:  # our own signals ended those who still lived
         known.exits = {key: code for key, code in known.exits.items() if code not in (-15, -9)}
-    extra, missing = _without_ring(readers, known, world_size)
+    missing = _missing(readers, world_size)
     if missing:
         complaints.append(f"no ring of ranks {','.join(map(str, missing))} (the job had {world_size})")
 
     def judge(some: Sequence[RingReader]) -> Found:
+        extra = _without_ring(some, known, world_size)
         evidence = build_evidence(some, known, world_size, extra)
         evidence.findings = findings(some, evidence, origin_of(some))
-        return Found(_verdict(directory, some[0].header.job) or diagnose(evidence), evidence, complaints)
+        evidence.unrecorded = [rank for rank, state in extra.items() if state.exit_code is None]
+        diagnoses = _verdict(directory, some[0].header.job) or diagnose(evidence)
+        return Found(diagnoses, evidence, complaints, inconclusive(diagnoses, evidence, dumps=False))
 
     return _judged(readers, judge, complaints, lambda reader: reader.path.name)
 
@@ -240,15 +249,16 @@ def _judged(
         raise UsageError(f"the records make no sense together ({type(error).__name__}); {said}") from None
 
 
-def _without_ring(
-    readers: Sequence[RingReader], known: Knowledge, world_size: int
-) -> tuple[dict[int, RankState], list[int]]:
+def _missing(readers: Sequence[RingReader], world_size: int) -> list[int]:
     present = {reader.header.rank for reader in readers}
+    return [rank for rank in range(world_size) if rank not in present]
+
+
+def _without_ring(readers: Sequence[RingReader], known: Knowledge, world_size: int) -> dict[int, RankState]:
     attempt = max(reader.header.attempt for reader in readers)
     joined = any(reader.word(rings.W_JOINED) for reader in readers)
     states: dict[int, RankState] = {}
-    missing = [rank for rank in range(world_size) if rank not in present]
-    for rank in missing:
+    for rank in _missing(readers, world_size):
         code = known.exits.get((rank, attempt))
         if code is None:
             states[rank] = RankState(rank, Phase.RUNNING if joined else Phase.ABSENT)
@@ -256,7 +266,7 @@ def _without_ring(
             states[rank] = RankState(rank, Phase.KILLED, exit_code=code, signal=signal_name(-code))
         else:
             states[rank] = RankState(rank, Phase.EXITED if code else Phase.FINISHED, exit_code=code)
-    return states, missing
+    return states
 
 
 def _verdict(directory: Path, job: str) -> list[Diagnosis]:
@@ -271,20 +281,28 @@ def _verdict(directory: Path, job: str) -> list[Diagnosis]:
     return []
 
 
-def _load_dumps(directory: Path) -> tuple[list[Dump], list[str]]:
+def _load_dumps(directory: Path) -> tuple[list[Dump], set[int], list[str]]:
+    """The dumps, the ranks of files beside them that are named alike but cannot be read, and a line for each."""
     dumps: dict[int, Dump] = {}
+    bad: list[Path] = []
     complaints: list[str] = []
     for path in sorted(p for p in directory.iterdir() if p.is_file() and not p.name.startswith(OURS)):
         try:
             dump = read_dump(path)
         except UsageError as error:
             complaints.append(str(error))
+            bad.append(path)
             continue
         except Exception as error:
+            bad.append(path)
             complaints.append(f"{path.name}: damaged, left out ({type(error).__name__} in its content)")
             continue
         if dump.rank in dumps:
             complaints.append(f"{path.name}: a second dump of rank {dump.rank}, left out")
             continue
         dumps[dump.rank] = dump
-    return [dumps[rank] for rank in sorted(dumps)], complaints
+    alike = {re.sub(r"\d+", "#", dump.path.name) for dump in dumps.values()}
+    refused = {
+        rank for path in bad if re.sub(r"\d+", "#", path.name) in alike and (rank := named_rank(path)) is not None
+    }
+    return [dumps[rank] for rank in sorted(dumps)], refused - set(dumps), complaints

@@ -13,6 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from distsim.debug.explain import are, call_text, group_text, numbered, place, ranks_text
+from distsim.debug.inconclusive import Inconclusive
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
 from distsim.debug.stacks import StackNode, blank_addresses, format_ranks, merge_equal, merge_stacks
 from distsim.debug.verdict import Diagnosis, Stuck
@@ -25,7 +26,7 @@ MAX_LINES = 8
 MAX_TRACEBACKS = 2
 """Different ones shown of each diagnosis."""
 
-VERDICT_STYLE = {"WARNING": "bold yellow", "HEALTHY": "bold green"}
+VERDICT_STYLE = {"WARNING": "bold yellow", "HEALTHY": "bold green", "INCONCLUSIVE": "bold yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,16 @@ class DiagnosisReport:
 
     diagnoses: Sequence[Diagnosis]
     evidence: Evidence | None = None
+    inconclusive: Inconclusive | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
-        if not self.diagnoses:
+        if self.inconclusive is not None:
+            yield from _inconclusive(self.inconclusive, width)
+        elif not self.diagnoses:
             yield Text("HEALTHY  no hang and no inconsistent collective", style=VERDICT_STYLE["HEALTHY"])
         for i, diagnosis in enumerate(self.diagnoses):
-            if i:
+            if i or self.inconclusive is not None:
                 yield Text("")
             yield _head(diagnosis, width)
             for line in _body(diagnosis, self.evidence):
@@ -65,9 +69,25 @@ class DiagnosisReport:
         return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
-def render_diagnoses(diagnoses: Sequence[Diagnosis], evidence: Evidence | None = None) -> DiagnosisReport:
-    """A rich renderable of *diagnoses*; with *evidence*: shapes, last calls, stacks and source lines."""
-    return DiagnosisReport(diagnoses, evidence)
+def render_diagnoses(
+    diagnoses: Sequence[Diagnosis], evidence: Evidence | None = None, inconclusive: Inconclusive | None = None
+) -> DiagnosisReport:
+    """A rich renderable of *diagnoses*; with *evidence*: shapes, last calls, stacks and source lines.
+
+    *inconclusive* is said instead of `HEALTHY`.
+    """
+    return DiagnosisReport(diagnoses, evidence, inconclusive)
+
+
+def _inconclusive(said: Inconclusive, width: int) -> Iterator[Text]:
+    first = True
+    for text in _wrapped(Line(f"INCONCLUSIVE  {said.text}", indent=0), width):
+        if first:
+            text.stylize(VERDICT_STYLE["INCONCLUSIVE"], 0, len("INCONCLUSIVE"))
+        first = False
+        yield text
+    for line in (*(Line(detail) for detail in said.details), Line(f"next: {said.suggestion}", style="bold")):
+        yield from _wrapped(line, width)
 
 
 def verdict(diagnosis: Diagnosis) -> str:

@@ -20,7 +20,9 @@ PyTorch Flight Recorder dumps, one file a rank (pickle or JSON; nothing in them 
 Several jobs in one DIR are judged one after the other, the newest first; the exit code is that of
 the first one that went wrong.
 
-exit codes: 0 healthy, 1 a rank raised, 2 nothing to diagnose, 3 hang, 4 inconsistent collectives
+exit codes: 0 healthy, 1 a rank raised, 2 nothing to diagnose, or inconclusive (nothing is wrong in
+the records that are there, but some rank's are missing or unreadable), 3 hang, 4 inconsistent
+collectives
 """
 
 
@@ -54,12 +56,14 @@ def run(args: argparse.Namespace) -> int:
         if several:
             console.print(("\n" if number else "") + f"{judged[number][0].text}:")
         _complain(found.complaints)
-        console.print(render_diagnoses(found.diagnoses, found.evidence), crop=False)
-    codes = [int(exit_code(found.diagnoses)) for found in results]
+        console.print(render_diagnoses(found.diagnoses, found.evidence, found.inconclusive), crop=False)
+    codes = [int(exit_code(found.diagnoses)) or (2 if found.inconclusive else 0) for found in results]
     code = next((code for code in codes if code), 0)
     if args.report:
         everything = [diagnosis for found in results for diagnosis in found.diagnoses]
         report: dict[str, Any] = {"schema": "distsim.report/1", **diagnoses_to_json(everything), "exit_code": code}
+        if unsure := [str(found.inconclusive) for found in results if found.inconclusive]:
+            report["inconclusive"] = " ".join(unsure)
         if several:
             report["jobs"] = [
                 {
@@ -68,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
                     "began_unix_s": job.began_ns / 1e9,
                     "diagnoses": [diagnosis.to_json() for diagnosis in found.diagnoses],
                     "exit_code": own,
+                    **({"inconclusive": str(found.inconclusive)} if found.inconclusive else {}),
                 }
                 for (job, found), own in zip(judged, codes, strict=True)
             ]

@@ -58,6 +58,8 @@ def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[st
     found = examine(directory)
     yield from (f"note: {complaint}" for complaint in found.complaints)
     first = next((d for d in found.diagnoses if not d.is_warning), None)
+    if first is None and found.inconclusive is not None:
+        raise UsageError(f"{directory}: inconclusive: {found.inconclusive} {found.inconclusive.suggestion}")
     if first is None:
         raise UsageError(f"{directory}: nothing is wrong in these records, so there is nothing to reproduce")
     yield f"{first.kind.label}: {first.explanation}"

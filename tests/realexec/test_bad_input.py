@@ -95,6 +95,39 @@ def test_a_ring_without_sense_is_left_out(tmp_path: Path) -> None:
     assert found.diagnoses[0].kind is Kind.MISSING_RANK
 
 
+def test_a_rank_without_a_ring_left_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 waits, rank 1's ring is gone: it is the missing one, and nothing is said of how it spends its time."""
+    monkeypatch.setattr(postmortem, "look", lambda *_: None)  # nobody lives
+    hang(tmp_path)[1].unlink()
+    (first,) = examine(tmp_path).diagnoses
+    assert (first.kind, first.culprits) == (Kind.MISSING_RANK, (1,))
+    assert "Rank 1 left no record" in first.explanation
+    assert "runs" not in first.explanation
+    assert "spends" not in first.suggestion
+
+
+@pytest.mark.parametrize("left", ["nothing", "junk"])
+def test_done_but_for_a_rank_without_a_ring(
+    left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All is done in the rings that are there: inconclusive; healthy once the launcher saw the rank end well."""
+    monkeypatch.setattr(postmortem, "look", lambda *_: None)
+    for rank in range(2):
+        ring = writer(tmp_path, rank, 3)
+        ring.header(rings.W_JOINED, 1)
+        ring.header(rings.W_LIFE, rings.LIFE_EXITING)
+        ring.finish(issue(ring, 1), rings.COMPLETED)
+    if left == "junk":
+        (tmp_path / "rank00002.a0.x.ring").write_bytes(b"junk")
+    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=None)) == 2
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("INCONCLUSIVE nothing is wrong in the records of ranks 0,1, but rank 2 left none")
+    assert "next: Read the log of rank 2" in out
+    (tmp_path / "exit.00002.a0.json").write_text(json.dumps({"rank": 2, "attempt": 0, "code": 0}))
+    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=None)) == 0
+    assert capsys.readouterr().out.startswith("HEALTHY")
+
+
 def test_a_world_too_large_is_damage(tmp_path: Path) -> None:
     """A size that no job has is not believed: nobody counts to four billion."""
     _, second = hang(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pickle
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from distsim.cli import diagnose
 from distsim.debug.flight_recorder import read_dump
 from distsim.debug.kinds import Kind
 from distsim.debug.postmortem import examine
 from distsim.errors import UsageError
+from distsim.scenario.reproduce import reproduce
 
 
 def entry(seq: int, op: str = "all_reduce", state: str = "completed", size: int = 4, **more: Any) -> dict[str, Any]:
@@ -134,3 +137,79 @@ def test_an_empty_folder_is_a_mistake(tmp_path: Path) -> None:
         examine(tmp_path)
     with pytest.raises(UsageError, match="no such folder"):
         examine(tmp_path / "none")
+
+
+@pytest.mark.parametrize("left", ["nothing", "half a pickle", "hostile"])
+def test_a_rank_without_a_dump_is_not_healthy(left: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All is done in the dumps that are there, one is not: inconclusive, exit code 2, and what to do next."""
+    for rank in (0, 2):
+        write(tmp_path, rank, dump([entry(1)]))
+    if left != "nothing":
+        whole = pickle.dumps({"version": "2.10", "entries": [Evil()]} if left == "hostile" else dump([entry(1)]))
+        (tmp_path / "dump_1").write_bytes(whole if left == "hostile" else whole[:-40])
+    report = tmp_path.parent / "report.json"
+    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=str(report))) == 2
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("INCONCLUSIVE nothing is wrong in the records of ranks 0,2, but rank 1 left none")
+    assert "next: Find the dump of rank 1 (TORCH_FR_DUMP_TEMP_FILE" in out
+    assert "HEALTHY" not in out
+    said = json.loads(report.read_text())
+    assert (said["exit_code"], said["diagnoses"]) == (2, [])
+    assert "rank 1 left none" in said["inconclusive"]
+    with pytest.raises(UsageError, match=r"inconclusive: Nothing is wrong .* rank 1 left none"):
+        list(reproduce(tmp_path, tmp_path.parent / "found.toml"))
+
+
+def test_with_all_dumps_it_is_healthy(tmp_path: Path) -> None:
+    """Every rank of the group has its dump, and one is in a call that all came to: nothing is inconclusive."""
+    for rank in range(3):
+        write(tmp_path, rank, dump([entry(1), entry(2, state="started")]))
+    found = examine(tmp_path)
+    assert (found.diagnoses, found.inconclusive) == ([], None)
+
+
+def test_those_who_wait_for_a_rank_without_a_dump(tmp_path: Path) -> None:
+    """Ranks stand in a call of a group with the lost rank: it is the missing one, and nothing is made up of it."""
+    for rank in (0, 2):
+        write(tmp_path, rank, dump([entry(1), entry(2, state="scheduled")]))
+    (first,) = examine(tmp_path).diagnoses
+    assert (first.kind, first.culprits, first.victims) == (Kind.MISSING_RANK, (1,), (0, 2))
+    assert first.explanation.startswith("Rank 1 left no record: whether it came to all_reduce #2 on group default_pg")
+    assert "spend" not in first.suggestion
+    assert "log" in first.suggestion
+
+
+def test_who_is_known_to_be_absent_is_named_before_the_unknown(tmp_path: Path) -> None:
+    """Rank 2's dump ends before the call, rank 1 has none: rank 2 is named."""
+    write(tmp_path, 0, dump([entry(1), entry(2, state="scheduled")]))
+    write(tmp_path, 2, dump([entry(1)]))
+    (first,) = examine(tmp_path).diagnoses
+    assert (first.kind, first.culprits) == (Kind.MISSING_RANK, (2,))
+
+
+def test_a_contradiction_comes_before_the_unknown(tmp_path: Path) -> None:
+    """Ranks contradict each other in a call that a rank without a dump should be in: the contradiction is first."""
+    for rank in range(3):
+        write(tmp_path, rank, dump([entry(1), entry(2, size=8 if rank == 1 else 4, state="started")], "[0, 1, 2, 3]"))
+    first = examine(tmp_path).diagnoses[0]
+    assert (first.kind, first.culprits) == (Kind.SHAPE_MISMATCH, (1,))
+
+
+def test_a_message_for_a_rank_without_a_dump(tmp_path: Path) -> None:
+    """A receive from the lost rank: it is the missing one, and whether it sent is left open."""
+    said = entry(1, state="scheduled", is_p2p=True, p2p_seq_id=1, profiling_name="nccl:recv 0<-1", input_sizes=[])
+    write(tmp_path, 0, dump([said], "[0, 1]"))
+    (first,) = examine(tmp_path).diagnoses
+    assert (first.kind, first.culprits) == (Kind.MISSING_RANK, (1,))
+    assert "Rank 1 left no record: whether it sent it" in first.explanation
+
+
+def test_open_calls_where_nobody_says_who_is_in_the_group(tmp_path: Path) -> None:
+    """Gloo's dumps do not list members: a call that all ranks with a dump are in may lack a rank without one."""
+    for rank in range(2):
+        said = dump([entry(1, state="scheduled", retired=False)])
+        said["pg_config"] = {}
+        write(tmp_path, rank, said)
+    found = examine(tmp_path)
+    assert found.diagnoses == []
+    assert "Ranks 0,1 are still in all_reduce #1 on group default_pg" in str(found.inconclusive)
