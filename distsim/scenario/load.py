@@ -18,6 +18,7 @@ from distsim.cluster import Cluster, load_cluster
 from distsim.errors import UsageError
 from distsim.scenario.cuts import cut_off
 from distsim.scenario.fault_schema import FaultSpec, to_rule
+from distsim.scenario.functions import lacks, module_source
 from distsim.scenario.schema import ScenarioSpec
 from distsim.sim.fault_rules import CUTS, LinkFault, PartDown, Rule
 from distsim.sim.schedule import Schedule
@@ -225,6 +226,10 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
     elif scenario.file is None and scenario.function is None:
         yield f"program: expected script.py, script.py:function or module:function, got {spec.program!r}"
     else:
+        if scenario.function is not None:
+            source = scenario.file or module_source(scenario.program, scenario.path.parent)
+            if source is not None and lacks(source, scenario.function):
+                yield f"program: no function {scenario.function} in {scenario.program}"
         places = {"line": spec.expect.line, "stuck_line": spec.expect.stuck_line}
         if spec.expect.step_time is not None:
             places["step_time.line"] = spec.expect.step_time.line
