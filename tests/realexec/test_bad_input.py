@@ -248,6 +248,18 @@ def test_one_job_has_no_heading(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "jobs" not in json.loads(report.read_text())
 
 
+@pytest.mark.parametrize(("said", "width"), [("60", 60), ("", 110), ("wide", 110), ("0", 110)])
+def test_columns_holds_where_there_is_no_terminal(
+    said: str, width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Piped, the report is as wide as COLUMNS says, else 110 columns."""
+    hang(tmp_path)
+    monkeypatch.setenv("COLUMNS", said)
+    diagnose.run(argparse.Namespace(directory=tmp_path, report=None))
+    widest = max(len(line) for line in capsys.readouterr().out.splitlines())
+    assert width - 20 < widest <= width
+
+
 def test_watch_says_which_job_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of two jobs the newer is shown, in a line how to see the other; a name that is not there is one line, too."""
     two_jobs(tmp_path)
