@@ -112,7 +112,7 @@ def run_real(item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[st
         reports = {r: said for r, said in reports.items() if not _follows(said.headline)}
     verdict.ranks = reports
     if any(d.kind.value == "host_stuck" for d in told):
-        verdict.notes.append(options.patience_note)
+        verdict.notes.append(options.patience_note(away_s))
     return verdict
 
 

@@ -110,13 +110,15 @@ class Options:
             )
         return cls(**given)
 
-    @property
-    def patience_note(self) -> str:
-        """What to say where a rank was given up because it stayed away."""
-        return (
-            f"a rank may stay away for host_timeout_s={self.host_timeout_s:g} seconds; where it honestly takes longer: "
-            "host_timeout_s=... in the marker, or distsim_host_timeout_s in pytest's configuration"
-        )
+    def patience_note(self, away_s: float) -> str:
+        """What to say where a rank was given up because it stayed away for *away_s*: which limit it was."""
+        name, value = "host_timeout_s", self.host_timeout_s
+        may = f"a rank may stay away for host_timeout_s={value:g} seconds"
+        if away_s < value:
+            name, value = "timeout_s", self.timeout_s
+            may = f"a rank may stay away for {away_s:g} seconds, as the test may take timeout_s={value:g}"
+        more = f"{name}=... in the marker, or distsim_{name} in pytest's configuration"
+        return f"{may}; where it honestly takes longer: {more}"
 
     def values(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The test's arguments as this rank sees them."""

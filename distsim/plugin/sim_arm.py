@@ -42,6 +42,7 @@ def run_simulated(
             errors[int(os.environ["RANK"])] = error
             raise
 
+    away_s = min(options.host_timeout_s, options.timeout_s)
     try:
         conditions = _conditions(options)
         cluster, nodes, per_node = _room(options)
@@ -54,7 +55,7 @@ def run_simulated(
                 nnodes=nodes,
                 nproc_per_node=per_node,
                 seed=options.seed,
-                host_timeout_s=min(options.host_timeout_s, options.timeout_s),
+                host_timeout_s=away_s,
                 conditions=conditions,
                 check=False,
             )
@@ -81,7 +82,7 @@ def run_simulated(
         verdict.report = f"ranks left with exit codes {codes}"
     verdict.notes = [n for n in outcome.notes if n not in verdict.report] if verdict.report or errors else []
     if any(d.kind.value == "host_stuck" for d in told):
-        verdict.notes.append(options.patience_note)
+        verdict.notes.append(options.patience_note(away_s))
     return verdict
 
 

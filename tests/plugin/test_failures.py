@@ -160,6 +160,25 @@ def test_spin(rank):
         )
 
 
+def test_the_note_names_the_limit_that_struck(run: Run) -> None:
+    """Where the test's own limit is the shorter one, a longer host_timeout_s would be of no use."""
+    run(
+        """
+@pytest.mark.world_size(2, timeout_s=0.5)
+def test_spin(rank):
+    while rank:
+        pass
+    dist.barrier()
+"""
+    ).stdout.fnmatch_lines(
+        [
+            "* host stuck  rank 1*",
+            "note: a rank may stay away for 0.5 seconds, as the test may take timeout_s=0.5;*",
+            "* timeout_s=... in the marker*",
+        ]
+    )
+
+
 def test_a_rank_that_computes_is_alive(run: Run) -> None:
     """host_timeout_s is for ranks without a sign of life: operators go on until the test's own limit."""
     result = run(

@@ -65,6 +65,12 @@ def test_late(rank):
         time.sleep(30)
     dist.barrier()
 
+@pytest.mark.world_size(2, on="gloo", timeout_s=4)
+def test_sleeps(rank):
+    if rank == 1:
+        time.sleep(1e6)
+    dist.barrier()
+
 @pytest.mark.world_size(2, on="gloo")
 def test_slow_other(rank):
     if rank == 1:
@@ -125,7 +131,7 @@ def test_limits_of_real_ranks_say_where_everybody_is(pytester: pytest.Pytester) 
     """The test's own limit, pytest-timeout's, and torch's: none of them is told as a rank that was killed."""
     pytester.makepyfile(LIMITS)
     result = pytester.runpytest_subprocess("-p", "distsim.pytest_plugin", "-p", "no:cacheprovider", "-v")
-    result.assert_outcomes(failed=4)
+    result.assert_outcomes(failed=5)
     result.stdout.fnmatch_lines(
         [
             "the test still ran after timeout_s=4 seconds",
@@ -135,6 +141,8 @@ def test_limits_of_real_ranks_say_where_everybody_is(pytester: pytest.Pytester) 
             "Rank 1 is at *in test_theirs",
             "missing rank: rank 1 *RuntimeError: *Timed out waiting 2000ms*",
             "HANG  missing rank  rank 1  barrier*",
+            "HANG  *  rank 1*",
+            "note: a rank may stay away for 2 seconds, as the test may take timeout_s=4;*",
             "rank 1: ValueError: mine",
         ]
     )
