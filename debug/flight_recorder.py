@@ -173,7 +173,7 @@ def dump_evidence(dumps: Sequence[Dump], others: Collection[int] = ()) -> Eviden
         notes=notes,
         sources=sources(records.values()),
         hang_after_s=0.0,
-        unrecorded=missing,
+        unrecorded=frozenset(missing),
         members_guessed=guessed,
     )
 

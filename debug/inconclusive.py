@@ -48,6 +48,8 @@ def inconclusive(diagnoses: Sequence[Diagnosis], evidence: Evidence, *, dumps: b
     else:
         return None
     details = open_calls
+    if lost and open_calls and evidence.members_guessed:
+        details += (f"The records do not say whether {ranks_text(lost)} should be there, too.",)
     if not open_calls and there:
         details = (f"All calls in the records of {ranks_text(there)} are done.",)
     whose = ranks_text(lost) if lost else "every other rank of the job"

@@ -117,13 +117,12 @@ def _consequence(effect: Diagnosis | None, finding: Finding) -> str:
     return ""
 
 
-def order(found: Sequence[Diagnosis], unrecorded: Sequence[int] = ()) -> list[Diagnosis]:
+def order(found: Sequence[Diagnosis], unrecorded: frozenset[int] = frozenset()) -> list[Diagnosis]:
     """Errors before warnings, and what records show before what is guessed of *unrecorded* ranks; then what
     happened first, then what hurts most ranks."""
-    unknown = frozenset(unrecorded)
 
     def key(d: Diagnosis) -> tuple[bool, bool, float, int, tuple[int, ...]]:
         age = d.detected_after_s if d.detected_after_s is not None else -1.0
-        return (d.is_warning, bool(d.culprits) and unknown.issuperset(d.culprits), -age, -len(d.victims), d.culprits)
+        return (d.is_warning, bool(d.culprits) and unrecorded.issuperset(d.culprits), -age, -len(d.victims), d.culprits)
 
     return sorted(found, key=key)

@@ -220,7 +220,7 @@ def _from_rings(
         extra = _without_ring(some, known, world_size)
         evidence = build_evidence(some, known, world_size, extra)
         evidence.findings = findings(some, evidence, origin_of(some))
-        evidence.unrecorded = [rank for rank, state in extra.items() if state.exit_code is None]
+        evidence.unrecorded = frozenset(rank for rank, state in extra.items() if state.exit_code is None)
         diagnoses = _verdict(directory, some[0].header.job) or diagnose(evidence)
         return Found(diagnoses, evidence, complaints, inconclusive(diagnoses, evidence, dumps=False))
 

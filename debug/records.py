@@ -267,7 +267,7 @@ class Evidence:
     """Name a running rank a straggler once others have waited this long for it; None: never."""
     hang_after_s: float | None = None
     """Take a running rank for missing once others have waited this long; None: never. Post mortem: 0."""
-    unrecorded: Sequence[int] = ()
+    unrecorded: frozenset[int] = frozenset()
     """Ranks that left no record that can be read, and whose end nobody saw: nothing is known of them."""
     members_guessed: bool = False
     """The records do not say who is in a group: its members are the ranks seen to use it."""

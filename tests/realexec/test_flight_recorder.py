@@ -204,6 +204,18 @@ def test_a_message_for_a_rank_without_a_dump(tmp_path: Path) -> None:
     assert "Rank 1 left no record: whether it sent it" in first.explanation
 
 
+def test_a_group_that_may_hold_the_lost_rank(tmp_path: Path) -> None:
+    """An open call of a group whose members no dump lists, beside a rank without a dump: said, blaming nobody."""
+    for rank in (0, 2):
+        open_call = entry(1, state="scheduled", process_group=("1", "dp"))
+        write(tmp_path, rank, dump([entry(1), *([open_call] if rank == 0 else [])]))
+    found = examine(tmp_path)
+    assert found.diagnoses == []
+    said = str(found.inconclusive)
+    assert "Rank 0 is still in all_reduce #1 on group dp (rank 0), at train.py:11." in said
+    assert said.endswith("The records do not say whether rank 1 should be there, too.")
+
+
 def test_open_calls_where_nobody_says_who_is_in_the_group(tmp_path: Path) -> None:
     """Gloo's dumps do not list members: a call that all ranks with a dump are in may lack a rank without one."""
     for rank in range(2):
