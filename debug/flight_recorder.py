@@ -18,6 +18,7 @@ from typing import Any
 
 from distsim.debug.callsite import is_library_file
 from distsim.debug.evidence import sources
+from distsim.debug.explain import ranks_text
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.errors import UsageError
 
@@ -164,7 +165,9 @@ def dump_evidence(dumps: Sequence[Dump], others: Collection[int] = ()) -> Eviden
             state.site, state.stack, state.since_s = waiting[0].site, waiting[0].stack, waiting[0].issued_s
     now_s = max((call.issued_s for calls in records.values() for call in calls), default=0.0)
     missing = sorted(set(range(world_size)) - set(by_rank))
-    notes = [f"{'unreadable' if rank in others else 'no'} dump of rank {rank}" for rank in missing]
+    unreadable = set(missing) & set(others)
+    without = {"no": set(missing) - unreadable, "unreadable": unreadable}
+    notes = [f"{what} dump of {ranks_text(ranks)}" for what, ranks in without.items() if ranks]
     return Evidence(
         world_size=world_size,
         ranks=states,

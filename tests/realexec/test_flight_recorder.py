@@ -187,6 +187,12 @@ def test_who_is_known_to_be_absent_is_named_before_the_unknown(tmp_path: Path) -
     assert (first.kind, first.culprits) == (Kind.MISSING_RANK, (2,))
 
 
+def test_many_ranks_without_a_dump_take_one_line(tmp_path: Path) -> None:
+    """Of a large job, a few dumps are there: the others are named in one line, not in thousands."""
+    write(tmp_path, 0, dump([entry(1)], str(list(range(1024)))))
+    assert examine(tmp_path).complaints == ["no dump of ranks 1-1023"]
+
+
 def test_a_contradiction_comes_before_the_unknown(tmp_path: Path) -> None:
     """Ranks contradict each other in a call that a rank without a dump should be in: the contradiction is first."""
     for rank in range(3):
