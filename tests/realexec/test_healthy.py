@@ -22,10 +22,15 @@ WAYS: dict[str, dict[str, Any]] = {
     "strict": {"level": "strict"},
     "watching": {"level": "check", "nan": True, "checksum": True},
 }
+EVERY_EIGHTH = [
+    pytest.param(case, id=case.path.stem, marks=[] if number % 8 == 0 else pytest.mark.soak)
+    for number, case in enumerate(CASES)
+]
+"""For the levels at which the guard does less than at `check`."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["check", "strict", "watching"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.path.stem)
 def test_no_alarm(case: Case, way: str, zygote: Zygote, folder: Path) -> None:
     """A legal program runs to its end with exit code 0 and an empty list of diagnoses."""
@@ -35,7 +40,14 @@ def test_no_alarm(case: Case, way: str, zygote: Zygote, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.path.stem)
+@pytest.mark.parametrize("case", EVERY_EIGHTH)
+def test_no_alarm_where_calls_are_recorded_only(case: Case, zygote: Zygote, folder: Path) -> None:
+    """At level record, too."""
+    test_no_alarm(case, "record", zygote, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EVERY_EIGHTH)
 def test_level_off_leaves_nothing(case: Case, zygote: Zygote, folder: Path) -> None:
     """At level off the program runs as it does without a guard, and writes no ring."""
     result = zygote.run(case.path, case.ranks, directory=folder, level="off")

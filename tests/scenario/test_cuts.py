@@ -189,6 +189,7 @@ def test_a_host_that_is_cut_off_is_the_diagnosis_simulated_and_for_real(tmp_path
     assert "done" not in result.output
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @needs_namespaces
 def test_of_two_halves_the_one_that_was_cut_off_is_named_with_its_line(tmp_path: Path) -> None:
@@ -203,6 +204,7 @@ def test_of_two_halves_the_one_that_was_cut_off_is_named_with_its_line(tmp_path:
     assert "note: injected: n0/nic0 down, at all_reduce #50" in result.report
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @needs_namespaces
 def test_a_cut_that_heals_costs_time_only(tmp_path: Path) -> None:

@@ -193,12 +193,12 @@ dist.barrier()
 @pytest.mark.parametrize(
     ("program", "kind", "culprits"),
     [
-        (TWO_A_STEP, "uneven_iterations", (1,)),
+        pytest.param(TWO_A_STEP, "uneven_iterations", (1,), marks=pytest.mark.soak),
         (TWO_GROUPS, "uneven_iterations", (3,)),
-        (FEWER_BATCHES, "uneven_iterations", (1,)),
+        pytest.param(FEWER_BATCHES, "uneven_iterations", (1,), marks=pytest.mark.soak),
         (SKIPS_A_ROUND, "missing_rank", (1,)),
-        (STATE_OF_ONE, "extra_collective", (0,)),
-        (LOGS_ON_ONE, "op_mismatch", (0,)),
+        pytest.param(STATE_OF_ONE, "extra_collective", (0,), marks=pytest.mark.soak),
+        pytest.param(LOGS_ON_ONE, "op_mismatch", (0,), marks=pytest.mark.soak),
     ],
 )
 def test_a_real_hang_becomes_a_scenario(program: str, kind: str, culprits: tuple[int], tmp_path: Path) -> None:
