@@ -334,9 +334,10 @@ class Monitor:
     def _print(self, new: Sequence[Diagnosis], evidence: Evidence) -> None:
         from rich.console import Console
 
-        from distsim.debug.render import render_diagnoses
+        from distsim.debug.render import piped_width, render_diagnoses
 
-        console = Console(stderr=True, soft_wrap=True) if sys.stderr.isatty() else Console(file=sys.stderr, width=120)
+        tty = sys.stderr.isatty()
+        console = Console(stderr=True, soft_wrap=True) if tty else Console(file=sys.stderr, width=piped_width(120))
         with contextlib.suppress(OSError):
             console.print(render_diagnoses(new, evidence), crop=False)
             sys.stderr.flush()

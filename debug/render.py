@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phas
 from distsim.debug.stacks import StackNode, blank_addresses, format_ranks, merge_equal, merge_stacks
 from distsim.debug.verdict import Diagnosis, Stuck
 
-__all__ = ["DiagnosisReport", "render_diagnoses", "shown_tracebacks"]
+__all__ = ["DiagnosisReport", "piped_width", "render_diagnoses", "shown_tracebacks"]
 
 MAX_LINES = 8
 """Groups of ranks, cycle steps or stack frames shown of each; the JSON report has them all."""
@@ -88,6 +89,12 @@ def _inconclusive(said: Inconclusive, width: int) -> Iterator[Text]:
         yield text
     for line in (*(Line(detail) for detail in said.details), Line(f"next: {said.suggestion}", style="bold")):
         yield from _wrapped(line, width)
+
+
+def piped_width(otherwise: int) -> int:
+    """Columns of a report that goes into a pipe or a file: as COLUMNS says."""
+    said = os.environ.get("COLUMNS", "")
+    return int(said) if said.isascii() and said.isdigit() and int(said) > 0 else otherwise
 
 
 def verdict(diagnosis: Diagnosis) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,13 +44,13 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from distsim.debug.postmortem import examine, examine_jobs
-    from distsim.debug.render import render_diagnoses
+    from distsim.debug.render import piped_width, render_diagnoses
     from distsim.debug.report_json import diagnoses_to_json, exit_code
 
     judged, complaints = examine_jobs(args.directory)
     _complain(complaints if judged else [])
     several = len(judged) > 1
-    console = Console(width=_width(), highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else piped_width(110), highlight=False)
     results = [found for _, found in judged] or [examine(args.directory)]
     for number, found in enumerate(results):
         if several:
@@ -82,14 +81,6 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise UsageError(f"--report {args.report}: cannot be written ({error.strerror})") from None
     return code
-
-
-def _width() -> int | None:
-    """Of the terminal (None); where there is none, as COLUMNS says, else 110."""
-    if sys.stdout.isatty():
-        return None
-    said = os.environ.get("COLUMNS", "")
-    return int(said) if said.isascii() and said.isdigit() and int(said) > 0 else 110
 
 
 def _complain(complaints: list[str]) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from jobs import Zygote
 
 from distsim.debug.ring_reader import RingReader
+from distsim.realexec.recorder import Lane
+from distsim.realexec.strict import Strict
 
 PROGRAM = """
 import torch
@@ -143,6 +146,49 @@ for step in range(4):
     assert tensor.tolist() == [2, 2]
 dist.destroy_process_group()
 """
+
+
+THREADS = """
+import threading
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+
+
+def three():
+    for _ in range(3):
+        dist.all_reduce(torch.ones(5))
+
+
+threading.Thread(target=three).run()  # here, called from the very line of the other thread's
+thread = threading.Thread(target=three, name="another")
+thread.start()
+thread.join()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_the_thread_is_the_one_that_calls(zygote: Zygote, folder: Path) -> None:
+    """What one thread has learnt of a line is not said of another thread's calls."""
+    program = folder / "program.py"
+    program.write_text(THREADS)
+    result = zygote.run(program, 2, directory=folder)
+    assert result.codes == {0: 0, 1: 0}, result.outputs
+    reader = RingReader(next(iter(folder.glob("rank*.ring"))))
+    calls = [reader.decode(record, 0) for record in reader.since(0)[0]]
+    threads = [call.thread for call in calls if call.op == "all_reduce"]
+    assert threads == ["MainThread"] * 3 + ["another"] * 3
+
+
+def test_strict_lets_no_call_overtake_one_that_waits() -> None:
+    """A group may be called the shorter way only when no asynchronous call is queued before, and none elsewhere."""
+    strict, lane = Strict.__new__(Strict), Lane("0", (0, 1), 0)
+    for waiting, remote, ready in (([], False, True), ([object()], False, False), ([], True, False)):
+        strict._queues = {id(lane): SimpleNamespace(row=1, waiting=waiting, remote=remote)}  # type: ignore[dict-item]
+        assert strict.ready(lane) is ready
 
 
 @pytest.mark.slow
