@@ -6,7 +6,7 @@ import re
 
 from distsim.debug.records import CallRecord, RankState
 
-__all__ = ["last_words", "own_fault", "timed_out"]
+__all__ = ["aftermath", "last_words", "own_fault", "timed_out"]
 
 TIMEOUTS = re.compile(
     r"\b(?:timed out|time out|timing out|TimeoutError|"
@@ -33,6 +33,11 @@ def timed_out(exception: str | None) -> bool:
     return exception is not None and TIMEOUTS.search(exception) is not None
 
 
+def aftermath(exception: str | None) -> bool:
+    """An exception that another rank has caused, as far as its words tell."""
+    return exception is not None and (timed_out(exception) or LOSSES.search(exception) is not None)
+
+
 def own_fault(exception: str | None) -> bool:
-    """An exception that no other rank has caused, as far as its words tell."""
-    return exception is not None and not timed_out(exception) and LOSSES.search(exception) is None
+    """An exception that no other rank has caused."""
+    return exception is not None and not aftermath(exception)

@@ -49,7 +49,7 @@ def diagnose(evidence: Evidence) -> list[Diagnosis]:
             found.append(disagreement(case, pair, ()))
     found += _unwaited_deaths(case, found)
     found += stragglers(case)
-    return order(merge_findings(case, found), evidence.unrecorded)
+    return order(world, merge_findings(case, found))
 
 
 def _explain_roots(case: Case, hit: set[int]) -> list[Diagnosis]:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from distsim.debug.advice import advice
+from distsim.debug.aftermath import aftermath
 from distsim.debug.case import Case
 from distsim.debug.explain import call_text, place, ranks_text
 from distsim.debug.kinds import Kind
 from distsim.debug.records import Finding
 from distsim.debug.verdict import Diagnosis
+from distsim.debug.world import World
 
 __all__ = ["merge_findings", "order"]
 
@@ -117,12 +119,15 @@ def _consequence(effect: Diagnosis | None, finding: Finding) -> str:
     return ""
 
 
-def order(found: Sequence[Diagnosis], unrecorded: frozenset[int] = frozenset()) -> list[Diagnosis]:
-    """Errors before warnings, and what records show before what is guessed of *unrecorded* ranks; then what
-    happened first, then what hurts most ranks."""
+def order(world: World, found: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Errors before warnings, what records show before what is guessed of unrecorded ranks, and a fault before
+    an exception that only tells of a lost peer; then what happened first, then what hurts most ranks."""
+    unrecorded = world.evidence.unrecorded
 
-    def key(d: Diagnosis) -> tuple[bool, bool, float, int, tuple[int, ...]]:
+    def key(d: Diagnosis) -> tuple[bool, bool, bool, float, int, tuple[int, ...]]:
         age = d.detected_after_s if d.detected_after_s is not None else -1.0
-        return (d.is_warning, bool(d.culprits) and unrecorded.issuperset(d.culprits), -age, -len(d.victims), d.culprits)
+        guessed = bool(d.culprits) and unrecorded.issuperset(d.culprits)
+        lost = d.kind is Kind.RANK_RAISED and all(aftermath(world.states[rank].exception) for rank in d.culprits)
+        return (d.is_warning, guessed, lost, -age, -len(d.victims), d.culprits)
 
     return sorted(found, key=key)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from distsim.debug.aftermath import aftermath
 from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, Group, Phase, RankState, State, Wait
 
 __all__ = ["DEAD", "Lane", "Pairing", "World"]
@@ -206,7 +207,10 @@ class World:
             return None
         if last.state is State.FAILED or (not last.done and not last.is_async):
             return last
-        return None
+        if state.phase is Phase.KILLED or not aftermath(state.exception):
+            return None
+        # A wait in C++ (DDP's reducer) leaves no record: what was lost is the oldest call still under way.
+        return next((record for record in self.records(rank) if not record.done), None)
 
     def call_waits(self, rank: int) -> list[CallRecord]:
         """The calls the rank cannot get past, dead in one included."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -194,6 +195,20 @@ def test_killed_in_the_middle_of_a_collective() -> None:
     die_inside(evidence, 1, Phase.KILLED, signal="SIGKILL")
     (d,) = diagnose(evidence)
     assert (d.kind, d.culprits, d.victims) == (Kind.RANK_KILLED, (1,), (0, 2))
+
+
+@pytest.mark.parametrize("state", [State.ISSUED, State.COMPLETED])
+def test_lost_in_a_wait_that_left_no_record(state: State) -> None:
+    """DDP's reducer waits in C++ for a call that is recorded as under way, or done: who raised by itself is first."""
+    evidence = play(3, lambda r: [all_reduce(10), fail("ValueError: bad gradient", 23)] if r == 1 else [all_reduce(10)])
+    for rank in (0, 2):
+        lost = dataclasses.replace(evidence.records[rank][-1], seq=1, index=1, is_async=True, state=state)
+        evidence.records = {**evidence.records, rank: [*evidence.records[rank], lost]}
+        evidence.ranks[rank].phase, evidence.ranks[rank].exception = Phase.RAISED, LOST
+    first, *rest = diagnose(evidence)
+    assert (first.kind, first.culprits) == (Kind.RANK_RAISED, (1,))
+    assert first.victims == ((0, 2) if state is State.ISSUED else ())
+    assert [d.culprits for d in rest] == ([] if state is State.ISSUED else [(0, 2)])
 
 
 def test_raise_that_nobody_waits_for() -> None:
