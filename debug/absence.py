@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distsim.debug.advice import advice, no_record_advice
-from distsim.debug.aftermath import last_words, timed_out
+from distsim.debug.aftermath import aftermath, last_words, timed_out
 from distsim.debug.case import Case
 from distsim.debug.checks import same_call
 from distsim.debug.explain import are, call_text, capital, group_text, place, ranks_text, several
@@ -50,19 +50,26 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
 
 def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
     who = ranks_text(ranks)
-    they = "it" if len(ranks) == 1 else "they"
+    they, them = ("it", "it") if len(ranks) == 1 else ("they", "them")
     where = several(case.where(ranks[0]), ranks)
     running = case.world.states[ranks[0]].phase is Phase.RUNNING
-    gave_up = any(timed_out(last_words(case.world.died_inside(r), case.world.states[r])) for r in victims)
-    instead = " Or pass a longer timeout=." if running and gave_up else ""
+    said = [last_words(case.world.died_inside(r), case.world.states[r]) for r in victims]
+    gave_up = any(timed_out(words) for words in said)
     what = f"{who} never called {call_text(call)} on {group_text(call.group)}: {they} {where}."
+    suggestion = advice(Kind.STRAGGLER if running else kind, who=who, theirs=place(call.site))
+    if running and gave_up:
+        suggestion += " Or pass a longer timeout=."
+    elif running and victims and all(words is not None and aftermath(words) for words in said):
+        # A process that lives keeps its connections until its group is destroyed.
+        what += f" Connections to {them} were closed while {they} ran, as destroy_process_group() does."
+        suggestion = "Let no rank call destroy_process_group() before the others are through: dist.barrier() first."
     return case.diagnosis(
         kind,
         ranks,
         victims,
         call=call,
         explanation=f"{capital(what)} {case.waiting(call, victims)}",
-        suggestion=advice(Kind.STRAGGLER if running else kind, who=who, theirs=place(call.site)) + instead,
+        suggestion=suggestion,
         since_s=call.issued_s,
     )
 

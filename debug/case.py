@@ -79,6 +79,8 @@ class Case:
         age_s = self.age_s(state.since_s)
         if state.phase in (Phase.FROZEN, Phase.HOST_STUCK, Phase.RUNNING) and age_s is not None and age_s >= 0.1:
             text += f", for {age_s:.1f} s"
+        if state.phase in (Phase.HOST_STUCK, Phase.RUNNING) and state.silent_s is not None:
+            text += f"; none of its Python threads has run for {state.silent_s:.1f} s: one call holds the GIL"
         return text
 
     def age_s(self, since_s: float | None) -> float | None:

@@ -39,6 +39,9 @@ MANY_RANKS_WINDOW = 1024
 STILL_S = 0.3
 """A main thread that stood this long inside a library is blocked there, if a call of its own is under way."""
 
+SILENT_S = 1.0
+"""A heartbeat this old (it beats ten times a second) means that no thread of the process gets the interpreter."""
+
 
 @dataclass
 class Snapshot:
@@ -118,6 +121,10 @@ def rank_state(
     if process is not None and process.state == "T":
         state.phase = Phase.FROZEN
         return state
+    beat_ns = reader.word(rings.W_BEAT)
+    if process is not None and beat_ns and life in (rings.LIFE_STARTED, rings.LIFE_JOINED):
+        silent_s = (now_ns - beat_ns) / 1e9
+        state.silent_s = silent_s if silent_s > SILENT_S else None
     if not waiting:
         waiting = _implicit(reader, records, unfinished, inner, process, now_ns)
     if waiting:

@@ -128,7 +128,8 @@ def exception_text(state: RankState) -> str | None:
 
 def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None) -> str:
     """Where a rank is, as the rest of a sentence: `waits in barrier #3 ..., at train.py:9`."""
-    at = f", at {place(state.site, function=True)}" if state.site else ""
+    seen = "" if state.silent_s is None else "last seen "
+    at = f", {seen}at {place(state.site, function=True)}" if state.site else ""
     match state.phase:
         case Phase.BLOCKED:
             listed = list(waits)
@@ -158,9 +159,9 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
         case Phase.HOST_STUCK:
             return f"is stuck outside torch.distributed{at}"
         case Phase.ABSENT:
-            seen = f", last seen at {place(state.site, function=True)}" if state.site is not None else ""
-            return f"never joined the rendezvous{seen}"
+            at = f", last seen at {place(state.site, function=True)}" if state.site is not None else ""
+            return f"never joined the rendezvous{at}"
         case _:
             if state.site is not None:
-                return f"is at {place(state.site, function=True)}"
+                return f"{'was' if seen else 'is'} {seen}at {place(state.site, function=True)}"
             return f"runs, after {call_text(last)}" if last is not None else "runs"

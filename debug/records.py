@@ -226,6 +226,8 @@ class RankState:
     pid: int | None = None
     over: bool = False
     """It was killed after its program and all its calls had ended: while the interpreter went down."""
+    silent_s: float | None = None
+    """It lives, but none of its Python threads has run for so long: one of them holds the interpreter (the GIL)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ _PLAIN = (
     "error",
     "index",
 )
+_STATE = ("since_s", "exit_code", "signal", "exception", "traceback", "host", "pid", "over", "silent_s")
 _TUPLES = ("dtypes", "input_splits", "output_splits", "new_ranks")
 _SHAPES = ("input_shapes", "output_shapes")
 
@@ -69,14 +70,7 @@ def _state(state: RankState, stacks: dict[tuple[Site, ...], int]) -> dict[str, A
         "waits": [_wait(wait) for wait in state.waits],
         "site": _site(state.site),
         "stack": stacks.setdefault(tuple(state.stack), len(stacks)),
-        "since_s": state.since_s,
-        "exit_code": state.exit_code,
-        "signal": state.signal,
-        "exception": state.exception,
-        "traceback": state.traceback,
-        "host": state.host,
-        "pid": state.pid,
-        "over": state.over,
+        **{name: getattr(state, name) for name in _STATE},
     }
 
 
@@ -134,10 +128,7 @@ def evidence_from_json(
             waits=tuple(w for wait in entry["waits"] if (w := _read_wait(wait, by_index)) is not None),
             site=_read_site(entry["site"]),
             stack=stacks[entry["stack"]],
-            **{
-                name: entry[name]
-                for name in ("since_s", "exit_code", "signal", "exception", "traceback", "host", "pid", "over")
-            },
+            **{name: entry[name] for name in _STATE},
         )
     findings = []
     for entry in said["findings"]:

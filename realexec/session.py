@@ -22,6 +22,7 @@ from distsim.debug.levels import Level, Settings
 from distsim.debug.ring import RingWriter
 from distsim.realexec.heartbeat import Heartbeat
 from distsim.realexec.recorder import Recorder, frames_of
+from distsim.realexec.tracebacks import hide_own_frames
 
 __all__ = ["Session"]
 
@@ -130,6 +131,7 @@ class Session:
 
     def raised(self, error: BaseException) -> None:
         """The program ends with this exception."""
+        hide_own_frames(error)
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
             self.ring.header(rings.W_EXIT_CODE, 1000 + code)

@@ -177,6 +177,30 @@ def test_a_longer_timeout_is_advice_after_a_timeout(exception: str, longer: bool
     assert ("longer timeout" in d.suggestion) is longer
 
 
+def test_who_closes_its_connections_and_lives_has_destroyed_the_group() -> None:
+    """A rank that runs, but whose connections are gone, spends its time on nothing: it left the group early."""
+    evidence = play(3, lambda r: [run(50)] if r == 1 else [all_reduce(10)])
+    for rank in (0, 2):
+        die_inside(evidence, rank, Phase.RAISED, 1.0, exception=LOST)
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (1,), (0, 2))
+    assert "Connections to it were closed while it ran" in d.explanation
+    assert "destroy_process_group() before" in d.suggestion
+    die_inside(evidence, 2, Phase.RAISED, 1.0, exception="RuntimeError: timed out")
+    (d,) = diagnose(evidence)
+    assert "destroy" not in d.explanation + d.suggestion
+
+
+def test_who_holds_the_interpreter_is_said_to() -> None:
+    """A heartbeat that stands still with its process alive: where the rank was seen last may not be where it is."""
+    evidence = play(2, lambda r: [run(50)] if r == 1 else [all_reduce(10)])
+    evidence.ranks[1].phase, evidence.ranks[1].silent_s = Phase.HOST_STUCK, 3.25
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits) == (Kind.HOST_STUCK, (1,))
+    assert "last seen at train.py:50" in d.explanation
+    assert "none of its Python threads has run for 3.2 s: one call holds the GIL" in d.explanation
+
+
 def test_connection_reset_follows_the_killed() -> None:
     """Ranks that raise because a peer's process is gone are victims of the kill."""
     evidence = play(4, lambda r: [all_reduce(10), killed()] if r == 2 else [all_reduce(10), barrier(11)])

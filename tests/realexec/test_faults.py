@@ -91,6 +91,7 @@ def held_against_its_head(case: Case, first: Diagnosis, exit_code: int, text: st
     assert first.kind.value in case.head["kind"].split("|"), text
     assert first.culprits == case.culprits, text
     assert str(exit_code) in case.head["exit"].split("|"), text
+    assert case.head.get("says", "") in " ".join(text.split()), text
     if case.lines():
         assert lines(first), text
         assert lines(first) <= set(case.lines()), text

@@ -3,6 +3,7 @@
 # culprits: 1
 # exit: 3
 # hang_after: 1.5
+# says: one call holds the GIL
 
 import torch
 import torch.distributed as dist
