@@ -9,13 +9,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distsim.errors import UsageError
+from distsim.errors import DistsimError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from distsim.scenario import Result, Scenario
+    from distsim.scenario.load import BadFile
 
 __all__ = ["add_parser"]
 
+USAGE = 2
 EXPECTATION_FAILED = 5
 
 
@@ -52,46 +56,77 @@ def _add_run(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from distsim.scenario import load_scenarios
-    from distsim.scenario.suite import matching, run_suite
+    from distsim.scenario.result import NOT_RUN, Result
+    from distsim.scenario.suite import run_suite
 
     if args.workers < 1:
         raise UsageError(f"-n: expected at least one worker, got {args.workers}")
     if args.explore is not None and args.explore < 1:
         raise UsageError(f"--explore: expected at least one schedule, got {args.explore}")
-    if args.explore is not None and args.junit is not None:
-        raise UsageError("--explore prints what it finds and writes no --junit; give one of the two")
     if args.explore is not None and args.schedule is not None:
         raise UsageError("--explore tries schedules of its own, --schedule replays one; give one of the two")
     for flag, path in (("--junit", args.junit),):
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise UsageError(f"{flag} {path}: no folder {Path(path).parent}; create it first")
+    scenarios, bad = _chosen(args)
+    results = [Result(file.name, str(file.path), list(file.faults), kind=NOT_RUN) for file in bad]
+    if not scenarios:  # nothing runs, so nothing is reported but the files' own faults
+        if not bad:
+            raise UsageError(f"no scenario fits -k {args.expression!r}")
+        _write(results, args.junit)
+        raise UsageError("\n".join(map(str, bad)))
+    for result in results:
+        _show(result, args.verbose)
+    began = time.perf_counter()
+    if args.explore is not None:
+        results += _explore(scenarios, args.explore)
+    else:
+        for result in run_suite(scenarios, args.workers, args.update_baselines):
+            results.append(result)
+            _show(result, args.verbose)
+        print(f"{_count(results)} in {time.perf_counter() - began:.1f} s")
+    _write(results, args.junit)
+    if not all(result.ran for result in results):
+        return USAGE
+    return 0 if all(result.passed for result in results) else EXPECTATION_FAILED
+
+
+def _chosen(args: argparse.Namespace) -> tuple[list[Scenario], list[BadFile]]:
+    """The scenarios that the flags mean, as the flags change them, and the files that cannot run."""
+    from distsim.scenario import load_scenarios
+    from distsim.scenario.load import BadFile
+    from distsim.scenario.suite import matching
+
     meant = matching(args.expression)
     changes = {name: getattr(args, name) for name in ("seed", "schedule", "backend") if getattr(args, name) is not None}
-    scenarios = [s.changed(**changes) if changes else s for s in load_scenarios(args.paths) if meant(s)]
-    if not scenarios:
-        raise UsageError(f"no scenario fits -k {args.expression!r}")
-    if args.explore is not None:
-        return _explore(scenarios, args.explore)
-    results = []
-    began = time.perf_counter()
-    for result in run_suite(scenarios, args.workers, args.update_baselines):
-        results.append(result)
-        _show(result, args.verbose)
-    if args.junit is not None:
+    bad: list[BadFile] = []
+    scenarios = []
+    for scenario in filter(meant, load_scenarios(args.paths, bad)):
+        try:
+            scenarios.append(scenario.changed(**changes) if changes else scenario)
+        except BadFile as error:
+            bad.append(error)
+    return scenarios, list(filter(meant, bad))
+
+
+def _write(results: Sequence[Result], junit: str | None) -> None:
+    if junit is not None:
         from distsim.scenario.junit import write_junit
 
-        write_junit(results, args.junit)
-    failed = [result for result in results if not result.passed]
-    total_s = time.perf_counter() - began
-    print(f"{len(results) - len(failed)} passed, {len(failed)} failed in {total_s:.1f} s")
-    return EXPECTATION_FAILED if failed else 0
+        write_junit(results, junit)
+
+
+def _count(results: Sequence[Result]) -> str:
+    passed = sum(result.passed for result in results)
+    left_out = sum(not result.ran for result in results)
+    more = f", {left_out} not run" if left_out else ""
+    return f"{passed} passed, {len(results) - passed - left_out} failed{more}"
 
 
 def _show(result: Result, verbose: bool) -> None:
     from distsim.scenario.github import annotation, on_github
 
-    word = "ok    " if result.passed else "FAILED"
+    word = "ok    " if result.passed else "FAILED" if result.ran else "ERROR "
     print(f"{word} {result.name}  ({result.verdict}, {result.wall_s:.2f} s)", flush=True)
     if not result.passed or verbose:
         print("\n".join(f"    {line}" if line else "" for line in result.text.splitlines()) + "\n", flush=True)
@@ -99,19 +134,23 @@ def _show(result: Result, verbose: bool) -> None:
         print(annotation(result), flush=True)
 
 
-def _explore(scenarios: list[Scenario], num: int) -> int:
+def _explore(scenarios: list[Scenario], num: int) -> Iterator[Result]:
     from distsim.scenario.explore import explore
     from distsim.scenario.github import annotation, on_github
+    from distsim.scenario.result import NOT_RUN, Result
 
-    code = 0
     for scenario in scenarios:
-        found = explore(scenario, num, progress=sys.stderr.isatty())
-        print(found.text)
-        if found.failing is not None:
-            code = EXPECTATION_FAILED
-            if on_github(os.environ):
-                print(annotation(found.failing), flush=True)
-    return code
+        try:
+            found = explore(scenario, num, progress=sys.stderr.isatty())
+        except DistsimError as error:
+            refused = Result(scenario.name, str(scenario.path), [str(error)], kind=NOT_RUN)
+            _show(refused, verbose=True)
+            yield refused
+            continue
+        print(found.text, flush=True)
+        if found.failing is not None and on_github(os.environ):
+            print(annotation(found.failing), flush=True)
+        yield found.result
 
 
 def _new(args: argparse.Namespace) -> int:

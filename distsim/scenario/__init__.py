@@ -3,7 +3,8 @@ command-line input and test at once."""
 
 from __future__ import annotations
 
-from distsim.scenario.load import Scenario, find_scenarios, is_scenario, load_scenario, load_scenarios
+from distsim.scenario.find import find_scenarios, is_scenario, load_scenarios
+from distsim.scenario.load import Scenario, load_scenario
 from distsim.scenario.result import Result
 from distsim.scenario.run import run_scenario
 

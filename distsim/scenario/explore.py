@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ MIN_DELAY_S = 1e-3
 ordinary run, and at least this."""
 OF_TIME = ("step_time", "virtual_time_below_s", "busbw_above", "utilisation_below")
 """Expectations that delays would break: they say nothing about order."""
+_perf_counter = time.perf_counter
 
 
 @dataclass(slots=True)
@@ -37,23 +39,47 @@ class Explored:
     num_tries: int = 0
     """Runs that shrinking took."""
 
+    wall_s: float = 0.0
+
     @property
     def text(self) -> str:
         """For people: how many fail, how, and how to see the shortest again."""
-        schedules = "1 schedule" if self.num_schedules == 1 else f"{self.num_schedules} schedules"
-        fail = f"{self.num_failing} {'fails' if self.num_failing == 1 else 'fail'}"
-        head = f"{self.scenario.name}: {schedules}, {fail}"
+        head = f"{self.scenario.name}: {self._count}"
         if self.failing is None:
             return head
-        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.kinds.items(), key=lambda k: (-k[1], k[0])))
-        origin = "the ordinary schedule" if self.seed is None else f"seed {self.seed}, shrunk in {self.num_tries} runs"
         body = "\n".join(f"    {line}".rstrip() for line in self.failing.text.splitlines())
-        return f"{head} ({kinds})\n  shortest: {self.schedule} ({origin})\n{body}"
+        return f"{head}\n  {self._shortest}\n{body}"
+
+    @property
+    def result(self) -> Result:
+        """The same as one result, for JUnit: the shortest failure's, its report led by how many fail."""
+        if self.failing is None:
+            return Result(self.scenario.name, str(self.scenario.path), wall_s=self.wall_s)
+        report = f"{self._count}\n{self._shortest}\n\n{self.failing.report}"
+        return replace(self.failing, report=report, wall_s=self.wall_s)
+
+    @property
+    def _count(self) -> str:
+        schedules = "1 schedule" if self.num_schedules == 1 else f"{self.num_schedules} schedules"
+        fail = f"{self.num_failing} {'fails' if self.num_failing == 1 else 'fail'}"
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.kinds.items(), key=lambda k: (-k[1], k[0])))
+        return f"{schedules}, {fail} ({kinds})" if kinds else f"{schedules}, {fail}"
+
+    @property
+    def _shortest(self) -> str:
+        origin = "the ordinary schedule" if self.seed is None else f"seed {self.seed}, shrunk in {self.num_tries} runs"
+        return f"shortest: {self.schedule} ({origin})"
 
 
 def explore(scenario: Scenario, num: int, progress: bool = False) -> Explored:
     """Run *scenario* under its ordinary and *num* random schedules."""
-    scenario = _timeless(scenario)
+    started = _perf_counter()
+    explored = _explore(_timeless(scenario), num, progress)
+    explored.wall_s = _perf_counter() - started
+    return explored
+
+
+def _explore(scenario: Scenario, num: int, progress: bool) -> Explored:
     ordinary, calls = _attempt(scenario, Schedule())
     if not ordinary.passed:
         return Explored(scenario, 1, 1, {ordinary.verdict: 1}, ordinary, Schedule())

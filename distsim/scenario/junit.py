@@ -16,10 +16,12 @@ _ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]
 
 
 def write_junit(results: Sequence[Result], path: str) -> None:
-    """Write *results* to *path*; the report is the text of each failure."""
-    failed = sum(not result.passed for result in results)
+    """Write *results* to *path*; the report is the text of each failure. What could not run is an error."""
+    failed = sum(result.ran and not result.passed for result in results)
+    errors = sum(not result.ran for result in results)
     total_s = sum(result.wall_s for result in results)
-    figures = {"tests": str(len(results)), "failures": str(failed), "errors": "0", "time": f"{total_s:.3f}"}
+    figures = {"tests": str(len(results)), "failures": str(failed), "errors": str(errors)}
+    figures["time"] = f"{total_s:.3f}"
     suites = ET.Element("testsuites", {"name": "distsim", **figures})
     suite = ET.SubElement(suites, "testsuite", {"name": "distsim scenarios", "skipped": "0", **figures})
     for result in results:
@@ -28,7 +30,8 @@ def write_junit(results: Sequence[Result], path: str) -> None:
             suite, "testcase", classname=folder, name=name, time=f"{result.wall_s:.3f}", file=result.path
         )
         if not result.passed:
-            failure = ET.SubElement(case, "failure", message=_clean(result.wrong[0]), type=result.verdict)
+            word = "failure" if result.ran else "error"
+            failure = ET.SubElement(case, word, message=_clean(result.wrong[0]), type=result.verdict)
             failure.text = _clean(result.text)
     ET.indent(suites)
     Path(path).write_bytes(ET.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n")

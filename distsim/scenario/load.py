@@ -23,7 +23,26 @@ from distsim.scenario.schema import ScenarioSpec
 from distsim.sim.fault_rules import CUTS, LinkFault, PartDown, Rule
 from distsim.sim.schedule import Schedule
 
-__all__ = ["FAULTS", "Scenario", "find_scenarios", "is_scenario", "load_scenario", "load_scenarios", "read_faults"]
+__all__ = ["FAULTS", "BadFile", "Scenario", "check", "load_scenario", "read_faults"]
+
+
+class BadFile(UsageError):
+    """A scenario file that cannot run: all its *faults*, each one line with its path in the file."""
+
+    def __init__(self, path: Path, faults: Sequence[str]) -> None:
+        self.path, self.faults = path, list(faults)
+        some = [f"{path}: {len(faults)} faults", *(f"  {fault}" for fault in faults)]
+        super().__init__(f"{path}: {faults[0]}" if len(faults) == 1 else "\n".join(some))
+
+    @property
+    def name(self) -> str:
+        """As that of a scenario."""
+        return _name(self.path)
+
+
+def _name(path: Path) -> str:
+    """Folder and file without suffix: hangs/missing_rank."""
+    return f"{path.resolve().parent.name}/{path.stem}"
 
 
 @dataclass(frozen=True)
@@ -36,7 +55,7 @@ class Scenario:
     @property
     def name(self) -> str:
         """Folder and file without suffix: hangs/missing_rank."""
-        return f"{self.path.resolve().parent.name}/{self.path.stem}"
+        return _name(self.path)
 
     @property
     def program(self) -> str:
@@ -110,56 +129,17 @@ class Scenario:
         return check({**self.data, **values}, self.path)
 
 
-def is_scenario(path: Path) -> bool:
-    """Whether a TOML file means to be a scenario: it has a program, and says what it expects."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return "program" in data and ("expect" in data or "faults" in data or data.get("schema", "") != "")
-
-
-def find_scenarios(paths: Sequence[str | Path]) -> list[Path]:
-    """Scenario files: those named, and those in the folders named, in order of their paths."""
-    found: dict[Path, None] = {}
-    for given in paths:
-        path = Path(given)
-        if path.is_dir():
-            inside = [p for p in sorted(path.rglob("*.toml")) if is_scenario(p)]
-            if not inside:
-                raise UsageError(f"no scenario in {path}: expected .toml files with program and [expect]")
-            found.update(dict.fromkeys(inside))
-        elif path.exists():
-            found[path] = None
-        else:
-            raise UsageError(f"no scenario {path}: no such file or folder")
-    return list(found)
-
-
-def load_scenarios(paths: Sequence[str | Path]) -> list[Scenario]:
-    """All of them, or one `UsageError` with every fault of every file."""
-    scenarios, wrong = [], []
-    for path in find_scenarios(paths):
-        try:
-            scenarios.append(load_scenario(path))
-        except UsageError as error:
-            wrong.append(str(error))
-    if wrong:
-        raise UsageError("\n".join(wrong))
-    return scenarios
-
-
 def load_scenario(path: str | Path) -> Scenario:
-    """One scenario; `UsageError` names every fault of the file."""
+    """One scenario; `BadFile` names every fault of the file."""
     path = Path(path)
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+        raise BadFile(path, [f"cannot be read ({error.strerror})"]) from None
     except UnicodeDecodeError:
-        raise UsageError(f"{path}: expected UTF-8 text") from None
+        raise BadFile(path, ["expected UTF-8 text"]) from None
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: expected TOML: {error}") from None
+        raise BadFile(path, [f"expected TOML: {error}"]) from None
     return check(data, path)
 
 
@@ -176,11 +156,11 @@ def check(data: Mapping[str, Any], path: Path) -> Scenario:
         try:  # what is left may have faults of another sort
             spec = ScenarioSpec.model_validate(data)
         except ValidationError:
-            _complain(path, wrong)
+            raise BadFile(path, wrong) from None
     scenario = Scenario(path, spec)
     wrong += _beyond_the_schema(scenario, numbers or range(len(spec.faults)))
     if wrong:
-        _complain(path, wrong)
+        raise BadFile(path, wrong)
     return scenario
 
 
@@ -210,12 +190,6 @@ def _without(data: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]) -> t
     if isinstance(faults, list) and faults:
         left["faults"] = [faults[number] for number in numbers]
     return left, numbers
-
-
-def _complain(path: Path, faults: Sequence[str]) -> typing.NoReturn:
-    if len(faults) == 1:
-        raise UsageError(f"{path}: {faults[0]}")
-    raise UsageError("\n".join([f"{path}: {len(faults)} faults", *(f"  {fault}" for fault in faults)]))
 
 
 def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Iterator[str]:

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distsim.sim.limits import Limits
 
-__all__ = ["Result"]
+__all__ = ["NOT_RUN", "Result"]
+
+NOT_RUN = "not run"
+"""The kind of a scenario whose file, or whose surroundings, do not let it run."""
 
 
 @dataclass(slots=True)
 class Result:
-    """One scenario that ran. It passed where *wrong* is empty."""
+    """One scenario that ran, or could not. It passed where *wrong* is empty."""
 
     name: str
     path: str
@@ -45,6 +48,10 @@ class Result:
         return not self.wrong
 
     @property
+    def ran(self) -> bool:
+        return self.kind != NOT_RUN
+
+    @property
     def verdict(self) -> str:
         """What came of it in a few words: the diagnosis, the limit that ended it, an exit code nobody explains."""
         words = [] if self.kind == "healthy" and (self.limit or self.exit_code) else [self.kind]
@@ -71,5 +78,6 @@ class Result:
                 f"printed (last {len(shown)} of {len(lines)} lines):",
                 *(f"  {line}" for line in shown),
             ]
-        parts += ["", f"replay: {self.replay}"]
+        if self.replay:
+            parts += ["", f"replay: {self.replay}"]
         return "\n".join(parts).strip() + "\n"

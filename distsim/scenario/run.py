@@ -23,7 +23,7 @@ from distsim.scenario.baseline import baseline_path
 from distsim.scenario.expect import Observed, mistakes
 from distsim.scenario.figures import figures
 from distsim.scenario.load import Scenario
-from distsim.scenario.result import Result
+from distsim.scenario.result import NOT_RUN, Result
 from distsim.sim.conditions import Conditions
 from distsim.sim.fault_rules import Rule
 from distsim.sim.limits import Limits
@@ -51,9 +51,7 @@ def run_scenario(scenario: Scenario, *, update_baseline: bool = False) -> Result
             outcome, output, conditions = simulate_scenario(scenario)
             result = observe(scenario, outcome, output, conditions, update_baseline=update_baseline)
     except DistsimError as error:
-        result = Result(
-            scenario.name, str(scenario.path), [str(error)], replay=replay_command(scenario), kind="not run"
-        )
+        result = Result(scenario.name, str(scenario.path), [str(error)], replay=replay_command(scenario), kind=NOT_RUN)
     result.wall_s = _perf_counter() - started
     return result
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from distsim.errors import UsageError
-from distsim.scenario.load import Scenario
+from distsim.scenario.load import BadFile, Scenario
 from distsim.scenario.result import Result
 from distsim.scenario.run import run_scenario
 
@@ -18,9 +18,9 @@ __all__ = ["matching", "run_one", "run_suite"]
 _TOKEN = re.compile(r"\s*(\(|\)|[^\s()]+)")
 
 
-def matching(expression: str | None) -> Callable[[Scenario], bool]:
+def matching(expression: str | None) -> Callable[[Scenario | BadFile], bool]:
     """Whether a scenario is meant by `-k EXPRESSION`: parts of its name with and, or, not and brackets.
-    A scenario that takes long is also called slow."""
+    A scenario that takes long is also called slow; of a bad file only the name is known."""
     if not expression:
         return lambda _: True
     words: list[str] = []
@@ -36,8 +36,11 @@ def matching(expression: str | None) -> Callable[[Scenario], bool]:
     except SyntaxError:
         raise UsageError(f"-k {expression!r}: expected words with and, or, not and brackets") from None
 
-    def meant(scenario: Scenario) -> bool:
-        name = f"{scenario.name} {scenario.spec.program} {'slow' if scenario.spec.slow else ''}".lower()
+    def meant(scenario: Scenario | BadFile) -> bool:
+        name = scenario.name
+        if isinstance(scenario, Scenario):
+            name += f" {scenario.spec.program} {'slow' if scenario.spec.slow else ''}"
+        name = name.lower()
         return bool(eval(code, {"__builtins__": {}, "word": lambda number: words[number] in name}))
 
     return meant

@@ -300,14 +300,16 @@ def test_scenario_files_are_tests(run: Run, pytester: pytest.Pytester) -> None:
     pytester.makefile(".toml", good="program = 'p.py'\non = 'ethernet-cpu:1'\n[expect]\nkind = 'healthy'\n")
     pytester.makefile(".toml", bad="program = 'p.py'\non = 'ethernet-cpu:1'\n[expect]\nkind = 'missing_rank'\n")
     pytester.makefile(".toml", wrong="program = 'p.py'\nprogramm = 1\n[expect]\n")
+    pytester.makefile(".toml", half="program = 'p.py'\n[expect\n")
     pytester.path.joinpath("p.py").write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
     result = run("", "-v")
-    result.assert_outcomes(passed=1, failed=2)
+    result.assert_outcomes(passed=1, failed=3)
     result.stdout.fnmatch_lines(
         [
             "good.toml::good PASSED*",
             "*expect.kind: expected missing_rank, got healthy*",
             "*replay: distsim scenario run *bad.toml*",
+            "*half.toml: expected TOML: *",
             "*programm: unknown key*did you mean 'program'*",
         ]
     )

@@ -51,6 +51,62 @@ def test_a_wrong_file_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "program: no script x.py" in told
 
 
+def test_a_wrong_file_among_others_stops_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others run; it is an error of its own with all its faults, in JUnit and on GitHub too, and exit code 2."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    made(tmp_path, "[expect]")
+    made(tmp_path, "[expect]\nkind = 'missing_rank'", name="other")
+    (tmp_path / "bad.toml").write_text("program = 'made.py'\nbackend = 'mpi'\n[expect]\nkin = 1\n")
+    (tmp_path / "open.toml").write_text("program = 'made.py'\n[expect\n")
+    assert main(["scenario", "run", ".", "--junit", "out.xml"]) == 2
+    out = capsys.readouterr().out
+    assert "1 passed, 1 failed, 2 not run" in out
+    assert "\n    backend: expected 'sim' or 'gloo'" in out
+    assert "\n    expect.kin: unknown key" in out
+    assert "::error file=bad.toml,line=1,title=scenario" in out
+    root = ET.parse(tmp_path / "out.xml").getroot()
+    assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("4", "1", "2")
+    errors = {case.get("name"): error.text for case in root.iter("testcase") for error in case.findall("error")}
+    assert set(errors) == {"bad", "open"}
+    assert "expected TOML: " in str(errors["open"])
+    assert "expect.kin: unknown key" in str(errors["bad"])
+    assert main(["scenario", "run", ".", "-k", "made", "--junit", "out.xml"]) == 0
+
+
+def test_wrong_files_alone_are_in_junit_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message is what it is without --junit; a CI server sees the error."""
+    (tmp_path / "x.toml").write_text("program = 'x.py'\n[expect]\nkin = 1\n")
+    out = tmp_path / "out.xml"
+    assert main(["scenario", "run", str(tmp_path), "--junit", str(out)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "x.toml: 2 faults" in said.err
+    error = ET.parse(out).getroot().find("testsuite/testcase/error")
+    assert error is not None
+    assert "expect.kin" in str(error.text)
+
+
+def test_a_scenario_that_cannot_run_here_is_no_failed_expectation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What only running tells (no network namespaces) is an error as well, with and without --explore."""
+
+    def refuse(*_: object) -> None:
+        raise UsageError("not here")
+
+    for place in ("run", "explore"):
+        monkeypatch.setattr(f"distsim.scenario.{place}.simulate_scenario", refuse)
+    made(tmp_path, "[expect]")
+    for flags in ([], ["--explore", "3"]):
+        assert main(["scenario", "run", str(tmp_path), *flags, "--junit", str(tmp_path / "out.xml")]) == 2
+        assert "not here" in capsys.readouterr().out
+        assert ET.parse(tmp_path / "out.xml").getroot().get("errors") == "1"
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -58,7 +114,6 @@ def test_a_wrong_file_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["-k", "a b"], "expected words with and, or, not"),
         (["-n", "0"], "expected at least one worker"),
         (["--explore", "0"], "expected at least one schedule"),
-        (["--explore", "9", "--junit", "x.xml"], "writes no --junit"),
         (["--explore", "9", "--schedule", "buffered"], "--schedule replays one; give one of the two"),
         (["--junit", "/nowhere/x.xml"], "no folder /nowhere"),
         (["--schedule", "backwards"], "expected a schedule"),
@@ -100,6 +155,24 @@ def test_what_explore_finds_is_annotated(
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("::error file=made.py,line=12,title=scenario ")
     assert " --schedule " in last
+
+
+def test_what_explore_finds_is_in_junit(tmp_path: Path) -> None:
+    """A testcase for each scenario; the text of one that fails has the report, and the command that replays it."""
+    made(tmp_path, "[expect]")
+    made(tmp_path, "[expect]", RACE, name="race")
+    out = tmp_path / "out.xml"
+    assert main(["scenario", "run", str(tmp_path), "--explore", "30", "--junit", str(out)]) == 5
+    cases = {case.get("name"): case for case in ET.parse(out).getroot().iter("testcase")}
+    assert list(cases["made"]) == []
+    failure = cases["race"].find("failure")
+    assert failure is not None
+    text = str(failure.text)
+    assert "30 schedules, " in text
+    assert "\nshortest: rank1@" in text
+    assert "AssertionError: rank 1 came last" in text
+    assert "\nreplay: distsim scenario run " in text
+    assert " --schedule " in text
 
 
 def test_words_choose_scenarios(tmp_path: Path) -> None:

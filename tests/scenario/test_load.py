@@ -112,7 +112,10 @@ def test_only_scenarios_are_found_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     (tmp_path / "deeper").mkdir()
     made(tmp_path / "deeper", "[expect]")
+    (tmp_path / "half.toml").write_text("program = [\n")
     assert [p.name for p in find_scenarios([tmp_path])] == ["made.toml", "made.toml"]
+    (tmp_path / "half.toml").write_text("program = 'made.py'\n[expect\n")  # it means to be one
+    assert [p.name for p in find_scenarios([tmp_path])] == ["made.toml", "half.toml", "made.toml"]
     with pytest.raises(UsageError, match="no such file or folder"):
         find_scenarios([tmp_path / "nowhere"])
 
