@@ -158,6 +158,7 @@ def backends(rank: int, world_size: int, place: Place) -> dict[str, Any]:
             found[f"{name} config"] = dist.get_backend_config()
             if kind != "undefined":
                 found[f"{name} works"] = works()["sum"]
+            meet(place, f"backend-{i}", world_size)
             dist.destroy_process_group()
     for kind in ("nonsense", "cpu:nonsense", "cpu", "cpu:gloo,cpu:gloo"):
         said = error_of(
@@ -169,6 +170,7 @@ def backends(rank: int, world_size: int, place: Place) -> dict[str, Any]:
         )
         found[f"bad {kind}"] = said
         if dist.is_initialized():
+            meet(place, f"bad-{kind}", world_size)
             dist.destroy_process_group()
     return found
 
