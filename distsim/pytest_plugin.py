@@ -108,6 +108,17 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
         item.obj = body
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """pytest-timeout's method 'thread' ends all of pytest: on simulated ranks it is enough to end the test."""
+    marker = item.get_closest_marker("world_size")
+    if marker is None or settings.method != "thread" or "sim" not in marker.kwargs.get("on", "sim"):
+        return None
+    from distsim.plugin.timeouts import set_timer
+
+    return set_timer(item, settings)
+
+
 def pytest_enter_pdb() -> None:
     """Somebody thinks at a prompt inside a simulated rank: no limit of wall time ends that."""
     task = sys.modules.get("distsim.sim.task")  # which nobody imports for a prompt outside of it

@@ -6,7 +6,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +16,9 @@ from distsim.plugin.place import Options
 from distsim.plugin.rank_report import describe
 from distsim.plugin.shared_fixtures import NoCopy
 from distsim.plugin.verdict import Verdict, columns, whole
+
+if TYPE_CHECKING:
+    from distsim.plugin.timeouts import TimedConditions
 
 __all__ = ["run_simulated"]
 
@@ -44,7 +47,7 @@ def run_simulated(
 
     away_s = min(options.host_timeout_s, options.timeout_s)
     try:
-        conditions = _conditions(options)
+        conditions = vars(item)["distsim_conditions"] = _conditions(options)
         cluster, nodes, per_node = _room(options)
         with warnings.catch_warnings(), _torch_logs_nothing():
             warnings.filterwarnings("ignore", module=r"torch\.")  # torch's own, as real ranks would print them
@@ -98,18 +101,18 @@ def _torch_logs_nothing() -> Iterator[None]:
         log.disabled = before
 
 
-def _where(conditions: Any) -> str:
-    """Where every rank was when a run was cut short."""
+def _where(conditions: TimedConditions) -> str:
+    """Where every rank was when a run was cut short; the diagnosis says it where there is one."""
     from distsim.debug.diagnosis import diagnose
     from distsim.debug.render import render_diagnoses
     from distsim.report.whereabouts import whereabouts
 
-    evidence = conditions.evidence
+    evidence = conditions.seen
     if evidence is None:
         return ""
     diagnoses = diagnose(evidence)
-    report = render_diagnoses(diagnoses, evidence).plain(columns()) if diagnoses else ""
-    return "\n".join([*whereabouts(evidence), report]).rstrip()
+    text = render_diagnoses(diagnoses, evidence).plain(columns()) if diagnoses else "\n".join(whereabouts(evidence))
+    return text.rstrip()
 
 
 def _room(options: Options) -> tuple[str, int | None, int | None]:
@@ -134,8 +137,8 @@ def _room(options: Options) -> tuple[str, int | None, int | None]:
     )
 
 
-def _conditions(options: Options) -> Any:
-    from distsim.sim.conditions import Conditions
+def _conditions(options: Options) -> TimedConditions:
+    from distsim.plugin.timeouts import TimedConditions
     from distsim.sim.guards import GUARDS
     from distsim.sim.limits import Limits
 
@@ -150,4 +153,4 @@ def _conditions(options: Options) -> Any:
     # A rank that computes is alive: only the limit of the whole test is for it.
     patience = max(1.0, options.timeout_s / options.host_timeout_s)
     limits = Limits(wall_time_s=options.timeout_s, virtual_time_s=86_400.0)
-    return Conditions(rules, options.guards, limits, patience=patience)
+    return TimedConditions(rules, options.guards, limits, patience=patience)

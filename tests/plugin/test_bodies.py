@@ -233,27 +233,6 @@ def test_seed(seed):
 
 
 @pytest.mark.slow
-def test_pytest_timeout_says_where_everybody_is(run: Run) -> None:
-    """A test that never ends under pytest-timeout, and one under its own limit."""
-    result = run(
-        """
-@pytest.mark.timeout(1, method="signal")
-@pytest.mark.world_size(2)
-def test_theirs(rank):
-    while True:
-        dist.barrier()
-
-@pytest.mark.world_size(2, timeout_s=1)
-def test_ours(rank):
-    while True:
-        dist.barrier()
-"""
-    )
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["Timeout*from pytest-timeout.", "Rank*0*in*", "*still ran after 1 s*"])
-
-
-@pytest.mark.slow
 def test_xdist_and_x(run: Run) -> None:
     """Distributed over workers, and stopped at the first failure."""
     text = """

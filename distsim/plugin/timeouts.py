@@ -1,0 +1,122 @@
+"""pytest-timeout and a simulated test: its signal, and its timer that would end the whole of pytest.
+
+Neither interrupts a rank in the middle of things. Whoever has the baton is left behind, the others go on as far as
+they can, and only then the test ends: so the report can say who was waited for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distsim.debug.records import Evidence, Phase
+from distsim.sim.conditions import Conditions
+from distsim.sim.interrupts import Interrupts
+
+if TYPE_CHECKING:
+    from distsim.sim.world import World
+
+__all__ = ["TimedConditions", "set_timer"]
+
+GRACE_S = 1.0
+"""How long the rank that runs may take to give a sign of life, and then the others to come to their calls."""
+KILL_S = 10.0
+"""How long after its time a test may take to end in good order."""
+_monotonic = time.monotonic
+
+
+class LastWord(Interrupts):
+    """The signals of one run, delivered when a rank that does not come back has been left behind."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+        self.over = False
+        self.left_behind: int | None = None
+        """The rank that ran when the signal came, and did not come back."""
+        self.lives = False
+        """It ran operators all the same."""
+        self._until_s: float | None = None
+        self._ticks = 0
+        self._patience_s = world.host_timeout_s
+
+    def deliver(self) -> None:
+        """Called between two events, and again and again while a rank runs on."""
+        world, rank = self.world, self.world.running
+        if self.left_behind is not None and not self.over:
+            world.host_timeout_s = self._patience_s
+        elif self.over or rank is None:
+            super().deliver()
+        elif self._until_s is None:
+            self._until_s, self._ticks = _monotonic() + GRACE_S, world.ticks
+        elif _monotonic() > self._until_s:
+            assert world.limits is not None
+            self.lives = world.ticks != self._ticks or world.in_operator
+            self.left_behind = rank.process.rank
+            world.host_timeout_s = 0.0  # so the scheduler takes it for stuck, at its next look
+            world.limits.start()
+            world.limits.wall_time_s = GRACE_S
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """As it is; what is left at the end is delivered then, whichever thread runs the tests."""
+        with super().deferred():
+            try:
+                yield
+            finally:
+                self.over = True
+        self.deliver()
+
+
+class TimedConditions(Conditions):
+    """Conditions under which pytest-timeout has the last word."""
+
+    last_word: LastWord | None = None
+
+    def begin(self, world: World) -> None:
+        """As they are, with signals of our own."""
+        super().begin(world)
+        world.interrupts = self.last_word = LastWord(world)
+
+    @property
+    def seen(self) -> Evidence | None:
+        """Where everybody was; who computed was not stuck, only late."""
+        last = self.last_word
+        if last is not None and last.lives and self.evidence is not None:
+            for rank, state in self.evidence.ranks.items():
+                if rank == last.left_behind:
+                    state.phase = Phase.RUNNING
+        return self.evidence
+
+
+def set_timer(item: pytest.Item, settings: Any) -> bool:
+    """pytest-timeout's timer of the method 'thread', which ends pytest itself; where ranks are being simulated it
+    first asks them to end, with their report as the test's failure."""
+    import pytest_timeout  # type: ignore[import-untyped,unused-ignore]
+
+    def expire() -> None:
+        if not settings.disable_debugger_detection and pytest_timeout.is_debugging():
+            return
+        last = getattr(getattr(item, "distsim_conditions", None), "last_word", None)
+        if last is not None and not last.over:
+            last.pending.append((pytest.fail, (pytest_timeout.PYTEST_FAILURE_MESSAGE % settings.timeout,)))
+            if ended.wait(KILL_S):
+                return
+        pytest_timeout.timeout_timer(item, settings)
+
+    def cancel() -> None:
+        ended.set()
+        timer.cancel()
+        timer.join()
+
+    ended = threading.Event()
+    timer = threading.Timer(settings.timeout, expire)
+    timer.name = f"pytest_timeout {item.nodeid}"
+    vars(item)["cancel_timeout"] = cancel
+    timer.start()
+    return True

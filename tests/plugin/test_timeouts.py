@@ -1,0 +1,109 @@
+"""Tests on simulated ranks that pytest-timeout or their own limit ends: the failure says who was where."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from tests.plugin.conftest import Run
+
+SPINS = """
+@pytest.mark.world_size(4)
+def test_spins(rank):
+    while rank == 1:
+        pass
+    dist.barrier()
+"""
+AFTER = """
+@pytest.mark.world_size(2)
+def test_after(rank):
+    dist.barrier()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["signal", "thread"])
+def test_a_rank_that_spins_is_named(run: Run, pytester: pytest.Pytester, method: str) -> None:
+    """The others come to their call first; the report is in JUnit, and pytest goes on, also with a timer thread."""
+    flags = ("--timeout", "2", "--timeout-method", method, "--junit-xml=out.xml", "--show-capture=no")
+    result = run(SPINS + AFTER, *flags)
+    result.assert_outcomes(failed=1, passed=1)
+    failure = ET.parse(pytester.path / "out.xml").getroot().find("testsuite/testcase/failure")
+    assert failure is not None
+    told = str(failure.text).splitlines()
+    assert told[0] == "Timeout (>2.0s) from pytest-timeout."
+    assert told[2].startswith("HANG  host stuck  rank 1  barrier #1 on group default_pg (ranks 0-3)")
+    assert "Ranks 0,2,3 wait in barrier #1" in " ".join(" ".join(told).split())
+
+
+@pytest.mark.slow
+def test_a_rank_that_computes_is_late_and_not_stuck(run: Run) -> None:
+    """It runs operators, so nothing is diagnosed: where everybody is must do."""
+    result = run(
+        """
+@pytest.mark.world_size(3)
+def test_computes(rank):
+    while rank == 2:
+        torch.ones(4) + 1
+    dist.barrier()
+""",
+        "--timeout=2",
+    )
+    result.stdout.fnmatch_lines(
+        ["Timeout (>2.0s) from pytest-timeout.", "", "Ranks 0,1 wait in barrier*", "Rank 2 is at * in test_computes"]
+    )
+    assert "HANG" not in result.stdout.str()
+
+
+@pytest.mark.slow
+def test_a_test_that_never_ends_though_all_ranks_live(run: Run) -> None:
+    """Under pytest-timeout, and under its own limit."""
+    result = run(
+        """
+@pytest.mark.timeout(1, method="signal")
+@pytest.mark.world_size(2)
+def test_theirs(rank):
+    while True:
+        dist.barrier()
+
+@pytest.mark.world_size(2, timeout_s=1)
+def test_ours(rank):
+    while True:
+        dist.barrier()
+"""
+    )
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["Timeout*from pytest-timeout.", "Rank*0*in*", "*still ran after 1 s*"])
+
+
+@pytest.mark.slow
+def test_a_timeout_with_xdist_and_x(run: Run) -> None:
+    """In a worker, where the tests' thread may be another, and as the first failure that ends all."""
+    for flags in (("-n", "1"), ("-x",)):
+        result = run(SPINS + AFTER, "--timeout=2", *flags)
+        assert result.parseoutcomes()["failed"] == 1
+        result.stdout.fnmatch_lines(["HANG  host stuck  rank 1  barrier*"])
+
+
+@pytest.mark.slow
+def test_a_fixture_that_never_ends_is_pytest_timeouts_own(pytester: pytest.Pytester) -> None:
+    """No rank is simulated yet, so the timer thread does what it always does: it ends pytest."""
+    pytester.makepyfile(
+        """
+import pytest
+
+@pytest.fixture
+def forever():
+    while True:
+        pass
+
+@pytest.mark.world_size(2)
+def test_never(forever):
+    pass
+"""
+    )
+    result = pytester.runpytest_subprocess("--timeout=1", "--timeout-method=thread", "-p", "no:cacheprovider")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*+ Timeout +*"])
+    assert "1 failed" not in result.stdout.str()
