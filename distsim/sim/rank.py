@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import os
 import sys
 import threading
 import tokenize
-import traceback
 from collections.abc import Callable, Iterator
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
@@ -26,8 +24,7 @@ from distsim.sim.sites import user_stack
 from distsim.sim.spawn import begin_multiprocessing, end_children
 from distsim.sim.task import Killed, Unwind, require_task
 from distsim.sim.threads import close_pools
-
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+from distsim.sim.tracebacks import format_user_traceback
 
 __all__ = ["Program", "keep_failure", "live", "thread_of"]
 
@@ -179,17 +176,6 @@ def _stack_of(trace: TracebackType | None) -> tuple[Any, ...]:
         first = type(stack[0])(stack[0].file, last.tb_lineno, stack[0].function)
         stack = (first, *stack[1:])
     return stack
-
-
-def format_user_traceback(exc: BaseException) -> str:
-    """The traceback as the program would have printed it for real: whole, without the simulator's frames."""
-    shown = traceback.TracebackException.from_exception(exc)
-    part: traceback.TracebackException | None = shown
-    while part is not None:
-        kept = [frame for frame in part.stack if not frame.filename.startswith(_OURS)]
-        part.stack = traceback.StackSummary.from_list(kept)
-        part = part.__cause__ or part.__context__
-    return "".join(shown.format())
 
 
 def _join_threads(process: SimProcess) -> None:

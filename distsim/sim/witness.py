@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, HostWait, Phase, RankState, Wait
 from distsim.sim.sites import user_stack
+from distsim.sim.tracebacks import format_user_traceback
 
 if TYPE_CHECKING:
     from distsim.sim.process import SimProcess
@@ -65,9 +66,10 @@ def _state(world: World, rank: int, asleep: bool) -> RankState:
         waits = []  # it will wake by itself: late, not stuck
     if phase is Phase.RUNNING and waits:
         phase = Phase.BLOCKED
-    error = process.exception
+    error, text = process.exception, process.traceback_text
     if phase is Phase.BLOCKED and any(isinstance(w, CallWait) for w in waits):
         error = _on_its_way(process)
+        text = None if error is None else format_user_traceback(error)
     return RankState(
         rank,
         phase,
@@ -77,7 +79,7 @@ def _state(world: World, rank: int, asleep: bool) -> RankState:
         since_s=since_s,
         exit_code=0 if process.ended_by_program else process.exit_code,
         exception=None if error is None else f"{type(error).__name__}: {error}",
-        traceback=process.traceback_text,
+        traceback=text,
         signal=process.signal_name,
         host=f"node{process.slot.host}",
     )
