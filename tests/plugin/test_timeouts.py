@@ -22,6 +22,12 @@ def test_after(rank):
 """
 
 
+@pytest.fixture(autouse=True)
+def _nobody_debugs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest-timeout lifts all limits of a process once somebody was at a prompt in it, as in other tests here."""
+    monkeypatch.setattr("pytest_timeout.SUPPRESS_TIMEOUT", False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["signal", "thread"])
 def test_a_rank_that_spins_is_named(run: Run, pytester: pytest.Pytester, method: str) -> None:
