@@ -47,6 +47,8 @@ class Call:
     blocked: bool = False
     """Its rank waits for it at the end."""
     place: str = ""
+    prompt: bool = False
+    """It was over, or is what its rank waits for, before the rank's next call: it may have been one that blocks."""
 
     def code(self, world: Sequence[int], name: str) -> str:
         """The call as a line of a program; *name* is its group's variable."""
@@ -129,6 +131,14 @@ class Calls:
         kept = set(keys)
         calls = {rank: tuple(c for c in made if c.key in kept) for rank, made in self.calls.items()}
         return replace(self, calls=calls)
+
+    def blocking(self) -> Calls:
+        """With `send` for `isend` where no record contradicts: not every record tells them apart."""
+
+        def sync(call: Call) -> Call:
+            return replace(call, is_async=False) if call.op in ("send", "recv") and call.prompt else call
+
+        return replace(self, calls={rank: tuple(map(sync, made)) for rank, made in self.calls.items()})
 
     def without(self, rank: int) -> Calls:
         """Without one rank: groups are smaller, what it sent and received is gone."""
@@ -335,10 +345,13 @@ def calls_of(evidence: Evidence, new_groups: bool = False) -> Calls:
         waits = [w.record for w in state.waits if isinstance(w, CallWait)] if state is not None else []
         numbers: dict[tuple[object, ...], int] = {}
         made = []
-        for record in evidence.records.get(rank, ()):
+        records = evidence.records.get(rank, ())
+        for record, after in itertools.zip_longest(records, records[1:]):
             if record.op in LEFT_OUT or (record.op == "new_group" and not new_groups):
                 continue
-            made.append(_call(record, numbers, any(w is record for w in waits), small))
+            call = _call(record, numbers, any(w is record for w in waits), small)
+            over = after is None or (record.completed_s is not None and record.completed_s <= after.issued_s)
+            made.append(replace(call, prompt=over))
         calls[rank] = tuple(made)
     endings = {r: e for r in ranks if (e := _ending(evidence.ranks.get(r)))}
     absent = tuple(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import TypeVar
 
 from distsim.debug.kinds import Kind
 from distsim.debug.postmortem import Found, examine
@@ -20,6 +21,8 @@ from distsim.scenario.load import check
 from distsim.scenario.run import simulate_scenario
 
 __all__ = ["reproduce"]
+
+T = TypeVar("T")
 
 GPUS_PER_NODE = 8
 MAX_TRIES = 400
@@ -111,6 +114,7 @@ def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[C
     # So, mostly, was who raised because another was gone.
     alone = replace(whole, endings={rank: e for rank, e in own.items() if rank in first.culprits})
     starts = [*([alone] if alone.endings != own else ()), whole, *_other_endings(whole, found, first)]
+    starts += [blocking for calls in starts if (blocking := calls.blocking()) != calls]
     calls = None
     wider = (first.kind, SIBLINGS[first.kind]) if first.kind in SIBLINGS else (first.kind,)
     for kinds, style in product(dict.fromkeys(((first.kind,), wider)), STYLES):  # noqa: B007  # fails_alike reads them
@@ -125,12 +129,15 @@ def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[C
             f"{told} "
             "(what made the run hang is not in its calls alone)"
         )
-    if shrink:
-        calls = _fewest_calls(calls, fails_alike)
+    return _shrunk(calls, first, fails_alike) if shrink else calls, style, tries
+
+
+def _shrunk(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls], bool]) -> Calls:
+    """Ranks before calls: those of a rank that nobody needs may be what keeps the diagnosis once others are gone."""
+    for _ in range(2):
         calls = _fewest_ranks(calls, first, fails_alike)
         calls = _fewest_calls(calls, fails_alike)
-        calls = _fewest_endings(calls, fails_alike)
-    return calls, style, tries
+    return _fewest_endings(calls, fails_alike)
 
 
 def _other_endings(calls: Calls, found: Found, first: Diagnosis) -> Iterator[Calls]:
@@ -144,31 +151,40 @@ def _other_endings(calls: Calls, found: Found, first: Diagnosis) -> Iterator[Cal
         yield replace(calls, endings=endings)
 
 
-def _fewest_calls(calls: Calls, fails_alike: Callable[[Calls], bool]) -> Calls:
-    """Leave out calls, larger pieces first (delta debugging, as in explore.py)."""
-    keys = calls.keys
-    piece = max(1, len(keys) // 2)
-    while keys:
-        at, before = 0, len(keys)
-        while at < len(keys):
-            fewer = keys[:at] + keys[at + piece :]
-            if fails_alike(calls.only(fewer)):
-                keys = fewer
+def _fewest(parts: Sequence[T], enough: Callable[[list[T]], bool]) -> list[T]:
+    """Leave out *parts*, larger pieces first, as long as the rest is *enough* (delta debugging, as in explore.py)."""
+    kept = list(parts)
+    piece = max(1, len(kept) // 2)
+    while kept:
+        at, before = 0, len(kept)
+        while at < len(kept):
+            fewer = kept[:at] + kept[at + piece :]
+            if enough(fewer):
+                kept = fewer
             else:
                 at += piece
-        if piece == 1 and len(keys) == before:
+        if piece == 1 and len(kept) == before:
             break
         piece = max(1, piece // 2)
-    return calls.only(keys)
+    return kept
+
+
+def _fewest_calls(calls: Calls, fails_alike: Callable[[Calls], bool]) -> Calls:
+    return calls.only(_fewest(calls.keys, lambda keys: fails_alike(calls.only(keys))))
 
 
 def _fewest_ranks(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls], bool]) -> Calls:
-    for rank in reversed(calls.ranks):
-        if rank not in first.culprits and len(calls.ranks) > 2:
-            fewer = calls.without(rank)
-            if fails_alike(fewer):
-                calls = fewer
-    return calls
+    """The culprits and whoever else it takes; two at least."""
+
+    def only(others: Sequence[int]) -> Calls:
+        fewer = calls
+        for rank in calls.ranks:
+            if rank not in first.culprits and rank not in others:
+                fewer = fewer.without(rank)
+        return fewer
+
+    others = [rank for rank in reversed(calls.ranks) if rank not in first.culprits]
+    return only(_fewest(others, lambda some: len(first.culprits) + len(some) > 1 and fails_alike(only(some))))
 
 
 def _fewest_endings(calls: Calls, fails_alike: Callable[[Calls], bool]) -> Calls:
