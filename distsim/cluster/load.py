@@ -155,6 +155,6 @@ def _list() -> str:
 
 
 def _unknown(stem: str) -> str:
-    near = difflib.get_close_matches(stem, preset_names(), 1)
+    near = difflib.get_close_matches(stem.lower(), preset_names(), 1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     return f"unknown cluster '{stem}': expected a preset ({_list()}) or a TOML file{hint}"

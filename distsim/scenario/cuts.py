@@ -135,8 +135,3 @@ class Cuts:
     def hosts_cut(self) -> Sequence[int]:
         """The hosts whose plugs those were."""
         return sorted({host for cut in self.cuts if cut.struck for host in cut.hosts})
-
-    @property
-    def never_struck(self) -> Sequence[int]:
-        """Numbers of the rules whose moment never came."""
-        return [cut.number for cut in self.cuts if not cut.struck]

@@ -88,6 +88,8 @@ class Injector:
             self._cut(fault)
             return
         time.sleep(float(fault.get("after_s", 0.0)))
+        with open(os.path.join(self.folder, f"struck.{fault['number']}"), "w"):  # the run asks whether it ever came
+            pass
         match fault["what"]:
             case "crash":
                 os.kill(os.getpid(), signal.Signals[str(fault.get("signal", "SIGKILL"))])

@@ -37,7 +37,7 @@ _monotonic = time.monotonic
 
 def run_for_real(scenario: Scenario) -> Result:
     """`distsim run --on gloo` with the scenario's program, and its expectations held against the report."""
-    from distsim.scenario.run import WIDTH, replay_command
+    from distsim.scenario.run import WIDTH, never_struck, replay_command
 
     with tempfile.TemporaryDirectory(prefix="distsim-scenario-") as name:
         folder = Path(name)
@@ -48,6 +48,7 @@ def run_for_real(scenario: Scenario) -> Result:
         evidence = ended.seen or (seen(folder, len(ended.codes), scenario.world_size) if diagnoses else None)
         output = _output(folder, scenario.world_size, len(ended.codes))
         said = _said(folder)
+        unstruck = [rule for n, rule in enumerate(scenario.rules) if not (folder / f"struck.{n}").exists()]
     if evidence is not None:
         evidence.notes = [f"injected: {scenario.rules[n]}, {scenario.rules[n].when}" for n in ended.struck]
         diagnoses = [_placed(diagnosis, evidence) for diagnosis in diagnoses]
@@ -83,9 +84,9 @@ def run_for_real(scenario: Scenario) -> Result:
     if result.place is None and scenario.file is not None:
         result.place = (str(scenario.file), 1)
     result.wrong = mistakes(scenario, Observed(outcome, output, {}), baseline_path(scenario), False)
-    for number in ended.never_struck:
-        rule = scenario.rules[number]
-        result.wrong.append(f"{rule.path}: never struck ({rule}, {rule.when})")
+    for rule in unstruck:
+        text = never_struck(rule, wall_s) if rule.when.call is None else f"{never_struck(rule)}; name an earlier call"
+        result.wrong.append(text)
     if ended.over:
         limits = Limits(wall_time_s=scenario.spec.limits.wall_time_s)
         limits.end("wall_time_s")
@@ -106,7 +107,6 @@ class _Ended:
     """Where the ranks stood at that moment."""
     struck: Sequence[int] = ()
     """Numbers of the rules that pulled a plug."""
-    never_struck: Sequence[int] = ()
     cut_off: Sequence[int] = ()
     """Ranks of the hosts that were cut off."""
 
@@ -174,7 +174,7 @@ def _wait(started: list[subprocess.Popen[bytes]], scenario: Scenario, folder: Pa
     ended.codes = [process.returncode for process in started]
     if cuts is not None:
         per_host = scenario.world_size // len(started)
-        ended.struck, ended.never_struck = cuts.struck, cuts.never_struck
+        ended.struck = cuts.struck
         ended.cut_off = [host * per_host + local for host in cuts.hosts_cut for local in range(per_host)]
     return ended
 

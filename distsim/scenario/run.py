@@ -28,11 +28,12 @@ from distsim.sim.conditions import Conditions
 from distsim.sim.fault_rules import Rule
 from distsim.sim.limits import Limits
 from distsim.sim.schedule import Schedule
+from distsim.units import format_time
 
 if TYPE_CHECKING:
     from distsim.sim import Outcome
 
-__all__ = ["observe", "replay_command", "run_scenario", "simulate_scenario"]
+__all__ = ["never_struck", "observe", "replay_command", "run_scenario", "simulate_scenario"]
 
 WIDTH = 100
 """Columns of a report in a log."""
@@ -141,14 +142,21 @@ def observe(
 
 
 def _never(rule: Rule, outcome: Outcome) -> str:
-    text = f"{rule.path}: never struck ({rule}, {rule.when})"
     if rule.when.call is None:
-        return text
+        return never_struck(rule, outcome.virtual_time_s)
     ranks = getattr(rule, "ranks", None) or sorted(outcome.records)
     made = max((len(outcome.records.get(rank, ())) for rank in ranks), default=0)
     last = [outcome.records[r][-1] for r in ranks if outcome.records.get(r)]
     where = f"; the last of {made} calls was {last[0].op} #{last[0].seq}" if last else "; no call was made"
-    return text + where
+    return never_struck(rule) + where
+
+
+def never_struck(rule: Rule, ended_s: float | None = None) -> str:
+    """That *rule*'s moment never came, and what to do where the run ended before it, after *ended_s*."""
+    text = f"{rule.path}: never struck ({rule}, {rule.when})"
+    if ended_s is None or ended_s > rule.when.at_s + rule.when.after_s:
+        return text
+    return f"{text}; the run was over after {format_time(ended_s)}: choose an earlier at_s, or a call (call = 3)"
 
 
 def _report(outcome: Outcome) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import difflib
 import itertools
 import logging
 import re
@@ -17,6 +18,7 @@ from typing import Any
 from distsim.errors import UsageError
 from distsim.scenario.load import Scenario, check
 from distsim.scenario.result import Result
+from distsim.scenario.schema import ScenarioSpec
 from distsim.scenario.suite import run_suite
 
 __all__ = ["Point", "Variation", "parse_variation", "sweep", "write_csv"]
@@ -63,6 +65,8 @@ def sweep(
     scenario: Scenario, variations: Sequence[Variation], workers: int = 1, ray: str | None = None
 ) -> Iterator[Point]:
     """Every combination, the last variation fastest; results as they come, in order."""
+    for variation in variations:
+        _check_path(variation.path)
     combinations = list(itertools.product(*(v.values for v in variations)))
     if len(combinations) > MAX_POINTS:
         raise UsageError(f"--vary: {len(combinations):,} combinations, the most is {MAX_POINTS:,}")
@@ -80,6 +84,15 @@ def sweep(
     results = _on_ray(scenarios, ray) if ray is not None else run_suite(scenarios, workers)
     for chosen, result in zip(settings, results, strict=True):
         yield Point(chosen, result)
+
+
+def _check_path(path: str) -> None:
+    """Of the cluster only the number of nodes can be varied; what else is unknown the check of the file says."""
+    near = difflib.get_close_matches(path, NODES, 1)
+    if path in NODES or path in ScenarioSpec.model_fields or not (near or path.startswith(("cluster", "on."))):
+        return
+    guess = f"; did you mean '{near[0]}'?" if near else ""
+    raise UsageError(f"--vary {path}: expected {NODES[0]}=1,2, or on=A,B for whole clusters, presets or files{guess}")
 
 
 def _changed(scenario: Scenario, chosen: Mapping[str, Any]) -> dict[str, Any]:

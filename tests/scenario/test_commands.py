@@ -98,7 +98,7 @@ def test_a_scenario_that_cannot_run_here_is_no_failed_expectation(
     def refuse(*_: object) -> None:
         raise UsageError("not here")
 
-    for place in ("run", "explore"):
+    for place in ("explore", "run"):  # one imports from the other
         monkeypatch.setattr(f"distsim.scenario.{place}.simulate_scenario", refuse)
     made(tmp_path, "[expect]")
     for flags in ([], ["--explore", "3"]):
@@ -225,6 +225,7 @@ def test_a_sweep_compares_points(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ]
     times = [float(r["virtual_time_s"]) for r in rows]
     assert times[0] == times[1] < times[2] < times[3]
+    assert main(["sweep", str(tmp_path / "made.toml"), "--vary", "nnodes=1"]) == 0  # no slip of cluster.nodes
 
 
 @pytest.mark.parametrize(
@@ -233,6 +234,11 @@ def test_a_sweep_compares_points(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ("seed", "expected PATH=VALUE,VALUE"),
         ("faults[2].factor=1", "the scenario has no 2 there"),
         ("nonsense=1", "nonsense: unknown key"),
+        ("cluster.nods=1,2", "--vary cluster.nods: expected cluster.nodes=1,2, or on=A,B for whole clusters"),
+        ("cluster.nods=1,2", "did you mean 'cluster.nodes'?"),
+        ("on.node=1,2", "did you mean 'on.nodes'?"),
+        ("cluster.links[0]=1", "--vary cluster.links[0]: expected cluster.nodes=1,2"),
+        ("on=DGX-H100:1", "did you mean 'dgx-h100'?"),
         ("cluster.nodes=0", "on: "),
     ],
 )

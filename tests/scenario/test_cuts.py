@@ -15,6 +15,7 @@ from distsim.debug.kinds import Kind
 from distsim.debug.records import Evidence, RankState, Site
 from distsim.errors import UsageError
 from distsim.scenario.cuts import Cuts, cut_off
+from distsim.scenario.inject import Injector
 from distsim.scenario.load import read_faults
 from distsim.scenario.namespaces import Hosts, hosts, missing
 from distsim.scenario.real import _Ended, _placed, _verdict, _with_texts
@@ -122,7 +123,7 @@ def test_the_plug_is_pulled_when_the_rule_says_so(tmp_path: Path, monkeypatch: p
     cuts.tick()
     cuts.tick()
     assert job.said == ["cut 2", "cut 1", "mend 1"]
-    assert cuts.never_struck == []
+    assert cuts.struck == [0, 1]
 
 
 def test_a_job_whose_monitors_never_meet_is_cut_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +138,7 @@ def test_a_job_whose_monitors_never_meet_is_cut_all_the_same(tmp_path: Path, mon
         now_s += 20.0
         (tmp_path / f"begun.{rank}").touch()
     cuts.tick()
-    assert cuts.never_struck == [0]
+    assert cuts.struck == []
     now_s += 10.1
     cuts.tick()
     assert job.said == ["cut 1"]
@@ -215,12 +216,42 @@ def test_a_cut_that_heals_costs_time_only(tmp_path: Path) -> None:
     assert result.wrong == [], result.text
 
 
-def test_a_cut_that_never_comes_fails_the_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scenario that does not test what it says is wrong."""
-    monkeypatch.setattr("distsim.scenario.real._run", lambda *_: _Ended([0, 0, 0], never_struck=[0]))
-    fault = "faults = [{ what = 'nic_down', nic = 'n1/nic0', call = 'all_reduce #5000' }]"
-    wrong = ran(tmp_path, f"{REAL}{fault}\n[expect]", STEPS).wrong
-    assert wrong == ["faults[0]: never struck (n1/nic0 down, at all_reduce #5000)"]
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (
+            "what = 'nic_down', nic = 'n1/nic0', call = 'all_reduce #5000'",
+            "(n1/nic0 down, at all_reduce #5000); name an earlier call",
+        ),
+        ("what = 'crash', ranks = [1], call = 99", "(rank 1 killed by SIGKILL, at #99); name an earlier call"),
+        (
+            "what = 'nic_down', nic = 'n1/nic0', at_s = 1e6",
+            "(n1/nic0 down, at 1e+06 s); the run was over after 2 s: choose an earlier at_s, or a call (call = 3)",
+        ),
+    ],
+)
+def test_a_real_fault_that_never_comes_fails_the_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, told: str
+) -> None:
+    """A scenario that does not test what it says is wrong; the line says what to change."""
+    times = iter((3.0, 5.0))
+    monkeypatch.setattr("distsim.scenario.real._monotonic", lambda: next(times))
+    monkeypatch.setattr("distsim.scenario.real._run", lambda *_: _Ended([0, 0, 0]))
+    assert ran(tmp_path, f"{REAL}faults = [{{ {fault} }}]\n[expect]", STEPS).wrong == [
+        f"faults[0]: never struck {told}"
+    ]
+
+
+def test_a_real_rank_says_that_its_fault_has_struck(tmp_path: Path) -> None:
+    """Before it does: it may be the last thing that the rank does."""
+    fault = {"what": "exception", "ranks": [1], "call": 2}
+    injector = Injector(1, [fault], str(tmp_path))
+    barrier = injector._counted("barrier", lambda: None)
+    barrier()
+    assert not (tmp_path / "struck.0").exists()
+    with pytest.raises(RuntimeError, match="injected fault"):
+        barrier()
+    assert (tmp_path / "struck.0").exists()
 
 
 def test_the_culprits_line_is_found_where_no_host_knew_it(tmp_path: Path) -> None:

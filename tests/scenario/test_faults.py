@@ -157,6 +157,10 @@ print(t.tolist())
             "faults[0]: never struck (files *.nothing",
         ),
         ("what = 'corrupt', rank = 1, call = 'broadcast #1'", "faults[0]: never struck (bit 0"),
+        (
+            "what = 'crash', ranks = [1], at_s = 500",
+            "faults[0]: never struck (rank 1 killed by SIGKILL, at 500 s); the run was over after ",
+        ),
     ],
 )
 def test_a_fault_that_never_struck_fails_the_scenario(tmp_path: Path, fault: str, told: str) -> None:
