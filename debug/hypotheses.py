@@ -21,18 +21,18 @@ def signature(record: CallRecord) -> Hashable:
     return (record.op, None if varies else record.input_shapes, record.dtypes, record.reduce_op, record.root)
 
 
-def likeness(a: CallRecord, b: CallRecord) -> int:
-    """0 not the same call, 1 the same but for its line, 2 the same line as well."""
-    if signature(a) != signature(b):
+def likeness(a: CallRecord, b: CallRecord, exact: bool = False) -> int:
+    """0 not the same call, 1 the same but for its line, 2 the same line as well. *exact*: shapes always count."""
+    if signature(a) != signature(b) or (exact and a.input_shapes != b.input_shapes):
         return 0
     return 2 if a.site is not None and a.site == b.site else 1
 
 
-def support(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int) -> int | None:
+def support(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int, exact: bool) -> int | None:
     """How well two stretches agree; None where they contradict each other."""
     total = 0
     for a, b in zip(mine[:HORIZON], theirs[:HORIZON], strict=False):
-        like = likeness(a, b)
+        like = likeness(a, b, exact)
         if like < least:
             return None
         total += like
@@ -44,7 +44,7 @@ def permuted(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: in
         a = [(signature(r), r.site if least == 2 else None) for r in mine[:k]]
         b = [(signature(r), r.site if least == 2 else None) for r in theirs[:k]]
         if a != b and Counter(a) == Counter(b):
-            rest = support(mine[k:], theirs[k:], least)
+            rest = support(mine[k:], theirs[k:], least, exact=False)
             if rest is not None:
                 return 2 * k + rest
     return None
@@ -54,16 +54,19 @@ def hypotheses(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: 
     """Every way the two stretches can be explained, the best supported first; where several are
     supported alike, the one that explains why one of them is longer."""
     longer = len(mine) - len(theirs)
+    # Two calls of one line that no signature tells apart differ in their shapes, and so may all that follow:
+    # which of them is which, only shapes tell.
+    exact = bool(mine and theirs) and likeness(mine[0], theirs[0]) == 2
     scored: list[tuple[int, bool, Kind]] = []
     if (score := permuted(mine, theirs, least)) is not None:
         scored.append((score, longer == 0, Kind.WRONG_ORDER))
     for k in (1, 2, 3):
-        if len(theirs) > k and (score := support(mine, theirs[k:], least)):
+        if len(theirs) > k and (score := support(mine, theirs[k:], least, exact)):
             scored.append((score, longer == -k, Kind.MISSING_RANK))
-        if len(mine) > k and (score := support(mine[k:], theirs, least)):
+        if len(mine) > k and (score := support(mine[k:], theirs, least, exact)):
             scored.append((score, longer == k, Kind.EXTRA_COLLECTIVE))
     if least < 2:
-        score = support(mine[1:], theirs[1:], least) or 0
+        score = support(mine[1:], theirs[1:], least, exact=False) or 0
         same_line = mine[0].site is not None and mine[0].site == theirs[0].site
         scored.append((score + same_line, longer == 0, Kind.OP_MISMATCH))
     scored.sort(key=lambda s: (-s[0], not s[1]))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from distsim.debug.advice import advice
 from distsim.debug.case import Case
 from distsim.debug.checks import Mismatch
-from distsim.debug.divergence import Divergence
+from distsim.debug.divergence import SHIFTS, Divergence
 from distsim.debug.explain import are, call_text, capital, group_text, place, ranks_text, shape_of_call
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord
@@ -16,13 +16,18 @@ from distsim.debug.verdict import Diagnosis
 
 __all__ = ["contradiction"]
 
+MOST_SIDES = 6
+"""Of ranks that all say something else, so many are told."""
+
 
 def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) -> Diagnosis:
     """The diagnosis of the first number at which a group's members are not in the same call."""
     d = divergence
-    who, others = ranks_text(d.culprits), ranks_text(d.reference)
+    others = ranks_text(d.reference)
     second = f"{capital(others)} {are(d.reference, 'is', 'are')} in {_at(d.expected)}."
-    if d.kind is Kind.SPLITS_MISMATCH:
+    if not d.reference:
+        second = "No two ranks agree."
+    elif d.kind is Kind.SPLITS_MISMATCH:
         second = "Nothing recorded says which of the two is the wrong one." if d.tie else ""
     elif d.tie:
         second = f"{second[:-1]}; as many here as there, so nothing but rank order says who is wrong."
@@ -34,10 +39,16 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
         call=d.got if d.kind is Kind.EXTRA_COLLECTIVE else d.expected,
         group=d.lane.group,
         explanation=f"{capital(_what(d))} {second}".rstrip(),
-        suggestion=advice(d.kind, who=who, mine=place(d.got.site), theirs=place(d.expected.site)),
+        suggestion=_suggestion(d),
         since_s=max(d.got.issued_s, d.expected.issued_s),
         sites={rank: site for rank, record in met.items() if (site := record.site) is not None},
     )
+
+
+def _suggestion(d: Divergence) -> str:
+    if d.kind in SHIFTS and d.got.site is not None and d.got.site == d.expected.site and d.got.op != d.expected.op:
+        return f"{place(d.got.site)} makes other calls on some ranks: build and wrap the model alike on every rank."
+    return advice(d.kind, who=ranks_text(d.culprits), mine=place(d.got.site), theirs=place(d.expected.site))
 
 
 def _at(record: CallRecord) -> str:
@@ -98,4 +109,19 @@ def _what(d: Divergence) -> str:
             wanted = ""
             if d.mismatch is not None and says:
                 wanted = f": {says} where {d.mismatch.expected} is expected"
+            if d.mismatch is not None and len(set(d.mismatch.found.values())) > 1:
+                return (
+                    f"{who} called {d.got.op} at {place(d.got.site)} as number {d.seq} {on} with {_each(d.mismatch)}."
+                )
             return f"{who} called {_at(d.got)} as number {d.seq} {on}{wanted}."
+
+
+def _each(mismatch: Mismatch) -> str:
+    """`float32[5] (rank 1) and float32[6] (ranks 2,3)`: what the culprits say, where they differ."""
+    sides: dict[str, list[int]] = {}
+    for rank, said in mismatch.found.items():
+        sides.setdefault(said, []).append(rank)
+    told = [f"{said} ({ranks_text(ranks)})" for said, ranks in sides.items()]
+    if len(told) > MOST_SIDES:
+        told = [*told[:MOST_SIDES], f"{len(told) - MOST_SIDES} others"]
+    return f"{', '.join(told[:-1])} and {told[-1]}"

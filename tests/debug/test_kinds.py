@@ -6,8 +6,8 @@ import pytest
 
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.kinds import Kind
-from distsim.debug.records import Site
-from tests.debug.builders import FILE, all_reduce, barrier, fail, play
+from distsim.debug.records import Site, State
+from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, fail, play
 from tests.debug.faults import MISCALLED, STEP, odd
 from tests.debug.faults_between import STUCK
 
@@ -50,3 +50,36 @@ def test_site_of_culprit_is_given() -> None:
     (d,) = diagnose(play(4, odd(STEP, [all_reduce(10), fail("ValueError: x", 33)])))
     assert d.sites[1] == Site(FILE, 33, "main")
     assert d.sites[0] == Site(FILE, 11, "main")
+
+
+def gather_of(size: int) -> Step:
+    """An all_gather of *size* numbers, into as many from each of three."""
+    return coll("all_gather", 6, shape=(size,), output_shapes=((size,),) * 3)
+
+
+def test_lists_of_another_size_at_one_line_are_one_call() -> None:
+    """Of two all_gathers at one line that differ in nothing but size, neither is said to be missing: also where
+    earlier rounds of the loop tell how it goes on."""
+    evidence = play(3, lambda r: [gather_of(4), gather_of(4), gather_of(5 if r == 1 else 4)])
+    for rank in range(3):
+        evidence.records[rank][-1].state = State.FAILED if rank else State.ISSUED
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.call and d.call.seq) == (Kind.SHAPE_MISMATCH, (1,), 3)
+
+
+def test_no_two_ranks_agree() -> None:
+    """Each one's size is told, and nobody is said to agree with anybody."""
+    (d,) = diagnose(play(3, lambda r: [gather_of(21 + r)]))
+    assert (d.kind, d.culprits) == (Kind.SHAPE_MISMATCH, (0, 1, 2))
+    assert "with float32[21] (rank 0), float32[22] (rank 1) and float32[23] (rank 2). No two" in d.explanation
+    (d,) = diagnose(play(4, lambda r: [all_reduce(5, shape=(max(r, 1),))]))
+    assert (d.kind, d.culprits) == (Kind.SHAPE_MISMATCH, (2, 3))
+    assert "with float32[2] (rank 2) and float32[3] (rank 3). Ranks 0,1 are in" in d.explanation
+
+
+def test_other_calls_inside_one_line_have_advice_that_can_be_followed() -> None:
+    """A model that is wrapped otherwise on one rank makes other calls at the very line of the others."""
+    step = ["all_gather_into_tensor", "reduce_scatter_tensor"]
+    (d,) = diagnose(play(3, lambda r: [coll(op, 9) for op in step + step[r == 1 :]]))
+    assert (d.kind, d.culprits) == (Kind.MISSING_RANK, (1,))
+    assert "wrap the model alike" in d.suggestion
