@@ -56,6 +56,11 @@ class Snapshot:
     def dead(self) -> bool:
         return self.process is None or self.process.state in "ZX"
 
+    @property
+    def given_up(self) -> bool:
+        """Its program is over and makes no more calls, though threads or exit handlers may keep the process."""
+        return given_up(self.reader)
+
 
 @dataclass
 class Knowledge:
@@ -70,6 +75,11 @@ class Knowledge:
     """Nothing moves any more: pids and heartbeats say nothing."""
     directory: Path | None = None
     now_ns: int | None = None
+
+
+def given_up(reader: RingReader) -> bool:
+    """An exception, or an exit code other than 0, has ended the program."""
+    return reader.word(rings.W_LIFE) == rings.LIFE_RAISED or reader.word(rings.W_EXIT_CODE) not in (0, rings.EXIT_CODE_0)
 
 
 def read_exits(directory: Path) -> dict[tuple[int, int], int]:
@@ -92,7 +102,7 @@ def snapshot(reader: RingReader, known: Knowledge) -> Snapshot:
     if code is None and process is not None:
         code = process.exit_code
     if code is None and (word := reader.word(rings.W_EXIT_CODE)):
-        code = word - 1000
+        code = word - rings.EXIT_CODE_0
     return Snapshot(reader, process, reader.unfinished(), code)
 
 
@@ -113,7 +123,7 @@ def rank_state(
     unfinished = {int(record["commit"]) - 1: int(record["flags"]) for record in snap.unfinished}
     waiting = [r for r in records if unfinished.get(r.index, 0) & rings.WAITING]
     life = reader.word(rings.W_LIFE)
-    if snap.dead and not (known.post_mortem and _looks_alive(snap, life)):
+    if (snap.dead and not (known.post_mortem and _looks_alive(snap, life))) or (snap.given_up and not waiting):
         _dead(state, snap, life, known, waiting)
         return state
     state.exception = state.exception if _pending(reader, waiting, unfinished) else None

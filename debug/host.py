@@ -8,7 +8,7 @@ from pathlib import Path
 
 from distsim.debug import ring as rings
 from distsim.debug.compare import Comparer, LaneKey
-from distsim.debug.evidence import Knowledge, read_exits
+from distsim.debug.evidence import Knowledge, given_up, read_exits
 from distsim.debug.exchange import Rows
 from distsim.debug.procfs import look
 from distsim.debug.records import Group, Phase, RankState
@@ -163,6 +163,10 @@ class Host:
             process = look(reader.header.pid, reader.header.start_ticks)
             answer[rank] = process is None or process.state in "ZX"
         return answer
+
+    def gone(self) -> bool:
+        """A rank has ended or given up: nobody need wait for it any longer."""
+        return any(self.ended().values()) or any(given_up(reader) for reader in self.readers.values())
 
     def group(self, key: LaneKey) -> Group:
         for reader in self.readers.values():

@@ -215,7 +215,7 @@ class Monitor:
             self._last_counts = counts
             self._still_since = now
         ended = self.host.ended()
-        if any(ended.values()) or any(self.together.remote("ended")):
+        if self.host.gone() or any(self.together.remote("ended")):
             self._first_death = self._first_death or now
             self._next_judgement = min(self._next_judgement, self._first_death + DEATH_SETTLE_S)
         waits = max([self.host.oldest_wait_s(), *self.together.remote("oldest_wait_s")])

@@ -95,6 +95,8 @@ POSITION_BYTES = HEADER_BYTES - POSITION_AT
 
 # Life of a rank, as itself sees it.
 LIFE_STARTED, LIFE_JOINED, LIFE_EXITING, LIFE_RAISED = 1, 2, 3, 4
+EXIT_CODE_0 = 1000
+"""What W_EXIT_CODE says of exit code 0; 0 there says nothing."""
 
 # Flags of a record; the lowest three bits are its state.
 STATE_MASK = 7

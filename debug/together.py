@@ -105,7 +105,7 @@ class Together:
             "ranks": sorted(host.readers),
             "counts": list(host.counts()),
             "oldest_wait_s": host.oldest_wait_s(),
-            "ended": sum(ended.values()),
+            "ended": int(host.gone()),
             "flagged": host.flagged(),
             "over": bool(ended) and all(ended.values()),
         }

@@ -134,7 +134,7 @@ class Session:
         hide_own_frames(error)
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
-            self.ring.header(rings.W_EXIT_CODE, 1000 + code)
+            self.ring.header(rings.W_EXIT_CODE, rings.EXIT_CODE_0 + code)
             frames = frames_of(error)
             if frames:
                 self.heartbeat.stop()
@@ -167,7 +167,7 @@ class Session:
     def exits(self, code: int | None = None) -> None:
         """The process goes down by itself."""
         if code is not None:
-            self.ring.header(rings.W_EXIT_CODE, 1000 + code)
+            self.ring.header(rings.W_EXIT_CODE, rings.EXIT_CODE_0 + code)
         self.recorder.sweep()
         if self.ring.words[rings.WORDS_AT // 8 + rings.W_LIFE] != rings.LIFE_RAISED:
             self.ring.header(rings.W_LIFE, rings.LIFE_EXITING)
