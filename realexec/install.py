@@ -73,6 +73,7 @@ def install(
     from distsim.realexec.hooks import Hooks, guard_world
     from distsim.realexec.shortcut import Shortcuts
     from distsim.realexec.spawn import SpawnHook
+    from distsim.realexec.uncompiled import leave_uncompiled
 
     hooks = Hooks(_open, current_session)
     hooks.install()
@@ -84,6 +85,7 @@ def install(
     spawn.install()
     shortcuts = Shortcuts()
     shortcuts.install()
+    leave_uncompiled()
     _hooks[:] = [hooks, ends, ddp, spawn, shortcuts]
     os.register_at_fork(after_in_child=_forget)
     if dist.is_initialized():

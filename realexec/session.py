@@ -83,6 +83,9 @@ class Session:
         if settings.level is Level.STRICT:
             from distsim.realexec.peers import Peers
             from distsim.realexec.strict import Strict
+            from distsim.realexec.uncompiled import leave_uncompiled
+
+            leave_uncompiled()
 
             session.strict = Strict(recorder, Peers(directory, rank, world_size, job))
         session.heartbeat.start()

@@ -98,6 +98,17 @@ assert any(event.name == "c10d::allreduce_" for event in profile.events()), prof
 compiled = torch.compile(lambda tensor: all_reduce(tensor) or tensor, backend="eager")
 for _ in range(3):
     assert compiled(one()).tolist() == [world, world]
+
+
+@torch.compile(backend="eager")
+def broken(tensor):  # a compiled function that dynamo leaves for each of the calls, and enters again from inside them
+    dist.all_reduce(tensor, async_op=True).wait()
+    dist.barrier()
+    return tensor + 1
+
+
+for _ in range(3):
+    assert broken(one()).tolist() == [world + 1] * 2
 group = dist.new_group([0])
 for _ in range(3):
     dist.all_reduce(torch.ones(2), group=group)  # on rank 1 a warning, and nothing else
