@@ -395,11 +395,25 @@ class Monitor:
         with contextlib.suppress(OSError):
             (self.directory / "aborted.json").write_text("{}")
         self.together.abort()
+        families = self._families()
         self.kill(signal.SIGTERM)
         deadline = time.monotonic() + 2
         while time.monotonic() < deadline and not all(self.host.ended().values()):
             time.sleep(0.05)
         self.kill(signal.SIGKILL)
+        for leader in families:
+            with contextlib.suppress(OSError):
+                os.killpg(leader, signal.SIGKILL)
+
+    def _families(self) -> list[int]:
+        """The ranks' process groups, where each has its own, as the launcher's have: what ranks have started (a data
+        loader's workers) would outlive them, and hold the job's output open."""
+        pids = [self.host.readers[rank].header.pid for rank in self.host.readers]
+        leads = []
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                leads.append(os.getpgid(pid) == pid)
+        return pids if leads and all(leads) else []
 
     def kill(self, number: int) -> None:
         """Send a signal to every rank of this host that still lives."""

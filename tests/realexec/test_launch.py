@@ -69,6 +69,21 @@ def test_hang_ends_with_three_and_is_diagnosed_again(tmp_path: Path) -> None:
     assert "default_pg" in watched.stdout
 
 
+def test_what_the_ranks_have_started_ends_with_them(tmp_path: Path) -> None:
+    """A process that a hung rank has started does not outlive it: it would hold this very pipe open for ten minutes."""
+    script = tmp_path / "downloads.py"
+    script.write_text(
+        "import subprocess, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 0:\n"
+        "    subprocess.run(['sleep', '600'])\n"
+        "dist.barrier()\n"
+    )
+    done = distsim_run("--hang-after", "1", str(script), cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert "downloads.py:4" in done.stderr
+
+
 def test_restart_is_judged_by_its_last_attempt(tmp_path: Path) -> None:
     """With --max-restarts, an attempt that hangs is ended and the next one may finish: exit code 0."""
     script = tmp_path / "flaky.py"
