@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from distsim.debug.absence import absent_from_call
 from distsim.debug.advice import advice
 from distsim.debug.case import Case
-from distsim.debug.explain import capital, exception_text, ranks_text, several
+from distsim.debug.explain import capital, exception_line, ranks_text, several
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, HostWait, Phase, StoreWait
 from distsim.debug.verdict import Diagnosis
@@ -61,7 +61,7 @@ def in_flight_exception(case: Case, ranks: Sequence[int], victims: Sequence[int]
         ranks,
         victims,
         call=call,
-        explanation=f"{capital(who)} raised {exception_text(state)}, and on the way out "
+        explanation=f"{capital(who)} raised {exception_line(state)}, and on the way out "
         f"{several(case.where(ranks[0]), ranks)} (a finally or except block). {case.waiting(call, victims)}",
         suggestion=f"Fix the exception of {who} first, and make no collective calls in finally blocks.",
         since_s=state.since_s if state.since_s is not None else (call.issued_s if call else None),

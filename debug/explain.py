@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from distsim.debug.checks import BARRIERS, payload_text
@@ -22,6 +23,7 @@ __all__ = [
     "are",
     "call_text",
     "capital",
+    "exception_line",
     "exception_text",
     "group_text",
     "numbered",
@@ -32,6 +34,11 @@ __all__ = [
     "state_text",
     "wait_text",
 ]
+
+LONGEST = 300
+"""Letters of an exception that a sentence holds."""
+RAISES = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
+"""How the last line of a traceback begins."""
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -126,6 +133,21 @@ def exception_text(state: RankState) -> str | None:
     return None if state.exception is None else blank_addresses(state.exception)
 
 
+def exception_line(state: RankState) -> str | None:
+    """The same in one line, for a sentence: the whole of it is in the traceback. The last line of one that a
+    data loader's worker has sent is the error itself."""
+    text = exception_text(state)
+    lines = [line for line in map(str.strip, (text or "").splitlines()) if line]
+    if len(lines) < 2:
+        return text and _cut(text)
+    rest = f" {_cut(lines[-1])}" if RAISES.match(lines[-1]) else ""
+    return f"{_cut(lines[0])} ...{rest}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
+
+
 def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None) -> str:
     """Where a rank is, as the rest of a sentence: `waits in barrier #3 ..., at train.py:9`."""
     seen = "" if state.silent_s is None else "last seen "
@@ -150,7 +172,7 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
             code = f" with exit code {state.exit_code}" if state.exit_code is not None else ""
             return f"has left its program{code}{at}"
         case Phase.RAISED:
-            return f"raised {exception_text(state) or 'an exception'}{at}"
+            return f"raised {exception_line(state) or 'an exception'}{at}"
         case Phase.KILLED:
             after = ", after its program and all its calls had ended" if state.over else ""
             return f"was killed by {state.signal or 'a signal'}{after}"

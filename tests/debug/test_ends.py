@@ -247,6 +247,28 @@ def test_all_ranks_raise_the_same() -> None:
     assert (d.kind, d.culprits) == (Kind.RANK_RAISED, (0, 1, 2, 3))
 
 
+WORKER = """RuntimeError: Caught OSError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "data.py", line 11, in __getitem__
+    raise OSError("corrupt jpeg 25")
+OSError: corrupt jpeg 25
+"""
+
+
+@pytest.mark.parametrize(
+    ("exception", "line"),
+    [
+        (WORKER, "RuntimeError: Caught OSError in DataLoader worker process 0. ... OSError: corrupt jpeg 25"),
+        ("ValueError: a table\n1 2 3\n4 5 6", "ValueError: a table ..."),
+        ("ValueError: " + "x" * 1000, "ValueError: " + "x" * 284 + " ..."),
+    ],
+)
+def test_a_long_exception_is_a_line_of_the_sentence(exception: str, line: str) -> None:
+    """What is left out stands in the traceback."""
+    (d,) = diagnose(play(2, lambda r: [fail(exception, 44)] if r else [all_reduce(10)]))
+    assert f"Rank 1 raised {line}, at train.py:44" in d.explanation
+
+
 def test_addresses_in_exceptions_do_not_count() -> None:
     """Ranks that raised alike but for an object's address are one diagnosis, the same in every run."""
     evidence = play(4, lambda r: [fail(f"ValueError: <object at 0x7f0000{r:06x}>", 5)] if r else [all_reduce(10)])
