@@ -67,6 +67,8 @@ class Monitor:
         self._next_judgement = 0.0
         self._delay = SETTLE_S
         self._first_death: float | None = None
+        self._first_found: float | None = None
+        """When there was something to tell, though nobody waited for anybody."""
         self._lines_due: float | None = None
         self.aborted = False
         self._attempt = 0
@@ -117,7 +119,7 @@ class Monitor:
         self._attempt = attempt
         self.told.clear()
         self.diagnoses = []
-        self._first_death, self._closing, self.aborted = None, False, False
+        self._first_death, self._first_found, self._closing, self.aborted = None, None, False, False
 
     def _answer(self) -> None:
         """The launcher saw a rank fail and waits for a last look before it ends the others."""
@@ -249,11 +251,14 @@ class Monitor:
         self._next_judgement = now + self._delay
 
     def _premature(self, found: Sequence[Diagnosis], evidence: Evidence) -> bool:
-        """A rank is gone and nobody waits for it yet, but some are on their way to their next call."""
-        if self._first_death is None or time.monotonic() - self._first_death > ON_THEIR_WAY_S:
+        """A rank is gone, or stopped, and nobody waits for it yet, but some are on their way to their next call."""
+        if not found or any(diagnosis.victims for diagnosis in found):
+            self._first_found = None
             return False
+        now = time.monotonic()
+        self._first_found = self._first_found or self._first_death or now
         running = any(state.phase is Phase.RUNNING for state in evidence.ranks.values())
-        return running and not any(diagnosis.victims for diagnosis in found)
+        return running and now - self._first_found <= ON_THEIR_WAY_S
 
     def _judgement(self, evidence: Evidence) -> list[Diagnosis]:
         if self._interrupted():

@@ -105,7 +105,7 @@ def _py_spy(pid: int) -> tuple[tuple[Site, ...], str]:
         return (), "py-spy, which could read it, is not installed"
     try:
         done = subprocess.run(
-            [tool, "dump", "--nonblocking", "--pid", str(pid)],
+            [tool, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)],
             capture_output=True,
             text=True,
             timeout=3,
