@@ -8,24 +8,29 @@ guards have seen by themselves (`findings`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from distsim.debug.absence import absent_from_call
 from distsim.debug.align import find_divergences
 from distsim.debug.case import Case
 from distsim.debug.causes import death, host_wait, in_flight_exception
 from distsim.debug.cycles import knot
+from distsim.debug.errors import CollectiveMismatch
 from distsim.debug.explain import exception_text
-from distsim.debug.kinds import Kind
+from distsim.debug.kinds import INCONSISTENT, Kind
 from distsim.debug.merge import merge_findings, order
 from distsim.debug.mismatches import contradiction
 from distsim.debug.pairs import disagreeing, disagreement, unmatched
 from distsim.debug.patience import lateness, patience
-from distsim.debug.records import CallRecord, CallWait, Evidence, Phase
+from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, State
 from distsim.debug.verdict import Call, Diagnosis, Stuck
 from distsim.debug.waitfor import Contradictions, Need, WaitGraph
 from distsim.debug.world import World
 
 __all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
+
+REFUSED = f"{CollectiveMismatch.__name__}: "
+"""So begins the error of a call that strict did not let go out."""
 
 
 def diagnose(evidence: Evidence) -> list[Diagnosis]:
@@ -35,7 +40,12 @@ def diagnose(evidence: Evidence) -> list[Diagnosis]:
     pairs = disagreeing(world)
     contradictions = Contradictions(
         {d.lane.id: (i, d.seq, frozenset(d.culprits)) for i, d in enumerate(divergences) if d.blocks},
-        {id(end): len(divergences) + i for i, pair in enumerate(pairs) for end in pair[1:] if not end.done},
+        {
+            id(end): len(divergences) + i
+            for i, pair in enumerate(pairs)
+            for end in pair[1:]
+            if end.state is not State.COMPLETED  # a rank may have died in it
+        },
     )
     moving, stragglers = patience(world, lateness(world))
     case = Case(world, WaitGraph(world, moving, contradictions), divergences, pairs)
@@ -47,6 +57,7 @@ def diagnose(evidence: Evidence) -> list[Diagnosis]:
     for i, pair in enumerate(pairs, start=len(divergences)):
         if i not in hit:
             found.append(disagreement(case, pair, ()))
+    found = [_with_refused(case, d) for d in found]
     found += _unwaited_deaths(case, found)
     found += stragglers(case)
     return order(world, merge_findings(case, found))
@@ -144,6 +155,30 @@ def _never_came(
     _, ranks, all_victims = absent.setdefault((lane.id if lane else -1, call.seq), (call, [], []))
     ranks.append(rank)
     all_victims += victims
+
+
+def _with_refused(case: Case, told: Diagnosis) -> Diagnosis:
+    """With the ranks that died of what strict told them about this very contradiction, later and elsewhere than in
+    the call itself: in the wait() of an asynchronous one."""
+    if told.kind not in INCONSISTENT or told.group is None:
+        return told
+    ends = told.pair or told.group.ranks
+    late = [rank for rank in ends if rank not in (*told.culprits, *told.victims) and _refused(case, rank, told)]
+    if not late:
+        return told
+    return replace(told, victims=tuple(sorted((*told.victims, *late))), sites={**case.sites(late), **told.sites})
+
+
+def _refused(case: Case, rank: int, told: Diagnosis) -> bool:
+    state = case.world.states[rank]
+    if state.phase is not Phase.RAISED:
+        return False
+    words = f"{state.traceback}\n{state.exception}"  # the program may have raised something else from it
+    return any(
+        call.state is State.FAILED and (call.error or "").startswith(REFUSED) and str(call.error) in words
+        for call in case.world.records(rank)
+        if call.group == told.group and call.is_p2p == (told.pair is not None)
+    )
 
 
 def _unwaited_deaths(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:

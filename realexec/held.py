@@ -11,6 +11,7 @@ from typing import Any
 import torch.futures
 
 from distsim.debug import ring as rings
+from distsim.realexec.callbacks import run_apart
 from distsim.realexec.handle import Handle
 from distsim.realexec.recorder import Lane, Recorder
 from distsim.realexec.signature import Call
@@ -47,6 +48,8 @@ class Deferred(Handle):
         self._ready = threading.Event()
         self._error: BaseException | None = None
         self._future: Any = None
+        self._lock = threading.Lock()
+        """Held while the call goes out or its future is made: one of the two joins them."""
 
     def went_out(self) -> None:
         """All members are there and agree: make the call."""
@@ -59,9 +62,7 @@ class Deferred(Handle):
             self._recorder.ring.finish(self._index, rings.COMPLETED)
         else:
             self._recorder.watch(self._index, self._inner, self._again)
-            if self._future is not None:
-                _chain(self._inner.get_future(), self._future)
-        self._ready.set()
+        self._decided()
 
     def refuse(self, error: BaseException) -> None:
         """The call never goes out."""
@@ -69,9 +70,24 @@ class Deferred(Handle):
         self._recorder.ring.error(self._index, f"{type(error).__name__}: {error}")
         self._recorder.ring.finish(self._index, rings.FAILED)
         self._free()
-        if self._future is not None:
-            self._future.set_exception(error)
-        self._ready.set()
+        self._decided()
+
+    def _decided(self) -> None:
+        with self._lock:
+            self._ready.set()
+            if self._future is not None:
+                self._join(self._future)
+
+    def _join(self, target: Any) -> None:
+        """Let *target* end as the call does. Its callbacks are the program's: they may wait for a call that only
+        the thread that is here can let go out, or one of gloo's two threads can carry."""
+        error = self._error
+        if error is not None:
+            run_apart(lambda: target.set_exception(error))
+        elif self._inner is None:
+            run_apart(lambda: target.set_result(None))
+        else:
+            self._inner.get_future().add_done_callback(lambda source: run_apart(lambda: _pass_on(source, target)))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._touched = True
@@ -92,16 +108,15 @@ class Deferred(Handle):
 
     def get_future(self) -> Any:
         self._touched = True
-        if self._ready.is_set() and self._inner is not None:
-            return super().get_future()
-        if self._future is None:
-            self._future = torch.futures.Future()
-            self._recorder.ring.mark(self._index, rings.FUTURE)
-            if self._error is not None:
-                self._future.set_exception(self._error)
-            elif self._ready.is_set():  # it went out in the meantime
-                _chain(self._inner.get_future(), self._future)
-        return self._future
+        with self._lock:
+            if self._future is None:
+                if self._ready.is_set() and self._inner is not None and not self._on_host:
+                    return super().get_future()  # it knows the device's streams
+                self._future = torch.futures.Future()
+                self._recorder.ring.mark(self._index, rings.FUTURE)
+                if self._ready.is_set():
+                    self._join(self._future)
+            return self._future
 
     def synchronize(self) -> None:
         self._touched = True
@@ -112,16 +127,13 @@ class Deferred(Handle):
             super().synchronize()
 
 
-def _chain(source: Any, target: Any) -> None:
-    def done(future: Any) -> None:
-        try:
-            value = future.value()
-        except Exception as error:
-            target.set_exception(error)
-            return
-        target.set_result(value)
-
-    source.add_done_callback(done)
+def _pass_on(source: Any, target: Any) -> None:
+    try:
+        value = source.value()
+    except Exception as error:
+        target.set_exception(error)
+        return
+    target.set_result(value)
 
 
 class Watched(Handle):
@@ -153,6 +165,9 @@ class Watched(Handle):
             now = time.monotonic()
             if now - checked > LIFE_CHECK_S:
                 checked = now
-                if self._gone() or (timeout and now - began > timeout.total_seconds()):
+                if self._gone():
+                    self._check()  # what it said before it ended, if that was a moment ago
+                    break
+                if timeout and now - began > timeout.total_seconds():
                     break
         return super().wait(timeout)

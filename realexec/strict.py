@@ -2,8 +2,7 @@
 
 Each rank shows the fingerprint of its call to its peers and looks at theirs. A synchronous call waits
 for them in place, as the collective itself would. An asynchronous one is put into its group's queue and
-goes out from a thread of ours, so the caller goes on. Point-to-point calls are never held: who comes
-second sees the first and raises before it sends; who came first learns it in wait().
+goes out from a thread of ours, so the caller goes on. Sends and receives are never held (`messages`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from distsim.debug.checks import check_meeting
 from distsim.debug.errors import CollectiveMismatch
 from distsim.debug.records import CallRecord, Group
 from distsim.realexec.handle import Handle
-from distsim.realexec.held import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_CHECK_S, Deferred, Watched
+from distsim.realexec.held import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_CHECK_S, Deferred
+from distsim.realexec.messages import Messages
 from distsim.realexec.peers import Peers, StorePeer
 from distsim.realexec.recorder import Lane, Recorder
 from distsim.realexec.signature import Call, content
@@ -61,7 +61,7 @@ class Strict:
         self._peers = peers
         self._rank = recorder.ring.rank
         self._queues: dict[int, _Queue] = {}
-        self._p2p_rows: dict[str, int | None] = {}
+        self._messages = Messages(recorder, peers)
         self._verdicts: dict[tuple[int, ...], bool] = {}
         self._lock = threading.Condition()
         self._busy: list[_Queue] = []
@@ -83,7 +83,7 @@ class Strict:
         op = said.key[0]
         lane: Lane = guard.lane
         if op in ("send", "recv"):
-            return self._point_to_point(guard, said, index, is_async, issue)
+            return self._messages.hold(guard, said, index, is_async, issue)
         if len(lane.ranks) == 1:
             return None
         queue = self._queue(lane, guard)
@@ -289,65 +289,6 @@ class Strict:
                 queue.waiting.popleft()
                 queue.done = head.seq
                 self._show_some(queue)
-
-    # Point to point -----------------------------------------------------------------------------------
-
-    def _point_to_point(
-        self, guard: Any, said: Call, index: int, is_async: bool, issue: Callable[[], Any]
-    ) -> Handle | None:
-        peer, tag = said.peer, said.tag
-        lane: Lane = guard.lane
-        if peer < 0:  # from any source: a sender must not look out for a partner of its own
-            any_row = self._p2p_row(f"{lane.key}/any>{self._rank}/{tag}")
-            if any_row is not None:
-                self._recorder.ring.publish(any_row, 1, 0, index)
-            return None
-        sending = said.key[0] == "send"
-        if peer == self._rank or not self._peers.here(peer):
-            return None
-        if not sending and f"{lane.key}/any>{self._rank}/{tag}" in self._p2p_rows:
-            return None  # messages of this tag went to receives from any source, too: nobody knows which
-        ends = (self._rank, peer) if sending else (peer, self._rank)
-        mine = f"{lane.key}/{said.key[0]}/{ends[0]}>{ends[1]}/{tag}"
-        theirs = f"{lane.key}/{'recv' if sending else 'send'}/{ends[0]}>{ends[1]}/{tag}"
-        ordinal = lane.ordinals[(said.key[0], peer, tag)]
-        row = self._p2p_row(mine)
-        neighbour = self._peers.neighbour(peer)
-        if row is None or neighbour is None:
-            return None
-        nbytes = int(content(said.key)[0].get("bytes", 0))
-        self._recorder.ring.publish(row, ordinal, nbytes, index)
-
-        def check() -> bool:
-            """Whether the other end is there; raises where it is of another size."""
-            answer = neighbour.said(theirs, ordinal)
-            if answer is None and neighbour.passed(theirs, ordinal):
-                return True  # it ran far ahead, and what it said of this one is overwritten
-            if sending and neighbour.said(f"{lane.key}/any>{peer}/{tag}", 1) is not None:
-                return True
-            if answer is None:
-                return False
-            if answer[0] != nbytes:
-                self._recorder.ring.finish(index, rings.FAILED)
-                lane.busy = 0
-                raise CollectiveMismatch(
-                    f"rank {ends[0]} sends {nbytes if sending else answer[0]} bytes to rank {ends[1]}, which receives "
-                    f"{answer[0] if sending else nbytes} bytes (tag {tag}, number {ordinal}, "
-                    f"group {lane.name}): make them alike"
-                )
-            return True
-
-        if check():
-            return None
-        work = issue()
-        device = said.key[8]
-        return Watched(work, self._recorder, lane, index, is_async, device.type == "cpu", check, neighbour.gone)
-
-    def _p2p_row(self, name: str) -> int | None:
-        row = self._p2p_rows.get(name)
-        if row is None and name not in self._p2p_rows:
-            row = self._p2p_rows[name] = self._recorder.ring.meeting_row(name)
-        return row
 
 
 def _timeout_s(guard: Any) -> float:

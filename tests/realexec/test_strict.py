@@ -65,3 +65,129 @@ def test_a_caught_mismatch_leaves_the_group_usable(zygote: Zygote, folder: Path)
     result = zygote.run(script, 2, directory=folder, level="strict")
     assert result.codes == {0: 0, 1: 0}, result.outputs
     assert all(output.startswith("caught 2") for output in result.outputs.values()), result.outputs
+
+
+NESTED = """
+import faulthandler
+import threading
+
+import torch
+import torch.distributed as dist
+
+faulthandler.dump_traceback_later(25, exit=True)  # a deadlock is to fail the test, not to hang it
+dist.init_process_group("gloo")
+
+
+def summed(tensor):
+    return dist.all_reduce(tensor, async_op=True).get_future()
+
+
+def deeper(left):
+    def callback(future):
+        tensor = future.value()[0]
+        return summed(tensor).then(deeper(left - 1)).wait() if left else tensor
+
+    return callback
+
+
+assert summed(torch.ones(2)).then(deeper(6)).wait()[0] == 2**7
+
+made = threading.Event()
+later = []
+first = summed(torch.ones(2)).then(lambda _: (made.wait(), later[0].wait())[1])
+later.append(summed(torch.ones(3)).then(lambda future: future.value()[0]))
+made.set()
+assert first.wait().tolist() == [2, 2, 2]
+
+handle = dist.all_reduce(torch.ones(2 + dist.get_rank()), async_op=True)
+refused = handle.get_future().then(lambda future: (summed(torch.ones(1)).wait(), future.value())[1])
+try:
+    refused.wait()
+except RuntimeError as error:
+    print("refused", "shape_mismatch" in str(error))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_callbacks_may_wait_for_each_other(zygote: Zygote, folder: Path) -> None:
+    """Callbacks that wait for further calls, for a later call's callback, or after a refusal hold up nothing."""
+    script = folder / "nested.py"
+    script.write_text(NESTED)
+    result = zygote.run(script, 2, directory=folder, level="strict")
+    assert result.codes == {0: 0, 1: 0}, result.outputs
+    assert all(output.startswith("refused True") for output in result.outputs.values()), result.outputs
+
+
+MESSAGES = """
+import sys
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+first, good, bad = int(sys.argv[1]), int(sys.argv[2]), getattr(torch, sys.argv[3])
+store = dist.distributed_c10d._get_default_store()
+for number in range(good + 1):
+    dtype = bad if rank == 0 and number == good else torch.float16
+    t = torch.ones(4, 8, dtype=dtype)
+    if rank != first:
+        store.wait([f"made {number}"])
+    work = dist.isend(t, 1) if rank == 0 else dist.irecv(t, 0)
+    if rank == first:
+        store.set(f"made {number}", "")
+    work.wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    ("good", "bad", "kind", "sent", "culprits"),
+    [
+        pytest.param(0, "float32", "p2p_size_mismatch", "float32[4,8] (128 bytes)", (0, 1), id="size"),
+        pytest.param(2, "float32", "p2p_size_mismatch", "float32[4,8] (128 bytes)", (0,), id="size, once"),
+        pytest.param(0, "bfloat16", "dtype_mismatch", "bfloat16[4,8] (64 bytes)", (0, 1), id="dtype"),
+    ],
+)
+def test_both_ends_of_a_message_raise(
+    first: int, good: int, bad: str, kind: str, sent: str, culprits: tuple[int, ...], zygote: Zygote, folder: Path
+) -> None:
+    """Whichever end comes second, both raise and say what each brought and where; there is one diagnosis."""
+    script = folder / "messages.py"
+    script.write_text(MESSAGES)
+    result = zygote.run(script, 2, directory=folder, level="strict", args=(str(first), str(good), bad))
+    assert set(result.codes.values()) == {1}, result.outputs
+    for output in result.outputs.values():
+        assert f"CollectiveMismatch: {kind}: message number {good + 1} from rank 0 to rank 1" in output
+        assert f"rank 0 sends {sent} at " in output
+        assert "rank 1 receives float16[4,8] (64 bytes) at " in output
+        assert output.count("messages.py:16;") == output.count("messages.py:16.") == 1
+    assert [d.kind.value for d in result.diagnoses] == [kind], result.report
+    told = result.diagnoses[0]
+    assert (told.culprits, {*told.culprits, *told.victims}) == (culprits, {0, 1}), result.report
+    assert result.exit_code == 4
+
+
+LATE = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+bad = dist.all_reduce(torch.ones(4 + (dist.get_rank() == 1)), async_op=True)
+dist.all_reduce(torch.ones(2), async_op=True).wait()
+bad.wait()
+"""
+
+
+@pytest.mark.slow
+def test_a_mismatch_that_raises_late_is_told_once(zygote: Zygote, folder: Path) -> None:
+    """A rank that dies of it in a later wait() is the contradiction's victim, not a diagnosis of its own."""
+    script = folder / "late.py"
+    script.write_text(LATE)
+    result = zygote.run(script, 3, directory=folder, level="strict")
+    assert all("CollectiveMismatch" in output for output in result.outputs.values()), result.outputs
+    assert [(d.kind.value, d.culprits, d.victims) for d in result.diagnoses] == [("shape_mismatch", (1,), (0, 2))]
+    assert result.exit_code == 4
