@@ -1,7 +1,7 @@
 """Comparing calls as they arrive: arrays of fingerprints, a group at a time.
 
 Ranks that agree cost a numpy comparison a poll. Only a set of fingerprints (or of call sites) that was
-never seen before is looked at call by call.
+never seen before is looked at call by call. Messages are compared in `compare_p2p`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.debug import ring as rings
+from distsim.debug.compare_p2p import STREAM, Messages
 from distsim.debug.ring_reader import Records
 
 __all__ = ["Comparer", "LaneKey", "Suspicion"]
@@ -25,7 +26,8 @@ Numbers = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Calls with one number whose fingerprints (or lines) were never seen together before."""
+    """Calls with one number whose fingerprints (or lines) were never seen together before; or the two ends of a
+    message, of the form that `compare_p2p.PAIR` says."""
 
     lane: LaneKey
     seq: int
@@ -49,11 +51,14 @@ class Comparer:
     def __init__(self) -> None:
         self._lanes: dict[LaneKey, _Lane] = {}
         self._touched: set[LaneKey] = set()
+        self.messages = Messages()
         self.compared = 0
 
-    def feed(self, rank: int, records: Records, lane_of: Any, route: Any = None) -> None:
-        """Take new calls of a rank; *lane_of(table offset)* answers the group's key, None: not compared.
+    def feed(self, rank: int, records: Records, lane_of: Any, signature_of: Any, route: Any = None) -> None:
+        """Take new calls of a rank; *lane_of(table offset)* answers the group's key, None: not compared;
+        *signature_of(position, fingerprint)* what a message was asked to do.
         *route(rank, key, rows)* may take them away, to be compared on another host."""
+        self.messages.feed(rank, records, lane_of, signature_of, route)
         collective = records[(records["flags"] & rings.P2P_CALL) == 0]
         if not len(collective):
             return
@@ -67,7 +72,10 @@ class Comparer:
                 self.feed_rows(rank, key, rows)
 
     def feed_rows(self, rank: int, key: LaneKey, rows: Numbers) -> None:
-        """Take rows of (seq, fingerprint, site hash), from a ring or from another host's monitor."""
+        """Take rows of (seq, fingerprint, site hash), from a ring or from another host's monitor; or a message's."""
+        if key[0].startswith(STREAM):
+            self.messages.feed_rows(key, rows.tolist())
+            return
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = _Lane(key)
@@ -76,7 +84,7 @@ class Comparer:
 
     def check(self) -> list[Suspicion]:
         """Compare what all members have made by now."""
-        found: list[Suspicion] = []
+        found = [Suspicion(key, index, lines_only=False) for key, index in self.messages.check()]
         touched, self._touched = self._touched, set()
         for key in sorted(touched):
             lane = self._lanes[key]

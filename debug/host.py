@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from distsim.debug import ring as rings
@@ -17,6 +18,9 @@ from distsim.debug.together import Together, local_world
 from distsim.errors import UsageError
 
 __all__ = ["Host"]
+
+FAILED_MESSAGE = rings.P2P_CALL | rings.STATE_MASK, rings.P2P_CALL | rings.FAILED
+"""Bits of a record's flags to look at, and what they are."""
 
 
 class Host:
@@ -86,13 +90,17 @@ class Host:
         several = len(here) < self.world_size and self.local_world < self.world_size
 
         def route(rank: int, key: LaneKey, rows: Rows) -> bool:
-            return together is not None and several and together.route(rank, key, rows, here)
+            return together is not None and together.route(rank, key, rows, here)
 
         for rank, reader in self.readers.items():
             records, self._next[rank] = reader.since(self._next[rank])
             total += len(records)
+            lane_of = partial(self._lane, reader)
             if len(records):
-                self.comparer.feed(rank, records, lambda offset, reader=reader: self._lane(reader, offset), route)
+                self.comparer.feed(rank, records, lane_of, reader.signature, route if several else None)
+            failed = reader._records[(reader._records["flags"] & FAILED_MESSAGE[0]) == FAILED_MESSAGE[1]]
+            if len(failed):
+                self.comparer.messages.note_failed(rank, failed, lane_of, reader.signature)
         return total
 
     def _lane(self, reader: RingReader, offset: int) -> LaneKey | None:

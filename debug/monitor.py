@@ -26,6 +26,7 @@ from distsim.debug.host import Host
 from distsim.debug.interrupted import MARKER, where_ranks_were
 from distsim.debug.jobdir import default_directory, verdict_path
 from distsim.debug.levels import Level, OnHang, Settings
+from distsim.debug.message_faults import ends, with_messages
 from distsim.debug.procfs import look
 from distsim.debug.records import Evidence, Phase
 from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
@@ -195,7 +196,7 @@ class Monitor:
     def _tell_inconsistent(self, focus: dict[Any, int]) -> None:
         evidence = self.look(focus=focus)
         found = [d for d in diagnose(evidence) if d.exit_code == 4]
-        self.tell(found, evidence)
+        self.tell(with_messages(found, evidence, focus), evidence)
 
     def _notice(self) -> None:
         """What guards saw themselves is said at once, not when somebody hangs."""
@@ -466,6 +467,9 @@ class Monitor:
 
 
 def _key(diagnosis: Diagnosis) -> tuple[Any, ...]:
+    of_message = ends(diagnosis)
+    if of_message is not None:
+        return of_message  # two lines that do not fit do so again and again
     call = diagnosis.call
     return (
         diagnosis.kind,
