@@ -6,8 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
+import torch
 import torch.futures
 
 from distsim.debug import ring as rings
@@ -34,11 +36,13 @@ class Deferred(Handle):
         seq: int,
         print_: int,
         is_async: bool,
-        on_host: bool,
+        device: torch.device | None,
         issue: Any,
     ) -> None:
-        super().__init__(None, recorder, lane, index, False, on_host, False)
+        super().__init__(None, recorder, lane, index, False, device is None, False)
         self._is_async = is_async
+        self._device = device
+        """None: the host."""
         self.seq = seq
         self.print_ = print_
         self.issue: Callable[[], Any] = issue
@@ -87,7 +91,8 @@ class Deferred(Handle):
         elif self._inner is None:
             run_apart(lambda: target.set_result(None))
         else:
-            self._inner.get_future().add_done_callback(lambda source: run_apart(lambda: _pass_on(source, target)))
+            pass_on = _pass_on if self._device is None else partial(_pass_on_device, self._device)
+            self._inner.get_future().add_done_callback(lambda source: run_apart(lambda: pass_on(source, target)))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._touched = True
@@ -112,7 +117,7 @@ class Deferred(Handle):
             if self._future is None:
                 if self._ready.is_set() and self._inner is not None and not self._on_host:
                     return super().get_future()  # it knows the device's streams
-                self._future = torch.futures.Future()
+                self._future = torch.futures.Future(devices=[] if self._device is None else [self._device])
                 self._recorder.ring.mark(self._index, rings.FUTURE)
                 if self._ready.is_set():
                     self._join(self._future)
@@ -129,11 +134,19 @@ class Deferred(Handle):
 
 def _pass_on(source: Any, target: Any) -> None:
     try:
-        value = source.value()
+        value = source.wait()
     except Exception as error:
         target.set_exception(error)
         return
     target.set_result(value)
+
+
+def _pass_on_device(device: torch.device, source: Any, target: Any) -> None:
+    """On a stream of its own: wait() makes the current stream wait for the call, set_result() makes who waits for
+    *target* wait for the current stream, and the program's own kernels are to do neither."""
+    streams = torch.get_device_module(device)
+    with streams.stream(streams.Stream(device)):
+        _pass_on(source, target)
 
 
 class Watched(Handle):

@@ -90,10 +90,10 @@ class Strict:
         if queue is None:
             self._recorder.ring.mark(index, rings.UNCHECKED)
             return None
-        device = said.key[8]
-        on_host = device is None or device.type == "cpu"
         if is_async or queue.waiting:
-            deferred = Deferred(self._recorder, lane, index, seq, print_, is_async, on_host, issue)
+            device = said.key[8]
+            on_host = device is None or device.type == "cpu"
+            deferred = Deferred(self._recorder, lane, index, seq, print_, is_async, None if on_host else device, issue)
             self._defer(queue, deferred, said)
             return deferred
         self._show(queue, seq, print_, index, said)
