@@ -15,6 +15,7 @@ from tests.scenario.made import ran
 ONE_IS_ELSEWHERE = """\
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -31,8 +32,7 @@ def say():
 def load():
     while len(list(here.glob("there.*"))) < 3:
         time.sleep(0.01)
-    time.sleep(2)  # until the others are in their call, and the guard has seen this line
-    say()
+    threading.Timer(2, say).start()  # the others are in their call by then, and the guard has seen the next line
     time.sleep(1000)
 
 
