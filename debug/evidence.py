@@ -79,7 +79,8 @@ class Knowledge:
 
 def given_up(reader: RingReader) -> bool:
     """An exception, or an exit code other than 0, has ended the program."""
-    return reader.word(rings.W_LIFE) == rings.LIFE_RAISED or reader.word(rings.W_EXIT_CODE) not in (0, rings.EXIT_CODE_0)
+    failed = reader.word(rings.W_EXIT_CODE) not in (0, rings.EXIT_CODE_0)
+    return failed or reader.word(rings.W_LIFE) == rings.LIFE_RAISED
 
 
 def read_exits(directory: Path) -> dict[tuple[int, int], int]:

@@ -103,6 +103,11 @@ class Host:
                 self.comparer.messages.note_failed(rank, failed, lane_of, reader.signature)
         return total
 
+    def forget_calls(self, together: Together) -> None:
+        """Drop what has been read to be compared."""
+        together.held()
+        self.comparer = Comparer()
+
     def _lane(self, reader: RingReader, offset: int) -> LaneKey | None:
         entry = reader.group(offset)
         return entry.key if entry.group.ranks else None

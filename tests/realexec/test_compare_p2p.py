@@ -293,6 +293,7 @@ def test_a_past_mismatch_is_told_while_both_go_on(zygote: Zygote, folder: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # test_hosts runs other rows between hosts
 @pytest.mark.skipif(WITHOUT is not None, reason=f"no network namespaces here: {WITHOUT}")
 def test_a_message_between_hosts_is_compared_by_the_leader(tmp_path: Path) -> None:
     """Neither end is on the first host; its monitor tells it while all go on, and every launcher ends with 4."""
