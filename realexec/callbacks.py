@@ -9,14 +9,42 @@ from queue import SimpleQueue
 
 __all__ = ["run_apart"]
 
+PATIENCE_S = 0.02
+"""A job that takes longer waits for something, maybe for what a later one does."""
+
+
+class _Turn:
+    """A job's place in the order."""
+
+    def __init__(self, job: Callable[[], object], before: _Turn | None) -> None:
+        self.job = job
+        self.before = before
+        self.begun, self.done = threading.Event(), threading.Event()
+
+    def take(self) -> None:
+        before, self.before = self.before, None
+        if before is not None:
+            before.begun.wait()
+            before.done.wait(PATIENCE_S)
+        self.begun.set()
+        try:
+            self.job()
+        except Exception:  # a job that is waiting counts on this thread
+            traceback.print_exc()
+        del self.job  # and the tensors it holds: the next turn knows this one
+        self.done.set()
+
 
 class _Pool:
-    """Grows by a thread whenever all are inside: a callback may wait for another call, whose own future may
-    have callbacks that wait, and so on. With any fixed number of threads the last one would wait for ever."""
+    """Starts jobs in their order, each after the one before it or once that one is seen to wait: callbacks that make
+    calls of their own make them in one order on every rank. Grows by a thread whenever all are inside: a callback may
+    wait for another call, whose own future may have callbacks that wait, and so on. With any fixed number of threads
+    the last one would wait for ever."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._turns: SimpleQueue[_Turn] = SimpleQueue()
         self._lock = threading.Lock()
+        self._last: _Turn | None = None
         self._idle = 0
         """Threads that wait for a job and that no job in the queue counts on."""
 
@@ -25,16 +53,14 @@ class _Pool:
             idle = self._idle > 0
             if idle:
                 self._idle -= 1
-        self._jobs.put(job)
+            self._last = turn = _Turn(job, self._last)
+            self._turns.put(turn)
         if not idle:
             threading.Thread(target=self._work, name="distsim-callbacks", daemon=True).start()
 
     def _work(self) -> None:
         while True:
-            try:
-                self._jobs.get()()
-            except Exception:  # a job that is waiting counts on this thread
-                traceback.print_exc()
+            self._turns.get().take()
             with self._lock:
                 self._idle += 1
 
@@ -43,5 +69,5 @@ _pool = _Pool()
 
 
 def run_apart(job: Callable[[], object]) -> None:
-    """Run *job* on a thread where it may block for as long as it likes; it starts at once."""
+    """Run *job* on a thread where it may block for as long as it likes."""
     _pool.run(job)
