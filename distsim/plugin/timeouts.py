@@ -6,9 +6,10 @@ they can, and only then the test ends: so the report can say who was waited for.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,24 @@ if TYPE_CHECKING:
 __all__ = ["TimedConditions", "set_timer"]
 
 GRACE_S = 1.0
-"""How long the rank that runs may take to give a sign of life, and then the others to come to their calls."""
-KILL_S = 10.0
+"""How long the rank that runs may take to come back or to give a sign of life."""
+CALLS_S = 5.0
+"""How long the others may then take to come to their calls, while the one left behind still takes its share of Python's
+time."""
+KILL_S = 20.0
 """How long after its time a test may take to end in good order."""
 _monotonic = time.monotonic
+
+
+def _ends_tests(handler: Callable[..., Any]) -> bool:
+    """Whether *handler* is pytest-timeout's, or the one that `set_timer` puts in its place."""
+    return getattr(handler, "__module__", None) in ("pytest_timeout", __name__)
+
+
+def _debugged() -> bool:
+    """Whether pytest-timeout's handlers let a test go on because somebody debugs it."""
+    module = sys.modules.get("pytest_timeout")
+    return module is not None and bool(module.is_debugging())
 
 
 class LastWord(Interrupts):
@@ -47,10 +62,16 @@ class LastWord(Interrupts):
 
     def deliver(self) -> None:
         """Called between two events, and again and again while a rank runs on."""
+        for told in [told for told in self.pending if not _ends_tests(told[0])]:
+            self.pending.remove(told)  # a ticker of the test's own: nobody is late
+            told[0](*told[1])
+        if not self.pending:
+            return
         world, rank = self.world, self.world.running
         if self.left_behind is not None and not self.over:
             world.host_timeout_s = self._patience_s
-        elif self.over or rank is None:
+        elif self.over or rank is None or _debugged():
+            self._until_s = None  # whoever returns has ended nothing
             super().deliver()
         elif self._until_s is None:
             self._until_s, self._ticks = _monotonic() + GRACE_S, world.ticks
@@ -60,7 +81,7 @@ class LastWord(Interrupts):
             self.left_behind = rank.process.rank
             world.host_timeout_s = 0.0  # so the scheduler takes it for stuck, at its next look
             world.limits.start()
-            world.limits.wall_time_s = GRACE_S
+            world.limits.wall_time_s = CALLS_S
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -99,12 +120,15 @@ def set_timer(item: pytest.Item, settings: Any) -> bool:
     first asks them to end, with their report as the test's failure."""
     import pytest_timeout  # type: ignore[import-untyped,unused-ignore]
 
+    def fail() -> None:
+        pytest.fail(pytest_timeout.PYTEST_FAILURE_MESSAGE % settings.timeout)
+
     def expire() -> None:
         if not settings.disable_debugger_detection and pytest_timeout.is_debugging():
             return
         last = getattr(getattr(item, "distsim_conditions", None), "last_word", None)
         if last is not None and not last.over:
-            last.pending.append((pytest.fail, (pytest_timeout.PYTEST_FAILURE_MESSAGE % settings.timeout,)))
+            last.pending.append((fail, ()))
             if ended.wait(KILL_S):
                 return
         pytest_timeout.timeout_timer(item, settings)

@@ -34,6 +34,10 @@ class BadFile(UsageError):
         some = [f"{path}: {len(faults)} faults", *(f"  {fault}" for fault in faults)]
         super().__init__(f"{path}: {faults[0]}" if len(faults) == 1 else "\n".join(some))
 
+    def __reduce__(self) -> tuple[type[BadFile], tuple[Path, list[str]]]:
+        """Made again from its parts: it travels between processes."""
+        return BadFile, (self.path, self.faults)
+
     @property
     def name(self) -> str:
         """As that of a scenario."""

@@ -7,13 +7,14 @@ import multiprocessing
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 from distsim.errors import UsageError
-from distsim.scenario.load import BadFile, Scenario
-from distsim.scenario.result import Result
+from distsim.scenario.load import BadFile, Scenario, check
+from distsim.scenario.result import NOT_RUN, Result
 from distsim.scenario.run import run_scenario
 
-__all__ = ["matching", "run_one", "run_suite"]
+__all__ = ["matching", "run_one", "run_suite", "run_there"]
 
 _TOKEN = re.compile(r"\s*(\(|\)|[^\s()]+)")
 
@@ -67,7 +68,7 @@ def _imports(scenarios: Sequence[Scenario]) -> list[str]:
     """Modules that take a second to import, and that some of *scenarios* will: whoever runs first would pay
     for all who come after."""
     simulated = [s for s in scenarios if s.spec.backend == "sim"]
-    files = {s.file for s in simulated if s.file is not None}
+    files = {s.file for s in simulated if s.file is not None and s.file.is_file()}
     data_parallel = any(b"torch.nn.parallel" in file.read_bytes() for file in files)
     # DistributedDataParallel's constructor imports torch._dynamo
     return ["distsim.sim"] * bool(simulated) + ["torch._dynamo"] * data_parallel
@@ -84,9 +85,14 @@ def _prepare(modules: Sequence[str]) -> None:
 
 
 def run_one(path: object, data: dict[str, object], update: bool) -> Result:
-    """One scenario in a worker, from plain data."""
-    from pathlib import Path
+    """One scenario in a worker, from plain data; what no longer fits (a program deleted meanwhile) is its own error."""
+    path = Path(str(path))
+    try:
+        return run_there(path, data, update)
+    except BadFile as error:
+        return Result(error.name, str(path), error.faults, kind=NOT_RUN)
 
-    from distsim.scenario.load import check
 
+def run_there(path: object, data: dict[str, object], update: bool) -> Result:
+    """One scenario on a machine that may not have what it needs: then `BadFile`."""
     return run_scenario(check(data, Path(str(path))), update_baseline=update)

@@ -88,8 +88,11 @@ def sweep(
 
 def _check_path(path: str) -> None:
     """Of the cluster only the number of nodes can be varied; what else is unknown the check of the file says."""
+    head = re.split(r"[.\[]", path)[0]
+    if path in (*NODES, "on") or (head in ScenarioSpec.model_fields and head != "on"):
+        return
     near = difflib.get_close_matches(path, NODES, 1)
-    if path in NODES or path in ScenarioSpec.model_fields or not (near or path.startswith(("cluster", "on."))):
+    if not (near or path.startswith(("cluster", "on."))):
         return
     guess = f"; did you mean '{near[0]}'?" if near else ""
     raise UsageError(f"--vary {path}: expected {NODES[0]}=1,2, or on=A,B for whole clusters, presets or files{guess}")
@@ -118,7 +121,7 @@ def _set(data: dict[str, Any], path: str, value: Any) -> None:
         if isinstance(following, int) != isinstance(place, list):
             raise UsageError(f"--vary {path}: the scenario has no {following!r} there")
     try:
-        place[parts[-1]] = str(value) if parts[0] == "args" else value
+        place[parts[-1]] = str(value) if parts[0] in ("args", "env") else value
     except (IndexError, TypeError):
         raise UsageError(f"--vary {path}: the scenario has no {parts[-1]!r} there") from None
 
@@ -130,7 +133,7 @@ def _on_ray(scenarios: Sequence[Scenario], address: str) -> Iterator[Result]:
         import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
         raise UsageError("--ray: ray is not installed; pip install 'torch-distsim[ray]'") from None
-    from distsim.scenario.suite import run_one
+    from distsim.scenario.suite import run_there
 
     ours = not ray.is_initialized()
     if ours:
@@ -143,7 +146,7 @@ def _on_ray(scenarios: Sequence[Scenario], address: str) -> Iterator[Result]:
                 f"--ray {address}: no Ray cluster there ({told}); give host:port, auto for the one of this machine, "
                 "or --ray alone to start one"
             ) from None
-    task: Callable[..., Any] = ray.remote(run_one).remote
+    task: Callable[..., Any] = ray.remote(run_there).remote
     try:
         jobs = [task(scenario.path.resolve(), scenario.data, False) for scenario in scenarios]
         for scenario, job in zip(scenarios, jobs, strict=True):

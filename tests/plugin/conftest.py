@@ -42,12 +42,14 @@ def _torch_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def run(pytester: pytest.Pytester) -> Run:
-    """Run a test file with the plugin; without a text, whatever lies in the folder."""
+    """Run a test file with the plugin; without a text, whatever lies in the folder. What may end the process runs
+    apart, in one of its own."""
 
-    def call(text: str = "", *flags: str) -> pytest.RunResult:
+    def call(text: str = "", *flags: str, apart: bool = False) -> pytest.RunResult:
         if text:
             pytester.makepyfile(HEAD + text)
-        return pytester.runpytest_inprocess("-p", "distsim.pytest_plugin", "-p", "no:cacheprovider", *flags)
+        start = pytester.runpytest_subprocess if apart else pytester.runpytest_inprocess
+        return start("-p", "distsim.pytest_plugin", "-p", "no:cacheprovider", *flags)
 
     return call
 

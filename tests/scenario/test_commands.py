@@ -12,8 +12,8 @@ import pytest
 from distsim.cli import main
 from distsim.errors import UsageError
 from distsim.scenario.github import annotation
-from distsim.scenario.result import Result
-from distsim.scenario.suite import _imports, matching
+from distsim.scenario.result import NOT_RUN, Result
+from distsim.scenario.suite import _imports, matching, run_one
 from distsim.scenario.sweep import parse_variation
 from tests.scenario.made import RACE, STEPS, made
 
@@ -199,6 +199,16 @@ def test_workers_give_the_same_results_in_the_same_order(tmp_path: Path, capsys:
     assert lines == ["a", "b", "c"]
 
 
+def test_a_program_deleted_meanwhile_is_an_error_of_its_own_scenario(tmp_path: Path) -> None:
+    """In a worker, which reads the scenario again: the others of the pool go on."""
+    scenario = made(tmp_path, "[expect]", name="gone")
+    (tmp_path / "gone.py").unlink()
+    assert _imports([scenario]) == ["distsim.sim"]
+    result = run_one(scenario.path, scenario.data, False)
+    assert (result.kind, result.name) == (NOT_RUN, scenario.name)
+    assert [line.partition(" (")[0] for line in result.wrong] == ["program: no script gone.py beside the file"]
+
+
 def test_what_takes_long_to_import_is_imported_before_the_first_scenario(tmp_path: Path) -> None:
     """Else the first to use it would be slow for all others; what nobody uses is left alone."""
     plain = made(tmp_path, "[expect]", name="plain")
@@ -225,7 +235,8 @@ def test_a_sweep_compares_points(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ]
     times = [float(r["virtual_time_s"]) for r in rows]
     assert times[0] == times[1] < times[2] < times[3]
-    assert main(["sweep", str(tmp_path / "made.toml"), "--vary", "nnodes=1"]) == 0  # no slip of cluster.nodes
+    for vary in ("nnodes=1", "env.nodes=1"):  # no slips of cluster.nodes and on.nodes
+        assert main(["sweep", str(tmp_path / "made.toml"), "--vary", vary]) == 0
 
 
 @pytest.mark.parametrize(
@@ -236,6 +247,7 @@ def test_a_sweep_compares_points(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ("nonsense=1", "nonsense: unknown key"),
         ("cluster.nods=1,2", "--vary cluster.nods: expected cluster.nodes=1,2, or on=A,B for whole clusters"),
         ("cluster.nods=1,2", "did you mean 'cluster.nodes'?"),
+        ("limits.nodes=1,2", "limits.nodes: unknown key"),
         ("on.node=1,2", "did you mean 'on.nodes'?"),
         ("cluster.links[0]=1", "--vary cluster.links[0]: expected cluster.nodes=1,2"),
         ("on=DGX-H100:1", "did you mean 'dgx-h100'?"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from distsim.debug.kinds import Kind
 from distsim.errors import UsageError
 from distsim.scenario import find_scenarios, load_scenario, load_scenarios
-from distsim.scenario.load import read_faults
+from distsim.scenario.load import BadFile, read_faults
 from distsim.scenario.schema import json_schema
 from tests.scenario.made import made
 
@@ -86,6 +87,14 @@ def test_all_faults_of_a_file_come_at_once(tmp_path: Path) -> None:
     assert "5 faults" in told
     for path in ("backed:", "faults[0].what:", "faults[1]:", "expect.culprits:", "expect.line:"):
         assert path in told
+
+
+@pytest.mark.parametrize("faults", [["nnodes: one"], ["seed: one", "on: two"]])
+def test_what_is_wrong_with_a_file_travels_between_processes(faults: list[str]) -> None:
+    """A worker tells it to the process that asked."""
+    error = BadFile(Path("folder/x.toml"), faults)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.path, again.faults, str(again)) == (BadFile, error.path, faults, str(error))
 
 
 def test_all_files_are_read_before_one_runs(tmp_path: Path) -> None:
