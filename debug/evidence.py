@@ -71,6 +71,8 @@ class Knowledge:
     stacks: Mapping[int, Sequence[Site]] = field(default_factory=dict)
     hang_after_s: float | None = None
     straggler_after_s: float | None = None
+    all_over: bool = False
+    """All ranks here have given up, and none has gone: they are on their way out, together."""
     post_mortem: bool = False
     """Nothing moves any more: pids and heartbeats say nothing."""
     directory: Path | None = None
@@ -78,7 +80,8 @@ class Knowledge:
 
 
 def given_up(reader: RingReader) -> bool:
-    """An exception, or an exit code other than 0, has ended the program."""
+    """An exception, or an exit code other than 0, has ended the program. Its exit handlers may still make calls, to
+    which all come that have given up alike: nothing is wrong with it in their eyes (`Knowledge.all_over`)."""
     failed = reader.word(rings.W_EXIT_CODE) not in (0, rings.EXIT_CODE_0)
     return failed or reader.word(rings.W_LIFE) == rings.LIFE_RAISED
 
@@ -124,7 +127,9 @@ def rank_state(
     unfinished = {int(record["commit"]) - 1: int(record["flags"]) for record in snap.unfinished}
     waiting = [r for r in records if unfinished.get(r.index, 0) & rings.WAITING]
     life = reader.word(rings.W_LIFE)
-    if (snap.dead and not (known.post_mortem and _looks_alive(snap, life))) or (snap.given_up and not waiting):
+    if (snap.dead and not (known.post_mortem and _looks_alive(snap, life))) or (
+        snap.given_up and not waiting and not known.all_over
+    ):
         _dead(state, snap, life, known, waiting)
         return state
     state.exception = state.exception if _pending(reader, waiting, unfinished) else None
@@ -133,7 +138,8 @@ def rank_state(
         state.phase = Phase.FROZEN
         return state
     beat_ns = reader.word(rings.W_BEAT)
-    if process is not None and beat_ns and life in (rings.LIFE_STARTED, rings.LIFE_JOINED):
+    leaving = reader.word(rings.W_EXIT_CODE) or life not in (rings.LIFE_STARTED, rings.LIFE_JOINED)
+    if process is not None and beat_ns and not leaving:
         silent_s = (now_ns - beat_ns) / 1e9
         state.silent_s = silent_s if silent_s > SILENT_S else None
     if not waiting:
@@ -375,6 +381,7 @@ def build_evidence(
         origin_wall = origin_of(readers)
     origins = {rank: origin_wall - offset for rank, offset in wall_offsets(readers).items()}
     snaps = {reader.header.rank: snapshot(reader, known) for reader in readers}
+    known.all_over = all(snap.given_up and not snap.dead for snap in snaps.values())
     records = call_records(readers, origins, focus)
     states = dict(extra or {})
     for rank, snap in snaps.items():

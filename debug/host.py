@@ -96,17 +96,13 @@ class Host:
             records, self._next[rank] = reader.since(self._next[rank])
             total += len(records)
             lane_of = partial(self._lane, reader)
-            if len(records):
-                self.comparer.feed(rank, records, lane_of, reader.signature, route if several else None)
+            # Before what came after them: it may go to another host, which knows nothing of them.
             failed = reader._records[(reader._records["flags"] & FAILED_MESSAGE[0]) == FAILED_MESSAGE[1]]
             if len(failed):
                 self.comparer.messages.note_failed(rank, failed, lane_of, reader.signature)
+            if len(records):
+                self.comparer.feed(rank, records, lane_of, reader.signature, route if several else None)
         return total
-
-    def forget_calls(self, together: Together) -> None:
-        """Drop what has been read to be compared."""
-        together.held()
-        self.comparer = Comparer()
 
     def _lane(self, reader: RingReader, offset: int) -> LaneKey | None:
         entry = reader.group(offset)
@@ -178,8 +174,10 @@ class Host:
         return answer
 
     def gone(self) -> bool:
-        """A rank has ended or given up: nobody need wait for it any longer."""
-        return any(self.ended().values()) or any(given_up(reader) for reader in self.readers.values())
+        """A rank has ended, or given up where others go on: nobody need wait for it any longer."""
+        ended = self.ended()
+        over = [given_up(reader) for reader in self.readers.values()]
+        return any(ended.values()) or (any(over) and not all(over))
 
     def group(self, key: LaneKey) -> Group:
         for reader in self.readers.values():

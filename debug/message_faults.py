@@ -53,6 +53,8 @@ def _pair(evidence: Evidence, key: StreamKey, index: int) -> Disagreement | None
     send, recv = _call(evidence, ranks[0], sent), _call(evidence, ranks[1], index)
     if send is None or recv is None or (send.op, recv.op) != ("send", "recv"):
         return None
+    if (send.peer, recv.peer, send.tag, send.group) != (recv.rank, send.rank, recv.tag, recv.group):
+        return None  # of an earlier attempt: the numbers are the same
     if State.FAILED in (send.state, recv.state):
         return None  # who failed may never have met the other
     mismatch = check_pair(send, recv)

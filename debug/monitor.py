@@ -14,13 +14,13 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis import diagnose
-from distsim.debug.evidence import build_evidence, origin_of, settle_stuck
+from distsim.debug.evidence import build_evidence, given_up, origin_of, settle_stuck
 from distsim.debug.findings import findings
 from distsim.debug.host import Host
 from distsim.debug.interrupted import MARKER, where_ranks_were
@@ -53,6 +53,9 @@ PATIENCE_S = 20.0
 
 class Monitor:
     """One host's watch over its ranks."""
+
+    grace_s = 10.0
+    """What an abort gives exit handlers of ranks that have raised."""
 
     def __init__(self, directory: Path, settings: Settings, job: str | None) -> None:
         self.directory = directory
@@ -167,12 +170,11 @@ class Monitor:
     # Calls that contradict each other -------------------------------------------------------------
 
     def _compare(self) -> None:
-        if self.settings.level is Level.RECORD:
-            self.host.forget_calls(self.together)  # nobody compares them
-            return
         for rank, key, rows in self.together.held():
             self.host.comparer.feed_rows(rank, key, rows)
         suspicions = self.host.comparer.check()
+        if self.settings.level is Level.RECORD:
+            return  # what all have called is known, and no longer held
         if not self._judges():
             for suspicion in suspicions:
                 self.together.suspect(suspicion.lane, suspicion.seq)
@@ -220,8 +222,10 @@ class Monitor:
             self._still_since = now
         ended = self.host.ended()
         if self.host.gone() or any(self.together.remote("ended")):
-            self._first_death = self._first_death or now
-            self._next_judgement = min(self._next_judgement, self._first_death + DEATH_SETTLE_S)
+            if self._first_death is None:
+                self._first_death = now
+                self._next_judgement = min(self._next_judgement, now + DEATH_SETTLE_S)
+                self._delay = SETTLE_S
         waits = max([self.host.oldest_wait_s(), *self.together.remote("oldest_wait_s")])
         blocked = waits > SETTLE_S and now - self._still_since > SETTLE_S
         dead = self._first_death is not None and now - self._first_death > DEATH_SETTLE_S
@@ -403,10 +407,11 @@ class Monitor:
             (self.directory / "aborted.json").write_text("{}")
         self.together.abort()
         families = self._families()
+        leaving = {rank for rank, reader in self.host.readers.items() if given_up(reader)}
+        self.kill(signal.SIGTERM, but=leaving)
+        self._until_ended(self.grace_s, leaving)  # exit handlers save and upload what is left
         self.kill(signal.SIGTERM)
-        deadline = time.monotonic() + 2
-        while time.monotonic() < deadline and not all(self.host.ended().values()):
-            time.sleep(0.05)
+        self._until_ended(2.0, self.host.readers)
         self.kill(signal.SIGKILL)
         for leader in families:
             with contextlib.suppress(OSError):
@@ -415,17 +420,26 @@ class Monitor:
     def _families(self) -> list[int]:
         """The ranks' process groups, where each has its own, as the launcher's have: what ranks have started (a data
         loader's workers) would outlive them, and hold the job's output open."""
-        pids = [self.host.readers[rank].header.pid for rank in self.host.readers]
-        leads = []
-        for pid in pids:
+        pids, alone = [], []
+        for reader in self.host.readers.values():
+            pid, ticks = reader.header.pid, reader.header.start_ticks
             with contextlib.suppress(OSError):
-                leads.append(os.getpgid(pid) == pid)
-        return pids if leads and all(leads) else []
+                if look(pid, ticks) is not None:
+                    alone.append(os.getsid(pid) == pid)
+                elif look(pid) is not None:
+                    continue  # another process has the number by now
+            pids.append(pid)
+        return pids if alone and all(alone) else []
 
-    def kill(self, number: int) -> None:
+    def _until_ended(self, limit_s: float, ranks: Collection[int]) -> None:
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and not all(self.host.ended()[rank] for rank in ranks):
+            time.sleep(0.05)
+
+    def kill(self, number: int, but: Collection[int] = ()) -> None:
         """Send a signal to every rank of this host that still lives."""
         for rank, gone in self.host.ended().items():
-            if not gone:
+            if not gone and rank not in but:
                 with contextlib.suppress(OSError):
                     os.kill(self.host.readers[rank].header.pid, number)
 

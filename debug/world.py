@@ -210,7 +210,7 @@ class World:
         if state.phase is Phase.KILLED or not aftermath(state.exception):
             return None
         # A wait in C++ (DDP's reducer) leaves no record: what was lost is the oldest call still under way.
-        return next((record for record in self.records(rank) if not record.done), None)
+        return next((record for record in self.records(rank) if not record.done and not record.is_p2p), None)
 
     def call_waits(self, rank: int) -> list[CallRecord]:
         """The calls the rank cannot get past, dead in one included."""

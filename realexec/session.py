@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from distsim.debug import ring as rings
@@ -184,6 +185,14 @@ class Session:
         self.exits()
 
 
+def _at_the_end(frame: FrameType) -> bool:
+    """Whether the interpreter has called the hook because the program is over: a program that calls it by itself,
+    to show what it has caught, goes on."""
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return threading.current_thread() is threading.main_thread() and frame.f_code.co_name != "<module>"
+
+
 class EndHooks:
     """Notices how the process ends: exceptions, sys.exit, os._exit, the interpreter's end."""
 
@@ -199,7 +208,7 @@ class EndHooks:
 
         def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
             session = self._session()
-            if session is not None:
+            if session is not None and _at_the_end(sys._getframe()):
                 with contextlib.suppress(Exception):
                     session.raised(error)
             previous(kind, error, trace)

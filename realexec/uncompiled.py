@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from torch._C._dynamo import eval_frame
+import torch
 
 __all__ = ["leave_uncompiled"]
 
@@ -20,6 +20,7 @@ OURS = ("distsim.realexec", "distsim.debug")
 
 def leave_uncompiled() -> None:
     """Tell it of all functions of the guard that are loaded by now."""
+    eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     kind: Any = getattr(eval_frame, "_FrameAction", None)
     strategy: Any = getattr(eval_frame, "_FrameExecStrategy", None)
     tell: Any = getattr(eval_frame, "set_code_exec_strategy", None)

@@ -69,6 +69,7 @@ class QuietMonitor(Monitor):
     """Keeps the report as text instead of printing it; notes when the first fatal verdict came."""
 
     told_at: float | None = None
+    grace_s = 0.0
     text = ""
 
     def _say(self, note: str) -> None:  # type: ignore[override]
