@@ -50,6 +50,7 @@ def test_a_rank_that_spins_is_named(run: Run, pytester: pytest.Pytester, method:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_rank_that_computes_is_late_and_not_stuck(run: Run) -> None:
     """It runs operators, so nothing is diagnosed: where everybody is must do."""
     result = run(
@@ -69,6 +70,7 @@ def test_computes(rank):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_test_that_never_ends_though_all_ranks_live(run: Run) -> None:
     """Under pytest-timeout, and under its own limit."""
     result = run(
@@ -90,6 +92,7 @@ def test_ours(rank):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_timeout_with_xdist_and_x(run: Run) -> None:
     """In a worker, where the tests' thread may be another, and as the first failure that ends all."""
     for flags in (("-n", "1"), ("-x",)):
