@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +63,8 @@ def test_a_real_run_is_ended_by_its_limit(tmp_path: Path, monkeypatch: pytest.Mo
     assert second.endswith("in load")
     for path in tmp_path.glob("there.*"):
         process = look(int(path.read_text()))
-        assert process is None or process.state == "Z"
+        # One that the signal has reached may not have come to its end yet.
+        assert process is None or process.state in "ZX" or process.wait_status == signal.SIGKILL
 
 
 def test_what_a_process_has_started_ends_with_it() -> None:
