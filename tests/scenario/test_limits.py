@@ -45,6 +45,12 @@ dist.all_reduce(torch.ones(4))
 """
 
 
+def has_ended(pid: int) -> bool:
+    """Gone, or reached by the signal: then it may still be on its way down."""
+    process = look(pid)
+    return process is None or process.state in "ZX" or process.wait_status == signal.SIGKILL
+
+
 @pytest.mark.slow
 def test_a_real_run_is_ended_by_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is named, not what came of ending it; who waits where, who is elsewhere; nothing lives on."""
@@ -62,9 +68,7 @@ def test_a_real_run_is_ended_by_its_limit(tmp_path: Path, monkeypatch: pytest.Mo
     assert second.startswith("Rank 2 is at ")
     assert second.endswith("in load")
     for path in tmp_path.glob("there.*"):
-        process = look(int(path.read_text()))
-        # One that the signal has reached may not have come to its end yet.
-        assert process is None or process.state in "ZX" or process.wait_status == signal.SIGKILL
+        assert has_ended(int(path.read_text()))
 
 
 def test_what_a_process_has_started_ends_with_it() -> None:
@@ -80,4 +84,4 @@ def test_what_a_process_has_started_ends_with_it() -> None:
         end([root.pid])
         assert root.stdout.read() == ""  # nobody has it open any more
         assert root.wait() == -9
-    assert all((process := look(pid)) is None or process.state in "ZX" for pid in pids)
+    assert all(has_ended(pid) for pid in pids)
