@@ -58,7 +58,7 @@ class Snapshot:
 
     @property
     def given_up(self) -> bool:
-        """Its program is over and makes no more calls, though threads or exit handlers may keep the process."""
+        """Its program is over, though threads or exit handlers may keep the process."""
         return given_up(self.reader)
 
 

@@ -18,15 +18,14 @@ def fails():
     raise OSError("no such shard")
 
 
-for _ in range(1):
-    if rank == 1:
-        try:
-            fails()
-        except OSError:
-            sys.excepthook(*sys.exc_info())
-        thread = threading.Thread(target=fails)
-        thread.start()
-        thread.join()
-        time.sleep(1)
-    dist.all_reduce(t)
+if rank == 1:
+    try:
+        fails()
+    except OSError:
+        sys.excepthook(*sys.exc_info())
+    thread = threading.Thread(target=fails)
+    thread.start()
+    thread.join()
+    time.sleep(1)
+dist.all_reduce(t)
 dist.destroy_process_group()
