@@ -140,6 +140,7 @@ class RingReader:
                     )
                 if size < rings.file_bytes():
                     raise UsageError(f"{self.path.name}: truncated, {size} of {rings.file_bytes()} bytes")
+                self._inode = os.fstat(file.fileno()).st_ino
                 self._map = mmap.mmap(file.fileno(), rings.file_bytes(), access=mmap.ACCESS_READ)
         except OSError as error:
             raise UsageError(f"{self.path.name}: cannot be read ({error.strerror})") from None
@@ -163,6 +164,14 @@ class RingReader:
         self._signatures: dict[tuple[int, int], Signature] = {}
         self._groups: dict[int, GroupEntry] = {}
         self._sites: dict[int, tuple[Site, ...]] = {}
+
+    def current(self) -> bool:
+        """The file of this name is still the one that is mapped: a process that replaces itself (`os.execv`) makes
+        it anew."""
+        try:
+            return self.path.stat().st_ino == self._inode
+        except OSError:
+            return True  # taken away: this is the last there is
 
     def word(self, number: int) -> int:
         """One changing word of the header."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.debug.kinds import INCONSISTENT, WARNINGS, Kind
+from distsim.debug.proof import Proof, ends
 from distsim.debug.records import Group, Site
 
 __all__ = ["Call", "Diagnosis", "Stuck"]
@@ -56,10 +57,24 @@ class Diagnosis:
     detected_after_s: float | None = None
     explanation: str = ""
     suggestion: str = ""
+    proof: Proof | None = None
+    """What it rests on; None: nothing moves any more, so what is found is so."""
+
+    @property
+    def provisional(self) -> bool:
+        """It may still go on by itself; it is withdrawn when it does."""
+        return self.proof is Proof.NOT_YET
+
+    @property
+    def ends_job(self) -> bool:
+        """There is proof that the job cannot go on (`proof`): whoever asked for it may end it."""
+        return bool(self.exit_code) and ends(self.kind, self.proof, self.victims)
 
     @property
     def is_warning(self) -> bool:
-        """Nobody is stuck and nothing is inconsistent: the program may go on."""
+        """Nobody is stuck for good and nothing is inconsistent: the program may go on."""
+        if self.provisional:
+            return True
         return self.kind in WARNINGS and not (self.stuck and self.kind is Kind.ASYNC_NEVER_WAITED)
 
     def adds_to(self, raised: Collection[int]) -> bool:
@@ -118,6 +133,7 @@ class Diagnosis:
             "detected_after_s": self.detected_after_s,
             "explanation": self.explanation,
             "suggestion": self.suggestion,
+            **({"provisional": True} if self.provisional else {}),
         }
 
     @classmethod
@@ -140,4 +156,5 @@ class Diagnosis:
             detected_after_s=data.get("detected_after_s"),
             explanation=data.get("explanation", ""),
             suggestion=data.get("suggestion", ""),
+            proof=Proof.NOT_YET if data.get("provisional") else None,
         )
