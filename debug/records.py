@@ -228,6 +228,8 @@ class RankState:
     """It was killed after its program and all its calls had ended: while the interpreter went down."""
     silent_s: float | None = None
     """It lives, but none of its Python threads has run for so long: one of them holds the interpreter (the GIL)."""
+    reason: str | None = None
+    """What it does where it is stuck, or did when it died, if somebody knows: `it recurses without an end`."""
 
 
 @dataclass(frozen=True, slots=True)

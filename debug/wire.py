@@ -41,7 +41,7 @@ _PLAIN = (
     "error",
     "index",
 )
-_STATE = ("since_s", "exit_code", "signal", "exception", "traceback", "host", "pid", "over", "silent_s")
+_STATE = ("since_s", "exit_code", "signal", "exception", "traceback", "host", "pid", "over", "silent_s", "reason")
 _TUPLES = ("dtypes", "input_splits", "output_splits", "new_ranks")
 _SHAPES = ("input_shapes", "output_shapes")
 
