@@ -27,6 +27,7 @@ from distsim.debug.interrupted import MARKER, where_ranks_were
 from distsim.debug.jobdir import default_directory, verdict_path
 from distsim.debug.levels import Level, OnHang, Settings
 from distsim.debug.message_faults import ends, with_messages
+from distsim.debug.private import append_private, create_private, write_private
 from distsim.debug.procfs import look
 from distsim.debug.proof import went_on
 from distsim.debug.records import Evidence, Phase
@@ -159,7 +160,7 @@ class Monitor:
         self._closing = True
         for path in asked:
             self._answered.add(path.name)
-            (self.directory / path.name.replace("ask", "answer")).write_text("")
+            os.close(create_private(self.directory / path.name.replace("ask", "answer")))
 
     def _over(self) -> bool:
         if not self.host.readers:
@@ -343,7 +344,7 @@ class Monitor:
             living = [r for r in readers if evidence.ranks[r.header.rank].phase in LIVING]
             known.stacks = collect(living, self.directory, frozen, self.host.notes)
             with contextlib.suppress(OSError):
-                (self.directory / "stacks.txt").write_text(as_text(known.stacks))
+                write_private(self.directory / "stacks.txt", as_text(known.stacks))
         extra = {} if ours_only else self.host.missing_states(self.host.readers, settings.hang_after_s)
         evidence = build_evidence(readers, known, self.host.world_size, extra, focus, origin)
         evidence.findings = findings(readers, evidence, origin)
@@ -422,13 +423,12 @@ class Monitor:
     @staticmethod
     def _save(report: dict[str, Any], paths: Sequence[str]) -> None:
         for path in paths:
-            scratch = Path(f"{path}.{os.getpid()}.new")
+            wanted = Path(path)
+            mode = 0o600 if wanted.name.startswith("verdict.") else 0o666  # --report: as the user's umask has it
             try:
-                scratch.write_text(json.dumps(report, indent=1))
-                os.replace(scratch, path)
+                write_private(wanted, json.dumps(report, indent=1), mode)
             except OSError as error:
-                scratch.unlink(missing_ok=True)
-                if not report.get("exit_code") and not scratch.parent.is_dir():
+                if not report.get("exit_code") and not wanted.parent.is_dir():
                     continue  # whoever owns the folder took it away after a job that ended well
                 print(f"distsim: no report in {path} ({error.strerror})", file=sys.stderr)
 
@@ -436,7 +436,7 @@ class Monitor:
         """End the ranks of this host: politely, then not."""
         self.aborted = True
         with contextlib.suppress(OSError):
-            (self.directory / "aborted.json").write_text("{}")
+            write_private(self.directory / "aborted.json", "{}")
         self.together.abort()
         families = self._families()
         leaving = {rank for rank, reader in self.host.readers.items() if given_up(reader)}
@@ -561,8 +561,8 @@ class Steady(Monitor):
             self.faults += 1
             if self.faults == 1:
                 print(f"distsim: a fault in the monitor, see {self.directory}/monitor.err", file=sys.stderr)
-            with contextlib.suppress(OSError), (self.directory / "monitor.err").open("a") as file:
-                traceback.print_exc(file=file)
+            with contextlib.suppress(OSError):
+                append_private(self.directory / "monitor.err", traceback.format_exc())
             time.sleep(0.2)
             return self.faults > 50
 

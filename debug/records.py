@@ -235,6 +235,8 @@ class RankState:
     """Its program has ended; its process is on the way out."""
     silent_s: float | None = None
     """It lives, but none of its Python threads has run for so long: one of them holds the interpreter (the GIL)."""
+    reason: str | None = None
+    """What it does where it is stuck, or did when it died, if somebody knows: `it recurses without an end`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from distsim.debug.private import create_private
+
 __all__ = [
     "ASYNC",
     "COMPLETED",
@@ -179,7 +181,7 @@ class RingWriter:
         self.path = Path(path)
         size = file_bytes()
         scratch = self.path.with_suffix(f".{os.getpid()}.new")
-        descriptor = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = create_private(scratch)
         try:
             # Reserve now: a page that cannot be had later would be a SIGBUS in the middle of training.
             os.posix_fallocate(descriptor, 0, size)

@@ -72,9 +72,7 @@ class Weigher:
     def _is_over(self, rank: int) -> bool:
         """It has ended, or has not come up in all the time it had."""
         state = self._world.states.get(rank)
-        return state is not None and (
-            state.phase in ENDED or (state.phase is Phase.ABSENT and rank not in self._lost)
-        )
+        return state is not None and (state.phase in ENDED or (state.phase is Phase.ABSENT and rank not in self._lost))
 
     @property
     def stuck(self) -> frozenset[int]:

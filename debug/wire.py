@@ -42,7 +42,20 @@ _PLAIN = (
     "rejected",
     "index",
 )
-_STATE = ("since_s", "exit_code", "signal", "exception", "traceback", "host", "pid", "over", "silent_s", "at_large", "leaving")
+_STATE = (
+    "since_s",
+    "exit_code",
+    "signal",
+    "exception",
+    "traceback",
+    "host",
+    "pid",
+    "over",
+    "silent_s",
+    "reason",
+    "at_large",
+    "leaving",
+)
 _TUPLES = ("dtypes", "input_splits", "output_splits", "new_ranks")
 _SHAPES = ("input_shapes", "output_shapes")
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
+from distsim.debug.error_text import message
+
 __all__ = ["DdpHook"]
 
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
@@ -39,7 +41,7 @@ class DdpHook:
 
     def explain(self, error: BaseException) -> str | None:
         """The sentence that belongs to DDP's error about a reduction that was not finished."""
-        text = str(error)
+        text = message(error)
         if "Expected to have finished reduction in the prior iteration" not in text:
             return None
         found = _INDICES.search(text)

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import Backend, ProcessGroup
 from torch.nn import Parameter
 
 from distsim.debug import ring as rings
+from distsim.debug.error_text import error_line
 from distsim.debug.records import P2P
 from distsim.realexec.handle import Handle, SyncHandle
 from distsim.realexec.recorder import Lane, Recorder
@@ -146,7 +147,7 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         try:
             work = raw(self, said, args, kwargs)
         except BaseException as error:
-            recorder.ring.error(index, f"{type(error).__name__}: {error}")
+            recorder.ring.error(index, error_line(error))
             recorder.ring.finish(index, rings.FAILED)
             lane.busy = 0
             raise

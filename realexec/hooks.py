@@ -18,6 +18,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup
 
 from distsim.debug import ring as rings
+from distsim.debug.error_text import error_line
 from distsim.realexec.guard import GuardedGroup, group_ranks
 from distsim.realexec.session import Session
 
@@ -141,7 +142,7 @@ class Hooks:
         try:
             answer = original(ranks, *args, **kwargs)
         except BaseException as error:
-            session.ring.error(index, f"{type(error).__name__}: {error}")
+            session.ring.error(index, error_line(error))
             session.ring.finish(index, rings.FAILED)
             raise
         session.ring.finish(index, rings.COMPLETED)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from distsim.debug import ring as rings
 from distsim.debug.callsite import CallSites, Place, is_user_code
+from distsim.debug.error_text import error_traceback, last_line
 from distsim.debug.ring import RingWriter
 from distsim.realexec.signature import Call, content
 
@@ -158,12 +159,8 @@ class Recorder:
 
     def exception(self, error: BaseException) -> int:
         """Offset of an exception's text: its last line, then the user's frames where it was raised."""
-        import traceback
-
         frames = frames_of(error)
-
-        text = "".join(traceback.format_exception(error))
-        last = traceback.format_exception_only(error)[-1].strip()
+        text, last = error_traceback(error), last_line(error)
         return self.ring.entry(
             rings.TABLE_TEXT,
             (id(error), last),

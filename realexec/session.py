@@ -20,6 +20,7 @@ from distsim.debug import ring as rings
 from distsim.debug.callsite import user_frames
 from distsim.debug.jobdir import default_directory, job_name, ring_path, stack_path
 from distsim.debug.levels import Level, Settings
+from distsim.debug.private import create_private, private_folder
 from distsim.debug.ring import RingWriter
 from distsim.realexec.heartbeat import Heartbeat
 from distsim.realexec.recorder import Recorder, frames_of
@@ -60,7 +61,9 @@ class Session:
         directory = Path(settings.directory) if settings.directory else default_directory(job)
         attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
         try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not settings.directory:
+                private_folder(directory.parent)
+            private_folder(directory, chosen=bool(settings.directory))
             ring = RingWriter(
                 ring_path(directory, rank, attempt, job),
                 rank=rank,
@@ -95,7 +98,7 @@ class Session:
     def _catch_stacks(self) -> None:
         try:
             path = stack_path(self.directory, self.rank, self.ring.job)
-            file = open(path, "w")  # noqa: SIM115  (faulthandler keeps it)
+            file = open(create_private(path), "w")  # noqa: SIM115  (faulthandler keeps it)
             with contextlib.suppress(ValueError):  # in a thread
                 # faulthandler puts this back when the interpreter goes down; the default would kill the process then.
                 signal.signal(STACK_SIGNAL, signal.SIG_IGN)

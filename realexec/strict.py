@@ -16,6 +16,7 @@ from typing import Any
 
 from distsim.debug import ring as rings
 from distsim.debug.checks import check_meeting
+from distsim.debug.error_text import error_line
 from distsim.debug.errors import CollectiveMismatch
 from distsim.debug.records import CallRecord, Group
 from distsim.realexec.handle import Handle
@@ -117,7 +118,7 @@ class Strict:
         try:
             self._meet(guard, queue, seq, print_, index)
         except BaseException as error:
-            self._recorder.ring.error(index, f"{type(error).__name__}: {error}")
+            self._recorder.ring.error(index, error_line(error))
             self._recorder.ring.finish(index, rings.FAILED)
             guard.lane.busy = 0
             raise

@@ -11,18 +11,20 @@ import importlib.util
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distsim.cli.dispatch import REAL_BACKENDS, parse
 from distsim.errors import UsageError
 
 if TYPE_CHECKING:
+    from distsim.overseer import Fate
     from distsim.sim import RunRequest
     from distsim.sim.outcome import Outcome
 
-__all__ = ["add_parser"]
+__all__ = ["add_parser", "explain"]
 
-REAL_BACKENDS = ("gloo", "nccl", "mpi")
 DEFAULT_CLUSTER = "dgx-h100:1"
 
 NO_MEANING_IN_SIMULATION = (
@@ -140,6 +142,18 @@ def run(args: argparse.Namespace) -> int:
     check_writable(args.trace, "--trace")
     outcome = _simulate(request, quiet=args.quiet)
     outcome.notes[:0] = notes
+    return _leave(outcome, args)
+
+
+def explain(fate: Fate, argv: Sequence[str]) -> int:
+    """Tell of a run that could not tell of itself, and answer its exit code."""
+    from distsim.report.fate import fatal_outcome
+
+    args = parse(argv)
+    args.trace = None
+    outcome = fatal_outcome(fate)
+    if sys.stderr.isatty():
+        print("\r\x1b[K\x1b[?25h", end="", file=sys.stderr, flush=True)  # the line of progress, the cursor
     return _leave(outcome, args)
 
 

@@ -58,9 +58,10 @@ class Summary:
     def _header(self) -> RenderResult:
         outcome = self.outcome
         ranks = f"{outcome.world_size} {'rank' if outcome.world_size == 1 else 'ranks'}"
+        backend = {"": "", "none": "no process group, "}.get(outcome.backend, f"backend {outcome.backend}, ")
         yield Text.assemble(
             (outcome.program, "bold"),
-            f" on {outcome.cluster}: {ranks}, backend {outcome.backend}, seed {outcome.seed}",
+            f" on {outcome.cluster}: {ranks}, {backend}seed {outcome.seed}",
         )
         verdict, style = _verdict(outcome)
         line = Text.assemble((verdict, style), " after ", (format_time(outcome.virtual_time_s), "bold"))

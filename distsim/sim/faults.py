@@ -40,6 +40,7 @@ from distsim.sim.lateness import find_stragglers
 from distsim.sim.modules import is_user_file
 from distsim.sim.network_faults import NetworkFaults, _detours, links_of, links_of_part
 from distsim.sim.process import SimProcess
+from distsim.sim.resemblance import resembling
 from distsim.sim.sites import user_stack
 from distsim.sim.task import Request, Task, current_task
 
@@ -389,7 +390,7 @@ class Faults:
             return access
 
         for holder, name, real in saved:
-            setattr(holder, name, slow(real, 1 if name == "save" else 0))
+            setattr(holder, name, resembling(real, slow(real, 1 if name == "save" else 0)))
         try:
             yield
         finally:

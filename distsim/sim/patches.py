@@ -23,6 +23,7 @@ from distsim.sim.modules import import_patches, install_finder, remove_finder
 from distsim.sim.output import StreamProxy
 from distsim.sim.profiling import profiler_patches
 from distsim.sim.randomness import random_patches
+from distsim.sim.resemblance import resembling
 from distsim.sim.sharing import sharing_patches
 from distsim.sim.signals import signal_patches
 from distsim.sim.spawn import spawn_patches
@@ -31,7 +32,7 @@ from distsim.sim.task import current_task
 from distsim.sim.threads import thread_patches
 from distsim.sim.work import future_patches
 
-__all__ = ["simulation"]
+__all__ = ["all_patches", "simulation"]
 
 Patch = tuple[Any, str, Any]
 
@@ -45,24 +46,7 @@ def simulation() -> Iterator[Host]:
         )
     _active[0] = True
     register_backend()
-    patches = [
-        *clock_patches(),
-        *thread_patches(),
-        *import_patches(),
-        *backend_patches(),
-        *spawn_patches(),
-        *future_patches(),
-        *random_patches(),
-        *environ_patches(),
-        *switch_patches(),
-        *log_patches(),
-        *signal_patches(),
-        *sharing_patches(),
-        *profiler_patches(),
-        *_mode_flags(),
-        *_loader_patches(),
-        *_refusals(),
-    ]
+    patches = all_patches()
     saved = [(holder, name, _get(holder, name)) for holder, name, _ in patches]
     environ, argv, path = os.environ._data, sys.argv, list(sys.path)  # type: ignore[attr-defined]
     main, rng = sys.modules["__main__"], torch.get_rng_state()
@@ -93,6 +77,30 @@ def simulation() -> Iterator[Host]:
         torch.set_rng_state(rng)
         torch.set_num_threads(threads)
         _active[0] = False
+
+
+def all_patches() -> list[Patch]:
+    """(holder, attribute, replacement) of everything that is led elsewhere. A replacement has the
+    signature, names and doc of what it stands for: Lightning rebuilds a data loader by `__init__`'s."""
+    patches = [
+        *clock_patches(),
+        *thread_patches(),
+        *import_patches(),
+        *backend_patches(),
+        *spawn_patches(),
+        *future_patches(),
+        *random_patches(),
+        *environ_patches(),
+        *switch_patches(),
+        *log_patches(),
+        *signal_patches(),
+        *sharing_patches(),
+        *profiler_patches(),
+        *_mode_flags(),
+        *_loader_patches(),
+        *_refusals(),
+    ]
+    return [(holder, name, resembling(_get(holder, name), value)) for holder, name, value in patches]
 
 
 _active = [False]

@@ -88,6 +88,8 @@ class SimProcess:
         self.exit_code: int | None = None
         self.result: Any = None
         self.exception: BaseException | None = None
+        self.error_text = ""
+        """What `str` says of the exception; asked once, in the rank's own thread: it is the user's code."""
         self.traceback_text: str | None = None
         self.end_s: float | None = None
         self.thaw: simpy.Event | None = None

@@ -209,6 +209,15 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
     nodes = len({slot.host for slot in slots})
     world.cpu = dataclasses.replace(cluster.cpu.share(per_node), ranks_per_node=per_node)
     world.slots, world.world_size = list(slots), len(slots)
+    if world.beacon is not None:
+        world.beacon.describe(
+            world.host_timeout_s,
+            program=name,
+            cluster=request.on if isinstance(request.on, str) else cluster.name,
+            world_size=len(slots),
+            seed=request.seed,
+        )
+        world.beacon.listen()
     width = len(str(len(slots) - 1))
     out, err = sys.stdout, sys.stderr
     world.open_streams = lambda process: open_streams(process, width, request.log_dir, out, err)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from distsim.debug.error_text import message
 from distsim.debug.records import HostWait, Phase
 from distsim.errors import UsageError
 from distsim.sim.backend import adopt_groups
@@ -158,6 +159,7 @@ def _exit_code(exit_: SystemExit, process: SimProcess) -> int:
 
 def keep_failure(process: SimProcess, exc: BaseException) -> None:
     process.exception = exc
+    process.error_text = message(exc)
     process.traceback_text = format_user_traceback(exc)
     process.last_stack = _stack_of(exc.__traceback__)
 

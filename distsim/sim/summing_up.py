@@ -98,7 +98,7 @@ def _failures(processes: Sequence[SimProcess]) -> list[Failure]:
         Failure(
             ranks=tuple(p.rank for p in group if p.is_rank),
             type=kind,
-            message=str(group[0].exception),
+            message=group[0].error_text,
             traceback=group[0].traceback_text or "",
         )
         for (kind, _), group in merged.items()

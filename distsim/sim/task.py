@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
+from distsim.beacon import crash_stack_for_this_thread
 from distsim.debug.records import CallWait, HostWait, Wait
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ class Task:
         self.name = name
         self.daemon = daemon
         self.ident: int | None = None
+        self.native = 0
+        """What the kernel calls its thread, once it runs."""
         self.finished = False
         self.abandoned = False
         self.done: simpy.Event = world.env.event()
@@ -190,8 +193,11 @@ class Task:
 
     def _thread_main(self) -> None:
         _here.task = self
-        self.ident = threading.get_ident()
+        self.ident, self.native = threading.get_ident(), threading.get_native_id()
         self._go.acquire()
+        if self.world.beacon is not None:
+            self.world.beacon.runs_in(self.native)
+            crash_stack_for_this_thread()
         try:
             if self.doom is None:
                 self._body()
@@ -264,8 +270,13 @@ class Task:
             return False
         self._throw = throw
         self.world.enter(self.process)
+        beacon = self.world.beacon
+        if beacon is not None:
+            beacon.give(self.process.rank, self.native, float(self.world.env.now), self.world.events)
         self._go.release()
         self.world.take_baton_from(self)
+        if beacon is not None:
+            beacon.take()
         if self.finished or self.abandoned:
             self.world.live_tasks -= 1
             return False

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
+from distsim import beacon
 from distsim.cluster import Cluster, CpuModel, Slot
 from distsim.debug.diagnosis import Diagnosis, diagnose
 from distsim.debug.records import CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
@@ -87,6 +88,8 @@ class World:
         self.communicators: dict[tuple[Any, ...], Communicator] = {}
         self.current: SimProcess | None = None
         self.running: Task | None = None
+        self.beacon = beacon.here()
+        """Where somebody outside sees which rank runs (overseer.py); None: nobody looks."""
         self.baton = _thread.allocate_lock()
         self.baton.acquire()
         self.initial_torch_rng: Any = None
@@ -281,6 +284,8 @@ class World:
         ticks, begun = self.ticks, _real_monotonic()
         since = begun
         while not self.baton.acquire(timeout=0.1):
+            if self.beacon is not None:
+                self.beacon.beat()
             limit_s = 2.0 if task.doom is not None else self.host_timeout_s  # a debugger lifts it meanwhile
             if self.interrupts.pending and task.doom is None:
                 self.interrupts.deliver()
@@ -293,6 +298,8 @@ class World:
             now = _real_monotonic()
             if over or now - since > limit_s or now - begun > limit_s * self.patience:
                 task.abandoned = True
+                if self.beacon is not None:
+                    self.beacon.leave_threads_behind()
                 if task.doom is None:
                     self.stuck = task
                 else:
