@@ -253,6 +253,7 @@ class RingReader:
             completed_s=(completed - origin_ns) / 1e9 if completed else None,
             state=STATES.get(flags & rings.STATE_MASK, State.ISSUED),
             error=str(why) if why is not None else None,
+            rejected=bool(flags & rings.REJECTED),
             index=commit - 1,
         )
 
