@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,8 @@ from distsim.debug.procfs import Process, look, signal_name
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site, StoreWait
 from distsim.debug.ring_reader import GroupEntry, Records, RingReader
 from distsim.debug.stackdump import crash_stack, is_library, user_part
+from distsim.debug.typed import MOST_RANKS, whole
+from distsim.strangers import load_json, read_bytes, within
 
 __all__ = [
     "Knowledge",
@@ -30,6 +31,8 @@ __all__ = [
     "wall_offsets",
 ]
 
+MOST_SOURCES = 64
+LONGEST_SOURCE = 1 << 20
 HISTORY = 48
 """Calls before the last common one of each group that a diagnosis may look at."""
 STORE_STILL_S = 2.0
@@ -76,6 +79,8 @@ class Knowledge:
     post_mortem: bool = False
     """Nothing moves any more: pids and heartbeats say nothing."""
     directory: Path | None = None
+    roots: Sequence[Path] | None = None
+    """Folders whose files' lines may be shown; None: any, the ranks are our own and run."""
     now_ns: int | None = None
 
 
@@ -91,8 +96,9 @@ def read_exits(directory: Path) -> dict[tuple[int, int], int]:
     found: dict[tuple[int, int], int] = {}
     for path in directory.glob("exit.*.json"):
         try:
-            said = json.loads(path.read_text())
-            found[int(said["rank"]), int(said["attempt"])] = int(said["code"])
+            said = load_json(read_bytes(path, 1 << 16))
+            rank, attempt = whole(said["rank"], "rank", 0, MOST_RANKS), whole(said["attempt"], "attempt")
+            found[rank, attempt] = whole(said["code"], "code", -255, 255)
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return found
@@ -190,10 +196,8 @@ def _looks_alive(snap: Snapshot, life: int) -> bool:
 
 
 def _exception(state: RankState, reader: RingReader) -> None:
-    said = reader.text(rings.W_EXCEPTION) or reader.text(rings.W_PENDING)
-    if isinstance(said, dict):
-        state.exception = said.get("error")
-        state.traceback = said.get("traceback")
+    which = rings.W_EXCEPTION if reader.text(rings.W_EXCEPTION) else rings.W_PENDING
+    state.exception, state.traceback, _ = reader.raised(which)
 
 
 def _pending(reader: RingReader, waiting: Sequence[CallRecord], unfinished: Mapping[int, int]) -> bool:
@@ -201,10 +205,7 @@ def _pending(reader: RingReader, waiting: Sequence[CallRecord], unfinished: Mapp
 
 
 def _raise_site(reader: RingReader) -> tuple[Site, ...]:
-    said = reader.text(rings.W_EXCEPTION)
-    if not isinstance(said, dict):
-        return ()
-    return tuple(Site(*frame) for frame in said.get("frames", ()))
+    return reader.raised(rings.W_EXCEPTION)[2]
 
 
 def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting: Sequence[CallRecord]) -> None:
@@ -395,20 +396,22 @@ def build_evidence(
         now_s=now_s,
         straggler_after_s=known.straggler_after_s,
         hang_after_s=known.hang_after_s,
-        sources=sources(records.values()),
+        sources=sources(records.values(), known.roots),
     )
 
 
-def sources(records: Iterable[Sequence[CallRecord]]) -> dict[str, str]:
-    """Text of the user's files that calls were made from, where they can be read."""
+def sources(records: Iterable[Sequence[CallRecord]], roots: Sequence[Path] | None = None) -> dict[str, str]:
+    """Text of the user's files that calls were made from, where they can be read. *roots*: only of files under one of
+    these folders, for records that may be a stranger's, who could name any file of the reader's."""
     found: dict[str, str] = {}
     for calls in records:
         for call in calls:
-            if call.site is None or call.site.file in found or len(found) >= 64:
+            if call.site is None or call.site.file in found or len(found) >= MOST_SOURCES:
                 continue
+            file = call.site.file
             try:
-                path = Path(call.site.file)
-                found[call.site.file] = path.read_text() if path.stat().st_size < 1 << 20 else ""
-            except (OSError, UnicodeDecodeError):
-                found[call.site.file] = ""
+                path = file if roots is None else within(file, list(roots))
+                found[file] = "" if path is None else read_bytes(path, LONGEST_SOURCE).decode()
+            except (OSError, ValueError):
+                found[file] = ""
     return {file: text for file, text in found.items() if text}

@@ -35,6 +35,7 @@ from distsim.debug.stackdump import as_text, collect
 from distsim.debug.together import Together
 from distsim.debug.unwaited import unwaited
 from distsim.debug.verdict import Diagnosis
+from distsim.strangers import printable
 
 __all__ = ["Monitor", "main"]
 
@@ -344,8 +345,7 @@ class Monitor:
             self.abort()
 
     def _print(self, new: Sequence[Diagnosis], evidence: Evidence) -> None:
-        from rich.console import Console
-
+        from distsim.debug.console import Console
         from distsim.debug.render import piped_width, render_diagnoses
 
         tty = sys.stderr.isatty()
@@ -357,7 +357,7 @@ class Monitor:
     def _print_places(self) -> None:
         lines = where_ranks_were(self.look()) if self.host.readers else []
         with contextlib.suppress(OSError):
-            print("\n  ".join(["INTERRUPTED", *lines]), file=sys.stderr, flush=True)
+            print(printable("\n  ".join(["INTERRUPTED", *lines])), file=sys.stderr, flush=True)
 
     def _say_notes(self) -> None:
         """What was not as it should be, once and in a line each."""
@@ -369,7 +369,7 @@ class Monitor:
 
     @staticmethod
     def _say(note: str) -> None:
-        print(f"distsim: {note}", file=sys.stderr)
+        print(f"distsim: {printable(note)}", file=sys.stderr)
 
     def _write(self) -> None:
         report: dict[str, Any] = {

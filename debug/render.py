@@ -10,9 +10,10 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import ConsoleOptions, RenderResult
 from rich.text import Text
 
+from distsim.debug.console import Console
 from distsim.debug.explain import are, call_text, group_text, numbered, place, ranks_text
 from distsim.debug.inconclusive import Inconclusive
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
@@ -49,7 +50,7 @@ class DiagnosisReport:
     evidence: Evidence | None = None
     inconclusive: Inconclusive | None = None
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: object, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         if self.inconclusive is not None:
             yield from _inconclusive(self.inconclusive, width)
@@ -64,7 +65,7 @@ class DiagnosisReport:
 
     def plain(self, width: int = 80) -> str:
         """The report as text without colour, *width* columns wide."""
-        console = Console(width=width, color_system=None, force_terminal=False, highlight=False)
+        console = Console(width=width, color_system=None, force_terminal=False)
         with console.capture() as capture:
             console.print(self, crop=False)
         return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"

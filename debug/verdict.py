@@ -8,6 +8,7 @@ from typing import Any
 
 from distsim.debug.kinds import INCONSISTENT, WARNINGS, Kind
 from distsim.debug.records import Group, Site
+from distsim.debug.typed import MOST_RANKS, number, text, whole, wholes
 
 __all__ = ["Call", "Diagnosis", "Stuck"]
 
@@ -122,22 +123,59 @@ class Diagnosis:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Diagnosis:
-        """The inverse of `to_json`; keys it does not know are passed over."""
+        """The inverse of `to_json`; keys it does not know are passed over. A ValueError, KeyError, TypeError or
+        AttributeError where *data* is no such thing."""
         group, call, pair = data.get("group"), data.get("call"), data.get("pair")
+        cycle, after = data.get("cycle"), data.get("detected_after_s")
         return cls(
-            kind=Kind(data["kind"]),
-            culprits=tuple(data["culprits"]),
-            victims=tuple(data["victims"]),
-            group=None if group is None else Group(group["name"], group["description"], tuple(group["ranks"])),
-            call=None if call is None else Call(call["op"], call["seq"]),
-            sites={int(r): Site(s["file"], s["line"], s["function"]) for r, s in data["sites"].items()},
-            stuck={
-                int(r): Stuck(s["op"], tuple(s["group_ranks"]), s["seq"], s["file"], s["line"])
-                for r, s in data["stuck"].items()
-            },
-            cycle=None if data.get("cycle") is None else tuple(data["cycle"]),
-            pair=None if pair is None else (pair[0], pair[1]),
-            detected_after_s=data.get("detected_after_s"),
-            explanation=data.get("explanation", ""),
-            suggestion=data.get("suggestion", ""),
+            kind=Kind(text(data["kind"], "kind")),
+            culprits=_ranks(data["culprits"], "culprits"),
+            victims=_ranks(data["victims"], "victims"),
+            group=None
+            if group is None
+            else Group(
+                text(group["name"], "group.name"),
+                text(group["description"], "group.description"),
+                _ranks(group["ranks"], "group.ranks"),
+            ),
+            call=None if call is None else Call(text(call["op"], "call.op"), whole(call["seq"], "call.seq")),
+            sites={_rank(r): _site(s) for r, s in data["sites"].items()},
+            stuck={_rank(r): _stuck(s) for r, s in data["stuck"].items()},
+            cycle=None if cycle is None else _ranks(cycle, "cycle"),
+            pair=None if pair is None else _pair(pair),
+            detected_after_s=None if after is None else number(after, "detected_after_s"),
+            explanation=text(data.get("explanation", ""), "explanation", LONGEST),
+            suggestion=text(data.get("suggestion", ""), "suggestion", LONGEST),
         )
+
+
+LONGEST = 1 << 16
+"""Letters of an explanation."""
+
+
+def _rank(value: object) -> int:
+    return whole(value, "a rank", 0, MOST_RANKS - 1)
+
+
+def _ranks(value: object, where: str) -> tuple[int, ...]:
+    return wholes(value, where, 0, MOST_RANKS - 1)
+
+
+def _pair(value: object) -> tuple[int, int]:
+    sender, receiver = _ranks(value, "pair")
+    return sender, receiver
+
+
+def _site(said: Mapping[str, Any]) -> Site:
+    return Site(text(said["file"], "file"), whole(said["line"], "line"), text(said["function"], "function"))
+
+
+def _stuck(said: Mapping[str, Any]) -> Stuck:
+    seq, file, line = said["seq"], said["file"], said["line"]
+    return Stuck(
+        text(said["op"], "op"),
+        _ranks(said["group_ranks"], "group_ranks"),
+        None if seq is None else whole(seq, "seq"),
+        None if file is None else text(file, "file"),
+        None if line is None else whole(line, "line"),
+    )
