@@ -59,7 +59,7 @@ def simulation() -> Iterator[Host]:
         sys.stdout, sys.stderr = StreamProxy(streams[0], "stdout"), StreamProxy(streams[1], "stderr")
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
-        yield Host(environ)
+        yield Host(environ, finder.shared)
     finally:
         datetime_clock(virtual=False)
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
