@@ -15,6 +15,7 @@ import torch.utils._python_dispatch
 import torch.utils.data
 
 from distsim.errors import NotSimulated, UsageError
+from distsim.sim.accelerators import accelerator_patches
 from distsim.sim.backend import backend_patches, register_backend
 from distsim.sim.clock import clock_patches, datetime_clock
 from distsim.sim.environ import environ_patches
@@ -98,6 +99,7 @@ def all_patches() -> list[Patch]:
         *profiler_patches(),
         *_mode_flags(),
         *_loader_patches(),
+        *accelerator_patches(),
         *_refusals(),
     ]
     return [(holder, name, resembling(_get(holder, name), value)) for holder, name, value in patches]

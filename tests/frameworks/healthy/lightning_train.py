@@ -1,7 +1,6 @@
 """Lightning under torchrun: DDP, a validation loop with synchronized logging, a checkpoint."""
 
 import sys
-import tempfile
 
 import lightning as L
 import torch
@@ -34,7 +33,7 @@ def main():
     L.seed_everything(0, verbose=False)
     x = torch.randn(40, 8)
     data = TensorDataset(x, x.sum(1, keepdim=True))
-    folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()
+    folder = sys.argv[1]
     trainer = L.Trainer(
         accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, enable_progress_bar=False, logger=False,
         enable_model_summary=False, default_root_dir=folder, num_sanity_val_steps=1,

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 
 import numpy as np
 import torch
@@ -34,7 +33,7 @@ def count(prediction):
 
 
 def main():
-    folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()
+    folder = sys.argv[1]
     config = LlamaConfig(
         vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, max_position_embeddings=32,
