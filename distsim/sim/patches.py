@@ -15,6 +15,7 @@ import torch.utils._python_dispatch
 import torch.utils.data
 
 from distsim.errors import NotSimulated, UsageError
+from distsim.sim.accelerators import accelerator_patches
 from distsim.sim.backend import backend_patches, register_backend
 from distsim.sim.clock import clock_patches, datetime_clock
 from distsim.sim.environ import environ_patches
@@ -59,7 +60,7 @@ def simulation() -> Iterator[Host]:
         sys.stdout, sys.stderr = StreamProxy(streams[0], "stdout"), StreamProxy(streams[1], "stderr")
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
-        yield Host(environ)
+        yield Host(environ, finder.shared)
     finally:
         datetime_clock(virtual=False)
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
@@ -98,6 +99,7 @@ def all_patches() -> list[Patch]:
         *profiler_patches(),
         *_mode_flags(),
         *_loader_patches(),
+        *accelerator_patches(),
         *_refusals(),
     ]
     return [(holder, name, resembling(_get(holder, name), value)) for holder, name, value in patches]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.debug.records import CallRecord, CallWait, Phase, Site, Wait
 from distsim.sim.environ import enter_environ, leave_environ
 from distsim.sim.logs import LogState
+from distsim.sim.module_table import ModuleTable
 from distsim.sim.switches import PLACES, Switch
 
 if TYPE_CHECKING:
@@ -64,9 +65,7 @@ class SimProcess:
         """Of `torch.profiler`, while the program profiles itself."""
         self.argv = argv
         self.sys_path = list(sys.path)
-        self.user_names: dict[str, None] = {}
-        """Names of the user's modules that this process has begun to import."""
-        self.modules: dict[str, ModuleType] = {}
+        self.modules: ModuleTable | None = None
         self.main: ModuleType | None = None
         self.c10d: Any = None
         self.stdout: RankStream | None = None
@@ -118,6 +117,9 @@ class SimProcess:
 
     def enter(self) -> None:
         """Put this process's state where Python and torch look for it."""
+        if self.modules is None:
+            self.modules = ModuleTable(self.world.host.imports)
+        self.modules.enter()
         enter_environ(self.environ, self.changed_environ)
         sys.argv = self.argv
         for (holder, name), value in zip(PLACES, self.places, strict=True):
@@ -129,9 +131,6 @@ class SimProcess:
         for switch in self.world.host.turned:
             if switch in self.switches:
                 switch.set(self.switches[switch])
-        sys.modules.update(self.modules)
-        if self.main is not None:
-            sys.modules["__main__"] = self.main
         import torch
 
         if self.torch_rng is None:
@@ -156,14 +155,14 @@ class SimProcess:
             if switch in self.switches:
                 self.switches[switch] = switch.get()
                 switch.set(shared)
-        modules = sys.modules
-        self.modules = {name: modules.pop(name) for name in self.user_names if name in modules}
         self.torch_rng = torch.default_generator.get_state()
         for module, name in _TORCH_GLOBALS:
-            holder = modules.get(module)
+            holder = sys.modules.get(module)
             if holder is not None:
                 self.torch_globals[module, name] = getattr(holder, name)
                 setattr(holder, name, None)
+        if self.modules is not None:
+            self.modules.leave()
 
     # -- bookkeeping
 

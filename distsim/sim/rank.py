@@ -64,7 +64,6 @@ class Program:
         process.main = main
         sys.modules["__main__"] = main
         if name != "__main__":
-            process.user_names[name] = None
             sys.modules[name] = main
         exec(self.code(), main.__dict__)
         return main

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from distsim.sim.module_table import SharedImports
 from distsim.sim.task import current_process
 
 __all__ = ["PLACES", "SWITCHES", "Host", "Switch", "switch_patches"]
@@ -49,6 +50,7 @@ class Host:
     """What the simulated processes find when they begin, and what is put back when they have ended."""
 
     environ: dict[bytes, bytes]
+    imports: SharedImports
     places: list[Any] = field(default_factory=lambda: [getattr(holder, name) for holder, name in PLACES])
     turned: dict[Switch, Any] = field(default_factory=dict)
     """Switches that some process has turned, with the position of all that have not."""

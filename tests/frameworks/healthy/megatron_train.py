@@ -1,0 +1,85 @@
+"""megatron-core: a GPT with tensor and pipeline parallelism, its schedule, its DDP and its optimizer.
+
+Arguments: tensor-parallel size, pipeline-parallel size.
+"""
+
+import os
+import sys
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+SEQUENCE, VOCAB, MICROBATCHES = 16, 64, 2
+
+
+def batches(seed):
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        tokens = torch.randint(0, VOCAB, (2, SEQUENCE + 1), generator=generator)
+        yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def forward_step(data, model):
+    tokens, labels = next(data)
+    position_ids = torch.arange(SEQUENCE).unsqueeze(0).expand(2, -1)
+    mask = torch.triu(torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool), 1)
+    losses = model(tokens, position_ids, mask, labels=labels)
+    return losses, partial(loss_of)
+
+
+def loss_of(losses):
+    loss = losses.float().mean()
+    return loss, {"loss": loss.detach().clone()}
+
+
+def main():
+    tp, pp = (int(value) for value in (sys.argv[1:3] or (1, 1)))
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    parallel_state.initialize_model_parallel(tp, pp)
+    torch.manual_seed(123)
+    tensor_parallel.model_parallel_cuda_manual_seed(123) if torch.cuda.is_available() else None
+    config = TransformerConfig(
+        num_layers=2, hidden_size=32, num_attention_heads=4, use_cpu_initialization=True,
+        pipeline_dtype=torch.float32, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
+        attention_softmax_in_fp32=True, gradient_accumulation_fusion=False, bias_dropout_fusion=False,
+        masked_softmax_fusion=False, hidden_dropout=0.0, attention_dropout=0.0,
+    )
+    model = GPTModel(
+        config, get_gpt_layer_local_spec(), VOCAB, SEQUENCE,
+        pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(),
+    )
+    model = DistributedDataParallel(config, DistributedDataParallelConfig(overlap_grad_reduce=False), model)
+    config.finalize_model_grads_func = finalize_model_grads
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = batches(parallel_state.get_data_parallel_rank())
+    run = get_forward_backward_func()
+    for step in range(3):
+        model.zero_grad_buffer()
+        losses = run(
+            forward_step_func=forward_step, data_iterator=data, model=[model], num_microbatches=MICROBATCHES,
+            seq_length=SEQUENCE, micro_batch_size=2, forward_only=False,
+        )
+        for parameter in model.parameters():
+            parameter.grad = parameter.main_grad.to(parameter.dtype)
+        optimizer.step()
+        if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+            mean = sum(found["loss"].item() for found in losses) / len(losses)
+            print(f"rank {rank} step {step}: loss {mean:.4f}")
+    weights = sum(p.detach().double().abs().sum().item() for p in model.parameters())
+    place = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_pipeline_model_parallel_rank()
+    print(f"rank {rank} at {place}, data {parallel_state.get_data_parallel_rank()}: {weights:.3f}")
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    main()
