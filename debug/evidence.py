@@ -42,6 +42,11 @@ MANY_RANKS_WINDOW = 1024
 STILL_S = 0.3
 """A main thread that stood this long inside a library is blocked there, if a call of its own is under way."""
 
+MAIN = "MainThread"
+WAITS_FOR_THREADS = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py")
+"""A main thread that stands in one of these waits for another thread of its process."""
+HELD_S = 2.0
+"""One that holds the interpreter for so long while others wait is told of, as a warning."""
 SILENT_S = 1.0
 """A heartbeat this old (it beats ten times a second) means that no thread of the process gets the interpreter."""
 
@@ -82,6 +87,12 @@ class Knowledge:
     roots: Sequence[Path] | None = None
     """Folders whose files' lines may be shown; None: any, the ranks are our own and run."""
     now_ns: int | None = None
+    away_ns: Sequence[tuple[int, int]] = ()
+    """When the monitor was stopped itself (monotonic, from and to): what it did not see counts for nobody's wait."""
+
+    def watched_ns(self, since_ns: int, now_ns: int) -> int:
+        """Time since then in which the monitor was there."""
+        return max(0, now_ns - since_ns - sum(max(0, end - max(begin, since_ns)) for begin, end in self.away_ns))
 
 
 def given_up(reader: RingReader) -> bool:
@@ -140,13 +151,14 @@ def rank_state(
         return state
     state.exception = state.exception if _pending(reader, waiting, unfinished) else None
     process = snap.process
+    beat_ns = reader.word(rings.W_BEAT)
     if process is not None and process.state == "T":
         state.phase = Phase.FROZEN
+        state.since_s = (beat_ns - origin_ns) / 1e9 if beat_ns else None
         return state
-    beat_ns = reader.word(rings.W_BEAT)
-    leaving = reader.word(rings.W_EXIT_CODE) or life not in (rings.LIFE_STARTED, rings.LIFE_JOINED)
-    if process is not None and beat_ns and not leaving:
-        silent_s = (now_ns - beat_ns) / 1e9
+    state.leaving = bool(reader.word(rings.W_EXIT_CODE)) or life not in (rings.LIFE_STARTED, rings.LIFE_JOINED)
+    if process is not None and beat_ns and not state.leaving:
+        silent_s = known.watched_ns(beat_ns, now_ns) / 1e9
         state.silent_s = silent_s if silent_s > SILENT_S else None
     if not waiting:
         waiting = _implicit(reader, records, unfinished, inner, process, now_ns)
@@ -157,7 +169,8 @@ def rank_state(
         state.since_s = first.issued_s
         state.site = first.site or state.site
         state.stack = first.stack or state.stack
-    elif keys and (now_ns - reader.word(rings.W_POSITION_SINCE)) / 1e9 > STORE_STILL_S:
+        state.at_large = _at_large(reader, waiting, inner)
+    elif keys and known.watched_ns(reader.word(rings.W_POSITION_SINCE), now_ns) / 1e9 > STORE_STILL_S:
         state.phase = Phase.BLOCKED
         state.waits = (StoreWait(keys),)
         state.since_s = (reader.word(rings.W_POSITION_SINCE) - origin_ns) / 1e9
@@ -168,26 +181,41 @@ def rank_state(
 
 def settle_stuck(evidence: Evidence) -> None:
     """A rank that has been outside of any call for as long as others wait for somebody, and longer than
-    patience lasts, is stuck on its host: in a loop, on a lock, or holding the interpreter."""
+    patience lasts, is stuck on its host: in a loop, on a lock. One that holds the interpreter shows it at once.
+    A rank whose program has ended is in no loop, and stuck nowhere."""
     patience_s = evidence.hang_after_s
     blocked = [s.since_s for s in evidence.ranks.values() if s.phase is Phase.BLOCKED and s.since_s is not None]
-    if patience_s is None or not blocked or evidence.now_s - min(blocked) < max(patience_s, 0.5):
+    if patience_s is None or not blocked:
         return
+    waited_s = max(evidence.watched_s(since_s) for since_s in blocked)
     for rank, state in evidence.ranks.items():
-        if state.phase is not Phase.RUNNING or state.host is None:
+        if state.phase is not Phase.RUNNING or state.host is None or state.leaving:
             continue
         calls = evidence.records.get(rank, ())
         last_s = max((call.completed_s or call.issued_s for call in calls[-8:]), default=None)
-        if last_s is not None and evidence.now_s - last_s > max(patience_s, 0.5):
+        if last_s is None:
+            continue
+        silent_s = state.silent_s or 0.0
+        holds = min(silent_s, waited_s) > HELD_S
+        if holds or min(evidence.watched_s(last_s), waited_s) > max(patience_s, 0.5):
             state.phase = Phase.HOST_STUCK
-            state.since_s = last_s
+            state.since_s = evidence.now_s - silent_s if holds else last_s
+
+
+def _at_large(reader: RingReader, waiting: Sequence[CallRecord], inner: Site | None) -> bool:
+    """Another of its threads that makes calls does not wait in one: the main thread, unless that waits for a thread
+    of its own, or one of several."""
+    threads = {record.thread for record in waiting}
+    if MAIN not in threads:
+        return inner is None or not inner.file.endswith(WAITS_FOR_THREADS)
+    return reader.word(rings.W_THREADS) > len(threads)
 
 
 def _waited_for(reader: RingReader, known: Knowledge, now_ns: int) -> bool:
     """It has had long enough to come to init_process_group."""
     if known.hang_after_s is None:
         return known.post_mortem
-    return (now_ns - reader.word(rings.W_OPENED)) / 1e9 > known.hang_after_s
+    return known.watched_ns(reader.word(rings.W_OPENED), now_ns) / 1e9 > known.hang_after_s
 
 
 def _looks_alive(snap: Snapshot, life: int) -> bool:
@@ -397,7 +425,12 @@ def build_evidence(
         straggler_after_s=known.straggler_after_s,
         hang_after_s=known.hang_after_s,
         sources=sources(records.values(), known.roots),
+        away_s=_in_seconds(known.away_ns, origins[first.header.rank]) if first is not None else (),
     )
+
+
+def _in_seconds(spans: Iterable[tuple[int, int]], origin_ns: int) -> tuple[tuple[float, float], ...]:
+    return tuple(((begin - origin_ns) / 1e9, (end - origin_ns) / 1e9) for begin, end in spans)
 
 
 def sources(records: Iterable[Sequence[CallRecord]], roots: Sequence[Path] | None = None) -> dict[str, str]:

@@ -15,12 +15,12 @@ import signal
 import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.evidence import build_evidence, given_up, origin_of, settle_stuck
+from distsim.debug.explain import ranks_text
 from distsim.debug.findings import findings
 from distsim.debug.host import Host
 from distsim.debug.interrupted import MARKER, where_ranks_were
@@ -29,6 +29,7 @@ from distsim.debug.levels import Level, OnHang, Settings
 from distsim.debug.message_faults import ends, with_messages
 from distsim.debug.private import append_private, create_private, write_private
 from distsim.debug.procfs import look
+from distsim.debug.proof import went_on
 from distsim.debug.records import Evidence, Phase
 from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
 from distsim.debug.stackdump import as_text, collect
@@ -48,6 +49,10 @@ DEATH_SETTLE_S = 0.35
 """After a death: its peers' own errors arrive, and the launcher's word how it died."""
 ON_THEIR_WAY_S = 1.5
 """A death is told without anybody who waits for it only after this long: the others may come to their next call."""
+BACK_S = 1.0
+"""What ranks have, after the monitor was away, to show that they are there (a heartbeat takes a tenth of it)."""
+WITHDRAW_S = 0.5
+"""How often a warning is held against what the ranks do now."""
 LIVING = (Phase.RUNNING, Phase.BLOCKED, Phase.FROZEN, Phase.HOST_STUCK)
 PATIENCE_S = 20.0
 """A monitor whose job's first ring never comes gives up."""
@@ -82,6 +87,7 @@ class Monitor:
         self._noted = 0
         self._answered: set[str] = set()
         self._asked: float | None = None
+        self._last_withdrawn = 0.0
         self._closing = False
         """The launcher ends the ranks: their deaths are no news."""
 
@@ -105,13 +111,23 @@ class Monitor:
         if self._judges():
             self._notice()
             self._judge(moved)
+            self._withdraw()
         self._answer()
         if self.together.abort_asked and not self.aborted:
             self.abort()
         if self._over():
             return True
-        time.sleep(BUSY_POLL_S if moved else QUIET_POLL_S)
+        nap_s, began_ns = BUSY_POLL_S if moved else QUIET_POLL_S, time.monotonic_ns()
+        time.sleep(nap_s)
+        if self.host.slept(began_ns, nap_s):
+            self._back(time.monotonic())
         return False
+
+    def _back(self, now: float) -> None:
+        """The monitor was away itself: nothing may be judged on what it did not see."""
+        self._still_since = now
+        self._next_judgement = max(self._next_judgement, now + BACK_S)
+        self._first_death = self._first_found = None
 
     @property
     def exit_code(self) -> int:
@@ -258,6 +274,23 @@ class Monitor:
         self._delay = min(self._delay * 1.5, 2.0)
         self._next_judgement = now + self._delay
 
+    def _withdraw(self, at_the_end: bool = False) -> None:
+        """Take back what was told as a warning and no longer holds: it went on by itself."""
+        warned = [d for d in self.diagnoses if d.provisional]
+        now = time.monotonic()
+        if not warned or self.aborted or (now - self._last_withdrawn < WITHDRAW_S and not at_the_end):
+            return
+        self._last_withdrawn = now
+        now_found = diagnose(self.look())
+        over = [d for d in warned if not any(_still(d, other) for other in now_found)]
+        for diagnosis in over:
+            self.diagnoses.remove(diagnosis)
+            self.told.discard(_key(diagnosis))
+            who, call = ranks_text(diagnosis.culprits), diagnosis.call
+            self._say(went_on(diagnosis.kind.label, who, None if call is None else str(call)))
+        if over:
+            self._write()
+
     def _premature(self, found: Sequence[Diagnosis], evidence: Evidence) -> bool:
         """A rank is gone, or stopped, and nobody waits for it yet, but some are on their way to their next call."""
         if not found or any(diagnosis.victims for diagnosis in found):
@@ -331,7 +364,6 @@ class Monitor:
         new = [d for d in found if _key(d) not in self.told]
         if not new:
             return
-        new = [replace(d, detected_after_s=d.detected_after_s) for d in new]
         self.told.update(_key(d) for d in new)
         fatal = [d for d in new if d.exit_code]
         if fatal:
@@ -341,7 +373,7 @@ class Monitor:
         self._print(new, evidence)
         self._say_notes()
         self._write()
-        if fatal and self.settings.on_hang is OnHang.ABORT and not self.aborted:
+        if any(d.ends_job for d in new) and self.settings.on_hang is OnHang.ABORT and not self.aborted:
             self.abort()
 
     def _print(self, new: Sequence[Diagnosis], evidence: Evidence) -> None:
@@ -454,6 +486,7 @@ class Monitor:
         if self._lines_due is not None:
             self._lines_due = 0.0
             self._compare()
+        self._withdraw(at_the_end=True)
         if self.host.readers and not self.aborted and not self._closing and not self._interrupted():
             evidence = self.look()
             seen = {(finding.kind, finding.site) for finding in evidence.findings}
@@ -491,7 +524,14 @@ def _key(diagnosis: Diagnosis) -> tuple[Any, ...]:
         diagnosis.culprits,
         diagnosis.group.name if diagnosis.group else None,
         (call.op, call.seq) if call else None,
+        diagnosis.provisional,
+        diagnosis.ends_job,
     )
+
+
+def _still(told: Diagnosis, now: Diagnosis) -> bool:
+    """What was told still holds, maybe of more ranks."""
+    return told.kind is now.kind and set(told.culprits) <= set(now.culprits) and told.call == now.call
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ from rich.text import Text
 from distsim.debug.console import Console
 from distsim.debug.explain import are, call_text, group_text, numbered, place, ranks_text
 from distsim.debug.inconclusive import Inconclusive
+from distsim.debug.proof import until_when
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
 from distsim.debug.stacks import StackNode, blank_addresses, format_ranks, merge_equal, merge_stacks
 from distsim.debug.verdict import Diagnosis, Stuck
@@ -141,6 +142,8 @@ def _subjects(d: Diagnosis) -> list[str]:
 
 def _body(d: Diagnosis, evidence: Evidence | None) -> Iterator[Line]:
     yield Line(d.explanation)
+    if d.provisional:
+        yield Line(until_when(None if evidence is None else evidence.hang_after_s))
     yield from _waiters(d, evidence)
     if evidence is not None:
         yield from _last_calls(d, evidence)

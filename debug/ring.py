@@ -89,7 +89,8 @@ WORDS_AT = 512
     W_LEVEL,
     W_FINDING,  # table offset of what the rank itself found out
     W_LOCAL_WORLD,  # ranks on this host, 0: all
-) = range(18)
+    W_GUESSED,  # calls made when the rank found that out from outside, + 1; 0: it did not
+) = range(19)
 
 POSITION_AT = 1024
 POSITION_BYTES = HEADER_BYTES - POSITION_AT

@@ -155,6 +155,7 @@ class RingReader:
                     )
                 if size < rings.file_bytes():
                     raise UsageError(f"{self.path.name}: truncated, {size} of {rings.file_bytes()} bytes")
+                self._inode = status.st_ino
                 self._map: mmap.mmap | bytes
                 if status.st_uid == os.geteuid():
                     self._map = mmap.mmap(file.fileno(), rings.file_bytes(), access=mmap.ACCESS_READ)
@@ -192,6 +193,14 @@ class RingReader:
         """What was found that no rank writes; a live job's monitor goes on with the rest."""
         self._groups: dict[int, GroupEntry] = {}
         self._sites: dict[int, tuple[Site, ...]] = {}
+
+    def current(self) -> bool:
+        """The file of this name is still the one that is mapped: a process that replaces itself (`os.execv`) makes
+        it anew."""
+        try:
+            return self.path.stat().st_ino == self._inode
+        except OSError:
+            return True  # taken away: this is the last there is
 
     def word(self, number: int) -> int:
         """One changing word of the header."""

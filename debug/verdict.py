@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.debug.kinds import INCONSISTENT, WARNINGS, Kind
+from distsim.debug.proof import Proof, ends
 from distsim.debug.records import Group, Site
 from distsim.debug.typed import MOST_RANKS, number, text, whole, wholes
 
@@ -57,10 +58,24 @@ class Diagnosis:
     detected_after_s: float | None = None
     explanation: str = ""
     suggestion: str = ""
+    proof: Proof | None = None
+    """What it rests on; None: nothing moves any more, so what is found is so."""
+
+    @property
+    def provisional(self) -> bool:
+        """It may still go on by itself; it is withdrawn when it does."""
+        return self.proof is Proof.NOT_YET
+
+    @property
+    def ends_job(self) -> bool:
+        """There is proof that the job cannot go on (`proof`): whoever asked for it may end it."""
+        return bool(self.exit_code) and ends(self.kind, self.proof, self.victims)
 
     @property
     def is_warning(self) -> bool:
-        """Nobody is stuck and nothing is inconsistent: the program may go on."""
+        """Nobody is stuck for good and nothing is inconsistent: the program may go on."""
+        if self.provisional:
+            return True
         return self.kind in WARNINGS and not (self.stuck and self.kind is Kind.ASYNC_NEVER_WAITED)
 
     def adds_to(self, raised: Collection[int]) -> bool:
@@ -119,6 +134,7 @@ class Diagnosis:
             "detected_after_s": self.detected_after_s,
             "explanation": self.explanation,
             "suggestion": self.suggestion,
+            **({"provisional": True} if self.provisional else {}),
         }
 
     @classmethod
@@ -146,6 +162,7 @@ class Diagnosis:
             detected_after_s=None if after is None else number(after, "detected_after_s"),
             explanation=text(data.get("explanation", ""), "explanation", LONGEST),
             suggestion=text(data.get("suggestion", ""), "suggestion", LONGEST),
+            proof=Proof.NOT_YET if data.get("provisional") else None,
         )
 
 

@@ -152,6 +152,8 @@ class WaitGraph:
 
     def _cannot_serve(self, rank: int) -> bool:
         phase = self.world.states[rank].phase
+        if rank in self.moving:
+            return False
         if phase in (Phase.RAISED, Phase.HOST_STUCK):
             return phase is Phase.RAISED and self.world.died_inside(rank) is None
         return phase in DEAD

@@ -190,7 +190,10 @@ class Recorder:
             self.ring.finish(index, state)
 
     def sweep(self) -> None:
-        """Look at every asynchronous call once."""
+        """Look at every asynchronous call once, and how many threads that make calls still live."""
+        if len(self._threads) > 1:
+            living = sum(thread.ident in self._threads for thread in threading.enumerate())
+            self.ring.header(rings.W_THREADS, living)
         for _ in range(len(self.outstanding)):
             try:
                 index, work, again = self.outstanding.popleft()

@@ -163,6 +163,8 @@ class Session:
             text = ddp.without_gradient()
             if text is not None:
                 self.find("ddp_unused_parameter?", text)
+            count = self.ring.words[rings.WORDS_AT // 8 + rings.W_COUNT]
+            self.ring.header(rings.W_GUESSED, 0 if text is None else count + 1)
 
         self.heartbeat.look = look
 
