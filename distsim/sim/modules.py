@@ -36,6 +36,8 @@ def _shared_roots() -> tuple[str, ...]:
 
 
 _SHARED = _shared_roots()
+_TEST_BODIES = "torch.testing._internal.distributed."
+"""torch's own tests: programs for several processes that happen to lie among torch's modules."""
 
 
 def is_user_file(path: str | None) -> bool:
@@ -61,7 +63,8 @@ class UserModules(importlib.abc.MetaPathFinder):
         origin = spec.origin
         if origin is None and spec.submodule_search_locations is not None:  # a namespace package
             origin = next(iter(spec.submodule_search_locations), None)
-        if is_user_file(origin) and spec.loader.__class__ is not importlib.machinery.ExtensionFileLoader:
+        own = is_user_file(origin) or fullname.startswith(_TEST_BODIES)
+        if own and spec.loader.__class__ is not importlib.machinery.ExtensionFileLoader:
             process.user_names[fullname] = None
         return spec
 

@@ -21,6 +21,7 @@ from distsim.sim.environ import environ_patches
 from distsim.sim.logs import log_patches
 from distsim.sim.modules import import_patches, install_finder, remove_finder
 from distsim.sim.output import StreamProxy
+from distsim.sim.pids import pid_patches
 from distsim.sim.profiling import profiler_patches
 from distsim.sim.randomness import random_patches
 from distsim.sim.sharing import sharing_patches
@@ -54,6 +55,7 @@ def simulation() -> Iterator[Host]:
         *future_patches(),
         *random_patches(),
         *environ_patches(),
+        *pid_patches(),
         *switch_patches(),
         *log_patches(),
         *signal_patches(),
