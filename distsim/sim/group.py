@@ -189,6 +189,8 @@ class SimGroup(dist.ProcessGroup):
             index=len(process.records),
         )
         process.records.append(record)
+        if process.recorder is not None:
+            process.recorder.call(record, self.name(), any(tensor.is_sparse for tensor in inputs))
         if any(_inside(other, record) for other in process.tasks if other is not task) and world.lookahead is None:
             world.findings.append(seen.race(record))
             world.stop_for_fault()

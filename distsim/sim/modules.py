@@ -55,6 +55,8 @@ def _other_roots() -> set[str]:
 
 _SITE = _with_separator(_site_roots())
 _SHARED = _with_separator(_site_roots() | _other_roots())
+_TEST_BODIES = "torch.testing._internal.distributed."
+"""torch's own tests: programs for several processes that happen to lie among torch's modules."""
 
 
 def is_user_file(path: str | None) -> bool:
@@ -169,7 +171,7 @@ class RankModules(importlib.abc.MetaPathFinder):
         origin = spec.origin or (folders[0] if folders else None)  # a namespace package has no origin
         if origin is None:
             return False
-        if is_user_file(origin):
+        if is_user_file(origin) or fullname.startswith(_TEST_BODIES):
             return True
         if not origin.startswith(_SITE):
             return False

@@ -22,6 +22,7 @@ from distsim.sim.environ import environ_patches
 from distsim.sim.logs import log_patches
 from distsim.sim.modules import import_patches, install_finder, remove_finder
 from distsim.sim.output import StreamProxy
+from distsim.sim.pids import pid_patches
 from distsim.sim.profiling import profiler_patches
 from distsim.sim.randomness import random_patches
 from distsim.sim.resemblance import resembling
@@ -92,6 +93,7 @@ def all_patches() -> list[Patch]:
         *future_patches(),
         *random_patches(),
         *environ_patches(),
+        *pid_patches(),
         *switch_patches(),
         *log_patches(),
         *signal_patches(),

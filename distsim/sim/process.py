@@ -54,7 +54,6 @@ class SimProcess:
         self.is_rank = True
         """False for a launcher that only starts others (the parent of `mp.spawn`)."""
         self.environ = {os.fsencode(key): os.fsencode(value) for key, value in environ.items()}
-        self.first_environ = dict(self.environ)
         self.changed_environ: dict[bytes, None] = {}
         """Variables that the process set or removed itself."""
         self.places = world.host.first_places()
@@ -102,6 +101,7 @@ class SimProcess:
         self.slices: list[tuple[float, float, str]] = []
         self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         self.signals: dict[Any, Any] = {}
+        self.parent: SimProcess | None = None
         self.children: list[SimProcess] = []
         self.daemonic = False
         self.ended_by_program = False

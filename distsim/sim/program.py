@@ -21,6 +21,7 @@ from distsim.debug.diagnosis import diagnose
 from distsim.errors import RankFailure, UsageError
 from distsim.network import Network
 from distsim.sim.conditions import Conditions
+from distsim.sim.environ import without_launchers
 from distsim.sim.interrupts import interruptible
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.output import open_streams
@@ -167,7 +168,7 @@ def _module_spec(name: str) -> ModuleSpec | None:
 
 def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> dict[str, str]:
     """What torchrun puts into a worker's environment."""
-    environ = dict(os.environ)
+    environ = without_launchers(os.environ)
     environ.update(
         RANK=str(slot.rank),
         LOCAL_RANK=str(slot.local_rank),

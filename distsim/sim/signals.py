@@ -10,12 +10,10 @@ from typing import Any
 
 from distsim.debug.records import Phase
 from distsim.errors import NotSimulated
+from distsim.sim.pids import FIRST_PID, pid_of, process_with
 from distsim.sim.task import current_process, current_task, require_task
 
-__all__ = ["FIRST_PID", "signal_patches"]
-
-FIRST_PID = 4_194_304
-"""Processes that ranks start are numbered from here: above Linux's largest pid (2**22)."""
+__all__ = ["signal_patches"]
 
 _HARMLESS = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
 """Signals whose default is to do nothing (man 7 signal)."""
@@ -41,11 +39,11 @@ def signal_patches() -> list[Patch]:
 
     def kill(pid: int, number: int) -> None:
         task = current_task()
-        if task is not None and pid == os.getpid():
+        if task is not None and pid == pid_of(task.process):
             _deliver(number)
-        elif task is not None and pid > FIRST_PID:
-            child = next((p for p in task.world.processes if FIRST_PID + p.index == pid and p.alive), None)
-            if child is None:
+        elif task is not None and pid >= FIRST_PID:
+            child = process_with(task.world, pid)
+            if child is None or not child.alive:
                 raise ProcessLookupError(3, "No such process")
             if number:
                 task.world.kill_process(child, signal.Signals(number).name, -number)

@@ -20,18 +20,13 @@ from typing import Any
 
 from distsim.debug.records import HostWait
 from distsim.errors import UsageError
+from distsim.sim.environ import launcher_environ
+from distsim.sim.pids import pid_of
 from distsim.sim.process import SimProcess
 from distsim.sim.sharing import pickled
-from distsim.sim.signals import FIRST_PID
 from distsim.sim.task import current_task, require_task
 
 __all__ = ["begin_multiprocessing", "end_children", "spawn_patches"]
-
-_TORCHRUN = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-    *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"),
-)
 
 
 def _new_child() -> SimProcess:
@@ -40,10 +35,7 @@ def _new_child() -> SimProcess:
     parent, world = task.process, task.world
     if parent.is_rank and world.only_first_has_begun():
         world.become_launcher(parent)
-        for name in _TORCHRUN:  # a plain `python script.py` has none of these, unless the script sets them
-            key = os.fsencode(name)
-            if parent.environ.get(key) is parent.first_environ.get(key):
-                parent.environ.pop(key, None)
+        launcher_environ(parent)
     task.flush()
     rank, slot = None, parent.slot
     if not parent.is_rank:
@@ -56,6 +48,7 @@ def _new_child() -> SimProcess:
     child.sys_path = list(sys.path)
     child.program = parent.program
     parent.children.append(child)
+    child.parent = parent
     return child
 
 
@@ -66,18 +59,20 @@ class SimPopen:
         parent = require_task().process
         data = self._pickled(process, must=method != "fork" and parent.program is not None)
         child = self._child = _new_child()
-        self.pid = FIRST_PID + child.index
+        self.pid = pid_of(child)
         self.sentinel = Sentinel(child)
         self.returncode: int | None = None
         name, identity, config = process.name, process._identity, process._config
+        own = multiprocessing.process.current_process()
+        parent_name, parent_pid = own.name, pid_of(parent)
 
         def program() -> None:
             current = multiprocessing.process.BaseProcess.__new__(type(process))
             current.__dict__.update(_name=name, _identity=identity, _config=dict(config), _popen=None, _closed=False)
-            current.__dict__.update(_parent_pid=os.getpid(), _parent_name="MainProcess")
+            current.__dict__.update(_parent_pid=parent_pid, _parent_name=parent_name)
             multiprocessing.process._current_process = current  # type: ignore[attr-defined]
             multiprocessing.process._parent_process = multiprocessing.process._ParentProcess(  # type: ignore[attr-defined]
-                "MainProcess", os.getpid(), None
+                parent_name, parent_pid, None
             )
             if child.program is not None:
                 self._run_main(child, parent, method == "fork")

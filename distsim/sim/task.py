@@ -81,6 +81,7 @@ class Task:
         self.world = world
         self.process = process
         self.name = name
+        self.number = world.next_task_number()
         self.daemon = daemon
         self.ident: int | None = None
         self.native = 0
