@@ -202,8 +202,11 @@ def _unwaited_deaths(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
             continue
         if state.phase is Phase.EXITED and state.exit_code == 0:  # `sys.exit()` at the end of a program
             continue
-        if state.phase is Phase.HOST_STUCK and case.world.evidence.hang_after_s:
-            continue  # it computes on, and nobody needs it
+        if state.phase is Phase.ABSENT and state.leaving:
+            continue  # its program has ended well without a rendezvous that nobody waits in
+        live = bool(case.world.evidence.hang_after_s)
+        if live and (state.phase is Phase.HOST_STUCK or (state.phase is Phase.KILLED and state.signal is None)):
+            continue  # it computes on, or went nobody knows how, and nobody needs it
         key = (state.phase, exception_text(state), state.signal, state.exit_code, state.over)
         groups.setdefault(key, []).append(rank)
     return [death(case, ranks, ()) for ranks in groups.values()]

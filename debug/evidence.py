@@ -259,7 +259,7 @@ def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting
         by_itself = not code and not reader.word(rings.W_EXIT_CODE)
         state.phase = Phase.FINISHED if by_itself else Phase.EXITED
         if by_itself and not reader.word(rings.W_JOINED) and reader.count == 0:
-            state.phase = Phase.ABSENT
+            state.phase, state.leaving = Phase.ABSENT, True
         elif by_itself:  # where it stood some time ago says nothing: its last call does
             state.site, state.stack = None, ()
     else:

@@ -174,8 +174,10 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
         case Phase.RAISED:
             return f"raised {exception_line(state) or 'an exception'}{at}"
         case Phase.KILLED:
+            if state.signal is None:
+                return "is gone: its process ended, and nobody saw an exit code or a signal"
             after = ", after its program and all its calls had ended" if state.over else ""
-            return f"was killed by {state.signal or 'a signal'}{after}"
+            return f"was killed by {state.signal}{after}"
         case Phase.FROZEN:
             return f"is stopped and does not run{at}"
         case Phase.HOST_STUCK:
@@ -183,6 +185,8 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
         case Phase.ABSENT:
             at = f", last seen at {place(state.site, function=True)}" if state.site is not None else ""
             return f"never joined the rendezvous{at}"
+        case Phase.RUNNING if state.leaving:
+            return "has ended its program, though its process is still there"
         case _:
             if state.site is not None:
                 return f"{'was' if seen else 'is'} {seen}at {place(state.site, function=True)}"

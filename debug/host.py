@@ -22,7 +22,7 @@ __all__ = ["Host"]
 FAILED_MESSAGE = rings.P2P_CALL | rings.STATE_MASK, rings.P2P_CALL | rings.FAILED
 """Bits of a record's flags to look at, and what they are."""
 
-AWAY_S = 0.5
+AWAY_S = 1.0
 """A nap that lasts so much longer than it was meant to: the monitor was away itself."""
 MOST_ABSENCES = 64
 MOST_FLAGGED = 256

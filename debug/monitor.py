@@ -87,7 +87,7 @@ class Monitor:
         self._noted = 0
         self._answered: set[str] = set()
         self._asked: float | None = None
-        self._last_withdrawn = 0.0
+        self._last_withdrawn = self._last_back = 0.0
         self._closing = False
         """The launcher ends the ranks: their deaths are no news."""
 
@@ -124,10 +124,12 @@ class Monitor:
         return False
 
     def _back(self, now: float) -> None:
-        """The monitor was away itself: nothing may be judged on what it did not see."""
-        self._still_since = now
-        self._next_judgement = max(self._next_judgement, now + BACK_S)
-        self._first_death = self._first_found = None
+        """The monitor was away itself: nothing may be judged on what it did not see, before the ranks had time to
+        show that they are there. (On a host so busy that every nap takes long, it must be judged at last.)"""
+        if now - self._last_back > 10 * BACK_S:
+            self._last_back = self._still_since = now
+            self._next_judgement = max(self._next_judgement, now + BACK_S)
+            self._first_death = self._first_found = None
 
     @property
     def exit_code(self) -> int:
@@ -269,6 +271,10 @@ class Monitor:
                 found = [d for d in found if _key(d) in same]
             else:
                 found = []
+        if found and self.host.slept(int(now * 1e9), BACK_S):
+            self._back(time.monotonic())  # the monitor was stopped while it judged
+            if self._next_judgement > time.monotonic():
+                return
         if found:
             self._with_stacks(found)
         self._delay = min(self._delay * 1.5, 2.0)

@@ -131,7 +131,8 @@ class CallRecord:
     device: str = "cpu"
     is_async: bool = False
     waited: bool = False
-    """Async calls: somebody called wait() (or the future was waited for)."""
+    """Async calls: somebody called wait() (or the future was waited for), or it is torch's own code that has the
+    handle: DDP's join never waits for some."""
     site: Site | None = None
     """The innermost frame of the user's own code."""
     stack: tuple[Site, ...] = ()

@@ -116,6 +116,7 @@ RACE = 1 << 11  # another thread was inside a call on the same group
 P2P_CALL = 1 << 12
 FUTURE = 1 << 13  # somebody took the future
 UNCHECKED = 1 << 14  # strict did not hold this call
+REJECTED = 1 << 15  # torch refused it at this rank, before any other could hear of it
 
 TABLE_GROUP, TABLE_SITE, TABLE_THREAD, TABLE_TEXT = 1, 2, 3, 4
 _ENTRY = struct.Struct("<IB")

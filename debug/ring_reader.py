@@ -284,6 +284,7 @@ class RingReader:
             completed_s=(completed - origin_ns) / 1e9 if completed else None,
             state=STATES.get(flags & rings.STATE_MASK, State.ISSUED),
             error=printable(why) if isinstance(why, str) else None,
+            rejected=bool(flags & rings.REJECTED),
             index=commit - 1,
         )
 

@@ -71,6 +71,8 @@ class World:
         for rank in sorted(self.evidence.records):
             current: dict[int, tuple[Lane, list[CallRecord]]] = {}  # id(group) -> lane, and the rank's calls
             for record in self.evidence.records[rank]:
+                if record.rejected:
+                    continue  # nobody else has heard of it
                 if record.op in P2P:
                     self._p2p.append(record)
                     continue
@@ -203,7 +205,7 @@ class World:
             if isinstance(wait, CallWait):
                 return wait.record
         last = self.last(rank)
-        if last is None:
+        if last is None or last.rejected:
             return None
         if last.state is State.FAILED or (not last.done and not last.is_async):
             return last

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import Backend, ProcessGroup
 from torch.nn import Parameter
 
 from distsim.debug import ring as rings
+from distsim.debug.aftermath import aftermath
 from distsim.debug.error_text import error_line
 from distsim.debug.records import P2P
 from distsim.realexec.handle import Handle, SyncHandle
@@ -149,6 +150,8 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         except BaseException as error:
             recorder.ring.error(index, error_line(error))
             recorder.ring.finish(index, rings.FAILED)
+            if name != "monitored_barrier" and not aftermath(error_line(error)):
+                recorder.rejected(lane, said, index, seq)
             lane.busy = 0
             raise
         if work is None:  # monitored_barrier has ended; a coalesced call ends with its block

@@ -113,6 +113,17 @@ class Recorder:
             self.poll()
         return index, is_async, seq, fingerprint
 
+    def rejected(self, lane: Lane, call: Call, index: int, seq: int) -> None:
+        """The backend refused a call at once (a wrong argument): it has not arrived anywhere, and the next one takes
+        its number, as it does in the backend."""
+        op, peer, tag = call.key[0], call.peer, call.tag
+        self.ring.mark(index, rings.REJECTED)
+        if op == "send" or op == "recv":
+            lane.p2p = count(seq)
+            lane.ordinals[op, peer, tag] -= 1
+        else:
+            lane.seq = count(seq)
+
     def note(self, lane: Lane, op: str, seq: int, new_ranks: tuple[int, ...] | None = None) -> int:
         """Record a call that is no method of a group: init_process_group, new_group."""
         place = self.sites.here(3)
@@ -142,6 +153,12 @@ class Recorder:
             # Its number counts the same creation on each member; other ranks may make others in between.
             lane = self.lane("new_group " + ",".join(map(str, ranks)), "default_pg", world)
         return self.note(lane, "new_group", next(lane.seq), ranks)
+
+    def rejected_new_group(self, index: int) -> None:
+        """torch refused its arguments before it gave the group a number."""
+        self.ring.mark(index, rings.REJECTED)
+        if self._creations is not None:
+            self._creations.seq = count(next(self._creations.seq) - 1)
 
     def _thread(self, ident: int) -> int:
         name = threading.current_thread().name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import functools
 import os
 import signal
 import sys
@@ -198,6 +199,9 @@ def _at_the_end(frame: FrameType) -> bool:
     return threading.current_thread() is threading.main_thread() and frame.f_code.co_name != "<module>"
 
 
+REPLACE = ("execv", "execve")
+
+
 class EndHooks:
     """Notices how the process ends: exceptions, sys.exit, os._exit, the interpreter's end."""
 
@@ -205,6 +209,7 @@ class EndHooks:
         self._session = session
         self._excepthook: Any = None
         self._exit: Any = None
+        self._replace: dict[str, Any] = {}
 
     def install(self) -> None:
         self._excepthook = sys.excepthook
@@ -229,6 +234,9 @@ class EndHooks:
                     session.exits(status)
             exit_(status)
 
+        for name in REPLACE:
+            self._replace[name] = original = getattr(os, name)
+            setattr(os, name, self._replacing(original))
         self._ours = (excepthook, leave)
         sys.excepthook = excepthook
         os._exit = leave  # type: ignore[assignment]
@@ -239,7 +247,26 @@ class EndHooks:
             sys.excepthook = self._excepthook
         if os._exit is self._ours[1]:
             os._exit = self._exit
+        for name, original in self._replace.items():
+            setattr(os, name, original)
         atexit.unregister(self._at_exit)
+
+    def _replacing(self, original: Any) -> Any:
+        """`os.execv` and `os.execve`, to which all others lead: this program ends, its process goes on as another."""
+
+        @functools.wraps(original)
+        def replace(*args: Any) -> Any:
+            session = self._session()
+            life = None if session is None else session.ring.words[rings.WORDS_AT // 8 + rings.W_LIFE]
+            if session is not None:
+                session.exits()
+            try:
+                return original(*args)
+            finally:  # there is no such program
+                if session is not None and life is not None:
+                    session.ring.header(rings.W_LIFE, life)
+
+        return replace
 
     def _at_exit(self) -> None:
         session = self._session()

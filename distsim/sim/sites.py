@@ -8,7 +8,7 @@ from types import FrameType
 from distsim.debug.records import Site
 from distsim.sim.modules import is_user_file
 
-__all__ = ["user_stack"]
+__all__ = ["handle_is_the_users", "user_stack"]
 
 # By name of the file: code objects are equal whatever file they come from.
 _users: dict[str, bool] = {}
@@ -35,3 +35,15 @@ def user_stack(frame: FrameType | None = None, limit: int = 16) -> tuple[Site, .
             found.append(site)
         walk = walk.f_back
     return tuple(found)
+
+
+def handle_is_the_users(frame: FrameType) -> bool:
+    """Whether the user's own code called torch.distributed: what it calls for torch's (DDP's join, ZeRO, functional
+    collectives) keeps or drops handles as torch sees fit."""
+    walk: FrameType | None = frame
+    while walk is not None and not is_user_file(walk.f_code.co_filename):
+        file = walk.f_code.co_filename
+        if "/torch/" in file and not file.endswith(("/distributed_c10d.py", "/c10d_logger.py")):
+            return False
+        walk = walk.f_back
+    return True
