@@ -30,6 +30,8 @@ __all__ = ["Strict"]
 AHEAD = rings.MEETING_WINDOW // 2
 """Asynchronous calls of a group that may be shown before they went out; beyond it they queue unseen."""
 DEFAULT_TIMEOUT_S = 1800.0
+LEAVE_S = 2.0
+"""How long the end of the process waits for a call that is just going out."""
 SPIN_S = 300e-6
 """How long a synchronous call looks for its members without a pause, leaving the core to whoever wants it."""
 APART_S = 15e-6
@@ -66,6 +68,22 @@ class Strict:
         self._lock = threading.Condition()
         self._busy: list[_Queue] = []
         self._thread: threading.Thread | None = None
+        self._over = False
+        """The process is at its end: nothing is held any more."""
+
+    def stop(self) -> None:
+        """The process is at its end: calls whose members have not all come go out as they would without a guard. The
+        thread ends first: one that Python 3.11 finds inside torch's C++ then takes the process with it (SIGABRT)."""
+        with self._lock:
+            self._over = True
+            self._lock.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(LEAVE_S)
+            if self._thread.is_alive():
+                return
+        for queue in self._queues.values():
+            while queue.waiting:
+                queue.waiting.popleft().went_out()
 
     # Collectives ----------------------------------------------------------------------------------
 
@@ -84,7 +102,7 @@ class Strict:
         lane: Lane = guard.lane
         if op in ("send", "recv"):
             return self._messages.hold(guard, said, index, is_async, issue)
-        if len(lane.ranks) == 1:
+        if len(lane.ranks) == 1 or self._over:
             return None
         queue = self._queue(lane, guard)
         if queue is None:
@@ -249,14 +267,16 @@ class Strict:
         sleep_s = FIRST_SLEEP_S
         while True:
             with self._lock:
-                while not self._busy:
+                while not self._busy and not self._over:
                     self._lock.wait()
-                queues = list(self._busy)
+                queues, over = list(self._busy), self._over
             moved = False
             for queue in queues:
                 moved = self._advance(queue) or moved
             if moved:
                 sleep_s = FIRST_SLEEP_S
+            elif over:
+                return
             else:
                 time.sleep(sleep_s)
                 sleep_s = min(sleep_s * 1.3, LAST_SLEEP_S)
