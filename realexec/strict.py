@@ -12,7 +12,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+
+from torch._C._autograd import _profiler_enabled as profiler_enabled
 
 from distsim.debug import ring as rings
 from distsim.debug.checks import check_meeting
@@ -108,10 +111,19 @@ class Strict:
         if queue is None:
             self._recorder.ring.mark(index, rings.UNCHECKED)
             return None
+        if op == "monitored_barrier":
+            self._drain(guard, queue)
+            self._show_and_look(guard, queue, seq, print_, index, said)
+            return None
+        if is_async and profiler_enabled() and not queue.waiting:
+            # torch's profiler sees what goes out from the thread that it was started in.
+            self._show_and_look(guard, queue, seq, print_, index, said)
+            return None
         if is_async or queue.waiting:
             device = said.key[8]
             on_host = device is None or device.type == "cpu"
             deferred = Deferred(self._recorder, lane, index, seq, print_, is_async, None if on_host else device, issue)
+            deferred.timeout_s = partial(_timeout_s, guard)
             self._defer(queue, deferred, said)
             return deferred
         self._show(queue, seq, print_, index, said)
@@ -131,9 +143,24 @@ class Strict:
         self._recorder.ring.publish(queue.row, seq, print_, index)
         self._agree(guard, queue, seq, print_, index)
 
-    def _agree(self, guard: Any, queue: _Queue, seq: int, print_: int, index: int) -> None:
+    def _show_and_look(self, guard: Any, queue: _Queue, seq: int, print_: int, index: int, said: Call) -> None:
+        """For a call that is not held (a monitored barrier waits for the others by itself, and says in its own words
+        who is late): members that are there already are compared, those to come will compare themselves."""
+        self._show(queue, seq, print_, index, said)
+        self._agree(guard, queue, seq, print_, index, wait=False)
+
+    def _drain(self, guard: Any, queue: _Queue) -> None:
+        """Let the asynchronous calls before this one go out first: gloo numbers what goes out."""
+        deadline = time.monotonic() + _timeout_s(guard)
+        while queue.waiting and time.monotonic() < deadline:
+            time.sleep(LAST_SLEEP_S)
+
+    def _agree(self, guard: Any, queue: _Queue, seq: int, print_: int, index: int, *, wait: bool = True) -> None:
         try:
-            self._meet(guard, queue, seq, print_, index)
+            if wait:
+                self._meet(guard, queue, seq, print_, index)
+            elif (answers := self._arrived(queue, seq)) is not None:
+                self._compare(queue, seq, print_, index, answers)
         except BaseException as error:
             self._recorder.ring.error(index, f"{type(error).__name__}: {error}")
             self._recorder.ring.finish(index, rings.FAILED)
@@ -212,8 +239,9 @@ class Strict:
 
     def _late(self, queue: _Queue, seq: int, timeout_s: float) -> str:
         ranks = [peer.rank for peer in self._absent(queue, seq)]
+        # Programs look for gloo's words, with a space before and after.
         return (
-            f"Timed out waiting {timeout_s * 1000:.0f}ms for ranks {ranks} to make call #{seq} on group "
+            f"[distsim] Timed out waiting {timeout_s * 1000:.0f}ms for ranks {ranks} to make call #{seq} on group "
             f"{queue.group.label} (ranks {list(queue.group.ranks)})"
         )
 
@@ -294,9 +322,14 @@ class Strict:
             answers = self._arrived(queue, head.seq)
             if answers is None:
                 waited = time.monotonic() - head.began
-                if waited < LIFE_CHECK_S or not any(peer.gone() for peer in self._absent(queue, head.seq)):
+                if waited < LIFE_CHECK_S:
                     return moved
-                head.went_out()  # the backend's own error says it best
+                if any(peer.gone() for peer in self._absent(queue, head.seq)):
+                    head.went_out()  # the backend's own error says it best
+                elif waited > (timeout_s := head.timeout_s()):
+                    head.refuse(RuntimeError(self._late(queue, head.seq, timeout_s)))
+                else:
+                    return moved
             else:
                 try:
                     self._compare(queue, head.seq, head.print_, head._index, answers)
@@ -308,6 +341,8 @@ class Strict:
             with self._lock:
                 queue.waiting.popleft()
                 queue.done = head.seq
+                if queue.waiting:
+                    queue.waiting[0].began = time.monotonic()  # gloo's timeouts begin when a call's turn comes, too
                 self._show_some(queue)
 
 
