@@ -23,6 +23,7 @@ from distsim.debug.jobdir import default_directory, job_name, ring_path, stack_p
 from distsim.debug.levels import Level, Settings
 from distsim.debug.private import create_private, private_folder
 from distsim.debug.ring import RingWriter
+from distsim.realexec.callbacks import drain
 from distsim.realexec.heartbeat import Heartbeat
 from distsim.realexec.recorder import Recorder, frames_of
 from distsim.realexec.tracebacks import hide_own_frames
@@ -145,7 +146,7 @@ class Session:
             self.ring.header(rings.W_EXIT_CODE, rings.EXIT_CODE_0 + code)
             frames = frames_of(error)
             if frames:
-                self.heartbeat.stop()
+                self.heartbeat.keep_position()
                 self.ring.position(frames[0], frames)
             return
         explained = self.ddp.explain(error) if self.ddp is not None else None
@@ -182,9 +183,16 @@ class Session:
         if self.ring.words[rings.WORDS_AT // 8 + rings.W_LIFE] != rings.LIFE_RAISED:
             self.ring.header(rings.W_LIFE, rings.LIFE_EXITING)
 
+    def end_threads(self) -> None:
+        """Nothing of ours runs beside the program from here on: see `Heartbeat.stop`."""
+        self.heartbeat.stop()
+        if self.strict is not None:
+            self.strict.stop()
+            drain()
+
     def close(self) -> None:
         """Stop the heartbeat and unmap; the ring stays on file."""
-        self.heartbeat.stop()
+        self.end_threads()
         with contextlib.suppress(Exception):
             faulthandler.unregister(STACK_SIGNAL)
         self.ring.header(rings.W_STACK_SIGNAL, 0)
@@ -229,7 +237,7 @@ class EndHooks:
                 with contextlib.suppress(Exception):
                     frames = user_frames(sys._getframe(1))
                     if frames:
-                        session.heartbeat.stop()
+                        session.heartbeat.keep_position()
                         session.ring.position(frames[0], frames)
                     session.exits(status)
             exit_(status)
@@ -273,3 +281,5 @@ class EndHooks:
         if session is not None:
             with contextlib.suppress(Exception):
                 session.exits()
+            with contextlib.suppress(Exception):
+                session.end_threads()
