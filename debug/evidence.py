@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from distsim.debug import ring as rings
+from distsim.debug.frames import absolute
 from distsim.debug.procfs import Process, look, signal_name
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site, StoreWait
 from distsim.debug.ring_reader import GroupEntry, Records, RingReader
@@ -119,6 +120,8 @@ def rank_state(
     state = RankState(header.rank, host=header.host, pid=header.pid)
     _exception(state, reader)
     inner, frames, keys = reader.position()
+    if (call := _since(reader, records, origin_ns)) is not None:
+        inner, frames, keys = None, call.stack, ()
     stack = tuple(known.stacks.get(header.rank, ()))
     state.stack = stack or frames
     own = user_part(stack) or frames
@@ -158,6 +161,14 @@ def rank_state(
     elif life == rings.LIFE_STARTED and reader.count == 0 and _waited_for(reader, known, now_ns):
         state.phase = Phase.ABSENT
     return state
+
+
+def _since(reader: RingReader, records: Sequence[CallRecord], origin_ns: int) -> CallRecord | None:
+    """The main thread's last call, where it was made after the last heartbeat that saw this thread stand still."""
+    last = next((call for call in reversed(records) if call.thread == "MainThread"), None)
+    if last is None or origin_ns + last.issued_s * 1e9 <= reader.word(rings.W_POSITION_SINCE):
+        return None
+    return last
 
 
 def settle_stuck(evidence: Evidence) -> None:
@@ -204,7 +215,7 @@ def _raise_site(reader: RingReader) -> tuple[Site, ...]:
     said = reader.text(rings.W_EXCEPTION)
     if not isinstance(said, dict):
         return ()
-    return tuple(Site(*frame) for frame in said.get("frames", ()))
+    return tuple(Site.from_json(frame) for frame in said.get("frames", ()))
 
 
 def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting: Sequence[CallRecord]) -> None:
@@ -407,7 +418,7 @@ def sources(records: Iterable[Sequence[CallRecord]]) -> dict[str, str]:
             if call.site is None or call.site.file in found or len(found) >= 64:
                 continue
             try:
-                path = Path(call.site.file)
+                path = Path(absolute(call.site.file))
                 found[call.site.file] = path.read_text() if path.stat().st_size < 1 << 20 else ""
             except (OSError, UnicodeDecodeError):
                 found[call.site.file] = ""

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distsim.debug.callsite import is_library_file
 from distsim.debug.evidence import sources
 from distsim.debug.explain import ranks_text
-from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
+from distsim.debug.frames import program_frames
+from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, State
 from distsim.errors import UsageError
 
 __all__ = ["Dump", "dump_evidence", "named_rank", "read_dump"]
@@ -234,10 +234,10 @@ def _record(rank: int, entry: Mapping[str, Any], groups: Mapping[str, Group], st
         other = ends[-1] if ends else None
         peer = group.ranks[other] if other is not None and other < len(group.ranks) else other
     frames = [
-        Site(str(f.get("filename", "?")), int(f.get("line") or 0), str(f.get("name", "?")))
+        (str(f.get("filename", "?")), int(f.get("line") or 0), str(f.get("name", "?")))
         for f in entry.get("frames") or ()
     ]
-    own = tuple(frame for frame in frames if not _library(frame.file))
+    own = program_frames(frames, abroad=True)  # dumps come from other machines: torch lies elsewhere there
     inputs = tuple(tuple(int(n) for n in shape) for shape in entry.get("input_sizes") or ())
     outputs = tuple(tuple(int(n) for n in shape) for shape in entry.get("output_sizes") or ())
     dtypes = [DTYPES.get(str(t), str(t).lower()) for t in entry.get("input_dtypes") or entry.get("output_dtypes") or ()]
@@ -266,11 +266,6 @@ def _record(rank: int, entry: Mapping[str, Any], groups: Mapping[str, Group], st
         completed_s=(int(ended) - start_ns) / 1e9 if ended else None,
         state=_state(entry),
     )
-
-
-def _library(file: str) -> bool:
-    """Dumps come from other machines: torch lies elsewhere there."""
-    return is_library_file(file) or "/torch/" in file or "/site-packages/torch" in file
 
 
 def _state(entry: Mapping[str, Any]) -> State:

@@ -285,7 +285,7 @@ class RingReader:
             content = self._read_table(offset)
             if content is None:
                 return ()
-            found = self._sites[offset] = tuple(Site(file, line, function) for file, line, function in content)
+            found = self._sites[offset] = tuple(Site.from_json(frame) for frame in content)
         return found
 
     def text(self, word: int) -> Any:
@@ -323,7 +323,7 @@ class RingReader:
                     inner, frames, keys = json.loads(data)
                 except ValueError:
                     return None, (), ()
-                return Site(*inner), tuple(Site(*frame) for frame in frames), tuple(keys)
+                return Site(*inner), tuple(Site.from_json(frame) for frame in frames), tuple(keys)
         return None, (), ()
 
 

@@ -100,7 +100,7 @@ class Diagnosis:
             else {"name": group.name, "description": group.description, "ranks": list(group.ranks)},
             "call": None if self.call is None else {"op": self.call.op, "seq": self.call.seq},
             "sites": {
-                str(rank): {"file": site.file, "line": site.line, "function": site.function}
+                str(rank): _place(site) | ({} if site.through is None else {"through": _place(site.through)})
                 for rank, site in sorted(self.sites.items())
             },
             "stuck": {
@@ -130,7 +130,7 @@ class Diagnosis:
             victims=tuple(data["victims"]),
             group=None if group is None else Group(group["name"], group["description"], tuple(group["ranks"])),
             call=None if call is None else Call(call["op"], call["seq"]),
-            sites={int(r): Site(s["file"], s["line"], s["function"]) for r, s in data["sites"].items()},
+            sites={int(r): _site(s) for r, s in data["sites"].items()},
             stuck={
                 int(r): Stuck(s["op"], tuple(s["group_ranks"]), s["seq"], s["file"], s["line"])
                 for r, s in data["stuck"].items()
@@ -141,3 +141,12 @@ class Diagnosis:
             explanation=data.get("explanation", ""),
             suggestion=data.get("suggestion", ""),
         )
+
+
+def _place(site: Site) -> dict[str, Any]:
+    return {"file": site.file, "line": site.line, "function": site.function}
+
+
+def _site(said: Mapping[str, Any]) -> Site:
+    below = said.get("through")
+    return Site(said["file"], said["line"], said["function"], None if below is None else _site(below))

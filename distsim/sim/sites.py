@@ -5,33 +5,12 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
+from distsim.debug.frames import program_frames, steps
 from distsim.debug.records import Site
-from distsim.sim.modules import is_user_file
 
 __all__ = ["user_stack"]
 
-# By name of the file: code objects are equal whatever file they come from.
-_users: dict[str, bool] = {}
-_sites: dict[tuple[str, int, str], Site] = {}
 
-
-def user_stack(frame: FrameType | None = None, limit: int = 16) -> tuple[Site, ...]:
+def user_stack(frame: FrameType | None = None) -> tuple[Site, ...]:
     """The user's frames of this thread, innermost first; of *frame* where one is given."""
-    if frame is None:
-        frame = sys._getframe(1)
-    found: list[Site] = []
-    walk: FrameType | None = frame
-    while walk is not None and len(found) < limit:
-        code = walk.f_code
-        file = code.co_filename
-        mine = _users.get(file)
-        if mine is None:
-            mine = _users[file] = is_user_file(file)
-        if mine:
-            line = walk.f_lineno or code.co_firstlineno
-            site = _sites.get((file, line, code.co_name))
-            if site is None:
-                site = _sites[file, line, code.co_name] = Site(file, line, code.co_name)
-            found.append(site)
-        walk = walk.f_back
-    return tuple(found)
+    return program_frames(steps(sys._getframe(1) if frame is None else frame))
