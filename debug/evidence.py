@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from distsim.debug import ring as rings
+from distsim.debug.frames import absolute
 from distsim.debug.procfs import Process, look, signal_name
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site, StoreWait
 from distsim.debug.ring_reader import GroupEntry, Records, RingReader
@@ -136,6 +137,8 @@ def rank_state(
     state = RankState(header.rank, host=header.host, pid=header.pid)
     _exception(state, reader)
     inner, frames, keys = reader.position()
+    if (call := _since(reader, records, origin_ns)) is not None:
+        inner, frames, keys = None, call.stack, ()
     stack = tuple(known.stacks.get(header.rank, ()))
     state.stack = stack or frames
     own = user_part(stack) or frames
@@ -177,6 +180,14 @@ def rank_state(
     elif life == rings.LIFE_STARTED and reader.count == 0 and _waited_for(reader, known, now_ns):
         state.phase = Phase.ABSENT
     return state
+
+
+def _since(reader: RingReader, records: Sequence[CallRecord], origin_ns: int) -> CallRecord | None:
+    """The main thread's last call, where it was made after the last heartbeat that saw this thread stand still."""
+    last = next((call for call in reversed(records) if call.thread == "MainThread"), None)
+    if last is None or origin_ns + last.issued_s * 1e9 <= reader.word(rings.W_POSITION_SINCE):
+        return None
+    return last
 
 
 def settle_stuck(evidence: Evidence) -> None:
@@ -443,7 +454,7 @@ def sources(records: Iterable[Sequence[CallRecord]], roots: Sequence[Path] | Non
                 continue
             file = call.site.file
             try:
-                path = file if roots is None else within(file, list(roots))
+                path = absolute(file) if roots is None else within(absolute(file), list(roots))
                 found[file] = "" if path is None else read_bytes(path, LONGEST_SOURCE).decode()
             except (OSError, ValueError):
                 found[file] = ""

@@ -76,12 +76,15 @@ def group_text(group: Group) -> str:
     return f"group {group.label or 'without a name'} ({ranks_text(group.ranks)})"
 
 
-def place(site: Site | None, *, function: bool = False) -> str:
-    """`train.py:131`, or `train.py:131 in step`."""
+def place(site: Site | None, *, function: bool = False, through: bool = True) -> str:
+    """`train.py:131`, or `train.py:131 in step`; `train.py:88 (through accelerate/accelerator.py:2345)` where a
+    library that the line called has made the call."""
     if site is None:
         return "an unknown line"
     text = f"{short_path(site.file)}:{site.line}"
-    return f"{text} in {site.function}" if function and site.function not in ("", "<module>") else text
+    if function and site.function not in ("", "<module>"):
+        text += f" in {site.function}"
+    return f"{text} (through {place(site.through)})" if through and site.through is not None else text
 
 
 def call_text(call: CallRecord) -> str:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from distsim.debug import plain_pickle
-from distsim.debug.callsite import is_library_file
 from distsim.debug.evidence import sources
 from distsim.debug.explain import ranks_text
-from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
+from distsim.debug.frames import Frame, program_frames
+from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, State
 from distsim.debug.typed import MOST_RANKS, rank_list, text, whole, wholes, wrong
 from distsim.errors import UsageError
 from distsim.strangers import load_json, read_bytes
@@ -224,8 +224,8 @@ def _record(rank: int, entry: Mapping[str, Any], groups: Mapping[str, Group], st
         ends = [int(digits) for digits in re.findall(r"\d{1,9}", words[1])]
         other = ends[-1] if ends else None
         peer = group.ranks[other] if other is not None and other < len(group.ranks) else other
-    frames = _frames(entry.get("frames") or ())
-    own = tuple(frame for frame in frames if not _library(frame.file))
+    # dumps come from other machines: torch lies elsewhere there
+    own = program_frames(_frames(entry.get("frames") or ()), abroad=True)
     inputs = tuple(wholes(shape, "input_sizes") for shape in _list(entry, "input_sizes"))
     outputs = tuple(wholes(shape, "output_sizes") for shape in _list(entry, "output_sizes"))
     said = [text(one, "dtypes", 40) for one in _list(entry, "input_dtypes") or _list(entry, "output_dtypes")]
@@ -258,11 +258,11 @@ def _record(rank: int, entry: Mapping[str, Any], groups: Mapping[str, Group], st
     )
 
 
-def _frames(said: Any) -> list[Site]:
+def _frames(said: Any) -> list[Frame]:
     if not isinstance(said, (list, tuple)) or not all(isinstance(frame, dict) for frame in said):
         raise wrong(said, "frames", "a list of frames")
     return [
-        Site(
+        (
             text(frame.get("filename", "?"), "filename"),
             whole(frame.get("line") or 0, "line"),
             text(frame.get("name", "?"), "name", 400),
@@ -281,11 +281,6 @@ def _list(entry: Mapping[str, Any], key: str) -> list[Any] | tuple[Any, ...]:
 def _ns(entry: Mapping[str, Any], key: str) -> int | None:
     said = entry.get(key)
     return None if said is None else whole(said, key)
-
-
-def _library(file: str) -> bool:
-    """Dumps come from other machines: torch lies elsewhere there."""
-    return is_library_file(file) or "/torch/" in file or "/site-packages/torch" in file
 
 
 def _state(entry: Mapping[str, Any]) -> State:

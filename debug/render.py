@@ -121,7 +121,7 @@ def _head(d: Diagnosis, width: int) -> Text:
     site = next((d.sites[r] for r in d.culprits if r in d.sites), None)
     text = Text()
     for what in _subjects(d):
-        for where in (f"  {place(site)}" if site is not None else "", ""):
+        for where in (f"  {place(site)}", f"  {place(site, through=False)}", "") if site is not None else ("",):
             text = Text(word, style=VERDICT_STYLE.get(word, "bold red"))
             text.append(f"  {d.kind.label}  ", style="bold")
             text.append(ranks_text(d.culprits), style="bold yellow")

@@ -421,11 +421,13 @@ _JOB = re.compile(r"[\w.@+-]{1,32}", re.ASCII)
 
 
 def _frames(content: Any) -> tuple[Site, ...]:
-    """Frames as (file, line, function)."""
-    return tuple(
-        Site(text(file, "file"), whole(line, "line"), text(function, "function", 400))
-        for file, line, function in content[:MOST_FRAMES]
-    )
+    """Frames as `Site.to_json` says them."""
+    return tuple(_frame(*said) for said in content[:MOST_FRAMES])
+
+
+def _frame(file: object, line: object, function: object, below: Any = None) -> Site:
+    through = None if below is None else _frame(*below[:3])
+    return Site(text(file, "file"), whole(line, "line"), text(function, "function", 400), through)
 
 
 def _text(data: bytes) -> str:

@@ -116,7 +116,7 @@ class Diagnosis:
             else {"name": group.name, "description": group.description, "ranks": list(group.ranks)},
             "call": None if self.call is None else {"op": self.call.op, "seq": self.call.seq},
             "sites": {
-                str(rank): {"file": site.file, "line": site.line, "function": site.function}
+                str(rank): _place(site) | ({} if site.through is None else {"through": _place(site.through)})
                 for rank, site in sorted(self.sites.items())
             },
             "stuck": {
@@ -183,8 +183,15 @@ def _pair(value: object) -> tuple[int, int]:
     return sender, receiver
 
 
+def _place(site: Site) -> dict[str, Any]:
+    return {"file": site.file, "line": site.line, "function": site.function}
+
+
 def _site(said: Mapping[str, Any]) -> Site:
-    return Site(text(said["file"], "file"), whole(said["line"], "line"), text(said["function"], "function"))
+    file, line, function = text(said["file"], "file"), whole(said["line"], "line"), text(said["function"], "function")
+    below = said.get("through")
+    through = None if below is None else _site({**below, "through": None})
+    return Site(file, line, function, through)
 
 
 def _stuck(said: Mapping[str, Any]) -> Stuck:

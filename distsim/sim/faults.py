@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from distsim.debug import seen
+from distsim.debug.frames import Owner, owner
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, Finding, Phase, State, StoreWait
 from distsim.debug.stacks import format_ranks
@@ -37,7 +38,6 @@ from distsim.sim.fault_rules import (
     Unreachable,
 )
 from distsim.sim.lateness import find_stragglers
-from distsim.sim.modules import is_user_file
 from distsim.sim.network_faults import NetworkFaults, _detours, links_of, links_of_part
 from distsim.sim.process import SimProcess
 from distsim.sim.resemblance import resembling
@@ -382,7 +382,7 @@ class Faults:
         def slow(real: Callable[..., Any], position: int) -> Callable[..., Any]:
             def access(*args: Any, **kwargs: Any) -> Any:
                 task = current_task()
-                if task is not None and is_user_file(sys._getframe(1).f_code.co_filename):
+                if task is not None and owner(sys._getframe(1).f_code.co_filename) is Owner.USER:
                     path = args[position] if len(args) > position else kwargs.get("f", kwargs.get("file", ""))
                     self._storage(task, str(getattr(path, "name", path)))
                 return real(*args, **kwargs)

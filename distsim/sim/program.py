@@ -18,6 +18,7 @@ import torch
 
 from distsim.cluster import Cluster, Slot, load_cluster
 from distsim.debug.diagnosis import diagnose
+from distsim.debug.frames import shown_from
 from distsim.errors import RankFailure, UsageError
 from distsim.network import Network
 from distsim.sim.conditions import Conditions
@@ -191,6 +192,7 @@ def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> di
 
 def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str) -> Outcome:
     started = _real_perf_counter()
+    shown_from(os.getcwd())
     cluster = request.on if isinstance(request.on, Cluster) else load_cluster(request.on)
     slots = cluster.place(request.nnodes, request.nproc_per_node)
     env = simpy.Environment()

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.error_text import error_line
+from distsim.debug.frames import absolute
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, HostWait, Phase, RankState, Wait
 from distsim.sim.sites import user_stack
@@ -155,5 +156,5 @@ def _sources(states: dict[int, RankState], records: dict[int, list[CallRecord]])
             for site in record.stack:
                 files[site.file] = None
     for file in files:
-        linecache.checkcache(file)
-    return {file: "".join(linecache.getlines(file)) for file in files}
+        linecache.checkcache(absolute(file))
+    return {file: "".join(linecache.getlines(absolute(file))) for file in files}
