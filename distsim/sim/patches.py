@@ -32,6 +32,7 @@ from distsim.sim.spawn import spawn_patches
 from distsim.sim.switches import Host, switch_patches
 from distsim.sim.task import current_task
 from distsim.sim.threads import thread_patches
+from distsim.sim.torch_state import mesh_patches
 from distsim.sim.work import future_patches
 
 __all__ = ["all_patches", "simulation"]
@@ -61,7 +62,9 @@ def simulation() -> Iterator[Host]:
         sys.stdout, sys.stderr = StreamProxy(streams[0], "stdout"), StreamProxy(streams[1], "stderr")
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
-        yield Host(environ, finder.shared)
+        host = Host(environ, finder.shared)
+        with host.torch.watching():
+            yield host
     finally:
         datetime_clock(virtual=False)
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
@@ -100,6 +103,7 @@ def all_patches() -> list[Patch]:
         *sharing_patches(),
         *profiler_patches(),
         *_mode_flags(),
+        *mesh_patches(),
         *_loader_patches(),
         *accelerator_patches(),
         *_refusals(),

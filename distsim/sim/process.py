@@ -21,6 +21,7 @@ from distsim.sim.environ import enter_environ, leave_environ
 from distsim.sim.logs import LogState
 from distsim.sim.module_table import ModuleTable
 from distsim.sim.switches import PLACES, Switch
+from distsim.sim.torch_state import Own
 
 if TYPE_CHECKING:
     import simpy
@@ -33,12 +34,6 @@ if TYPE_CHECKING:
     from distsim.sim.world import World
 
 __all__ = ["SimProcess"]
-
-_TORCH_GLOBALS = (
-    # per-process state of torch.distributed that lives in module globals
-    ("torch.distributed.tensor._random", "_rng_tracker"),
-    ("torch.distributed.distributed_c10d", "_default_pg_init_method"),
-)
 
 
 class SimProcess:
@@ -76,7 +71,8 @@ class SimProcess:
         """What the operating system's random numbers are in this process."""
         self.numpy_random: Any = None
         self.torch_rng: torch.Tensor | None = None
-        self.torch_globals: dict[tuple[str, str], Any] = {}
+        self.torch_own = Own()
+        """What it has changed of torch's state (torch_state.py)."""
         self.group_objects: list[Any] = []
         self.records: list[CallRecord] = []
         self.next_seq: dict[tuple[str, bool], int] = {}
@@ -136,8 +132,7 @@ class SimProcess:
         if self.torch_rng is None:
             self.torch_rng = self.world.initial_torch_rng
         torch.default_generator.set_state(self.torch_rng)
-        for (module, name), value in self.torch_globals.items():
-            setattr(sys.modules[module], name, value)
+        self.world.host.torch.enter(self.torch_own)
 
     def leave(self) -> None:
         """Take it away again, with whatever the process has changed."""
@@ -156,11 +151,7 @@ class SimProcess:
                 self.switches[switch] = switch.get()
                 switch.set(shared)
         self.torch_rng = torch.default_generator.get_state()
-        for module, name in _TORCH_GLOBALS:
-            holder = sys.modules.get(module)
-            if holder is not None:
-                self.torch_globals[module, name] = getattr(holder, name)
-                setattr(holder, name, None)
+        self.world.host.torch.leave(self.torch_own)
         if self.modules is not None:
             self.modules.leave()
 

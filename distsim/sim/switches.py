@@ -25,6 +25,8 @@ import torch
 
 from distsim.sim.module_table import SharedImports
 from distsim.sim.task import current_process
+from distsim.sim.torch_flags import FLAGS
+from distsim.sim.torch_state import STATE, TorchState
 
 __all__ = ["PLACES", "SWITCHES", "Host", "Switch", "switch_patches"]
 
@@ -56,6 +58,7 @@ class Host:
     """Switches that some process has turned, with the position of all that have not."""
     shared: list[Any] = field(default_factory=list)
     """Queues, locks and their like that have crossed from one process into another."""
+    torch: TorchState = STATE
 
     def first_places(self) -> list[Any]:
         """What a new process finds in the places: hooks and start method of the
@@ -144,6 +147,7 @@ SWITCHES: tuple[Switch, ...] = (
         ((torch, "set_printoptions"), (sys.modules["torch._tensor_str"], "set_printoptions")),
     ),
     Switch(os.getcwd, _chdir, ((os, "chdir"), (os, "fchdir"))),
+    *(Switch(get, put, setters) for get, put, setters in FLAGS),
 )
 
 
