@@ -56,4 +56,3 @@ def _noted(question: str, real: Callable[..., Any]) -> Callable[..., Any]:
 def _short(file: str) -> str:
     relative = os.path.relpath(file)
     return file if relative.startswith("..") else relative
-

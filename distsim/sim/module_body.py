@@ -32,7 +32,9 @@ class ModuleBodies:
         self._codes: dict[str, CodeType] = {}
         self._first: dict[str, ModuleType] = {}
 
-    def run(self, module: ModuleType, path: str, read: Callable[[], CodeType], source: Callable[[], str]) -> None:
+    def run(
+        self, module: ModuleType, path: str, read: Callable[[], CodeType], source: Callable[[], str | None]
+    ) -> None:
         """Execute the module at *path* in *module*; *read* and *source* give its code and its text."""
         code = self._codes.get(path)
         if code is None:
@@ -46,7 +48,10 @@ class ModuleBodies:
                 if first is None or not _AGAIN.search(str(exc)):
                     raise
                 if statements is None:
-                    statements = ast.parse(source()).body
+                    text = source()
+                    if text is None:  # compiled files alone are installed
+                        raise
+                    statements = ast.parse(text).body
                 failed = _statement_at(statements, _line(exc, path))
                 if failed is None:
                     raise

@@ -17,7 +17,8 @@ print("skipped")
 
 
 @pytest.mark.parametrize(
-    "question", ["cuda.is_available()", "cuda.device_count()", "accelerator.is_available()", "accelerator.device_count()"]
+    "question",
+    ["cuda.is_available()", "cuda.device_count()", "accelerator.is_available()", "accelerator.device_count()"],
 )
 def test_who_asked_is_noted(script: Scripts, question: str, capsys: pytest.CaptureFixture[str]) -> None:
     """On a cluster of GPUs a note names the line that asked and says that none is simulated yet."""
