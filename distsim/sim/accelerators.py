@@ -8,9 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch.accelerator
-import torch.cuda
-
 from distsim.sim.modules import is_user_file
 from distsim.sim.task import current_task
 

@@ -7,11 +7,7 @@ first process entered stands for all; the others go on with the statement after 
 
 from __future__ import annotations
 
-import __future__
-
 import ast
-import functools
-import operator
 import re
 from collections.abc import Callable
 from types import CodeType, ModuleType
@@ -20,9 +16,8 @@ from typing import Any
 __all__ = ["ModuleBodies"]
 
 _AGAIN = re.compile(r"already|duplicate|more than once|twice|re-?regist|exists|conflict", re.IGNORECASE)
-_FUTURES = functools.reduce(
-    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
-)
+_ANNOTATIONS = 0x1000000
+"""CO_FUTURE_ANNOTATIONS, the one future that changes how today's Python compiles (Lib/__future__.py)."""
 
 
 class ModuleBodies:
@@ -59,7 +54,7 @@ class ModuleBodies:
                     if name not in module.__dict__ and name in first.__dict__:
                         module.__dict__[name] = first.__dict__[name]
                 rest = ast.Module(statements[failed + 1 :], type_ignores=[])
-                code = compile(rest, path, "exec", code.co_flags & _FUTURES, dont_inherit=True)
+                code = compile(rest, path, "exec", code.co_flags & _ANNOTATIONS, dont_inherit=True)
                 continue
             break
         self._first.setdefault(path, module)

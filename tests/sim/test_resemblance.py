@@ -7,8 +7,6 @@ import pickle
 from typing import Any
 
 import pytest
-import torch.distributed.rpc
-import torch.utils.data
 from sim.running import HEAD, Scripts
 
 from distsim.sim.modules import RankModules

@@ -47,14 +47,27 @@ def main():
     torch.manual_seed(123)
     tensor_parallel.model_parallel_cuda_manual_seed(123) if torch.cuda.is_available() else None
     config = TransformerConfig(
-        num_layers=2, hidden_size=32, num_attention_heads=4, use_cpu_initialization=True,
-        pipeline_dtype=torch.float32, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
-        attention_softmax_in_fp32=True, gradient_accumulation_fusion=False, bias_dropout_fusion=False,
-        masked_softmax_fusion=False, hidden_dropout=0.0, attention_dropout=0.0,
+        num_layers=2,
+        hidden_size=32,
+        num_attention_heads=4,
+        use_cpu_initialization=True,
+        pipeline_dtype=torch.float32,
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        attention_softmax_in_fp32=True,
+        gradient_accumulation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
     )
     model = GPTModel(
-        config, get_gpt_layer_local_spec(), VOCAB, SEQUENCE,
-        pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(),
+        config,
+        get_gpt_layer_local_spec(),
+        VOCAB,
+        SEQUENCE,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
     )
     model = DistributedDataParallel(config, DistributedDataParallelConfig(overlap_grad_reduce=False), model)
     config.finalize_model_grads_func = finalize_model_grads
@@ -64,8 +77,13 @@ def main():
     for step in range(3):
         model.zero_grad_buffer()
         losses = run(
-            forward_step_func=forward_step, data_iterator=data, model=[model], num_microbatches=MICROBATCHES,
-            seq_length=SEQUENCE, micro_batch_size=2, forward_only=False,
+            forward_step_func=forward_step,
+            data_iterator=data,
+            model=[model],
+            num_microbatches=MICROBATCHES,
+            seq_length=SEQUENCE,
+            micro_batch_size=2,
+            forward_only=False,
         )
         for parameter in model.parameters():
             parameter.grad = parameter.main_grad.to(parameter.dtype)
