@@ -1,16 +1,14 @@
-"""megatron-core: a GPT with tensor and pipeline parallelism, its schedule, its DDP and its optimizer.
+"""megatron-core: a GPT with tensor and pipeline parallelism and its schedule, on CPUs.
 
 Arguments: tensor-parallel size, pipeline-parallel size.
 """
 
-import os
 import sys
 from functools import partial
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state, tensor_parallel
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
@@ -45,7 +43,6 @@ def main():
     rank = dist.get_rank()
     parallel_state.initialize_model_parallel(tp, pp)
     torch.manual_seed(123)
-    tensor_parallel.model_parallel_cuda_manual_seed(123) if torch.cuda.is_available() else None
     config = TransformerConfig(
         num_layers=2,
         hidden_size=32,
@@ -69,13 +66,12 @@ def main():
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
     )
-    model = DistributedDataParallel(config, DistributedDataParallelConfig(overlap_grad_reduce=False), model)
-    config.finalize_model_grads_func = finalize_model_grads
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    replicas = parallel_state.get_data_parallel_group()
     data = batches(parallel_state.get_data_parallel_rank())
     run = get_forward_backward_func()
     for step in range(3):
-        model.zero_grad_buffer()
+        optimizer.zero_grad()
         losses = run(
             forward_step_func=forward_step,
             data_iterator=data,
@@ -86,7 +82,8 @@ def main():
             forward_only=False,
         )
         for parameter in model.parameters():
-            parameter.grad = parameter.main_grad.to(parameter.dtype)
+            dist.all_reduce(parameter.grad, group=replicas)
+            parameter.grad /= replicas.size()
         optimizer.step()
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             mean = sum(found["loss"].item() for found in losses) / len(losses)
@@ -99,5 +96,5 @@ def main():
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    torch.cuda.current_device = lambda: torch.device("cpu")  # its messages are received there
     main()

@@ -106,8 +106,7 @@ for step in range(max_iters):
     if rank == 0:
         print(f"iter {step}: loss {loss.item() * gradient_accumulation_steps:.3f}, lr {lr:.2e}")
 assert time.time() >= t0
-print(
-    f"rank {rank} of {world}: {sum(p.double().abs().sum().item() for p in model.parameters()):.2f} {config['max_iters']}"
-)
+weights = sum(p.double().abs().sum().item() for p in model.parameters())
+print(f"rank {rank} of {world}: {weights:.2f} {config['max_iters']}")
 if ddp:
     destroy_process_group()
