@@ -8,9 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch.accelerator
-import torch.cuda
-
 from distsim.sim.modules import is_user_file
 from distsim.sim.task import current_task
 
@@ -56,4 +53,3 @@ def _noted(question: str, real: Callable[..., Any]) -> Callable[..., Any]:
 def _short(file: str) -> str:
     relative = os.path.relpath(file)
     return file if relative.startswith("..") else relative
-

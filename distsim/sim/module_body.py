@@ -7,11 +7,7 @@ first process entered stands for all; the others go on with the statement after 
 
 from __future__ import annotations
 
-import __future__
-
 import ast
-import functools
-import operator
 import re
 from collections.abc import Callable
 from types import CodeType, ModuleType
@@ -20,9 +16,8 @@ from typing import Any
 __all__ = ["ModuleBodies"]
 
 _AGAIN = re.compile(r"already|duplicate|more than once|twice|re-?regist|exists|conflict", re.IGNORECASE)
-_FUTURES = functools.reduce(
-    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
-)
+_ANNOTATIONS = 0x1000000
+"""CO_FUTURE_ANNOTATIONS, the one future that changes how today's Python compiles (Lib/__future__.py)."""
 
 
 class ModuleBodies:
@@ -32,7 +27,9 @@ class ModuleBodies:
         self._codes: dict[str, CodeType] = {}
         self._first: dict[str, ModuleType] = {}
 
-    def run(self, module: ModuleType, path: str, read: Callable[[], CodeType], source: Callable[[], str]) -> None:
+    def run(
+        self, module: ModuleType, path: str, read: Callable[[], CodeType], source: Callable[[], str | None]
+    ) -> None:
         """Execute the module at *path* in *module*; *read* and *source* give its code and its text."""
         code = self._codes.get(path)
         if code is None:
@@ -46,7 +43,10 @@ class ModuleBodies:
                 if first is None or not _AGAIN.search(str(exc)):
                     raise
                 if statements is None:
-                    statements = ast.parse(source()).body
+                    text = source()
+                    if text is None:  # compiled files alone are installed
+                        raise
+                    statements = ast.parse(text).body
                 failed = _statement_at(statements, _line(exc, path))
                 if failed is None:
                     raise
@@ -54,7 +54,7 @@ class ModuleBodies:
                     if name not in module.__dict__ and name in first.__dict__:
                         module.__dict__[name] = first.__dict__[name]
                 rest = ast.Module(statements[failed + 1 :], type_ignores=[])
-                code = compile(rest, path, "exec", code.co_flags & _FUTURES, dont_inherit=True)
+                code = compile(rest, path, "exec", code.co_flags & _ANNOTATIONS, dont_inherit=True)
                 continue
             break
         self._first.setdefault(path, module)

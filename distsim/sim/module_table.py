@@ -14,8 +14,10 @@ __all__ = ["ModuleTable", "SharedImports"]
 
 _HEAD_BYTES = object.__basicsize__
 _BODY_BYTES = dict.__basicsize__ - _HEAD_BYTES
-if _BODY_BYTES != 4 * ctypes.sizeof(ctypes.c_void_p):  # ma_used, a version tag, ma_keys, ma_values: CPython 3.6 to 3.14
-    raise ImportError(f"a dict of this Python has {_BODY_BYTES} bytes beside its head: distsim knows CPython's 32")
+_KNOWN_BYTES = 4 * ctypes.sizeof(ctypes.c_void_p)
+"""ma_used, a version tag, ma_keys, ma_values: CPython 3.6 to 3.14 (Include/cpython/dictobject.h)."""
+if _BODY_BYTES != _KNOWN_BYTES:
+    raise ImportError(f"distsim knows dicts of {_KNOWN_BYTES} bytes beside the head, this Python's have {_BODY_BYTES}")
 _Body = ctypes.c_char * _BODY_BYTES
 _ALL = slice(None)
 

@@ -26,10 +26,9 @@ from typing import Any
 
 from distsim.sim.module_body import ModuleBodies
 from distsim.sim.module_table import SharedImports
-from distsim.sim.resemblance import resembling
 from distsim.sim.task import current_process
 
-__all__ = ["RankModules", "import_patches", "install_finder", "is_user_file", "remove_finder"]
+__all__ = ["RankModules", "import_patches", "is_user_file"]
 
 
 def _with_separator(paths: set[str]) -> tuple[str, ...]:
@@ -134,8 +133,8 @@ class _OnceLoader(importlib.abc.Loader):
         return getattr(self._real, name)
 
 
-class RankModules(importlib.abc.MetaPathFinder):
-    """Finds modules as Python does, and notes which of them all processes share."""
+class RankModules:
+    """Decides, module by module, which of them all processes share."""
 
     def __init__(self) -> None:
         self.shared = SharedImports()
@@ -143,37 +142,27 @@ class RankModules(importlib.abc.MetaPathFinder):
         self._own: dict[str, bool] = {}
         self._extensions: dict[str, _OnceLoader] = {}
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        process = current_process()
-        if process is not None:
-            process.world.ticks += 1
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None:
-            if fullname in sys.builtin_module_names or _imp.is_frozen(fullname):
-                self.shared.names.append(fullname)
-            return None
+    def found(self, fullname: str, spec: importlib.machinery.ModuleSpec) -> None:
+        """A process, or the host, is about to import *fullname*."""
         own = self._own.get(fullname)
         if own is None:
             own = self._own[fullname] = self._is_own(fullname, spec)
-        if own and isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
-            spec.loader = self._extensions.setdefault(fullname, _OnceLoader(spec.loader))
         if not own:
             self.shared.names.append(fullname)
-        return None if process is None else spec
+        elif isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
+            spec.loader = self._extensions.setdefault(fullname, _OnceLoader(spec.loader))
 
     def _is_own(self, fullname: str, spec: importlib.machinery.ModuleSpec) -> bool:
         parent = fullname.rpartition(".")[0]
         if isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
             return self._own.get(parent, False)
+        if fullname in sys.builtin_module_names or _imp.is_frozen(fullname):
+            return False
         folders = list(spec.submodule_search_locations or ())
         origin = spec.origin or (folders[0] if folders else None)  # a namespace package has no origin
-        if origin is None:
-            return False
         if is_user_file(origin) or fullname.startswith(_TEST_BODIES):
             return True
-        if not origin.startswith(_SITE):
+        if origin is not None and not origin.startswith(_SITE):
             return False
         if parent and getattr(sys.modules.get(parent), "__file__", None) is not None:  # part of a package
             return self._own.get(parent, False)
@@ -184,13 +173,23 @@ class RankModules(importlib.abc.MetaPathFinder):
         return not folders or not _is_compiled(folders[0])
 
 
-def import_patches() -> list[tuple[Any, str, Any]]:
-    """Import locks are per process too: a module that calls a collective while it is imported
-    must not block the same import in another rank. And installed code is read once for all."""
-    real_lock = bootstrap._get_module_lock  # type: ignore[attr-defined]
-    loader = bootstrap_external.SourceLoader  # type: ignore[attr-defined]
+def import_patches(modules: RankModules) -> list[tuple[Any, str, Any]]:
+    """*modules* hears of every import, whatever finder there is for it. Import locks are per process: a
+    module that calls a collective while it is imported must not block the same import in another rank.
+    And installed code is read once for all."""
+    real_find, real_lock = bootstrap._find_spec, bootstrap._get_module_lock  # type: ignore[attr-defined]
+    loader = bootstrap_external._LoaderBasics  # type: ignore[attr-defined]
     real_run = loader.exec_module
     bodies = ModuleBodies()
+
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        process = current_process()
+        if process is not None:
+            process.world.ticks += 1
+        spec = real_find(name, path, target)
+        if spec is not None:
+            modules.found(name, spec)
+        return spec
 
     def module_lock(name: str) -> Any:
         process = current_process()
@@ -205,17 +204,7 @@ def import_patches() -> list[tuple[Any, str, Any]]:
             bodies.run(module, path, lambda: self.get_code(name), lambda: self.get_source(name))
 
     return [
+        (bootstrap, "_find_spec", find_spec),
         (bootstrap, "_get_module_lock", module_lock),
-        (loader, "exec_module", resembling(real_run, exec_module)),
+        (loader, "exec_module", exec_module),
     ]
-
-
-def install_finder() -> RankModules:
-    finder = RankModules()
-    sys.meta_path.insert(0, finder)
-    return finder
-
-
-def remove_finder(finder: RankModules) -> None:
-    if finder in sys.meta_path:
-        sys.meta_path.remove(finder)

@@ -20,7 +20,7 @@ from distsim.sim.backend import backend_patches, register_backend
 from distsim.sim.clock import clock_patches, datetime_clock
 from distsim.sim.environ import environ_patches
 from distsim.sim.logs import log_patches
-from distsim.sim.modules import import_patches, install_finder, remove_finder
+from distsim.sim.modules import RankModules, import_patches
 from distsim.sim.output import StreamProxy
 from distsim.sim.pids import pid_patches
 from distsim.sim.profiling import profiler_patches
@@ -49,20 +49,20 @@ def simulation() -> Iterator[Host]:
         )
     _active[0] = True
     register_backend()
-    patches = all_patches()
+    modules = RankModules()
+    patches = all_patches(modules)
     saved = [(holder, name, _get(holder, name)) for holder, name, _ in patches]
     environ, argv, path = os.environ._data, sys.argv, list(sys.path)  # type: ignore[attr-defined]
     main, rng = sys.modules["__main__"], torch.get_rng_state()
     streams = sys.stdout, sys.stderr
     threads = torch.get_num_threads()
-    finder = install_finder()
     try:
         for holder, name, value in patches:
             setattr(holder, name, value)
         sys.stdout, sys.stderr = StreamProxy(streams[0], "stdout"), StreamProxy(streams[1], "stderr")
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
-        host = Host(environ, finder.shared)
+        host = Host(environ, modules.shared)
         with host.torch.watching():
             yield host
     finally:
@@ -75,7 +75,6 @@ def simulation() -> Iterator[Host]:
             else:
                 setattr(holder, name, value)
         _tell_guards()
-        remove_finder(finder)
         os.environ._data = os.environb._data = environ  # type: ignore[attr-defined]
         sys.argv, sys.path[:] = argv, path
         sys.modules["__main__"] = main
@@ -84,13 +83,13 @@ def simulation() -> Iterator[Host]:
         _active[0] = False
 
 
-def all_patches() -> list[Patch]:
+def all_patches(modules: RankModules) -> list[Patch]:
     """(holder, attribute, replacement) of everything that is led elsewhere. A replacement has the
     signature, names and doc of what it stands for: Lightning rebuilds a data loader by `__init__`'s."""
     patches = [
         *clock_patches(),
         *thread_patches(),
-        *import_patches(),
+        *import_patches(modules),
         *backend_patches(),
         *spawn_patches(),
         *future_patches(),

@@ -17,9 +17,10 @@ print("skipped")
 
 
 @pytest.mark.parametrize(
-    "question", ["cuda.is_available()", "cuda.device_count()", "accelerator.is_available()", "accelerator.device_count()"]
+    "question",
+    ["cuda.is_available()", "cuda.device_count()", "accelerator.is_available()", "accelerator.device_count()"],
 )
-def test_who_asked_is_noted(script: Scripts, question: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_asked_is_noted(script: Scripts, question: str) -> None:
     """On a cluster of GPUs a note names the line that asked and says that none is simulated yet."""
     path = script.write(GATED.format(question=question))
     outcome = run_program(RunRequest(program=str(path), on="dgx-h100:1", nproc_per_node=2))

@@ -35,8 +35,15 @@ def main():
     data = TensorDataset(x, x.sum(1, keepdim=True))
     folder = sys.argv[1]
     trainer = L.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, enable_progress_bar=False, logger=False,
-        enable_model_summary=False, default_root_dir=folder, num_sanity_val_steps=1,
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_epochs=2,
+        enable_progress_bar=False,
+        logger=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        num_sanity_val_steps=1,
     )
     model = Model()
     trainer.fit(model, DataLoader(data, batch_size=4, shuffle=True), DataLoader(data, batch_size=4))

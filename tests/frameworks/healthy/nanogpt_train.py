@@ -35,7 +35,9 @@ data = torch.randint(0, vocab, (2000,), generator=torch.Generator().manual_seed(
 
 def get_batch():
     ix = torch.randint(len(data) - block_size, (batch_size,))
-    return torch.stack([data[i : i + block_size] for i in ix]), torch.stack([data[i + 1 : i + 1 + block_size] for i in ix])
+    return torch.stack([data[i : i + block_size] for i in ix]), torch.stack(
+        [data[i + 1 : i + 1 + block_size] for i in ix]
+    )
 
 
 class Block(nn.Module):
@@ -104,6 +106,7 @@ for step in range(max_iters):
     if rank == 0:
         print(f"iter {step}: loss {loss.item() * gradient_accumulation_steps:.3f}, lr {lr:.2e}")
 assert time.time() >= t0
-print(f"rank {rank} of {world}: {sum(p.double().abs().sum().item() for p in model.parameters()):.2f} {config['max_iters']}")
+weights = sum(p.double().abs().sum().item() for p in model.parameters())
+print(f"rank {rank} of {world}: {weights:.2f} {config['max_iters']}")
 if ddp:
     destroy_process_group()

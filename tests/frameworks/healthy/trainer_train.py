@@ -35,19 +35,38 @@ def count(prediction):
 def main():
     folder = sys.argv[1]
     config = LlamaConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=32,
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
     )
     torch.manual_seed(0)
     for steps in (4, 6):
         arguments = TrainingArguments(
-            folder, use_cpu=True, max_steps=steps, per_device_train_batch_size=2, per_device_eval_batch_size=2,
-            logging_steps=2, eval_strategy="steps", eval_steps=2, save_steps=4, report_to=[], disable_tqdm=True,
-            seed=3, dataloader_num_workers=0,
+            folder,
+            use_cpu=True,
+            max_steps=steps,
+            per_device_train_batch_size=2,
+            per_device_eval_batch_size=2,
+            logging_steps=2,
+            eval_strategy="steps",
+            eval_steps=2,
+            save_steps=4,
+            report_to=[],
+            disable_tqdm=True,
+            seed=3,
+            dataloader_num_workers=0,
         )
         trainer = Trainer(
-            LlamaForCausalLM(config), arguments, train_dataset=Words(24), eval_dataset=Words(7),
-            compute_metrics=count, callbacks=[Show()],
+            LlamaForCausalLM(config),
+            arguments,
+            train_dataset=Words(24),
+            eval_dataset=Words(7),
+            compute_metrics=count,
+            callbacks=[Show()],
         )
         trainer.pop_callback(next(c for c in trainer.callback_handler.callbacks if "Printer" in type(c).__name__))
         trainer.train(resume_from_checkpoint=steps == 6)
