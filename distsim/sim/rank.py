@@ -62,9 +62,8 @@ class Program:
             main.__dict__["__cached__"] = None
         process.main = main
         sys.modules["__main__"] = main
-        if name != "__main__":
-            process.user_names[name] = None
-            sys.modules[name] = main
+        process.user_names["__mp_main__"] = None  # multiprocessing's name of it, in every process
+        sys.modules["__mp_main__"] = main
         exec(self.code(), main.__dict__)
         return main
 
