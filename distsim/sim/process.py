@@ -97,11 +97,18 @@ class SimProcess:
         self.slices: list[tuple[float, float, str]] = []
         self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         self.signals: dict[Any, Any] = {}
+        """The handlers it has set."""
+        self.signals_due: deque[tuple[Callable[..., Any], int]] = deque()
+        """Handlers to call in its main thread, with their signals."""
         self.parent: SimProcess | None = None
         self.children: list[SimProcess] = []
         self.daemonic = False
         self.ended_by_program = False
         """Its parent terminated it: no fault of its own."""
+        self.is_noticed = False
+        """Its parent has seen it ended: its number is free for another."""
+        self.is_code_read = False
+        """Its parent has read its exit code."""
         self.main_thread: threading.Thread | None = None
         self.threads: list[weakref.ref[threading.Thread]] = []
         self.program: Any = None
@@ -187,6 +194,24 @@ class SimProcess:
         """Carry out completions that fell due while this process slept."""
         while self.due:
             self.due.popleft()()
+
+    def call_signal_handlers(self) -> None:
+        while self.signals_due:
+            handler, number = self.signals_due.popleft()
+            handler(number, None)
+
+    @property
+    def told_its_parent(self) -> bool:
+        """Whether its exit code was a message to a parent that read it and ended well: no fault."""
+        parent = self.parent
+        return (
+            self.phase is Phase.EXITED
+            and self.is_code_read
+            and self.exception is None
+            and parent is not None
+            and parent.phase in (Phase.FINISHED, Phase.EXITED)
+            and not parent.exit_code
+        )
 
     @property
     def alive(self) -> bool:

@@ -62,8 +62,7 @@ class Program:
             main.__dict__["__cached__"] = None
         process.main = main
         sys.modules["__main__"] = main
-        if name != "__main__":
-            sys.modules[name] = main
+        sys.modules["__mp_main__"] = main  # multiprocessing's name of it, in every process
         exec(self.code(), main.__dict__)
         return main
 

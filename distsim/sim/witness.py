@@ -81,7 +81,7 @@ def _state(world: World, rank: int, asleep: bool) -> RankState:
         site=stack[0] if stack else process.last_site,
         stack=stack,
         since_s=since_s,
-        exit_code=0 if process.ended_by_program else process.exit_code,
+        exit_code=0 if process.ended_by_program or process.told_its_parent else process.exit_code,
         exception=line,
         traceback=text,
         signal=process.signal_name,
