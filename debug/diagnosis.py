@@ -29,6 +29,8 @@ from distsim.debug.world import World
 
 __all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
 
+MANY = 8
+"""Diagnoses of ranks that raised, with all who wait for them."""
 REFUSED = f"{CollectiveMismatch.__name__}: "
 """So begins the error of a call that strict did not let go out."""
 
@@ -60,7 +62,18 @@ def diagnose(evidence: Evidence) -> list[Diagnosis]:
     found = [_with_refused(case, d) for d in found]
     found += _unwaited_deaths(case, found)
     found += stragglers(case)
-    return order(world, merge_findings(case, found))
+    return _told_once(order(world, merge_findings(case, found)))
+
+
+def _told_once(found: list[Diagnosis]) -> list[Diagnosis]:
+    """Hundreds of ranks with an exception each: who waits for them all is said of the first few, not of each."""
+    raised = [i for i, d in enumerate(found) if d.kind is Kind.RANK_RAISED and d.victims]
+    for i in raised[MANY:]:
+        told = found[i]
+        own = {rank: site for rank, site in told.sites.items() if rank in told.culprits}
+        stuck = {rank: at for rank, at in told.stuck.items() if rank in told.culprits}
+        found[i] = replace(told, victims=(), sites=own, stuck=stuck)
+    return found
 
 
 def _explain_roots(case: Case, hit: set[int]) -> list[Diagnosis]:
