@@ -249,6 +249,8 @@ class Finding:
     site: Site | None = None
     suggestion: str = ""
     at_s: float | None = None
+    warns: bool = False
+    """Nobody asked for the guard: what it saw is worth a word, and fails nothing."""
 
 
 @dataclass(slots=True)

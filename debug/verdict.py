@@ -56,10 +56,14 @@ class Diagnosis:
     detected_after_s: float | None = None
     explanation: str = ""
     suggestion: str = ""
+    only_warns: bool = False
+    """Found by a guard that nobody asked for (`Finding.warns`)."""
 
     @property
     def is_warning(self) -> bool:
         """Nobody is stuck and nothing is inconsistent: the program may go on."""
+        if self.only_warns:
+            return True
         return self.kind in WARNINGS and not (self.stuck and self.kind is Kind.ASYNC_NEVER_WAITED)
 
     def adds_to(self, raised: Collection[int]) -> bool:
@@ -118,6 +122,7 @@ class Diagnosis:
             "detected_after_s": self.detected_after_s,
             "explanation": self.explanation,
             "suggestion": self.suggestion,
+            **({"warning": True} if self.only_warns else {}),
         }
 
     @classmethod
@@ -140,4 +145,5 @@ class Diagnosis:
             detected_after_s=data.get("detected_after_s"),
             explanation=data.get("explanation", ""),
             suggestion=data.get("suggestion", ""),
+            only_warns=bool(data.get("warning", False)),
         )

@@ -36,7 +36,6 @@ from distsim.sim.fault_rules import (
     Straggler,
     Unreachable,
 )
-from distsim.sim.lateness import find_stragglers
 from distsim.sim.modules import is_user_file
 from distsim.sim.network_faults import NetworkFaults, _detours, links_of, links_of_part
 from distsim.sim.process import SimProcess
@@ -92,7 +91,6 @@ class Faults:
         self._randoms: dict[tuple[int, int], random.Random] = {}
         self._accesses: dict[tuple[int, int], int] = {}
         self._cut_off: dict[int, list[int]] = {}
-        self._seen_nan = False
 
     def begin(self) -> None:
         """Set the clock of every rule that strikes at a time."""
@@ -143,7 +141,7 @@ class Faults:
                     "(detour) would have carried the traffic.",
                 )
             )
-        return found + find_stragglers({r: p.records for r, p in self.world.rank_processes.items()})
+        return found
 
     def _unreached(self, number: int) -> Finding:
         ranks = tuple(sorted(self._cut_off[number]))
@@ -313,14 +311,6 @@ class Faults:
 
     # -- calls
 
-    def on_arrival(self, arrival: Arrival) -> None:
-        """In the rank's own thread: the tensors that it gives to a call."""
-        if "nan" in self.guards and not self._seen_nan and any(guards.holds_nan(t) for t in arrival.inputs):
-            self._seen_nan = True  # it spreads: the first is the one
-            self._found.append(seen.nan(arrival.record))
-        if "buffers" in self.guards and arrival.record.is_async:
-            arrival.sums = [guards.checksum(tensor) for tensor in arrival.inputs]
-
     def on_start(self, members: Sequence[Arrival]) -> None:
         """A call has all its members: its first byte moves now."""
         for number in sorted(self._waiting):
@@ -334,10 +324,6 @@ class Faults:
     def may_finish(self, members: Sequence[Arrival], again: Callable[[], None]) -> bool:
         """Whether a call whose bytes have moved ends now: not while a member is stopped, never once one is dead."""
         for member in members:
-            if member.sums is not None:
-                if [guards.checksum(tensor) for tensor in member.inputs] != member.sums:
-                    self._found.append(seen.modified(member.record))
-                member.sums = None
             process = member.process
             if process.phase in (Phase.KILLED, Phase.EXITED) and process.exit_code:
                 return False

@@ -175,7 +175,7 @@ def test_a_straggler_is_named_once_it_is_a_habit(tmp_path: Path) -> None:
     habit = _with(tmp_path, "what = 'straggler', ranks = [2], factor = 1000", "[expect]\nkind = 'straggler'")
     assert habit.wrong == []
     assert habit.culprits == (2,)
-    assert "came late to 4 of 5 collectives" in habit.report
+    assert "came late to 3 of 4 collectives" in habit.report
     assert _with(tmp_path, "what = 'delay', ranks = [2], call = 2, delay_s = 5").kind == "healthy"
 
 
