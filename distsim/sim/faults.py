@@ -186,17 +186,18 @@ class Faults:
     def _strike(self, number: int) -> None:
         """Scheduler side: a rule that waits for no call, or whose call came a while ago."""
         rule = self.rules[number]
-        self._hit(number)
         if isinstance(rule, LinkFault | PartDown):
+            self._hit(number)
             self.network.begin(rule)
         elif isinstance(rule, RankFault):
             for rank in rule.ranks:
                 process = self.world.rank_processes.get(rank)
-                if process is not None:
+                if process is not None and process.phase in (Phase.RUNNING, Phase.ABSENT):  # ABSENT: on its way in
+                    self._hit(number)
                     self._fell(process, rule)
 
     def _fell(self, process: SimProcess, rule: RankFault) -> None:
-        if not process.alive:
+        if process.phase not in (Phase.RUNNING, Phase.ABSENT):
             return
         main = process.main_task
         frame = main.frame() if main is not None else None
@@ -421,4 +422,5 @@ class Faults:
             try:
                 task.wait(reached, why, timeout.total_seconds(), lambda: refused, explicit)  # noqa: B023
             finally:
-                process.phase = Phase.RUNNING
+                if process.phase is Phase.ABSENT:  # it may have been killed, or stopped, meanwhile
+                    process.phase = Phase.RUNNING
