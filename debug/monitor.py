@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,17 @@ from distsim.debug.findings import findings
 from distsim.debug.host import Host
 from distsim.debug.interrupted import MARKER, where_ranks_were
 from distsim.debug.jobdir import default_directory, verdict_path
+from distsim.debug.kinds import Kind
 from distsim.debug.levels import Level, OnHang, Settings
 from distsim.debug.message_faults import ends, with_messages
+from distsim.debug.pace import WINDOW, Pace, recent_calls, recent_stragglers
 from distsim.debug.private import append_private, create_private, write_private
 from distsim.debug.procfs import look
 from distsim.debug.proof import went_on
-from distsim.debug.records import Evidence, Phase
+from distsim.debug.records import CallRecord, Evidence, Phase
 from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
 from distsim.debug.stackdump import as_text, collect
+from distsim.debug.stragglers import LIVE, as_findings, stragglers
 from distsim.debug.together import Together
 from distsim.debug.unwaited import unwaited
 from distsim.debug.verdict import Diagnosis
@@ -69,6 +72,7 @@ class Monitor:
         self.settings = settings
         self.host = Host(directory, job)
         self.together = Together(directory)
+        self.pace = Pace()
         self.told: set[tuple[Any, ...]] = set()
         self.diagnoses: list[Diagnosis] = []
         self.evidence: Evidence | None = None
@@ -110,6 +114,7 @@ class Monitor:
         self._compare()
         if self._judges():
             self._notice()
+            self._keep_pace()
             self._judge(moved)
             self._withdraw()
         self._answer()
@@ -229,6 +234,25 @@ class Monitor:
             evidence = self.look()
             seen = {finding.kind for finding in evidence.findings}
             self.tell([d for d in diagnose(evidence) if d.kind in seen], evidence)
+
+    def _keep_pace(self) -> None:
+        """A rank that makes the others wait at every step is a warning, taken back when it is over."""
+        if self._closing or self.aborted or not self.pace.due(time.monotonic()):
+            return
+        new, over = self.pace.judge(stragglers(self._recent(), LIVE))
+        if new:
+            evidence = self.look()
+            evidence.findings = as_findings(new)
+            self.tell([d for d in diagnose(evidence) if d.kind is Kind.STRAGGLER], evidence)
+        for one in over:
+            self.diagnoses = [d for d in self.diagnoses if d.kind is not Kind.STRAGGLER or one.rank not in d.culprits]
+            self._say(f"rank {one.rank} keeps pace with the others again")
+            self._write()
+
+    def _recent(self) -> Mapping[int, Sequence[CallRecord]]:
+        """The last calls: of other hosts only as many as their monitors send."""
+        readers = list(self.host.readers.values())
+        return recent_calls(readers, WINDOW) if len(readers) == self.host.world_size else self.look().records
 
     # Ranks that cannot go on ------------------------------------------------------------------------
 
@@ -497,6 +521,8 @@ class Monitor:
             evidence = self.look()
             seen = {(finding.kind, finding.site) for finding in evidence.findings}
             left = unwaited(evidence, written_out=True)
+            slow = recent_stragglers(list(self.host.readers.values()))
+            left = (*left, *as_findings([one for one in slow if one.rank not in self.pace.told]))
             evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
             found = [d for d in diagnose(evidence) if _key(d) not in self.told]
             if self.exit_code:

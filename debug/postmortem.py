@@ -20,10 +20,12 @@ from distsim.debug.flight_recorder import Dump, dump_evidence, named_rank, read_
 from distsim.debug.inconclusive import Inconclusive, inconclusive
 from distsim.debug.interrupted import MARKER
 from distsim.debug.jobdir import verdict_path
+from distsim.debug.pace import recent_stragglers
 from distsim.debug.procfs import look, signal_name
 from distsim.debug.records import Evidence, Phase, RankState
 from distsim.debug.report_json import diagnoses_from_json
 from distsim.debug.ring_reader import RingReader
+from distsim.debug.stragglers import as_findings
 from distsim.debug.verdict import Diagnosis
 from distsim.errors import UsageError
 from distsim.strangers import load_json, read_bytes
@@ -241,6 +243,9 @@ def _from_rings(
         if damaged := next((reader for reader in some if reader.damage), None):
             raise ValueError(damaged.damage)
         diagnoses = _verdict(directory, some[0].header.job) or diagnose(evidence)
+        if not any(d.exit_code for d in diagnoses) and (slow := recent_stragglers(some)):
+            evidence.findings = (*evidence.findings, *as_findings(slow))
+            diagnoses = diagnose(evidence)
         return Found(diagnoses, evidence, complaints, inconclusive(diagnoses, evidence, dumps=False))
 
     return _judged(readers, judge, complaints, lambda reader: reader.path.name)

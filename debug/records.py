@@ -274,6 +274,8 @@ class Finding:
     at_s: float | None = None
     guess: bool = False
     """It explains what is found of the same ranks, and is not told by itself."""
+    warns: bool = False
+    """Nobody asked for the guard: what it saw is worth a word, and fails nothing."""
 
 
 @dataclass(slots=True)

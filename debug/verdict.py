@@ -60,6 +60,8 @@ class Diagnosis:
     suggestion: str = ""
     proof: Proof | None = None
     """What it rests on; None: nothing moves any more, so what is found is so."""
+    only_warns: bool = False
+    """Found by a guard that nobody asked for (`Finding.warns`)."""
 
     @property
     def provisional(self) -> bool:
@@ -74,7 +76,7 @@ class Diagnosis:
     @property
     def is_warning(self) -> bool:
         """Nobody is stuck for good and nothing is inconsistent: the program may go on."""
-        if self.provisional:
+        if self.provisional or self.only_warns:
             return True
         return self.kind in WARNINGS and not (self.stuck and self.kind is Kind.ASYNC_NEVER_WAITED)
 
@@ -135,6 +137,7 @@ class Diagnosis:
             "explanation": self.explanation,
             "suggestion": self.suggestion,
             **({"provisional": True} if self.provisional else {}),
+            **({"warning": True} if self.only_warns else {}),
         }
 
     @classmethod
@@ -163,6 +166,7 @@ class Diagnosis:
             explanation=text(data.get("explanation", ""), "explanation", LONGEST),
             suggestion=text(data.get("suggestion", ""), "suggestion", LONGEST),
             proof=Proof.NOT_YET if data.get("provisional") else None,
+            only_warns=data.get("warning") is True,
         )
 
 

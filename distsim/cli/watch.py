@@ -35,7 +35,6 @@ def run(args: argparse.Namespace) -> int:
     from rich.live import Live
 
     from distsim.debug.console import Console
-    from distsim.debug.live import live_table
     from distsim.debug.postmortem import load_jobs, load_rings
 
     if not args.directory.is_dir():
@@ -55,16 +54,25 @@ def run(args: argparse.Namespace) -> int:
             f"{args.directory}: no rings of distsim here (rank*.ring); start the job with --rings {args.directory}"
         )
     if not sys.stdout.isatty():
-        Console(width=120).print(live_table(readers))
+        Console(width=120, highlight=False).print(_view(readers))
         return 0
-    with Live(live_table(readers), console=Console(), auto_refresh=False) as live:
+    with Live(_view(readers), console=Console(), auto_refresh=False) as live:
         while not _ended(readers):
             time.sleep(max(args.interval, 0.05))
             readers = next((job.readers for job in load_jobs(args.directory)[0] if job.name == name), [])
             if not readers:  # the job ended well and took its rings along
                 break
-            live.update(live_table(readers), refresh=True)
+            live.update(_view(readers), refresh=True)
     return 0
+
+
+def _view(readers: Any) -> Any:
+    from rich.console import Group
+    from rich.text import Text
+
+    from distsim.debug.live import live_table, straggler_lines
+
+    return Group(live_table(readers), *(Text(line, style="bold yellow") for line in straggler_lines(readers)))
 
 
 def _ended(readers: Any) -> bool:

@@ -39,11 +39,14 @@ class Summary:
         if outcome.diagnoses:
             from distsim.debug.render import render_diagnoses, shown_tracebacks
 
-            yield render_diagnoses(outcome.diagnoses, outcome.evidence)
+            report = render_diagnoses(outcome.diagnoses, outcome.evidence)
+            yield report
             yield Text()
             if outcome.evidence is not None:
-                for found in outcome.diagnoses:
+                for found in report.shown:
                     told += [r for ranks, _ in shown_tracebacks(found, outcome.evidence) for r in ranks]
+                for found in outcome.diagnoses[len(report.shown) :]:
+                    told += found.culprits  # counted there, and what they raised with it
         yield Failures(outcome.failures, told)
         yield Whereabouts(outcome)
         yield from self._header()

@@ -213,8 +213,7 @@ class SimGroup(dist.ProcessGroup):
             lambda error: self._communicator.break_up(error, work),
         )
         arrival = Arrival(process, record, work, tuple(inputs), tuple(outputs), extra)
-        if world.faults is not None:
-            world.faults.on_arrival(arrival)
+        world.guards.on_arrival(arrival)
         return arrival
 
     def _collective(

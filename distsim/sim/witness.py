@@ -11,6 +11,7 @@ from distsim.debug.error_text import error_line
 from distsim.debug.frames import absolute
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, HostWait, Phase, RankState, Wait
+from distsim.debug.stragglers import PLANTED, straggler_findings
 from distsim.sim.sites import user_stack
 from distsim.sim.tracebacks import format_user_traceback
 
@@ -39,10 +40,17 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         records,
         float(world.env.now),
         notes=(*world.notes, *(() if faults is None else faults.notes)),
-        findings=(*world.findings, *(() if faults is None else faults.findings()), *_ddp_findings(world)),
+        findings=(*world.findings, *world.guards.found, *_planted(world, records), *_ddp_findings(world)),
         sources=_sources(states, records),
         hang_after_s=hang_after_s,
     )
+
+
+def _planted(world: World, records: dict[int, list[CallRecord]]) -> list[Finding]:
+    """What a scenario's faults do, as somebody with an eye on links, payloads and arrivals would see it."""
+    if world.faults is None:
+        return []
+    return [*world.faults.findings(), *straggler_findings(records, PLANTED)]
 
 
 def _state(world: World, rank: int, asleep: bool) -> RankState:
