@@ -14,6 +14,7 @@ from distsim.debug.findings import merged
 from distsim.debug.kinds import Kind
 from distsim.debug.records import Evidence, Finding
 from distsim.debug.stacks import format_ranks
+from distsim.debug.typed import whole
 from distsim.debug.wire import evidence_from_json, evidence_to_json
 from distsim.strangers import load_json, read_bytes
 
@@ -87,7 +88,13 @@ class Together:
         try:
             said = load_json(read_bytes(self._directory / name, 1 << 16))
             keys = ("addresses", "salt") if name == "lead.json" else ("address", "port")
-            return said if all(said[key] for key in (*keys, "secret")) else None
+            words = [said[key] for key in ("secret", "address", "salt") if key == "secret" or key in keys]
+            words += said["addresses"] if name == "lead.json" else []
+            if not all(isinstance(word, str) and word for word in words) or "\0" in "".join(words):
+                return None
+            if name == "follow.json":
+                whole(said["port"], "port", 1, 65535)
+            return dict(said)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
