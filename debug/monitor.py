@@ -583,15 +583,19 @@ class Steady(Monitor):
     """A monitor that outlives a fault of its own: it writes it down and goes on."""
 
     faults = 0
+    told_of_faults = False
 
     def _turn(self) -> bool:
         try:
-            return super()._turn()
+            over = super()._turn()
+            self.faults = 0  # only a fault that comes back at every turn ends the watch
+            return over
         except Exception:
             import traceback
 
             self.faults += 1
-            if self.faults == 1:
+            if not self.told_of_faults:
+                self.told_of_faults = True
                 print(f"distsim: a fault in the monitor, see {self.directory}/monitor.err", file=sys.stderr)
             with contextlib.suppress(OSError):
                 append_private(self.directory / "monitor.err", traceback.format_exc())
