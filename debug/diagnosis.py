@@ -31,6 +31,8 @@ from distsim.debug.world import World
 
 __all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
 
+MANY = 8
+"""Diagnoses of ranks that raised, with all who wait for them."""
 REFUSED = f"{CollectiveMismatch.__name__}: "
 """So begins the error of a call that strict did not let go out."""
 
@@ -65,7 +67,19 @@ def diagnose(evidence: Evidence) -> list[Diagnosis]:
     found += _unwaited_deaths(case, found + met)
     found = merge_findings(case, [*met, *found, *stragglers(case)])
     weigher = Weigher(world, moving, _of_content(contradictions, divergences))
-    return order(world, [d if d.proof is Proof.MET else replace(d, proof=weigher.proof(d)) for d in found])
+    weighed = [d if d.proof is Proof.MET else replace(d, proof=weigher.proof(d)) for d in found]
+    return _told_once(order(world, weighed))
+
+
+def _told_once(found: list[Diagnosis]) -> list[Diagnosis]:
+    """Hundreds of ranks with an exception each: who waits for them all is said of the first few, not of each."""
+    raised = [i for i, d in enumerate(found) if d.kind is Kind.RANK_RAISED and d.victims]
+    for i in raised[MANY:]:
+        told = found[i]
+        own = {rank: site for rank, site in told.sites.items() if rank in told.culprits}
+        stuck = {rank: at for rank, at in told.stuck.items() if rank in told.culprits}
+        found[i] = replace(told, victims=(), sites=own, stuck=stuck)
+    return found
 
 
 def _of_content(contradictions: Contradictions, divergences: Sequence[Divergence]) -> Contradictions:

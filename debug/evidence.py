@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from distsim.debug import ring as rings
+from distsim.debug.frames import absolute
 from distsim.debug.procfs import Process, look, signal_name
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site, StoreWait
 from distsim.debug.ring_reader import GroupEntry, Records, RingReader
 from distsim.debug.stackdump import crash_stack, is_library, user_part
+from distsim.debug.typed import MOST_RANKS, whole
+from distsim.strangers import load_json, read_bytes, within
 
 __all__ = [
     "Knowledge",
@@ -30,6 +32,8 @@ __all__ = [
     "wall_offsets",
 ]
 
+MOST_SOURCES = 64
+LONGEST_SOURCE = 1 << 20
 HISTORY = 48
 """Calls before the last common one of each group that a diagnosis may look at."""
 STORE_STILL_S = 2.0
@@ -81,6 +85,8 @@ class Knowledge:
     post_mortem: bool = False
     """Nothing moves any more: pids and heartbeats say nothing."""
     directory: Path | None = None
+    roots: Sequence[Path] | None = None
+    """Folders whose files' lines may be shown; None: any, the ranks are our own and run."""
     now_ns: int | None = None
     away_ns: Sequence[tuple[int, int]] = ()
     """When the monitor was stopped itself (monotonic, from and to): what it did not see counts for nobody's wait."""
@@ -102,8 +108,9 @@ def read_exits(directory: Path) -> dict[tuple[int, int], int]:
     found: dict[tuple[int, int], int] = {}
     for path in directory.glob("exit.*.json"):
         try:
-            said = json.loads(path.read_text())
-            found[int(said["rank"]), int(said["attempt"])] = int(said["code"])
+            said = load_json(read_bytes(path, 1 << 16))
+            rank, attempt = whole(said["rank"], "rank", 0, MOST_RANKS), whole(said["attempt"], "attempt")
+            found[rank, attempt] = whole(said["code"], "code", -255, 255)
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return found
@@ -130,6 +137,8 @@ def rank_state(
     state = RankState(header.rank, host=header.host, pid=header.pid)
     _exception(state, reader)
     inner, frames, keys = reader.position()
+    if (call := _since(reader, records, origin_ns)) is not None:
+        inner, frames, keys = None, call.stack, ()
     stack = tuple(known.stacks.get(header.rank, ()))
     state.stack = stack or frames
     own = user_part(stack) or frames
@@ -171,6 +180,14 @@ def rank_state(
     elif life == rings.LIFE_STARTED and reader.count == 0 and _waited_for(reader, known, now_ns):
         state.phase = Phase.ABSENT
     return state
+
+
+def _since(reader: RingReader, records: Sequence[CallRecord], origin_ns: int) -> CallRecord | None:
+    """The main thread's last call, where it was made after the last heartbeat that saw this thread stand still."""
+    last = next((call for call in reversed(records) if call.thread == "MainThread"), None)
+    if last is None or origin_ns + last.issued_s * 1e9 <= reader.word(rings.W_POSITION_SINCE):
+        return None
+    return last
 
 
 def settle_stuck(evidence: Evidence) -> None:
@@ -218,10 +235,8 @@ def _looks_alive(snap: Snapshot, life: int) -> bool:
 
 
 def _exception(state: RankState, reader: RingReader) -> None:
-    said = reader.text(rings.W_EXCEPTION) or reader.text(rings.W_PENDING)
-    if isinstance(said, dict):
-        state.exception = said.get("error")
-        state.traceback = said.get("traceback")
+    which = rings.W_EXCEPTION if reader.text(rings.W_EXCEPTION) else rings.W_PENDING
+    state.exception, state.traceback, _ = reader.raised(which)
 
 
 def _pending(reader: RingReader, waiting: Sequence[CallRecord], unfinished: Mapping[int, int]) -> bool:
@@ -229,10 +244,7 @@ def _pending(reader: RingReader, waiting: Sequence[CallRecord], unfinished: Mapp
 
 
 def _raise_site(reader: RingReader) -> tuple[Site, ...]:
-    said = reader.text(rings.W_EXCEPTION)
-    if not isinstance(said, dict):
-        return ()
-    return tuple(Site(*frame) for frame in said.get("frames", ()))
+    return reader.raised(rings.W_EXCEPTION)[2]
 
 
 def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting: Sequence[CallRecord]) -> None:
@@ -423,7 +435,7 @@ def build_evidence(
         now_s=now_s,
         straggler_after_s=known.straggler_after_s,
         hang_after_s=known.hang_after_s,
-        sources=sources(records.values()),
+        sources=sources(records.values(), known.roots),
         away_s=_in_seconds(known.away_ns, origins[first.header.rank]) if first is not None else (),
     )
 
@@ -432,16 +444,18 @@ def _in_seconds(spans: Iterable[tuple[int, int]], origin_ns: int) -> tuple[tuple
     return tuple(((begin - origin_ns) / 1e9, (end - origin_ns) / 1e9) for begin, end in spans)
 
 
-def sources(records: Iterable[Sequence[CallRecord]]) -> dict[str, str]:
-    """Text of the user's files that calls were made from, where they can be read."""
+def sources(records: Iterable[Sequence[CallRecord]], roots: Sequence[Path] | None = None) -> dict[str, str]:
+    """Text of the user's files that calls were made from, where they can be read. *roots*: only of files under one of
+    these folders, for records that may be a stranger's, who could name any file of the reader's."""
     found: dict[str, str] = {}
     for calls in records:
         for call in calls:
-            if call.site is None or call.site.file in found or len(found) >= 64:
+            if call.site is None or call.site.file in found or len(found) >= MOST_SOURCES:
                 continue
+            file = call.site.file
             try:
-                path = Path(call.site.file)
-                found[call.site.file] = path.read_text() if path.stat().st_size < 1 << 20 else ""
-            except (OSError, UnicodeDecodeError):
-                found[call.site.file] = ""
+                path = absolute(file) if roots is None else within(absolute(file), list(roots))
+                found[file] = "" if path is None else read_bytes(path, LONGEST_SOURCE).decode()
+            except (OSError, ValueError):
+                found[file] = ""
     return {file: text for file, text in found.items() if text}

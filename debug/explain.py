@@ -37,6 +37,8 @@ __all__ = [
 
 LONGEST = 300
 """Letters of an exception that a sentence holds."""
+MOST_RUNS = 24
+"""Ranges of ranks that a sentence holds; the lists of a diagnosis have them all."""
 RAISES = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
 """How the last line of a traceback begins."""
 
@@ -46,7 +48,12 @@ def ranks_text(ranks: Iterable[int]) -> str:
     listed = sorted(set(ranks))
     if not listed:
         return "no rank"
-    return f"rank {listed[0]}" if len(listed) == 1 else f"ranks {format_ranks(listed)}"
+    if len(listed) == 1:
+        return f"rank {listed[0]}"
+    runs = format_ranks(listed).split(",")
+    if len(runs) > MOST_RUNS:
+        return f"ranks {','.join(runs[: MOST_RUNS // 2])},...,{runs[-1]} ({len(listed)} of them)"
+    return f"ranks {','.join(runs)}"
 
 
 def capital(text: str) -> str:
@@ -76,12 +83,15 @@ def group_text(group: Group) -> str:
     return f"group {group.label or 'without a name'} ({ranks_text(group.ranks)})"
 
 
-def place(site: Site | None, *, function: bool = False) -> str:
-    """`train.py:131`, or `train.py:131 in step`."""
+def place(site: Site | None, *, function: bool = False, through: bool = True) -> str:
+    """`train.py:131`, or `train.py:131 in step`; `train.py:88 (through accelerate/accelerator.py:2345)` where a
+    library that the line called has made the call."""
     if site is None:
         return "an unknown line"
     text = f"{short_path(site.file)}:{site.line}"
-    return f"{text} in {site.function}" if function and site.function not in ("", "<module>") else text
+    if function and site.function not in ("", "<module>"):
+        text += f" in {site.function}"
+    return f"{text} (through {place(site.through)})" if through and site.through is not None else text
 
 
 def call_text(call: CallRecord) -> str:

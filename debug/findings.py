@@ -14,6 +14,7 @@ from distsim.debug.evidence import wall_offsets
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, Evidence, Finding
 from distsim.debug.ring_reader import Records, RingReader
+from distsim.strangers import printable
 
 __all__ = ["findings", "merged"]
 
@@ -80,7 +81,7 @@ def _earlier(call: CallRecord | None, other: CallRecord | None) -> bool:
 def _left(reader: RingReader, evidence: Evidence) -> list[Finding]:
     """What the rank itself found out about its DDP model."""
     said = reader.text(rings.W_FINDING)
-    if not isinstance(said, dict):
+    if not isinstance(said, dict) or not all(isinstance(said.get(key), str) for key in ("kind", "text")):
         return []
     rank = reader.header.rank
     state = evidence.ranks.get(rank)
@@ -91,7 +92,7 @@ def _left(reader: RingReader, evidence: Evidence) -> list[Finding]:
         Finding(
             Kind.DDP_UNUSED_PARAMETER,
             (rank,),
-            f"{said['text']} on rank {rank}",
+            f"{printable(said['text'])} on rank {rank}",
             site=state.site if state is not None else None,
             at_s=None,
             suggestion="Use every parameter in the loss on every rank, or give DDP find_unused_parameters=True.",

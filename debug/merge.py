@@ -86,7 +86,7 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
         sites={} if site is None else dict.fromkeys(finding.ranks, site),
     )
     if effect is None:
-        return base
+        return replace(base, only_warns=finding.warns)
     return replace(
         base,
         group=base.group or effect.group,

@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,21 @@ from distsim.debug.findings import findings
 from distsim.debug.host import Host
 from distsim.debug.interrupted import MARKER, where_ranks_were
 from distsim.debug.jobdir import default_directory, verdict_path
+from distsim.debug.kinds import Kind
 from distsim.debug.levels import Level, OnHang, Settings
 from distsim.debug.message_faults import ends, with_messages
+from distsim.debug.pace import WINDOW, Pace, recent_calls, recent_stragglers
 from distsim.debug.private import append_private, create_private, write_private
 from distsim.debug.procfs import look
 from distsim.debug.proof import went_on
-from distsim.debug.records import Evidence, Phase
+from distsim.debug.records import CallRecord, Evidence, Phase
 from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
 from distsim.debug.stackdump import as_text, collect
+from distsim.debug.stragglers import LIVE, as_findings, stragglers
 from distsim.debug.together import Together
 from distsim.debug.unwaited import unwaited
 from distsim.debug.verdict import Diagnosis
+from distsim.strangers import printable
 
 __all__ = ["Monitor", "main"]
 
@@ -68,6 +72,7 @@ class Monitor:
         self.settings = settings
         self.host = Host(directory, job)
         self.together = Together(directory)
+        self.pace = Pace()
         self.told: set[tuple[Any, ...]] = set()
         self.diagnoses: list[Diagnosis] = []
         self.evidence: Evidence | None = None
@@ -109,6 +114,7 @@ class Monitor:
         self._compare()
         if self._judges():
             self._notice()
+            self._keep_pace()
             self._judge(moved)
             self._withdraw()
         self._answer()
@@ -228,6 +234,25 @@ class Monitor:
             evidence = self.look()
             seen = {finding.kind for finding in evidence.findings}
             self.tell([d for d in diagnose(evidence) if d.kind in seen], evidence)
+
+    def _keep_pace(self) -> None:
+        """A rank that makes the others wait at every step is a warning, taken back when it is over."""
+        if self._closing or self.aborted or not self.pace.due(time.monotonic()):
+            return
+        new, over = self.pace.judge(stragglers(self._recent(), LIVE))
+        if new:
+            evidence = self.look()
+            evidence.findings = as_findings(new)
+            self.tell([d for d in diagnose(evidence) if d.kind is Kind.STRAGGLER], evidence)
+        for one in over:
+            self.diagnoses = [d for d in self.diagnoses if d.kind is not Kind.STRAGGLER or one.rank not in d.culprits]
+            self._say(f"rank {one.rank} keeps pace with the others again")
+            self._write()
+
+    def _recent(self) -> Mapping[int, Sequence[CallRecord]]:
+        """The last calls: of other hosts only as many as their monitors send."""
+        readers = list(self.host.readers.values())
+        return recent_calls(readers, WINDOW) if len(readers) == self.host.world_size else self.look().records
 
     # Ranks that cannot go on ------------------------------------------------------------------------
 
@@ -382,8 +407,7 @@ class Monitor:
             self.abort()
 
     def _print(self, new: Sequence[Diagnosis], evidence: Evidence) -> None:
-        from rich.console import Console
-
+        from distsim.debug.console import Console
         from distsim.debug.render import piped_width, render_diagnoses
 
         tty = sys.stderr.isatty()
@@ -395,7 +419,7 @@ class Monitor:
     def _print_places(self) -> None:
         lines = where_ranks_were(self.look()) if self.host.readers else []
         with contextlib.suppress(OSError):
-            print("\n  ".join(["INTERRUPTED", *lines]), file=sys.stderr, flush=True)
+            print(printable("\n  ".join(["INTERRUPTED", *lines])), file=sys.stderr, flush=True)
 
     def _say_notes(self) -> None:
         """What was not as it should be, once and in a line each."""
@@ -407,7 +431,7 @@ class Monitor:
 
     @staticmethod
     def _say(note: str) -> None:
-        print(f"distsim: {note}", file=sys.stderr)
+        print(f"distsim: {printable(note)}", file=sys.stderr)
 
     def _write(self) -> None:
         report: dict[str, Any] = {
@@ -497,6 +521,8 @@ class Monitor:
             evidence = self.look()
             seen = {(finding.kind, finding.site) for finding in evidence.findings}
             left = unwaited(evidence, written_out=True)
+            slow = recent_stragglers(list(self.host.readers.values()))
+            left = (*left, *as_findings([one for one in slow if one.rank not in self.pace.told]))
             evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
             found = [d for d in diagnose(evidence) if _key(d) not in self.told]
             if self.exit_code:
@@ -557,15 +583,19 @@ class Steady(Monitor):
     """A monitor that outlives a fault of its own: it writes it down and goes on."""
 
     faults = 0
+    told_of_faults = False
 
     def _turn(self) -> bool:
         try:
-            return super()._turn()
+            over = super()._turn()
+            self.faults = 0  # only a fault that comes back at every turn ends the watch
+            return over
         except Exception:
             import traceback
 
             self.faults += 1
-            if self.faults == 1:
+            if not self.told_of_faults:
+                self.told_of_faults = True
                 print(f"distsim: a fault in the monitor, see {self.directory}/monitor.err", file=sys.stderr)
             with contextlib.suppress(OSError):
                 append_private(self.directory / "monitor.err", traceback.format_exc())

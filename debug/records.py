@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from distsim.debug.kinds import Kind
 
@@ -74,11 +75,25 @@ class Site:
     """One frame of the user's program."""
 
     file: str
+    """Relative to the working folder where it is below it (`frames.shown`)."""
     line: int
     function: str
+    through: Site | None = None
+    """The line of an installed library that this one called, and that made the call; None: this one made it."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
+
+    def to_json(self) -> list[Any]:
+        """`[file, line, function]`, and those of the library's line where there is one."""
+        said: list[Any] = [self.file, self.line, self.function]
+        return said if self.through is None else [*said, self.through.to_json()]
+
+    @classmethod
+    def from_json(cls, said: Sequence[Any]) -> Site:
+        """The inverse of `to_json`."""
+        file, line, function, *below = said
+        return cls(file, line, function, cls.from_json(below[0]) if below else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +274,8 @@ class Finding:
     at_s: float | None = None
     guess: bool = False
     """It explains what is found of the same ranks, and is not told by itself."""
+    warns: bool = False
+    """Nobody asked for the guard: what it saw is worth a word, and fails nothing."""
 
 
 @dataclass(slots=True)

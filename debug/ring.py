@@ -424,14 +424,13 @@ class RingWriter:
         if self.words[word] == index + 1:
             struct.pack_into("<i", self._buffer, (word + WORD_PEER) * 8, peer)
 
-    def position(
-        self, innermost: tuple[str, int, str], frames: list[tuple[str, int, str]], keys: Sequence[str] = ()
-    ) -> None:
+    def position(self, innermost: Sequence[Any], frames: Sequence[Sequence[Any]], keys: Sequence[str] = ()) -> None:
         """Where the main thread stands, and the keys of a store it waits for; written in place, so it never
         fills the table."""
         data = json.dumps([innermost, frames, list(keys)[:8]]).encode()
         if len(data) > POSITION_BYTES - 8:
             data = json.dumps([innermost, frames[:1], []]).encode()[: POSITION_BYTES - 8]
+        self._header(W_POSITION_SINCE, time.monotonic_ns())
         word = WORDS_AT // 8 + W_POSITION
         self.words[word] += 1
         self.words[POSITION_AT // 8] = len(data)

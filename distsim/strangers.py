@@ -10,11 +10,13 @@ import errno
 import json
 import os
 import re
+import reprlib
 import stat
+import tomllib
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["folded", "load_json", "open_regular", "printable", "read_bytes", "within"]
+__all__ = ["brief", "folded", "load_json", "load_toml", "open_regular", "printable", "read_bytes", "within"]
 
 MOST_COMPLAINTS = 10
 DEEPEST = 100
@@ -63,12 +65,44 @@ def load_json(text: str | bytes) -> Any:
         value = json.loads(text, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    _shallow(value)
+    return value
+
+
+def _shallow(value: Any) -> None:
     level = [value]
     for _ in range(DEEPEST):
         level = [inner for outer in level if isinstance(outer, dict | list) for inner in _inside(outer)]
         if not level:
-            return value
+            return
     raise ValueError("it is nested too deeply")
+
+
+def load_toml(text: str) -> dict[str, Any]:
+    """As `tomllib.loads`, but whatever is wrong is a ValueError of one line."""
+    try:
+        value = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(brief(str(error), 300)) from None
+    _shallow(value)
+    return value
+
+
+def brief(value: object, most: int = 80) -> str:
+    """A value for a message: in one line, and short however long or deep it is."""
+    if isinstance(value, str) and len(value) <= most:
+        return printable(value)
+    if isinstance(value, str):
+        return f"{printable(value[: most - 3])}..."
+    if isinstance(value, int) and abs(value) >= 1 << 200:
+        return "a number of more than 60 digits"
+    return printable(_SHORT.repr(value))
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 80, 80, 60
 
 
 def _inside(value: dict[str, Any] | list[Any]) -> Any:

@@ -130,7 +130,11 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
             return of_group(self.inner, *args, **kwargs)
         lane = self.lane
         said = describe(lane.ranks, args, kwargs)
-        place = recorder.sites.here()
+        bare = False
+        try:
+            place = recorder.sites.here()
+        except ValueError:  # a thread of C++ (distributed autograd's) calls, with nothing of Python below
+            place, bare = recorder.sites.here(1), True
         index, is_async, seq, fingerprint = recorder.begin(lane, said, place)
         after = None
         if self.nan:
@@ -164,6 +168,7 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
             not is_async
             and self.fast is not None
             and on_host
+            and not bare
             and sys._getframe(1).f_globals is C10D
             and said.key[0] not in P2P
         ):

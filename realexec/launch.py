@@ -175,7 +175,7 @@ def _clear(directory: Path) -> None:
     ):
         for path in directory.glob(pattern):
             path.unlink(missing_ok=True)
-    for name in ("done.json", "verdict.json", "aborted.json", "launcher.json", MARKER):
+    for name in ("done.json", "verdict.json", "aborted.json", "launcher.json", "lead.json", "follow.json", MARKER):
         (directory / name).unlink(missing_ok=True)
 
 

@@ -10,8 +10,9 @@ from itertools import count
 from typing import Any, Protocol
 
 from distsim.debug import ring as rings
-from distsim.debug.callsite import CallSites, Place, is_user_code
+from distsim.debug.callsite import CallSites, Place
 from distsim.debug.error_text import error_traceback, last_line
+from distsim.debug.frames import raised_at
 from distsim.debug.ring import RingWriter
 from distsim.realexec.signature import Call, content
 
@@ -19,10 +20,6 @@ __all__ = ["Lane", "Recorder"]
 
 SYNCHRONOUS_P2P = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
 """Public functions of torch.distributed that wait for their own isend / irecv."""
-
-
-LAUNCHER = ("debug/__main__.py", "<frozen runpy>")
-"""Frames below a user's script that are ours."""
 
 
 class Completable(Protocol):
@@ -176,12 +173,12 @@ class Recorder:
 
     def exception(self, error: BaseException) -> int:
         """Offset of an exception's text: its last line, then the user's frames where it was raised."""
-        frames = frames_of(error)
         text, last = error_traceback(error), last_line(error)
+        frames = [site.to_json() for site in raised_at(error.__traceback__)]
         return self.ring.entry(
             rings.TABLE_TEXT,
             (id(error), last),
-            {"error": last, "frames": frames[:8], "traceback": text[-8000:]},
+            {"error": last, "frames": frames, "traceback": text[-8000:]},
         )
 
     def end(self, index: int, state: int) -> None:
@@ -238,15 +235,3 @@ def _how_ended(work: Completable, again: bool) -> int:
         return rings.COMPLETED
     except RuntimeError:
         return rings.FAILED  # the caller's own wait() says so to whom it concerns
-
-
-def frames_of(error: BaseException) -> list[tuple[str, int, str]]:
-    """The user's frames of a traceback, innermost first."""
-    frames: list[tuple[str, int, str]] = []
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if is_user_code(code):
-            frames.insert(0, (code.co_filename, trace.tb_lineno, code.co_qualname))
-        trace = trace.tb_next
-    return frames

@@ -11,20 +11,22 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from distsim.debug import ring as rings
-from distsim.debug.callsite import user_frames
+from distsim.debug.frames import program_frames, raised_at, steps
 from distsim.debug.jobdir import default_directory, job_name, ring_path, stack_path
 from distsim.debug.levels import Level, Settings
 from distsim.debug.private import create_private, private_folder
+from distsim.debug.records import Site
 from distsim.debug.ring import RingWriter
+from distsim.realexec.callbacks import drain
 from distsim.realexec.heartbeat import Heartbeat
-from distsim.realexec.recorder import Recorder, frames_of
+from distsim.realexec.recorder import Recorder
 from distsim.realexec.tracebacks import hide_own_frames
 
 __all__ = ["Session"]
@@ -143,16 +145,20 @@ class Session:
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
             self.ring.header(rings.W_EXIT_CODE, rings.EXIT_CODE_0 + code)
-            frames = frames_of(error)
-            if frames:
-                self.heartbeat.stop()
-                self.ring.position(frames[0], frames)
+            self.stands_at(raised_at(error.__traceback__))
             return
         explained = self.ddp.explain(error) if self.ddp is not None else None
         if explained is not None:
             self.find("ddp_unused_parameter", explained)
         self.ring.header(rings.W_EXCEPTION, self.recorder.exception(error))
         self.ring.header(rings.W_LIFE, rings.LIFE_RAISED)
+
+    def stands_at(self, frames: Sequence[Site]) -> None:
+        """The main thread leaves the program here."""
+        if frames:
+            self.heartbeat.keep_position()
+            said = [site.to_json() for site in frames]
+            self.ring.position(said[0][:3], said)
 
     def use_ddp(self, ddp: Any) -> None:
         """Ask this about DDP's models when the rank stands still or raises."""
@@ -182,9 +188,16 @@ class Session:
         if self.ring.words[rings.WORDS_AT // 8 + rings.W_LIFE] != rings.LIFE_RAISED:
             self.ring.header(rings.W_LIFE, rings.LIFE_EXITING)
 
+    def end_threads(self) -> None:
+        """Nothing of ours runs beside the program from here on: see `Heartbeat.stop`."""
+        self.heartbeat.stop()
+        if self.strict is not None:
+            self.strict.stop()
+            drain()
+
     def close(self) -> None:
         """Stop the heartbeat and unmap; the ring stays on file."""
-        self.heartbeat.stop()
+        self.end_threads()
         with contextlib.suppress(Exception):
             faulthandler.unregister(STACK_SIGNAL)
         self.ring.header(rings.W_STACK_SIGNAL, 0)
@@ -227,10 +240,7 @@ class EndHooks:
             session = self._session()
             if session is not None and threading.current_thread() is threading.main_thread():
                 with contextlib.suppress(Exception):
-                    frames = user_frames(sys._getframe(1))
-                    if frames:
-                        session.heartbeat.stop()
-                        session.ring.position(frames[0], frames)
+                    session.stands_at(program_frames(steps(sys._getframe(1))))
                     session.exits(status)
             exit_(status)
 
@@ -273,3 +283,5 @@ class EndHooks:
         if session is not None:
             with contextlib.suppress(Exception):
                 session.exits()
+            with contextlib.suppress(Exception):
+                session.end_threads()

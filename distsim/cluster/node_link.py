@@ -8,7 +8,6 @@ every edge.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -19,12 +18,13 @@ from distsim.cluster.facts import CpuModel, GpuModel, NcclFacts, NodeModel
 from distsim.cluster.graphs import graph_cluster
 from distsim.cluster.link import Link, Vertex
 from distsim.errors import UsageError
+from distsim.strangers import brief, load_json, printable
 from distsim.units import parse_bandwidth, parse_time
 
 __all__ = ["from_node_link", "to_graphml", "to_node_link"]
 
 _KINDS = ("gpu", "cpu", "nvswitch", "pcie", "nic", "leaf", "spine", "switch")
-_MAX_FAULTS = 20
+_MAX_FAULTS = 10
 
 
 def to_node_link(cluster: Cluster) -> dict[str, Any]:
@@ -64,11 +64,9 @@ def to_graphml(cluster: Cluster, path: Path) -> None:
 def from_node_link(text: str, where: str) -> Cluster:
     """A cluster from node-link JSON; every fault at once."""
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{where}: not valid JSON (cut off?): {error}") from None
-    except RecursionError:
-        raise UsageError(f"{where}: not a graph: nested too deeply") from None
+        data = load_json(text)
+    except ValueError as error:
+        raise UsageError(f"{where}: not valid JSON (cut off?): {brief(str(error), 300)}") from None
     if not isinstance(data, dict) or not isinstance(data.get("nodes"), list):
         raise UsageError(f"{where}: expected node-link JSON with a list 'nodes', got {_brief(data)}")
     edges = data.get("edges", data.get("links"))
@@ -86,7 +84,7 @@ def from_node_link(text: str, where: str) -> Cluster:
     graph = data.get("graph")
     graph = graph if isinstance(graph, dict) else {}
     return graph_cluster(
-        str(graph.get("name") or Path(where).stem), vertices, links, where, _facts(graph.get("distsim"))
+        _name(graph.get("name")) or Path(where).stem, vertices, links, where, _facts(graph.get("distsim"))
     )
 
 
@@ -99,17 +97,21 @@ def _vertices(nodes: list[Any], faults: list[str]) -> list[Vertex]:
         if not isinstance(node, dict) or "id" not in node:
             faults.append(f"{path}: expected an object with an 'id', got {_brief(node)}")
             continue
-        name, kind, host = str(node["id"]), node.get("kind", "switch"), node.get("host")
+        name, kind, host = _name(node["id"]), node.get("kind", "switch"), node.get("host")
+        if name is None:
+            faults.append(f"{path}.id: expected a name or a number, got {_brief(node['id'])}")
+            continue
         if name in seen:
-            faults.append(f"{path}.id: {name!r} is already nodes[{seen[name]}]")
+            faults.append(f"{path}.id: {_brief(name)!r} is already nodes[{seen[name]}]")
         seen[name] = position
-        if kind not in _KINDS:
-            faults.append(f"{path}.kind: expected one of {', '.join(_KINDS)}, got {kind!r}")
+        if not isinstance(kind, str) or kind not in _KINDS:
+            faults.append(f"{path}.kind: expected one of {', '.join(_KINDS)}, got {_brief(kind)!r}")
         if host is not None and (isinstance(host, bool) or not isinstance(host, int) or host < 0):
-            faults.append(f"{path}.host: expected a number of a host, got {host!r}")
+            faults.append(f"{path}.host: expected a number of a host, got {_brief(host)}")
             host = None
-        local = locals_[kind, host] = locals_.get((str(kind), host), -1) + 1
-        vertices.append(Vertex(name, str(kind), host, local))
+        kind = kind if isinstance(kind, str) else brief(kind)
+        local = locals_[kind, host] = locals_.get((kind, host), -1) + 1
+        vertices.append(Vertex(name, kind, host, local))
     return vertices
 
 
@@ -121,19 +123,27 @@ def _links(edges: list[Any], names: set[str], both_ways: bool, faults: list[str]
         if not isinstance(edge, dict):
             faults.append(f"{path}: expected an object, got {_brief(edge)}")
             continue
-        ends = [str(edge.get(end)) for end in ("source", "target")]
+        ends = [_name(edge.get(end)) or "" for end in ("source", "target")]
         for end, name in zip(("source", "target"), ends, strict=True):
             if name not in names:
-                faults.append(f"{path}.{end}: expected the id of a node, got {edge.get(end)!r}")
+                faults.append(f"{path}.{end}: expected the id of a node, got {_brief(edge.get(end))!r}")
         bandwidth = _figure(edge, "bandwidth", "bandwidth_bytes_per_s", path, faults)
         latency = _figure(edge, "latency", "latency_s", path, faults)
-        kind = str(edge.get("kind", "fabric"))
+        kind = _name(edge.get("kind", "fabric")) or "fabric"
         for src, dst in [ends, ends[::-1]] if both_ways and ends[0] != ends[1] else [ends]:
             if (src, dst) in seen:
-                faults.append(f"{path}: {src}->{dst} is already edges[{seen[src, dst]}]; give one edge with the sum")
+                both = f"{_brief(src)}->{_brief(dst)}"
+                faults.append(f"{path}: {both} is already edges[{seen[src, dst]}]; give one edge with the sum")
             seen[src, dst] = position
             links.append(Link(len(links), src, dst, bandwidth, latency, kind))
     return links
+
+
+def _name(value: Any) -> str | None:
+    """A node's id as networkx writes one; lists and objects are none."""
+    if not isinstance(value, str | int) or (isinstance(value, int) and abs(value) >= 1 << 200):
+        return None
+    return printable(str(value)[:200])
 
 
 def _figure(edge: Mapping[str, Any], key: str, exact: str, path: str, faults: list[str]) -> float:
@@ -161,5 +171,5 @@ def _facts(data: Any) -> tuple[CpuModel, NodeModel, NcclFacts] | None:
 
 
 def _brief(value: Any) -> str:
-    text = repr(value)
+    text = brief(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -49,7 +49,7 @@ def fatal_outcome(fate: Fate) -> Outcome:
     ended = f"the simulating process was ended after {fate.stuck_s:.1f} s in which nothing in it could move"
     notes.append(crashed if fate.signal_name else ended)
     if fate.signal_name == "SIGKILL":
-        notes.append("SIGKILL comes from outside: the kernel when memory is used up (see its log), or somebody's kill -9")
+        notes.append("SIGKILL comes from outside: the kernel where memory is used up, or somebody's kill -9")
     return Outcome(
         world_size=size,
         cluster=str(facts.get("cluster", "?")),

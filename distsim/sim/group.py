@@ -191,6 +191,8 @@ class SimGroup(dist.ProcessGroup):
         if record.is_async and not handle_is_the_users(sys._getframe(2)):
             record.waited = True
         process.records.append(record)
+        if process.recorder is not None:
+            process.recorder.call(record, self.name(), any(tensor.is_sparse for tensor in inputs))
         if any(_inside(other, record) for other in process.tasks if other is not task) and world.lookahead is None:
             world.findings.append(seen.race(record))
             world.stop_for_fault()
@@ -211,8 +213,7 @@ class SimGroup(dist.ProcessGroup):
             lambda error: self._communicator.break_up(error, work),
         )
         arrival = Arrival(process, record, work, tuple(inputs), tuple(outputs), extra)
-        if world.faults is not None:
-            world.faults.on_arrival(arrival)
+        world.guards.on_arrival(arrival)
         return arrival
 
     def _collective(

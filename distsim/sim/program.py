@@ -18,9 +18,11 @@ import torch
 
 from distsim.cluster import Cluster, Slot, load_cluster
 from distsim.debug.diagnosis import diagnose
+from distsim.debug.frames import shown_from
 from distsim.errors import RankFailure, UsageError
 from distsim.network import Network
 from distsim.sim.conditions import Conditions
+from distsim.sim.environ import without_launchers
 from distsim.sim.interrupts import interruptible
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.output import open_streams
@@ -167,7 +169,7 @@ def _module_spec(name: str) -> ModuleSpec | None:
 
 def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> dict[str, str]:
     """What torchrun puts into a worker's environment."""
-    environ = dict(os.environ)
+    environ = without_launchers(os.environ)
     environ.update(
         RANK=str(slot.rank),
         LOCAL_RANK=str(slot.local_rank),
@@ -190,6 +192,7 @@ def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> di
 
 def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str) -> Outcome:
     started = _real_perf_counter()
+    shown_from(os.getcwd())
     cluster = request.on if isinstance(request.on, Cluster) else load_cluster(request.on)
     slots = cluster.place(request.nnodes, request.nproc_per_node)
     env = simpy.Environment()

@@ -8,8 +8,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.error_text import error_line
+from distsim.debug.frames import absolute
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, HostWait, Phase, RankState, Wait
+from distsim.debug.stragglers import PLANTED, straggler_findings
 from distsim.sim.sites import user_stack
 from distsim.sim.tracebacks import format_user_traceback
 
@@ -38,10 +40,17 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         records,
         float(world.env.now),
         notes=(*world.notes, *(() if faults is None else faults.notes)),
-        findings=(*world.findings, *(() if faults is None else faults.findings()), *_ddp_findings(world)),
+        findings=(*world.findings, *world.guards.found, *_planted(world, records), *_ddp_findings(world)),
         sources=_sources(states, records),
         hang_after_s=hang_after_s,
     )
+
+
+def _planted(world: World, records: dict[int, list[CallRecord]]) -> list[Finding]:
+    """What a scenario's faults do, as somebody with an eye on links, payloads and arrivals would see it."""
+    if world.faults is None:
+        return []
+    return [*world.faults.findings(), *straggler_findings(records, PLANTED)]
 
 
 def _state(world: World, rank: int, asleep: bool) -> RankState:
@@ -80,7 +89,7 @@ def _state(world: World, rank: int, asleep: bool) -> RankState:
         site=stack[0] if stack else process.last_site,
         stack=stack,
         since_s=since_s,
-        exit_code=0 if process.ended_by_program else process.exit_code,
+        exit_code=0 if process.ended_by_program or process.told_its_parent else process.exit_code,
         exception=line,
         traceback=text,
         signal=process.signal_name,
@@ -155,5 +164,5 @@ def _sources(states: dict[int, RankState], records: dict[int, list[CallRecord]])
             for site in record.stack:
                 files[site.file] = None
     for file in files:
-        linecache.checkcache(file)
-    return {file: "".join(linecache.getlines(file)) for file in files}
+        linecache.checkcache(absolute(file))
+    return {file: "".join(linecache.getlines(absolute(file))) for file in files}

@@ -21,9 +21,11 @@ from distsim import beacon
 from distsim.cluster import Cluster, CpuModel, Slot
 from distsim.debug.diagnosis import Diagnosis, diagnose
 from distsim.debug.records import CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
+from distsim.debug.stragglers import SIMULATED, straggler_findings
 from distsim.debug.unwaited import unwaited
 from distsim.errors import UsageError
 from distsim.network import Network
+from distsim.sim.guards import Guards
 from distsim.sim.interrupts import Interrupts
 from distsim.sim.lookahead import Lookahead
 from distsim.sim.process import SimProcess
@@ -46,6 +48,8 @@ __all__ = ["Deadline", "PollEvent", "World"]
 QUIET_LIMIT_S = 3_600.0
 """A world in which ranks only poll for this long (virtual) is a deadlock."""
 
+RECENT = 2_000
+"""Calls of each rank that are looked at for stragglers."""
 _real_monotonic = time.monotonic
 
 
@@ -119,6 +123,7 @@ class World:
         self.final: Evidence | None = None
         self.interrupts = Interrupts()
         self.faults: Faults | None = None
+        self.guards = Guards()
         self.limits: Limits | None = None
         self.memory: Memory | None = None
         self.schedule: Schedule | None = None
@@ -130,6 +135,7 @@ class World:
         self._count = itertools.count()
         self._store_waiters: list[simpy.Event] = []
         self._next_port = 40_000
+        self._tasks_made = 0
         self._next_progress_s = 0.0
 
     # -- building
@@ -150,6 +156,10 @@ class World:
     def free_port(self) -> int:
         self._next_port += 1
         return self._next_port
+
+    def next_task_number(self) -> int:
+        self._tasks_made += 1
+        return self._tasks_made
 
     def next_store(self) -> simpy.Event:
         event = self.env.event()
@@ -403,8 +413,13 @@ class World:
             self.diagnoses = []
         if not self.diagnoses:  # what hung nobody but is wrong all the same: calls in another order, a crash
             self.final = self.evidence()
-            self.final.findings = (*self.final.findings, *unwaited(self.final))
+            self.final.findings = (*self.final.findings, *unwaited(self.final), *self._slow(self.final))
             self.diagnoses = diagnose(self.final)
+
+    def _slow(self, final: Evidence) -> list[Finding]:
+        if self.faults is not None:  # they are among the evidence's findings
+            return []
+        return straggler_findings({rank: calls[-RECENT:] for rank, calls in final.records.items()}, SIMULATED)
 
     def _only_sleeps(self) -> bool:
         """Whether nothing but naps and looks at a store has happened for an hour: `while not ready: sleep(1)`."""

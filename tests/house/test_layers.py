@@ -44,6 +44,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "rich": (
         "distsim.report",
         "distsim.cli",
+        "distsim.debug.console",
         "distsim.debug.render",
         "distsim.debug.monitor",  # prints what render makes
         "distsim.debug.live",  # the table of `distsim watch`

@@ -7,10 +7,9 @@ import pickle
 from typing import Any
 
 import pytest
-import torch.distributed.rpc
-import torch.utils.data
 from sim.running import HEAD, Scripts
 
+from distsim.sim.modules import RankModules
 from distsim.sim.patches import _get, all_patches
 
 NAMES = ("__name__", "__qualname__", "__module__", "__doc__")
@@ -27,7 +26,7 @@ def looks(value: Any) -> dict[str, Any]:
     return found
 
 
-PATCHES = [(holder, name, _get(holder, name), value) for holder, name, value in all_patches()]
+PATCHES = [(holder, name, _get(holder, name), value) for holder, name, value in all_patches(RankModules())]
 
 
 @pytest.mark.parametrize(
