@@ -56,6 +56,10 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     said = [last_words(case.world.died_inside(r), case.world.states[r]) for r in victims]
     gave_up = any(timed_out(words) for words in said)
     what = f"{who} never called {call_text(call)} on {group_text(call.group)}: {they} {where}."
+    lane = case.world.lane(call)
+    there = len(lane.meetings.get(call.seq, ())) if lane is not None else 0
+    if all(_is_over(case, rank) for rank in ranks) and there * 2 == len(call.members) and kind is Kind.MISSING_RANK:
+        what += " As many made that call as did not: it may as well be one too many."
     suggestion = advice(Kind.STRAGGLER if running else kind, who=who, theirs=place(call.site))
     if running and gave_up:
         suggestion += " Or pass a longer timeout=."

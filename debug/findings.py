@@ -65,6 +65,8 @@ def merged(found: Sequence[Finding]) -> list[Finding]:
         same = next((i for i, other in enumerate(kept) if _alike(finding, other)), None)
         if same is None:
             kept.append(finding)
+        elif finding.kind is Kind.THREAD_RACE:
+            continue  # what two threads do to each other they do on every rank, and again and again
         elif finding.kind is not Kind.NAN:
             ranks = tuple(sorted({*kept[same].ranks, *finding.ranks}))
             kept[same] = replace(kept[same], ranks=ranks)
@@ -112,7 +114,9 @@ def _others_reduce(rank: int, evidence: Evidence) -> bool:
 
 
 def _alike(a: Finding, b: Finding) -> bool:
-    return a.kind is b.kind and (a.kind is Kind.NAN or (a.site == b.site and a.group == b.group))
+    if a.kind is not b.kind or a.kind is Kind.NAN:
+        return a.kind is b.kind
+    return a.group == b.group and (a.site == b.site or a.kind is Kind.THREAD_RACE)
 
 
 _MAKERS = (

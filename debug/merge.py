@@ -65,6 +65,8 @@ def merge_findings(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
 
 
 def _explains(finding: Finding, diagnosis: Diagnosis) -> bool:
+    if finding.kind is Kind.THREAD_RACE:  # whose calls came in the other order is not its doing alone
+        return diagnosis.kind in {*SYMPTOMS, Kind.THREAD_RACE} and finding.group == diagnosis.group
     return diagnosis.kind in SYMPTOMS and bool(set(finding.ranks) & set(diagnosis.culprits))
 
 
@@ -113,6 +115,8 @@ def _waiting_in(case: Case, finding: Finding) -> list[int]:
 
 
 def _consequence(effect: Diagnosis | None, finding: Finding) -> str:
+    if finding.kind is Kind.THREAD_RACE and effect is not None:
+        return f"Then calls met that do not fit: {effect.explanation[0].lower()}{effect.explanation[1:]}"
     if effect is not None and effect.call is not None and effect.victims:
         return f"The others wait for it in {effect.call}" + (
             f" on group {effect.group.label}." if effect.group else "."

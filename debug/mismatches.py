@@ -31,7 +31,7 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
         second = "No two ranks agree."
     elif d.kind is Kind.SPLITS_MISMATCH:
         second = "Nothing recorded says which of the two is the wrong one." if d.tie else ""
-    elif d.tie:
+    elif d.tie and d.kind is not Kind.THREAD_RACE:
         second = f"{second[:-1]}; as many here as there, so nothing but rank order says who is wrong."
     met = d.lane.meetings.get(d.seq, {})
     told = case.diagnosis(

@@ -341,7 +341,7 @@ class Monitor:
 
     def _with_stacks(self, found: Sequence[Diagnosis]) -> None:
         """Look once more with stacks, which stop the ranks for a moment, and say it."""
-        if not any(d.exit_code for d in found):
+        if not any(d.exit_code or d.kind is Kind.HOST_STUCK for d in found):
             self.tell(found, self.look())
             return
         evidence = self.look(stacks=True)
@@ -398,6 +398,7 @@ class Monitor:
         fatal = [d for d in new if d.exit_code]
         if fatal:
             self.diagnoses = [d for d in self.diagnoses if d.exit_code]
+        self.diagnoses = [d for d in self.diagnoses if not any(_still(d, other) for other in new)]
         self.diagnoses += new
         self.evidence = evidence
         self._print(new, evidence)
