@@ -72,6 +72,8 @@ def _state(world: World, rank: int, asleep: bool) -> RankState:
             frame = sys._current_frames().get(task.ident)
             stack = () if frame is None else user_stack(frame)
     phase = Phase.EXITED if process.ended_by_program else process.phase
+    if phase is Phase.HOST_STUCK:
+        since_s = None  # it used up wall time; that of the simulation passes for the others alone
     if not asleep and waits and all(isinstance(w, HostWait) and w.what == "sleep" for w in waits):
         waits = []  # it will wake by itself: late, not stuck
     if phase is Phase.RUNNING and waits:
