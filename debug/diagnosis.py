@@ -84,7 +84,7 @@ def _told_once(found: list[Diagnosis]) -> list[Diagnosis]:
 
 def _of_content(contradictions: Contradictions, divergences: Sequence[Divergence]) -> Contradictions:
     """Without those that only the calls' lines show: calls that are alike go together from any line."""
-    lanes = {id_: lane for id_, lane in contradictions.lanes.items() if divergences[lane[0]].mismatch is not None}
+    lanes = {id_: lane for id_, lane in contradictions.lanes.items() if divergences[lane[0]].met}
     return Contradictions(lanes, contradictions.pairs)
 
 
