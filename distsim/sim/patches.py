@@ -18,6 +18,7 @@ from distsim.errors import NotSimulated, UsageError
 from distsim.sim.backend import backend_patches, register_backend
 from distsim.sim.clock import clock_patches, datetime_clock
 from distsim.sim.environ import environ_patches
+from distsim.sim.hosts import host_patches
 from distsim.sim.logs import log_patches
 from distsim.sim.modules import import_patches, install_finder, remove_finder
 from distsim.sim.output import StreamProxy
@@ -56,6 +57,7 @@ def simulation() -> Iterator[Host]:
         *random_patches(),
         *environ_patches(),
         *pid_patches(),
+        *host_patches(),
         *switch_patches(),
         *log_patches(),
         *signal_patches(),

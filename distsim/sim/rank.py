@@ -22,6 +22,7 @@ from distsim.sim.modules import is_user_file
 from distsim.sim.process import SimProcess
 from distsim.sim.sites import user_stack
 from distsim.sim.spawn import begin_multiprocessing, end_children
+from distsim.sim.stores import close_files
 from distsim.sim.task import Killed, Unwind, require_task
 from distsim.sim.threads import close_pools
 from distsim.sim.tracebacks import format_user_traceback
@@ -123,6 +124,7 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
             function, args, kwargs = process.at_exit.pop()
             function(*args, **kwargs)
         end_children(process)
+        close_files(process)
         logging.shutdown()
         task.flush()
     except Unwind:
