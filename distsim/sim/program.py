@@ -23,6 +23,7 @@ from distsim.errors import RankFailure, UsageError
 from distsim.network import Network
 from distsim.sim.conditions import Conditions
 from distsim.sim.environ import without_launchers
+from distsim.sim.hosts import master_address
 from distsim.sim.interrupts import interruptible
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.output import open_streams
@@ -180,7 +181,7 @@ def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> di
         ROLE_RANK=str(slot.rank),
         ROLE_NAME="default",
         ROLE_WORLD_SIZE=str(len(slots)),
-        MASTER_ADDR="127.0.0.1",
+        MASTER_ADDR=master_address([slot.host for slot in slots]),
         MASTER_PORT=str(MASTER_PORT),
         TORCHELASTIC_RESTART_COUNT="0",
         TORCHELASTIC_MAX_RESTARTS="0",
