@@ -41,6 +41,11 @@ def load_cluster(name: str) -> Cluster:
     stem, nodes = _split(name)
     path = Path(stem)
     file_like = path.suffix.lower() in _SUFFIXES or "/" in stem or path.exists()
+    if path.suffix == ".py":
+        raise UsageError(
+            f"expected a cluster (a preset or a .toml file), got the Python script {path}; the script comes last: "
+            f"distsim run [--on CLUSTER] {path}"
+        )
     if file_like and stem not in preset_names():
         return _load_file(path, nodes)
     if stem not in preset_names():
@@ -155,6 +160,8 @@ def _list() -> str:
 
 
 def _unknown(stem: str) -> str:
-    near = difflib.get_close_matches(stem.lower(), preset_names(), 1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return f"unknown cluster '{stem}': expected a preset ({_list()}) or a TOML file{hint}"
+    near = difflib.get_close_matches(stem.lower(), preset_names(), 1) or [
+        name for name in preset_names() if name.startswith(stem.lower()) or stem.lower() in name.split("-")
+    ]
+    hint = f"; did you mean '{near[0]}'?" if near else ":"
+    return f"unknown cluster '{stem}'{hint} expected a preset ({_list()}) or a TOML file"

@@ -36,12 +36,16 @@ def _shared_roots() -> tuple[str, ...]:
 
 
 _SHARED = _shared_roots()
+TYPED = ("<stdin>", "<console>", "<ipython-input", "<python-input")
+"""What people type at a prompt is their program, too."""
 
 
 def is_user_file(path: str | None) -> bool:
     """Whether *path* is source of the user's own program."""
-    if not path or path.startswith("<"):
+    if not path:
         return False
+    if path.startswith("<"):
+        return path.startswith(TYPED)
     return not path.startswith(_SHARED)
 
 
