@@ -55,7 +55,7 @@ class Owner(enum.IntEnum):
     """All else: a script, a module beside it, an editable install, a notebook's cell, what was typed."""
 
 
-TYPED = ("<string>", "<stdin>", "<console>", "<ipython-input-", "<doctest ", "<torch_package_")
+TYPED = ("<string>", "<stdin>", "<console>", "<ipython-input-", "<python-input-", "<doctest ", "<torch_package_")
 """Names of code that a user gave without a file; other names in brackets belong to generated code."""
 INSTALLED = ("/site-packages/", "/dist-packages/")
 STDLIB = re.compile(r"/lib(64)?/python3\.\d+/")

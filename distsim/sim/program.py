@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import sys
 import threading
 import time
@@ -19,8 +20,10 @@ import torch
 from distsim.cluster import Cluster, Slot, load_cluster
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.frames import shown_from
+from distsim.debug.render import render_diagnoses
 from distsim.errors import RankFailure, UsageError
 from distsim.network import Network
+from distsim.overseer import watch_from_outside
 from distsim.sim.conditions import Conditions
 from distsim.sim.environ import without_launchers
 from distsim.sim.hosts import master_address
@@ -123,6 +126,8 @@ def simulate(
     outcome = _run(request, lambda process: lambda: fn(*args, **call), request.program)
     if check and outcome.failures:
         raise RankFailure(outcome.failures, _beside(outcome))
+    if check and outcome.diagnoses and hasattr(sys, "ps1"):  # at a prompt nobody looks into an outcome unasked
+        print(render_diagnoses(outcome.diagnoses, outcome.evidence).plain(shutil.get_terminal_size().columns), end="")
     return outcome
 
 
@@ -132,8 +137,6 @@ def _beside(outcome: Outcome) -> str:
     told = [d for d in outcome.diagnoses if d.adds_to(raised)]
     if not told:
         return ""
-    from distsim.debug.render import render_diagnoses
-
     evidence = outcome.evidence
     if evidence is not None:  # their tracebacks are there already
         states = {r: dataclasses.replace(s, traceback=None) for r, s in evidence.ranks.items()}
@@ -194,6 +197,7 @@ def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> di
 def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str) -> Outcome:
     started = _real_perf_counter()
     shown_from(os.getcwd())
+    watch_from_outside()
     cluster = request.on if isinstance(request.on, Cluster) else load_cluster(request.on)
     slots = cluster.place(request.nnodes, request.nproc_per_node)
     env = simpy.Environment()
