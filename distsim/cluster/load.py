@@ -109,7 +109,7 @@ def _split(name: str) -> tuple[str, int | None]:
         nodes = int(count)
     except ValueError:
         raise UsageError(
-            f"{name}: expected a number of nodes after ':', got {brief(count)!r} (as in {stem}:2)"
+            f"{brief(name)}: expected a number of nodes after ':', got {brief(count)!r} (as in {brief(stem)}:2)"
         ) from None
     if not stem:
         raise UsageError(f"expected a cluster before ':{brief(count)}': a preset ({_list()}) or a TOML file, got none")
