@@ -124,6 +124,8 @@ def loop_ended(
     finished = all(_is_over(case, rank) for rank in ranks)
     few = finished and len(met) * 2 < len(lane.group.ranks)
     then = "finished" if finished else several(case.where(ranks[0]), ranks)
+    even = len(met) * 2 == len(lane.group.ranks)
+    tie = " As many here as there: nothing says whose number is the right one." if even else ""
     return case.diagnosis(
         Kind.UNEVEN_ITERATIONS,
         met if few else ranks,
@@ -131,7 +133,7 @@ def loop_ended(
         call=call,
         explanation=f"{capital(ranks_text(met))} {are(met, 'makes', 'make')} {call.op} at {place(call.site)} "
         f"for the {_ordinal(rounds)} time on {group_text(lane.group)}. {capital(ranks_text(ranks))} made it "
-        f"{'once' if theirs == 1 else f'{theirs} times'} and {then}.",
+        f"{'once' if theirs == 1 else f'{theirs} times'} and {then}.{tie}",
         suggestion=advice(Kind.UNEVEN_ITERATIONS),
         since_s=call.issued_s,
     )
@@ -144,7 +146,7 @@ def _is_over(case: Case, rank: int) -> bool:
 
 
 def _rounds(lane: Lane, rank: int, call: CallRecord) -> int:
-    return sum(r.site == call.site and r.op == call.op and r.seq <= call.seq for r in lane.calls.get(rank, ()))
+    return sum(r.way == call.way and r.op == call.op and r.seq <= call.seq for r in lane.calls.get(rank, ()))
 
 
 def _ordinal(n: int) -> str:
