@@ -1,4 +1,5 @@
-"""DistributedDataParallel: the names of parameters that got no gradient, which its own error gives as numbers."""
+"""DistributedDataParallel: the names of parameters that got no gradient, which its own error gives as numbers; and
+handles that its C++ keeps."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import weakref
 from types import FrameType
 from typing import Any
 
+from torch._C._distributed_c10d import Reducer
 from torch.nn.parallel import DistributedDataParallel
 
 from distsim.debug.error_text import message
@@ -24,6 +26,10 @@ class DdpHook:
     def __init__(self) -> None:
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._original: Any = None
+        self._keep: Any = None
+        self._kept: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        """The handle each reducer has in C++: without its Python object a handle of ours has C++'s own wait(), which
+        never comes back (seen in `ddp.join(divide_by_initial_world_size=False)`)."""
 
     def install(self) -> None:
         self._original = original = DistributedDataParallel.__init__
@@ -35,9 +41,22 @@ class DdpHook:
             models.add(ddp)
 
         DistributedDataParallel.__init__ = init
+        kept = self._kept
+        self._keep = hand_over = getattr(Reducer, "_set_forward_pass_work_handle", None)
+        if hand_over is None:  # another version of torch
+            return
+
+        @functools.wraps(hand_over)
+        def keep(reducer: Any, work: Any, *args: Any, **kwargs: Any) -> Any:
+            kept[reducer] = work
+            return hand_over(reducer, work, *args, **kwargs)
+
+        Reducer._set_forward_pass_work_handle = keep
 
     def remove(self) -> None:
         DistributedDataParallel.__init__ = self._original
+        if self._keep is not None:
+            Reducer._set_forward_pass_work_handle = self._keep
 
     def explain(self, error: BaseException) -> str | None:
         """The sentence that belongs to DDP's error about a reduction that was not finished."""

@@ -109,7 +109,10 @@ class Deferred(Handle):
         if self._inner is None:
             self._free()
             return True
-        return super().wait(timeout)
+        done = super().wait(timeout)
+        if self._future is not None and self._on_host:
+            self._future.wait()  # who has waited for the call finds the future's value there, too
+        return done
 
     def is_completed(self) -> bool:
         if not self._ready.is_set():
@@ -120,8 +123,11 @@ class Deferred(Handle):
         self._touched = True
         with self._lock:
             if self._future is None:
-                if self._ready.is_set() and self._inner is not None and not self._on_host:
-                    return super().get_future()  # it knows the device's streams
+                inner = self._inner if self._ready.is_set() else None
+                # On a device it knows the streams; one that is done must have its value at once (DDP's reducer takes
+                # it without waiting), and its callbacks keep none of gloo's threads.
+                if inner is not None and (not self._on_host or inner.is_completed()):
+                    return super().get_future()
                 self._future = torch.futures.Future(devices=[] if self._device is None else [self._device])
                 self._recorder.ring.mark(self._index, rings.FUTURE)
                 if self._ready.is_set():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -28,16 +29,25 @@ Register = tuple[Any, str, Any]
 
 
 class Hooks:
-    """Patches of distributed_c10d, undone by `remove`. *open_session(rank, world, where)* makes the ring."""
+    """Patches of distributed_c10d, undone by `remove`. *open_session(rank, world, where)* makes the ring,
+    *before_store(port)* hears of every store of a rendezvous."""
 
-    def __init__(self, open_session: Callable[[int, int, str], Session | None], session: Callable[[], Session | None]):
+    def __init__(
+        self,
+        open_session: Callable[[int, int, str], Session | None],
+        session: Callable[[], Session | None],
+        before_store: Callable[[int], None],
+    ) -> None:
         self._open = open_session
         self._session = session
+        self._before_store = before_store
         self._undo: list[Register] = []
         self._inside = threading.local()
 
     def install(self) -> None:
         self._patch(c10d, "rendezvous", self._rendezvous)
+        # Also init_rpc's and the program's own. `torch.distributed.rendezvous` is a function; its module is not.
+        self._patch(sys.modules["torch.distributed.rendezvous"], "_create_c10d_store", self._create_store)
         self._patch(c10d, "_new_process_group_helper", self._helper)
         self._patch(c10d, "_update_default_pg", self._update_default)
         self._patch(c10d, "_new_group_with_tag", self._new_group)
@@ -79,6 +89,10 @@ class Hooks:
     def _rendezvous(self, original: Any, url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
         self._begin_init(rank, world_size, "" if url.startswith("env://") else url.partition("?")[0])
         return original(url, rank, world_size, **kwargs)
+
+    def _create_store(self, original: Any, hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        self._before_store(port)
+        return original(hostname, port, *args, **kwargs)
 
     def _begin_init(self, rank: int, world_size: int, where: str = "") -> None:
         rank = rank if rank >= 0 else int(os.environ.get("RANK", "-1"))

@@ -17,8 +17,8 @@ _settings: Settings | None = None
 _hooks: list[Any] = []
 _started = False
 """Another process under guard started this one: the variables of its own launcher say nothing of this rank."""
-_inherited: dict[str, str] = {}
-"""The rendezvous that such a process was given."""
+_agent_port = ""
+"""Where the launcher of this process, or of the one that started it, has its store; empty: no launcher has one."""
 _refused = False
 """There was no place for the ring: said once, the process goes on without a guard."""
 
@@ -49,7 +49,7 @@ def install(
     or `wait`. What is not given comes from the environment (`DISTSIM_LEVEL`, `DISTSIM_ON_HANG`,
     `DISTSIM_DIR`, ...). Call it in every rank, best before `init_process_group`.
     """
-    global _settings
+    global _settings, _agent_port
     given = {
         "level": level,
         "on_hang": on_hang,
@@ -65,6 +65,8 @@ def install(
     if settings.level is Level.OFF:
         return
     _settings = settings
+    if not _agent_port and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        _agent_port = os.environ.get("MASTER_PORT", "")
     import torch.distributed as dist
 
     if not dist.is_available():
@@ -75,13 +77,14 @@ def install(
     from distsim.realexec.spawn import SpawnHook
     from distsim.realexec.uncompiled import leave_uncompiled
 
-    hooks = Hooks(_open, current_session)
+    hooks = Hooks(_open, current_session, _leave_agent)
     hooks.install()
     ends = EndHooks(current_session)
     ends.install()
     ddp = DdpHook()
     ddp.install()
-    spawn = SpawnHook({"dir" if key == "directory" else key: value for key, value in given.items()}, _is_rank)
+    passed_on = {"dir" if key == "directory" else key: value for key, value in given.items()}
+    spawn = SpawnHook({**passed_on, "agent_port": _agent_port}, _is_rank)
     spawn.install()
     shortcuts = Shortcuts()
     shortcuts.install()
@@ -101,11 +104,19 @@ def install(
 
 def install_started(given: Mapping[str, Any]) -> None:
     """In a process that a process under guard has started, with its settings."""
-    global _started
+    global _started, _agent_port
     _started = True
-    _inherited.update(port=os.environ.get("MASTER_PORT", ""))
+    settings = dict(given)
+    _agent_port = settings.pop("agent_port")
     if not installed():  # a forked process has it already
-        install(**given)
+        install(**settings)
+
+
+def _leave_agent(port: int) -> None:
+    """A store is about to be made at *port*. Where the launcher has its own elsewhere, this is a rendezvous of the
+    program's own: torch would look for the elastic agent's store there, and hang."""
+    if _agent_port and str(port) != _agent_port:
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
 
 
 def _is_rank() -> bool:
@@ -131,9 +142,6 @@ def _open(rank: int, world_size: int, where: str) -> Session | None:
     if _settings is None or _refused:
         return None
     if _session is None:
-        if _started and (where.rpartition(":")[2] or os.environ.get("MASTER_PORT", "")) != _inherited["port"]:
-            # A rendezvous of the program's own: torch would look for the elastic agent's store there, and hang.
-            os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         _session = Session.open(_settings, rank, world_size, where, local=not _started)
         _refused = _session is None
         if _session is not None:

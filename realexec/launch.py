@@ -33,6 +33,9 @@ from distsim.errors import UsageError
 
 __all__ = ["launch"]
 
+LAUNCHED = "DISTSIM_LAUNCHED"
+"""Set for the processes of a job: the folder of its rings."""
+
 KEPT_RUNS = 32
 """Folders of failed runs that stay for `distsim diagnose`: a rank's ring takes 2 MiB of /dev/shm."""
 VERDICT_WAIT_S = 4.0
@@ -42,6 +45,7 @@ VERDICT_WAIT_S = 4.0
 def launch(args: argparse.Namespace) -> int:
     """Run under torch elastic; 0 finished, 1 a rank failed, 3 hang, 4 inconsistent collectives."""
     _check_backend(args.on)
+    _leave_outer_job()
     settings, directory, own = _settings(args)
     monitor: subprocess.Popen[bytes] | None = None
     failed: list[str] = []
@@ -56,7 +60,7 @@ def launch(args: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
         else:
-            os.environ.update(Settings.environment(settings), DISTSIM_MONITOR="0")
+            os.environ.update(Settings.environment(settings), DISTSIM_MONITOR="0", **{LAUNCHED: settings.directory})
     try:
         with _exits_recorded(directory):
             code = _run(args, monitor is not None, failed)
@@ -102,6 +106,18 @@ def _check_backend(on: str) -> None:
         raise UsageError(
             f"--on gloo: this torch ({torch.__version__}) was built without gloo; install a standard wheel"
         )
+
+
+def _leave_outer_job() -> None:
+    """A rank of a job under guard may launch a job of its own: how closely to look is for both, but the rings, the
+    report and the monitor are the outer job's."""
+    outer = os.environ.pop(LAUNCHED, None)
+    if outer is None:
+        return
+    if os.environ.get("DISTSIM_DIR") == outer:
+        del os.environ["DISTSIM_DIR"]
+    for name in ("DISTSIM_REPORT", "DISTSIM_MONITOR"):
+        os.environ.pop(name, None)
 
 
 def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:

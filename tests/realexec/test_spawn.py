@@ -140,6 +140,40 @@ def test_ranks_at_the_launchers_own_rendezvous(tmp_path: Path) -> None:
     assert rings(tmp_path) == [(0, 3), (1, 3), (2, 3)]
 
 
+RPC = """
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.rpc as rpc
+import torch.multiprocessing as mp
+
+
+def main(rank):
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    if rank == 0:
+        print(rpc.rpc_sync("worker1", torch.add, args=(torch.ones(1), 1)))
+    rpc.shutdown()
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])
+    mp.start_processes(main, nprocs=2, start_method="fork")
+"""
+
+
+def test_rpc_among_started_ranks(tmp_path: Path) -> None:
+    """init_rpc has its own rendezvous at the port that the program chose, before it started them: not in the store
+    of the launcher's agent."""
+    done = launched(tmp_path, str(free_port()), program=RPC)
+    assert (done.returncode, done.stdout) == (0, "tensor([2.])\n"), done.stderr
+    assert rings(tmp_path) == [(0, 2), (1, 2)]
+
+
 def test_a_program_without_ranks_is_told_of(tmp_path: Path) -> None:
     """Where no group came under guard, one line says so, and how ranks that are started otherwise come under it."""
     done = launched(tmp_path, program="print('well')")

@@ -16,4 +16,7 @@ model = DistributedDataParallel(nn.Linear(8, 8))
 with model.join():
     for _ in range(3 + 2 * rank):
         model(torch.ones(2, 8)).sum().backward()
+with model.join(divide_by_initial_world_size=False):  # its C++ waits for a handle that Python has dropped
+    for _ in range(3 + 2 * rank):
+        model(torch.ones(2, 8)).sum().backward()
 dist.destroy_process_group()
