@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 
-__all__ = ["format_user_traceback"]
+from distsim.debug.frames import is_ours
 
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+__all__ = ["format_user_traceback"]
 
 
 def format_user_traceback(exc: BaseException) -> str:
@@ -15,7 +14,7 @@ def format_user_traceback(exc: BaseException) -> str:
     shown = traceback.TracebackException.from_exception(exc)
     part: traceback.TracebackException | None = shown
     while part is not None:
-        kept = [frame for frame in part.stack if not frame.filename.startswith(_OURS)]
+        kept = [frame for frame in part.stack if not is_ours(frame.filename)]
         part.stack = traceback.StackSummary.from_list(kept)
         part = part.__cause__ or part.__context__
     return "".join(shown.format())

@@ -11,7 +11,7 @@ from distsim.debug.diagnosis import Diagnosis, diagnose
 from distsim.debug.kinds import Kind
 from distsim.debug.records import Phase, Site, State
 from distsim.debug.render import render_diagnoses
-from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, group, play, recv, send
+from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, group, play, recv, run, send
 
 
 def test_without_history_the_lowest_rank_is_the_reference() -> None:
@@ -181,7 +181,7 @@ def test_one_barrier_for_rank_0_is_no_uneven_loop() -> None:
 
 
 def test_an_uneven_loop_of_two_stays_a_tie() -> None:
-    """One went round once more than the other, in a function of its own: who is right nobody knows, and that is said."""
+    """One went round once more than the other, in a function of its own: nobody knows who is right, which is said."""
     train = Site(FILE, 7, "train")
     d = told(lambda r: [mean(18, train)] * (4 + (r == 0)) + [barrier(19)])
     assert (d.kind, d.culprits) == (Kind.UNEVEN_ITERATIONS, (1,))
@@ -212,3 +212,14 @@ def test_nobody_hangs_in_a_call_that_strict_refused() -> None:
     (d,) = diagnose(replace(evidence, sources={FILE: PROGRAM}))
     assert d.stuck == {}
     assert "HANG" not in render_diagnoses([d]).plain().splitlines()[0]
+
+
+def test_a_rank_that_hung_up_after_fewer_rounds_left_the_loop() -> None:
+    """Rank 1 has destroyed its group and still runs; rank 0 lost it in a round more: a loop, not a missing barrier."""
+    evidence = play(2, lambda r: [mean(13)] * (3 + (r == 0)) + [run(19)] * (r == 1))
+    last = evidence.records[0][-1]
+    last.state, last.error = State.FAILED, "RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:5"
+    state = evidence.ranks[0]
+    state.phase, state.exception, state.exit_code = Phase.RAISED, last.error, 1
+    (d,) = diagnose(replace(evidence, sources={FILE: PROGRAM}))
+    assert (d.kind, d.culprits) == (Kind.UNEVEN_ITERATIONS, (1,))
