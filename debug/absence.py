@@ -26,7 +26,7 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
     if len(unknown) == len(ranks):
         return _no_record(case, call, ranks, victims)
     ranks = [r for r in ranks if r not in unknown]  # of these it is known that they did not come
-    finished = all(case.world.states[r].phase is Phase.FINISHED for r in ranks)
+    finished = all(_is_over(case, r) for r in ranks)
     if lane is not None and call.op == "new_group":
         return _plain(case, Kind.GROUP_CREATION_ORDER, call, ranks, victims)
     if lane is not None and (found := _other_group(case, lane, call, ranks, victims)) is not None:
@@ -63,7 +63,7 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     who = ranks_text(ranks)
     they, them = ("it", "it") if len(ranks) == 1 else ("they", "them")
     where = several(case.where(ranks[0]), ranks)
-    running = case.world.states[ranks[0]].phase is Phase.RUNNING
+    running = case.world.states[ranks[0]].phase is Phase.RUNNING and not _is_over(case, ranks[0])
     said = [last_words(case.world.died_inside(r), case.world.states[r]) for r in victims]
     gave_up = any(timed_out(words) for words in said)
     what = f"{who} never called {call_text(call)} on {group_text(call.group)}: {they} {where}."
@@ -127,7 +127,7 @@ def loop_ended(
     theirs = _rounds(lane, ranks[0], call)
     if rounds < 2 or not theirs or theirs >= rounds:
         return None
-    finished = all(case.world.states[rank].phase is Phase.FINISHED for rank in ranks)
+    finished = all(_is_over(case, rank) for rank in ranks)
     few = finished and len(met) * 2 < len(lane.group.ranks)
     then = "finished" if finished else several(case.where(ranks[0]), ranks)
     even = len(met) * 2 == len(lane.group.ranks)
@@ -143,6 +143,12 @@ def loop_ended(
         suggestion=advice(Kind.UNEVEN_ITERATIONS),
         since_s=call.issued_s,
     )
+
+
+def _is_over(case: Case, rank: int) -> bool:
+    """Its program has ended, whether or not its process has."""
+    state = case.world.states[rank]
+    return state.phase is Phase.FINISHED or (state.phase is Phase.RUNNING and state.leaving)
 
 
 def _rounds(lane: Lane, rank: int, call: CallRecord) -> int:

@@ -53,7 +53,8 @@ def find_divergences(world: World, lane: Lane) -> list[Divergence]:
             unlike_sites.append(seq)
     for seq in unlike_sites:
         if (silent := by_site(world, lane, seq)) is not None:
-            found.append(_fair(world, silent))
+            fair = _fair(world, silent)
+            found.append(replace(fair, borne_out=any(d.blocks and d.seq > seq for d in found)))
             break
     found.sort(key=lambda d: d.seq)
     first_block = next((i for i, d in enumerate(found) if d.blocks), len(found))

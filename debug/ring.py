@@ -25,6 +25,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from distsim.debug.private import create_private
+
 __all__ = [
     "ASYNC",
     "COMPLETED",
@@ -87,7 +89,8 @@ WORDS_AT = 512
     W_LEVEL,
     W_FINDING,  # table offset of what the rank itself found out
     W_LOCAL_WORLD,  # ranks on this host, 0: all
-) = range(18)
+    W_GUESSED,  # calls made when the rank found that out from outside, + 1; 0: it did not
+) = range(19)
 
 POSITION_AT = 1024
 POSITION_BYTES = HEADER_BYTES - POSITION_AT
@@ -113,6 +116,7 @@ RACE = 1 << 11  # another thread was inside a call on the same group
 P2P_CALL = 1 << 12
 FUTURE = 1 << 13  # somebody took the future
 UNCHECKED = 1 << 14  # strict did not hold this call
+REJECTED = 1 << 15  # torch refused it at this rank, before any other could hear of it
 
 TABLE_GROUP, TABLE_SITE, TABLE_THREAD, TABLE_TEXT = 1, 2, 3, 4
 _ENTRY = struct.Struct("<IB")
@@ -178,7 +182,7 @@ class RingWriter:
         self.path = Path(path)
         size = file_bytes()
         scratch = self.path.with_suffix(f".{os.getpid()}.new")
-        descriptor = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = create_private(scratch)
         try:
             # Reserve now: a page that cannot be had later would be a SIGBUS in the middle of training.
             os.posix_fallocate(descriptor, 0, size)

@@ -16,6 +16,7 @@ from distsim.debug.frames import Owner, absolute, is_ours, owner, program_frames
 from distsim.debug.jobdir import stack_path
 from distsim.debug.records import Site
 from distsim.debug.ring_reader import RingReader
+from distsim.strangers import open_regular
 
 __all__ = ["collect", "is_library", "parse_faulthandler", "user_part"]
 
@@ -90,7 +91,7 @@ def crash_stack(reader: RingReader, directory: Path) -> tuple[Site, ...]:
 
 def _tail(path: Path, start: int) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(start)
             return file.read(1 << 20).decode(errors="replace")
     except OSError:

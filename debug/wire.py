@@ -39,9 +39,23 @@ _PLAIN = (
     "started_s",
     "completed_s",
     "error",
+    "rejected",
     "index",
 )
-_STATE = ("since_s", "exit_code", "signal", "exception", "traceback", "host", "pid", "over", "silent_s")
+_STATE = (
+    "since_s",
+    "exit_code",
+    "signal",
+    "exception",
+    "traceback",
+    "host",
+    "pid",
+    "over",
+    "silent_s",
+    "reason",
+    "at_large",
+    "leaving",
+)
 _TUPLES = ("dtypes", "input_splits", "output_splits", "new_ranks")
 _SHAPES = ("input_shapes", "output_shapes")
 
@@ -105,6 +119,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "site": _site(finding.site),
         "suggestion": finding.suggestion,
         "at_s": finding.at_s,
+        "guess": finding.guess,
     }
 
 
@@ -146,6 +161,7 @@ def evidence_from_json(
                 site=_read_site(entry["site"]),
                 suggestion=entry["suggestion"],
                 at_s=entry["at_s"],
+                guess=bool(entry["guess"]),
             )
         )
     return states, records, findings, dict(said["sources"])

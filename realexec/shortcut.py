@@ -32,6 +32,7 @@ from torch._C._distributed_c10d import Backend
 
 from distsim.debug import ring as rings
 from distsim.debug.callsite import codes_of, way_to
+from distsim.debug.error_text import error_line
 from distsim.debug.frames import Owner, owner
 from distsim.realexec.guard import GuardedGroup
 
@@ -126,7 +127,7 @@ def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: 
     try:
         method(guard.fast, [tensor], seen.options).wait()
     except BaseException as error:
-        ring.error(index, f"{type(error).__name__}: {error}")
+        ring.error(index, error_line(error))
         ring.finish(index, rings.FAILED)
         lane.busy = 0
         raise

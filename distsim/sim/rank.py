@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from distsim.debug.error_text import message
 from distsim.debug.frames import raised_at
 from distsim.debug.records import HostWait, Phase
 from distsim.errors import UsageError
@@ -21,6 +22,7 @@ from distsim.sim.backend import adopt_groups
 from distsim.sim.compute import ComputeMode
 from distsim.sim.process import SimProcess
 from distsim.sim.spawn import begin_multiprocessing, end_children
+from distsim.sim.stores import close_files
 from distsim.sim.task import Killed, Unwind, require_task
 from distsim.sim.threads import close_pools
 from distsim.sim.tracebacks import format_user_traceback
@@ -61,9 +63,7 @@ class Program:
             main.__dict__["__cached__"] = None
         process.main = main
         sys.modules["__main__"] = main
-        if name != "__main__":
-            process.user_names[name] = None
-            sys.modules[name] = main
+        sys.modules["__mp_main__"] = main  # multiprocessing's name of it, in every process
         exec(self.code(), main.__dict__)
         return main
 
@@ -123,6 +123,7 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
             function, args, kwargs = process.at_exit.pop()
             function(*args, **kwargs)
         end_children(process)
+        close_files(process)
         logging.shutdown()
         task.flush()
     except Unwind:
@@ -157,6 +158,7 @@ def _exit_code(exit_: SystemExit, process: SimProcess) -> int:
 
 def keep_failure(process: SimProcess, exc: BaseException) -> None:
     process.exception = exc
+    process.error_text = message(exc)
     process.traceback_text = format_user_traceback(exc)
     process.last_stack = raised_at(exc.__traceback__)
 
