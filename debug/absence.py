@@ -42,10 +42,21 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
             if (split := _split_over_groups(case, lane, call, met, victims)) is not None:
                 return split
             return _too_many(case, lane, call, met)
+    if lane is not None and _hung_up(case, ranks, victims):
+        if (found := loop_ended(case, lane, call, ranks, victims)) is not None:
+            return found
     late = [r for r in ranks if lane is not None and r in lane.meetings.get(call.seq, ())]
     if late:
         return _too_late(case, call, late, victims)
     return _plain(case, Kind.MISSING_RANK, call, ranks, victims)
+
+
+def _hung_up(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> bool:
+    """*ranks* run, and all that waited for them have lost the connection: a process that lives keeps its connections
+    until its group is destroyed."""
+    said = [last_words(case.world.died_inside(r), case.world.states[r]) for r in victims]
+    running = case.world.states[ranks[0]].phase is Phase.RUNNING
+    return running and bool(victims) and all(words is not None and aftermath(words) for words in said)
 
 
 def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
@@ -63,8 +74,7 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     suggestion = advice(Kind.STRAGGLER if running else kind, who=who, theirs=place(call.site))
     if running and gave_up:
         suggestion += " Or pass a longer timeout=."
-    elif running and victims and all(words is not None and aftermath(words) for words in said):
-        # A process that lives keeps its connections until its group is destroyed.
+    elif _hung_up(case, ranks, victims):
         what += f" Connections to {them} were closed while {they} ran, as destroy_process_group() does."
         suggestion = "Let no rank call destroy_process_group() before the others are through: dist.barrier() first."
     return case.diagnosis(

@@ -61,6 +61,8 @@ INSTALLED = ("/site-packages/", "/dist-packages/")
 STDLIB = re.compile(r"/lib(64)?/python3\.\d+/")
 TORCH_ABROAD = re.compile(r"/torch/(distributed|nn|optim|autograd|utils|_\w+|(functional|serialization|storage)\.py)")
 """torch's own files in a dump of another machine, where it may lie anywhere."""
+TORCHS_TESTS = "/torch/testing/_internal/"
+"""Programs that happen to lie among torch's modules."""
 SPAWNERS = ("/multiprocessing/spawn.py", "/multiprocessing/forkserver.py")
 
 
@@ -138,6 +140,8 @@ def _decide(file: str, abroad: bool) -> Owner:
     if not _machines:
         _machines = _machinery()
     path = absolute(file)
+    if TORCHS_TESTS in path:
+        return Owner.LIBRARY
     if path.startswith(_machines) or (abroad and TORCH_ABROAD.search(path)):
         return Owner.MACHINERY
     if path.startswith(INSTALLED_HERE) or any(part in path for part in INSTALLED):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 
 from distsim.debug.error_text import error_line, error_traceback
+from distsim.debug.frames import is_ours
 
 __all__ = ["format_user_traceback"]
-
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def format_user_traceback(exc: BaseException) -> str:
@@ -23,7 +21,7 @@ def format_user_traceback(exc: BaseException) -> str:
         part = todo.pop()
         if part is None:
             continue
-        kept = [frame for frame in part.stack if not frame.filename.startswith(_OURS)]
+        kept = [frame for frame in part.stack if not is_ours(frame.filename)]
         part.stack = traceback.StackSummary.from_list(kept)
         todo += [part.__cause__, part.__context__, *(part.exceptions or ())]
     return error_traceback(shown)

@@ -51,6 +51,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
         (".venv/lib/python3.12/site-packages/lightning/trainer.py", Owner.LIBRARY),
         (LIBRARY, Owner.LIBRARY),
         (TORCH, Owner.MACHINERY),
+        (f"{PATHS['purelib']}/torch/testing/_internal/distributed/distributed_test.py", Owner.LIBRARY),
         (DISTSIM, Owner.MACHINERY),
         (str(Path(DISTSIM).resolve()), Owner.MACHINERY),
         (f"{PATHS['scripts']}/torchrun", Owner.MACHINERY),
