@@ -62,8 +62,8 @@ def diagnose(evidence: Evidence) -> list[Diagnosis]:
     for i, pair in enumerate(pairs, start=len(divergences)):
         if i not in hit:
             met.append(disagreement(case, pair, ()))
-    met = [_with_refused(case, d) for d in met]
-    found = [_with_refused(case, d) for d in found]
+    met = [_not_made(case, _with_refused(case, d)) for d in met]
+    found = [_not_made(case, _with_refused(case, d)) for d in found]
     found += _unwaited_deaths(case, found + met)
     found = merge_findings(case, [*met, *found, *stragglers(case)])
     weigher = Weigher(world, moving, _of_content(contradictions, divergences))
@@ -84,7 +84,7 @@ def _told_once(found: list[Diagnosis]) -> list[Diagnosis]:
 
 def _of_content(contradictions: Contradictions, divergences: Sequence[Divergence]) -> Contradictions:
     """Without those that only the calls' lines show: calls that are alike go together from any line."""
-    lanes = {id_: lane for id_, lane in contradictions.lanes.items() if divergences[lane[0]].mismatch is not None}
+    lanes = {id_: lane for id_, lane in contradictions.lanes.items() if divergences[lane[0]].met}
     return Contradictions(lanes, contradictions.pairs)
 
 
@@ -193,6 +193,21 @@ def _with_refused(case: Case, told: Diagnosis) -> Diagnosis:
     if not late:
         return told
     return replace(told, victims=tuple(sorted((*told.victims, *late))), sites={**case.sites(late), **told.sites})
+
+
+def _not_made(case: Case, told: Diagnosis) -> Diagnosis:
+    """Nobody is stuck in a call that strict did not let go out: who is still in it is about to be told."""
+    group, call = told.group, told.call
+    if group is None or call is None or told.pair is not None:
+        return told
+    refused = {
+        record.seq
+        for rank in group.ranks
+        for record in case.world.records(rank)
+        if record.group == group and record.state is State.FAILED and (record.error or "").startswith(REFUSED)
+    }
+    left = {r: at for r, at in told.stuck.items() if at.seq not in refused or at.group_ranks != group.ranks}
+    return told if len(left) == len(told.stuck) else replace(told, stuck=left)
 
 
 def _refused(case: Case, rank: int, told: Diagnosis) -> bool:

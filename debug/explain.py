@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from distsim.debug.checks import BARRIERS, payload_text
+from distsim.debug.frames import packaged
 from distsim.debug.records import (
     CallRecord,
     CallWait,
@@ -91,7 +92,8 @@ def place(site: Site | None, *, function: bool = False, through: bool = True) ->
     text = f"{short_path(site.file)}:{site.line}"
     if function and site.function not in ("", "<module>"):
         text += f" in {site.function}"
-    return f"{text} (through {place(site.through)})" if through and site.through is not None else text
+    below = site.through
+    return f"{text} (through {packaged(below.file)}:{below.line})" if through and below is not None else text
 
 
 def call_text(call: CallRecord) -> str:

@@ -15,7 +15,7 @@ import re
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from types import FrameType, TracebackType
@@ -29,6 +29,7 @@ __all__ = [
     "absolute",
     "is_ours",
     "owner",
+    "packaged",
     "program_frames",
     "raised_at",
     "shown",
@@ -54,7 +55,7 @@ class Owner(enum.IntEnum):
     """All else: a script, a module beside it, an editable install, a notebook's cell, what was typed."""
 
 
-TYPED = ("<string>", "<stdin>", "<console>", "<ipython-input-", "<doctest ", "<torch_package_")
+TYPED = ("<string>", "<stdin>", "<console>", "<ipython-input-", "<python-input-", "<doctest ", "<torch_package_")
 """Names of code that a user gave without a file; other names in brackets belong to generated code."""
 INSTALLED = ("/site-packages/", "/dist-packages/")
 STDLIB = re.compile(r"/lib(64)?/python3\.\d+/")
@@ -181,6 +182,13 @@ def shown(file: str) -> str:
     return known
 
 
+def packaged(file: str) -> str:
+    """Where a library's file is in the library: `torchmetrics/utilities/distributed.py`."""
+    for part in INSTALLED:
+        file = file.rpartition(part)[2]
+    return file
+
+
 # Stacks ------------------------------------------------------------------------------------------
 
 
@@ -200,24 +208,32 @@ def program_frames(stack: Iterable[Frame], *, depth: int = DEPTH, abroad: bool =
     found: list[Site] = []
     through: Frame | None = None
     stand_in: Frame | None = None
-    called = ""
+    stack = list(stack)
+    typed = _typed(stack)
     for frame in stack:
         file = frame[0]
         whose = owner(file, abroad=abroad)
-        if whose is Owner.USER and not (file == "<string>" and called.endswith(SPAWNERS)):
+        if whose is Owner.USER and (typed or file != TYPED[0]):
             found.append(_site(frame))
             if len(found) == depth:
                 break
         elif whose is Owner.LIBRARY and not found:
             through = through or frame
             stand_in = frame
-        called = file
     if not found and stand_in is not None:
         found.append(_site(stand_in))
         through = None if through == stand_in else through
     if found and through is not None:
         found[0] = _through(found[0], through)
     return tuple(found)
+
+
+def _typed(stack: Sequence[Frame]) -> bool:
+    """Whether the program is what `python -c` was given. Dataclasses and named tuples make `<string>` code, too, and
+    a spawned process begins in such a line."""
+    if not stack or stack[-1][0] != TYPED[0]:
+        return False
+    return len(stack) < 2 or not stack[-2][0].endswith(SPAWNERS)
 
 
 def raised_at(trace: TracebackType | None) -> tuple[Site, ...]:

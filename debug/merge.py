@@ -20,6 +20,7 @@ SYMPTOMS = frozenset(
     {
         Kind.MISSING_RANK,
         Kind.HOST_STUCK,
+        Kind.NEVER_JOINED,
         Kind.UNEVEN_ITERATIONS,
         Kind.STRAGGLER,
         Kind.P2P_UNMATCHED,

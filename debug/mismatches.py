@@ -45,8 +45,7 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
         since_s=max(d.got.issued_s, d.expected.issued_s),
         sites={rank: site for rank, record in met.items() if (site := record.site) is not None},
     )
-    # Calls that are alike go together from whatever lines they come: then others must show what follows from it.
-    return told if d.mismatch is None else replace(told, proof=Proof.MET)
+    return replace(told, proof=Proof.MET) if d.met else told
 
 
 def _suggestion(d: Divergence) -> str:

@@ -165,6 +165,11 @@ class CallRecord:
     """Number of this record on its rank over all groups, from 0: the rank's program order."""
 
     @property
+    def way(self) -> tuple[Site, ...]:
+        """Where it was made, with every line above: a helper's one line is another place for each who calls it."""
+        return self.stack or (() if self.site is None else (self.site,))
+
+    @property
     def is_p2p(self) -> bool:
         return self.op in P2P
 

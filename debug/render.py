@@ -286,7 +286,7 @@ def _source(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
         lines = text.splitlines()
         if 0 < site.line <= len(lines):
             shown.add((site.file, site.line))
-            yield Line(f"{place(site)}  |  {lines[site.line - 1].strip()}", style="cyan")
+            yield Line(f"{place(site, through=False)}  |  {lines[site.line - 1].strip()}", style="cyan")
 
 
 def shown_tracebacks(d: Diagnosis, evidence: Evidence) -> list[tuple[tuple[int, ...], str]]:

@@ -152,7 +152,7 @@ class WaitGraph:
                 found[rank] = UNABLE
             elif given_up is not None and met[rank].issued_s > given_up:
                 found[rank] = LATE
-        if not found and call.new_ranks is not None:  # members alone wait for each other, unless torch is told otherwise
+        if not found and call.new_ranks is not None:  # members alone wait, unless torch is told otherwise
             found = {r: ABSENT for r in lane.absent(call.seq) if r not in members and self._cannot_serve(r)}
         if not found and len(failed) < len(met):  # they came and raised in it, by no fault of the others'
             found = dict.fromkeys(failed, UNABLE)

@@ -150,10 +150,19 @@ class Beacon:
                 return said
         return {}
 
+    @property
+    def crash(self) -> str | None:
+        """What faulthandler called the crash of this process: `Segmentation fault`; None: it left no word."""
+        found = re.findall(r"^Fatal Python error: (.*)$", self._left(), re.MULTILINE)
+        return found[-1] if found else None
+
+    def _left(self) -> str:
+        size = os.fstat(self.stack_fd).st_size
+        return os.pread(self.stack_fd, _STACK_BYTES, max(0, size - _STACK_BYTES)).decode(errors="replace")
+
     def stack(self) -> list[tuple[str, int, str]]:
         """File, line and function of the frames of the last stack that was left, innermost first."""
-        size = os.fstat(self.stack_fd).st_size
-        text = os.pread(self.stack_fd, _STACK_BYTES, max(0, size - _STACK_BYTES)).decode(errors="replace")
+        text = self._left()
         last = text[max(text.rfind("\nCurrent thread"), text.rfind("\nThread "), 0) :]
         return [
             (found["file"], int(found["line"]) if found["line"].isdigit() else 0, found["function"])
@@ -177,18 +186,19 @@ class Beacon:
 
 
 _here: Beacon | None = None
+_lit_by = 0
 _alternate_stack: Any = None
 
 
 def here() -> Beacon | None:
-    """The page of this process; None where nobody watches it."""
-    return _here
+    """The page of this process; None where nobody watches it, as after a fork of a watched one."""
+    return _here if _lit_by == os.getpid() else None
 
 
 def light(beacon: Beacon | None) -> None:
     """Make *beacon* the page of this process."""
-    global _here
-    _here = beacon
+    global _here, _lit_by
+    _here, _lit_by = beacon, os.getpid()
 
 
 def crash_stack_for_this_thread() -> None:

@@ -3,6 +3,9 @@
 The command line forks before it has imported anything heavy: the child simulates, the parent waits. The
 child's exit code is the parent's. Where the child crashes, or a rank holds the interpreter for longer than
 the host timeout, the parent ends it and tells what it knows (`Fate`) in its stead.
+
+A process that is not ours (pytest, a script that calls `distsim.simulate`) is watched by a child of its own,
+a bare interpreter that is started by its first simulation and ends with it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any, NoReturn
 from distsim import beacon as beacons
 from distsim.beacon import Beacon
 
-__all__ = ["Fate", "Watch", "can_watch", "fork_watched"]
+__all__ = ["Fate", "Watch", "can_watch", "fork_watched", "watch_from_outside"]
 
 POLL_S = 0.2
 MARGIN_S = 1.0
@@ -72,11 +75,12 @@ class Watch:
             self.still_s += min(passed_s, 2 * POLL_S)
         return self.still_s > self.beacon.limit_s + MARGIN_S
 
-    def fate(self, signal_number: int | None = None) -> Fate:
-        """What can be said of a process that crashed, or is stuck and about to be ended."""
-        if signal_number is None:
+    def fate(self, signal_number: int | None = None, crash: str | None = None) -> Fate:
+        """What can be said of a process that crashed (by a signal, or in faulthandler's words), or is stuck and
+        about to be ended."""
+        if signal_number is None and crash is None:
             self.beacon.ask(self.pid)
-        name = None if signal_number is None else signal.Signals(signal_number).name
+        name = crash if signal_number is None else signal.Signals(signal_number).name
         beacon, facts = self.beacon, self.beacon.facts
         return Fate(
             rank=beacon.rank,
@@ -129,6 +133,84 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
     if os.getppid() != parent:
         os._exit(1)
+
+
+def watch_from_outside() -> None:
+    """Have a child watch this process from now on; at most one, and none where somebody watches already."""
+    if beacons.here() is not None or not hasattr(os, "memfd_create") or sys.gettrace() is not None:
+        return
+    beacon = Beacon()
+    ours, _theirs = os.pipe()  # reads as ended once this process has
+    try:
+        error = os.dup(_terminal())
+        words = [str(number) for number in (os.getpid(), beacon.page_fd, beacon.stack_fd, ours, error)]
+        for number in (beacon.page_fd, beacon.stack_fd, ours, error):
+            os.set_inheritable(number, True)
+        code = "import sys; sys.path[:] = eval(sys.argv[1]); from distsim.overseer import watch_parent; watch_parent()"
+        null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
+        house = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        paths = repr([house, *(path for path in sys.path if path)])
+        os.posix_spawn(sys.executable, [sys.executable, "-c", code, paths, *words], os.environ, file_actions=null)
+    except OSError:  # no process to be had: then nobody watches
+        return
+    finally:
+        os.close(ours)
+    for number in (beacon.page_fd, beacon.stack_fd):
+        os.set_inheritable(number, False)
+    os.close(error)
+    beacons.light(beacon)
+    _end_with_3_on_quit()
+
+
+def _terminal() -> int:
+    """Where a report is seen: not in what pytest captures (its plugin says where)."""
+    return REPORT_FD if REPORT_FD is not None else 2
+
+
+REPORT_FD: int | None = None
+"""Descriptor of the real stderr, from who redirects it later."""
+
+
+def _end_with_3_on_quit() -> None:
+    """SIGQUIT, which would end this process anyway, ends it with exit code 3 = SIGQUIT, also where no Python code
+    can run: that is how the watcher ends it."""
+    import ctypes
+
+    if signal.getsignal(signal.SIGQUIT) is not signal.SIG_DFL:
+        return
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal(int(signal.SIGQUIT), ctypes.cast(libc._exit, ctypes.c_void_p))
+
+
+def watch_parent() -> None:
+    """The whole life of a watching child; its arguments are those that `watch_from_outside` gives it."""
+    import select
+
+    pid, page, stack, life, error = map(int, sys.argv[2:])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)  # it ends when the watched process does
+    beacon = Beacon(page, stack)
+    watch = Watch(beacon, pid)
+    while True:
+        ended = bool(select.select([life], [], [], POLL_S)[0])
+        if ended or os.getppid() != pid:
+            if beacon.rank is not None and (crash := beacon.crash) is not None:
+                _tell(watch.fate(crash=crash), error)
+            return
+        if watch.stuck():
+            _tell(watch.fate(), error)
+            os.kill(pid, signal.SIGQUIT)
+            if not select.select([life], [], [], 2.0)[0]:
+                os.kill(pid, signal.SIGKILL)
+            return
+
+
+def _tell(fate: Fate, error: int) -> None:
+    from distsim.report.fate import fatal_text
+
+    with contextlib.suppress(OSError):
+        os.write(error, fatal_text(fate).encode(errors="replace"))
 
 
 def _outlive(pid: int, beacon: Beacon, watched: set[signal.Signals], explain: Callable[[Fate], int]) -> int:

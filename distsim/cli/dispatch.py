@@ -104,9 +104,13 @@ def _watched(argv: Sequence[str]) -> None:
 
 
 def _real(argv: Sequence[str]) -> bool:
+    return any(place in REAL_BACKENDS for place in _places(argv))
+
+
+def _places(argv: Sequence[str]) -> list[str]:
+    """What stands after --on."""
     places = [after for word, after in itertools.pairwise((*argv, "")) if word == "--on"]
-    places += [word.partition("=")[2] for word in argv if word.startswith("--on=")]
-    return any(place in REAL_BACKENDS for place in places)
+    return [*places, *(word.partition("=")[2] for word in argv if word.startswith("--on="))]
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -134,7 +138,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="distsim")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     importlib.import_module(f"distsim.cli.{name}").add_parser(subparsers)
-    args, unknown = parser.parse_known_args(argv)
+    try:
+        args, unknown = parser.parse_known_args(argv)
+    except UsageError:
+        scripts = [place for place in _places(argv) if place.endswith(".py")]
+        if name == "run" and scripts:  # what is wrong with the rest follows from it
+            raise UsageError(
+                f"--on {scripts[0]}: expected a cluster (a preset or a .toml file), got a Python script; the script "
+                f"comes last: distsim run [--on CLUSTER] {scripts[0]}"
+            ) from None
+        raise
     if unknown:
         raise UsageError(_unknown_flag(name, unknown, _flags(subparsers.choices[name])))
     return args

@@ -163,6 +163,8 @@ def _launch(args: argparse.Namespace) -> int:
             setattr(args, dest, args.torchrun_defaults[dest])
     if not args.no_python and not args.module:
         _check_script(args.training_script)
+    for note in misplaced(args.training_script, args.training_script_args):
+        print(f"distsim: {note}", file=sys.stderr)
     if importlib.util.find_spec("distsim.realexec.launch") is None:
         raise UsageError(f"--on {args.on}: real runs are not in this version; simulate with --on {DEFAULT_CLUSTER}")
     launch = importlib.import_module("distsim.realexec.launch").launch
@@ -188,6 +190,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
     if args.seed < 0:
         raise UsageError(f"--seed: expected 0 or a larger number, got {args.seed}")
     notes.extend(_ignored(args))
+    notes.extend(misplaced(args.training_script, args.training_script_args))
     log_dir = _log_dir(args, notes)
     request = RunRequest(
         program=args.training_script,
@@ -205,6 +208,22 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         host_timeout_s=args.host_timeout,
     )
     return request, notes
+
+
+OWN = ("--on", "--nnodes", "--nproc-per-node", "--nproc_per_node", "--host-timeout", "--standalone")
+"""Flags of ours that few scripts have."""
+
+
+def misplaced(script: str, arguments: Sequence[str]) -> list[str]:
+    """A note where a flag of ours stands behind the script, which gets it instead of us."""
+    given = [word for word in arguments if word.partition("=")[0] in OWN]
+    if not given:
+        return []
+    flag = given[0].partition("=")[0]
+    return [
+        f"{flag} stands behind {script}, so the script got it and distsim did not: if it was meant for distsim, put it "
+        f"before the script (distsim run {flag} ... {script})"
+    ]
 
 
 def _check_script(path: str) -> None:
@@ -245,7 +264,8 @@ def _nnodes(text: str | None, notes: list[str]) -> int | None:
     if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
         raise UsageError(f"--nnodes: expected a number of nodes, or MIN:MAX, got {text!r}")
     if len(parts) == 2 and parts[0] != parts[1]:
-        notes.append(f"--nnodes {text}: simulated with {parts[1]} nodes, a simulation does not shrink or grow")
+        nodes = "1 node" if parts[1] == "1" else f"{parts[1]} nodes"
+        notes.append(f"--nnodes {text}: simulated with {nodes}, a simulation does not shrink or grow")
     return int(parts[-1])
 
 

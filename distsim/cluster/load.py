@@ -44,6 +44,11 @@ def load_cluster(name: str) -> Cluster:
     stem, nodes = _split(name)
     path = Path(stem)
     file_like = path.suffix.lower() in _SUFFIXES or "/" in stem or _exists(path)
+    if path.suffix == ".py":
+        raise UsageError(
+            f"expected a cluster (a preset or a .toml file), got the Python script {brief(path)}; the script comes "
+            f"last: distsim run [--on CLUSTER] {brief(path)}"
+        )
     if file_like and stem not in preset_names():
         return _load_file(path, nodes)
     if stem not in preset_names():
@@ -104,7 +109,7 @@ def _split(name: str) -> tuple[str, int | None]:
         nodes = int(count)
     except ValueError:
         raise UsageError(
-            f"{name}: expected a number of nodes after ':', got {brief(count)!r} (as in {stem}:2)"
+            f"{brief(name)}: expected a number of nodes after ':', got {brief(count)!r} (as in {brief(stem)}:2)"
         ) from None
     if not stem:
         raise UsageError(f"expected a cluster before ':{brief(count)}': a preset ({_list()}) or a TOML file, got none")
@@ -171,6 +176,9 @@ def _list() -> str:
 
 
 def _unknown(stem: str) -> str:
-    near = difflib.get_close_matches(stem.lower()[:80], preset_names(), 1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return f"unknown cluster '{brief(stem)}': expected a preset ({_list()}) or a TOML file{hint}"
+    said = stem.lower()[:80]
+    near = difflib.get_close_matches(said, preset_names(), 1) or [
+        name for name in preset_names() if name.startswith(said) or said in name.split("-")
+    ]
+    hint = f"; did you mean '{near[0]}'?" if near else ":"
+    return f"unknown cluster '{brief(stem)}'{hint} expected a preset ({_list()}) or a TOML file"

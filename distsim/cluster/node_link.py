@@ -8,8 +8,8 @@ every edge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from distsim.cluster.facts import CpuModel, GpuModel, NcclFacts, NodeModel
 from distsim.cluster.graphs import graph_cluster
 from distsim.cluster.link import Link, Vertex
 from distsim.errors import UsageError
-from distsim.strangers import brief, load_json, printable
+from distsim.strangers import brief, folded, load_json, printable
 from distsim.units import parse_bandwidth, parse_time
 
 __all__ = ["from_node_link", "to_graphml", "to_node_link"]
@@ -84,7 +84,7 @@ def from_node_link(text: str, where: str) -> Cluster:
     graph = data.get("graph")
     graph = graph if isinstance(graph, dict) else {}
     return graph_cluster(
-        _name(graph.get("name")) or Path(where).stem, vertices, links, where, _facts(graph.get("distsim"))
+        _name(graph.get("name")) or Path(where).stem, vertices, links, where, _facts(graph.get("distsim"), where)
     )
 
 
@@ -159,15 +159,72 @@ def _figure(edge: Mapping[str, Any], key: str, exact: str, path: str, faults: li
         return 1.0
 
 
-def _facts(data: Any) -> tuple[CpuModel, NodeModel, NcclFacts] | None:
+def _facts(data: Any, where: str) -> tuple[CpuModel, NodeModel, NcclFacts] | None:
     """The facts that `to_node_link` wrote; None where the file has none or another version's."""
     try:
         node = dict(data["node"])
         if node["gpu"] is not None:
             node["gpu"] = GpuModel(**node["gpu"])
-        return CpuModel(**data["cpu"]), NodeModel(**node), NcclFacts(**data["nccl"])
-    except (TypeError, KeyError):
+        made = CpuModel(**data["cpu"]), NodeModel(**node), NcclFacts(**data["nccl"])
+    except (TypeError, KeyError, ValueError):
         return None
+    faults = [f"graph.distsim.{fault}" for facts in made for fault in _untyped(facts)]
+    if node["gpu"] is not None:
+        faults += [f"graph.distsim.node.gpu.{fault}" for fault in _untyped(node["gpu"])]
+    if made[1].nvls and made[1].nvlink != "nvswitch":
+        faults.append(
+            f"graph.distsim.node.nvls: expected false without an NVSwitch (nvlink is {_brief(made[1].nvlink)})"
+        )
+    if not faults:
+        faults = [f"graph.distsim.{name}: expected a number above zero, got 0" for name in _zeros(made)]
+    if faults:
+        raise UsageError("\n".join([f"{where}: {len(faults)} fault(s)", *(f"  {fault}" for fault in folded(faults))]))
+    return made
+
+
+def _zeros(made: tuple[CpuModel, NodeModel, NcclFacts]) -> Iterator[str]:
+    """Figures that others are divided by, of the parts that the machine has."""
+    cpu, node, nccl = made
+    needed = {
+        "cpu": [f.name for f in fields(cpu) if f.type != "str" and f.name not in ("op_overhead_s", "store_latency_s")]
+    }
+    needed["node"] = ["ranks_per_node", "nvlink_domain_nodes", "pcie_generation", "pcie_bytes_per_s"]
+    needed["nccl"] = []
+    if node.nvlink != "none":
+        needed["node"] += [
+            "nvlink_bytes_per_s",
+            "nvlink_spec_bytes_per_s",
+            "nvlink_pair_bytes_per_s",
+            "nvlinks_per_gpu",
+        ]
+    if node.num_nics or nccl.num_nics or nccl.net != "none":
+        needed["node"] += ["num_nics", "nic_bytes_per_s", "nic_spec_bytes_per_s"]
+        needed["nccl"] += ["num_nics", "nic_bytes_per_s"]
+    for name, facts in (("cpu", cpu), ("node", node), ("nccl", nccl)):
+        yield from (f"{name}.{key}" for key in needed[name] if not getattr(facts, key))
+
+
+def _untyped(facts: object) -> Iterator[str]:
+    """Fields that are not of the type their class declares, or that no machine has."""
+    for field in fields(facts):  # type: ignore[arg-type]
+        value = getattr(facts, field.name)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e30
+        expected = {
+            "str": ("a text", isinstance(value, str) and len(value) < 200),
+            "bool": ("true or false", isinstance(value, bool)),
+            "int": ("a whole number", number and isinstance(value, int)),
+            "float": ("a number of zero or more", number),
+            "GpuModel | None": ("a table", value is None or isinstance(value, GpuModel)),
+            "Mapping[str, float]": ("numbers by name", _numbers(value)),
+        }[str(field.type)]
+        if not expected[1]:
+            yield f"{field.name}: expected {expected[0]}, got {_brief(value)}"
+
+
+def _numbers(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return all(isinstance(one, int | float) and not isinstance(one, bool) and 0 < one < 1e30 for one in value.values())
 
 
 def _brief(value: Any) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from distsim.overseer import Fate
     from distsim.sim.outcome import Outcome
 
-__all__ = ["fatal_outcome"]
+__all__ = ["fatal_outcome", "fatal_text"]
 
 RECURRING = 30
 """Frames at one line among the innermost hundred that make an endless recursion; faulthandler shows a hundred."""
@@ -39,15 +39,8 @@ def fatal_outcome(fate: Fate) -> Outcome:
 
     facts = fate.facts
     size = int(facts.get("world_size", 0))
-    diagnoses: list[Diagnosis] = []
-    evidence: Evidence | None = None
-    notes = []
-    if fate.rank is not None:
-        evidence = _evidence(fate, max(size, fate.rank + 1))
-        diagnoses = [_with_advice(d, fate) for d in diagnose(evidence)]
-    crashed = f"the simulating process crashed ({fate.signal_name})"
-    ended = f"the simulating process was ended after {fate.stuck_s:.1f} s in which nothing in it could move"
-    notes.append(crashed if fate.signal_name else ended)
+    diagnoses, evidence = _judged(fate)
+    notes = [_end(fate)]
     if fate.signal_name == "SIGKILL":
         notes.append("SIGKILL comes from outside: the kernel where memory is used up, or somebody's kill -9")
     return Outcome(
@@ -64,6 +57,29 @@ def fatal_outcome(fate: Fate) -> Outcome:
         evidence=evidence,
         notes=notes,
     )
+
+
+def fatal_text(fate: Fate) -> str:
+    """The same for a process that is not the command line's: a report as text."""
+    from distsim.debug.render import piped_width, render_diagnoses
+
+    diagnoses, evidence = _judged(fate)
+    program = fate.facts.get("program", "a simulation")
+    shown = render_diagnoses(diagnoses, evidence).plain(piped_width(120)) if diagnoses else ""
+    return f"\n{shown}{program}: {_end(fate)}\n"
+
+
+def _judged(fate: Fate) -> tuple[list[Diagnosis], Evidence | None]:
+    if fate.rank is None:
+        return [], None
+    evidence = _evidence(fate, max(int(fate.facts.get("world_size", 0)), fate.rank + 1))
+    return [_with_advice(d, fate) for d in diagnose(evidence)], evidence
+
+
+def _end(fate: Fate) -> str:
+    if fate.signal_name:
+        return f"the simulating process crashed ({fate.signal_name})"
+    return f"the simulating process was ended after {fate.stuck_s:.1f} s in which nothing in it could move"
 
 
 def _evidence(fate: Fate, size: int) -> Evidence:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from distsim.sim.modules import is_user_file
+from distsim.debug.frames import Owner, owner
 from distsim.sim.task import current_task
 
 __all__ = ["accelerator_patches"]
@@ -39,7 +39,7 @@ def _noted(question: str, real: Callable[..., Any]) -> Callable[..., Any]:
         if task is not None and task.world.cluster.node.num_gpus:
             frame = sys._getframe(1)
             file = frame.f_code.co_filename
-            if is_user_file(file):  # frameworks ask whatever the program wants
+            if owner(file) is Owner.USER:  # frameworks ask whatever the program wants
                 where = f"{_short(file)}:{frame.f_lineno}"
                 task.world.note(
                     f"{where} asked {question}() and was told of none: accelerators are not simulated yet, so what "

@@ -28,7 +28,7 @@ from distsim.sim.module_body import ModuleBodies
 from distsim.sim.module_table import SharedImports
 from distsim.sim.task import current_process
 
-__all__ = ["RankModules", "import_patches", "is_user_file"]
+__all__ = ["RankModules", "import_patches"]
 
 
 def _with_separator(paths: set[str]) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ _TEST_BODIES = "torch.testing._internal.distributed."
 """torch's own tests: programs for several processes that happen to lie among torch's modules."""
 
 
-def is_user_file(path: str | None) -> bool:
+def _is_own_file(path: str | None) -> bool:
     """Whether *path* is source of the user's own program."""
     if not path or path.startswith("<"):
         return False
@@ -160,7 +160,7 @@ class RankModules:
             return False
         folders = list(spec.submodule_search_locations or ())
         origin = spec.origin or (folders[0] if folders else None)  # a namespace package has no origin
-        if is_user_file(origin) or fullname.startswith(_TEST_BODIES):
+        if _is_own_file(origin) or fullname.startswith(_TEST_BODIES):
             return True
         if origin is not None and not origin.startswith(_SITE):
             return False

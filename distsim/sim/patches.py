@@ -19,6 +19,7 @@ from distsim.sim.accelerators import accelerator_patches
 from distsim.sim.backend import backend_patches, register_backend
 from distsim.sim.clock import clock_patches, datetime_clock
 from distsim.sim.environ import environ_patches
+from distsim.sim.hosts import host_patches
 from distsim.sim.logs import log_patches
 from distsim.sim.modules import RankModules, import_patches
 from distsim.sim.output import StreamProxy
@@ -96,6 +97,7 @@ def all_patches(modules: RankModules) -> list[Patch]:
         *random_patches(),
         *environ_patches(),
         *pid_patches(),
+        *host_patches(),
         *switch_patches(),
         *log_patches(),
         *signal_patches(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import sys
 import threading
 import time
@@ -19,10 +20,13 @@ import torch
 from distsim.cluster import Cluster, Slot, load_cluster
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.frames import shown_from
+from distsim.debug.render import render_diagnoses
 from distsim.errors import RankFailure, UsageError
 from distsim.network import Network
+from distsim.overseer import watch_from_outside
 from distsim.sim.conditions import Conditions
 from distsim.sim.environ import without_launchers
+from distsim.sim.hosts import master_address
 from distsim.sim.interrupts import interruptible
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.output import open_streams
@@ -122,6 +126,8 @@ def simulate(
     outcome = _run(request, lambda process: lambda: fn(*args, **call), request.program)
     if check and outcome.failures:
         raise RankFailure(outcome.failures, _beside(outcome))
+    if check and outcome.diagnoses and hasattr(sys, "ps1"):  # at a prompt nobody looks into an outcome unasked
+        print(render_diagnoses(outcome.diagnoses, outcome.evidence).plain(shutil.get_terminal_size().columns), end="")
     return outcome
 
 
@@ -131,8 +137,6 @@ def _beside(outcome: Outcome) -> str:
     told = [d for d in outcome.diagnoses if d.adds_to(raised)]
     if not told:
         return ""
-    from distsim.debug.render import render_diagnoses
-
     evidence = outcome.evidence
     if evidence is not None:  # their tracebacks are there already
         states = {r: dataclasses.replace(s, traceback=None) for r, s in evidence.ranks.items()}
@@ -180,7 +184,7 @@ def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> di
         ROLE_RANK=str(slot.rank),
         ROLE_NAME="default",
         ROLE_WORLD_SIZE=str(len(slots)),
-        MASTER_ADDR="127.0.0.1",
+        MASTER_ADDR=master_address([slot.host for slot in slots]),
         MASTER_PORT=str(MASTER_PORT),
         TORCHELASTIC_RESTART_COUNT="0",
         TORCHELASTIC_MAX_RESTARTS="0",
@@ -193,6 +197,7 @@ def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> di
 def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str) -> Outcome:
     started = _real_perf_counter()
     shown_from(os.getcwd())
+    watch_from_outside()
     cluster = request.on if isinstance(request.on, Cluster) else load_cluster(request.on)
     slots = cluster.place(request.nnodes, request.nproc_per_node)
     env = simpy.Environment()

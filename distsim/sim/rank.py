@@ -22,6 +22,7 @@ from distsim.sim.backend import adopt_groups
 from distsim.sim.compute import ComputeMode
 from distsim.sim.process import SimProcess
 from distsim.sim.spawn import begin_multiprocessing, end_children
+from distsim.sim.stores import close_files
 from distsim.sim.task import Killed, Unwind, require_task
 from distsim.sim.threads import close_pools
 from distsim.sim.tracebacks import format_user_traceback
@@ -122,6 +123,7 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
             function, args, kwargs = process.at_exit.pop()
             function(*args, **kwargs)
         end_children(process)
+        close_files(process)
         logging.shutdown()
         task.flush()
     except Unwind:

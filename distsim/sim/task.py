@@ -206,7 +206,7 @@ class Task:
 
     def _thread_main(self) -> None:
         _here.task = self
-        self.ident, self.native = threading.get_ident(), threading.get_native_id()
+        self.ident, self.native = threading.get_ident(), _thread.get_native_id()  # the machine's, not the simulated one
         self._go.acquire()
         if self.world.beacon is not None:
             self.world.beacon.runs_in(self.native)

@@ -12,6 +12,7 @@ from distsim.debug.frames import absolute
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, HostWait, Phase, RankState, Wait
 from distsim.debug.stragglers import PLANTED, straggler_findings
+from distsim.sim.hosts import lost_clients
 from distsim.sim.sites import user_stack
 from distsim.sim.tracebacks import format_user_traceback
 
@@ -40,7 +41,13 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         records,
         float(world.env.now),
         notes=(*world.notes, *(() if faults is None else faults.notes)),
-        findings=(*world.findings, *world.guards.found, *_planted(world, records), *_ddp_findings(world)),
+        findings=(
+            *world.findings,
+            *world.guards.found,
+            *_planted(world, records),
+            *_ddp_findings(world),
+            *lost_clients(world),
+        ),
         sources=_sources(states, records),
         hang_after_s=hang_after_s,
     )

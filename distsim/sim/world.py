@@ -179,10 +179,21 @@ class World:
         if world_size > len(self.slots):
             raise UsageError(
                 f"the program makes a group of {world_size} ranks, the cluster {self.cluster.name!r} has room for "
-                f"{len(self.slots)}: take a larger one (--on), or start fewer ranks"
+                f"{len(self.slots)}{self._limited_by()} (--on), or start fewer ranks"
             )
         if self.launcher is not None:
             self.world_size = max(self.world_size, world_size)
+
+    def _limited_by(self) -> str:
+        """What makes the room smaller than the cluster."""
+        whole = len(self.cluster.place())
+        if len(self.slots) >= whole:
+            return ": take a larger one"
+        nodes, places = len({slot.host for slot in self.slots}), max(slot.local_rank for slot in self.slots) + 1
+        said = [f"--nnodes {nodes} (nnodes)"] if nodes < self.cluster.num_nodes else []
+        if places < whole // self.cluster.num_nodes:
+            said.append(f"--nproc-per-node {places} (nproc_per_node)")
+        return f" of its {whole}, because of {' and '.join(said)}: lift that, take a larger one"
 
     def new_process(self, slot: Slot, environ: dict[str, str], argv: list[str], rank: int | None) -> SimProcess:
         """A process on *slot*; *rank* None where it is only a helper of a rank."""

@@ -116,6 +116,13 @@ def test_the_line_that_spawns_is_nobodys() -> None:
     assert len(program_frames([stack[0], ("<string>", 1, "<module>")])) == 2
 
 
+def test_code_that_a_class_was_given_is_nobodys() -> None:
+    """Dataclasses and named tuples are made of `<string>` code, which is no line of the program that imports them."""
+    made = ("<string>", 117, "__create_fn__.<locals>.__init__")
+    (only,) = program_frames([(LIBRARY, 285, "__init__"), made, ("/home/me/train.py", 39, "<module>")])
+    assert (only.file, only.line) == ("/home/me/train.py", 39)
+
+
 def test_one_form_of_a_path(home: Path) -> None:
     """Below the working folder a file is named relative to it, however it was given."""
     assert shown(str(home / "package" / "train.py")) == "package/train.py"
