@@ -21,6 +21,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from distsim.sim.modules import is_user_file
 from distsim.sim.task import current_process
 from distsim.sim.torch_places import CONTENTS, GROWING, MODULES_OF_CLASSES, RANK_KEYED, REBOUND
 
@@ -186,6 +187,10 @@ class TorchState:
         process = current_process()
         if process is None or self._importing:
             return
+        from distsim.sim.switches import PLACES
+
+        if any(holder is module and attribute == name for holder, attribute in PLACES):
+            return  # swapped anyway
         if isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{name}":
             return  # an import: everyone's
         space = vars(module)
@@ -196,9 +201,10 @@ class TorchState:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[TorchState]:
-        """For the time of a simulation: torch's modules tell when they are written to."""
+        """For the time of a simulation: torch's modules, and whatever else all ranks share, tell when they
+        are written to."""
         self._take_as_everyones()
-        self.adopt([module for name, module in list(sys.modules.items()) if _is_torch(name)])
+        self.adopt([module for name, module in list(sys.modules.items()) if _is_shared(name, module)])
         sys.meta_path.insert(0, self._finder)
         try:
             yield self
@@ -269,8 +275,11 @@ class TorchState:
         return True
 
 
-def _is_torch(name: str) -> bool:
-    return name == "torch" or name.startswith("torch.")
+def _is_shared(name: str, module: Any) -> bool:
+    """Whether *module* is torch's, Python's or an installed package's: the user's own are as the host made them."""
+    if name.partition(".")[0] in ("distsim", "__main__", "__mp_main__"):
+        return False
+    return not is_user_file(getattr(module, "__file__", None))
 
 
 def _has_guarded_classes(name: str) -> bool:
@@ -286,7 +295,7 @@ def _follow(module: ModuleType, path: str) -> Any:
 
 def _watched(state: TorchState) -> type[ModuleType]:
     class TorchModule(ModuleType):
-        """A torch module while a simulation runs."""
+        """A module that all ranks share, while a simulation runs."""
 
         def __setattr__(self, name: str, value: Any) -> None:
             state.assigned(self, name, value)

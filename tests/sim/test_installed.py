@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.machinery
+import json
+import string
 import sys
 from pathlib import Path
 
@@ -224,3 +226,53 @@ def test_what_torch_and_distsim_need_is_shared() -> None:
     assert {"torch", "functorch", "distsim", "numpy", "sympy", "mpmath", "networkx", "rich", "pydantic"} <= _needed()
     assert not {"pytest", "fsspec", "lightning", "transformers"} & _needed()
     assert not RankModules().shared.names
+
+
+def test_attributes_of_shared_modules_are_the_ranks_own(script: Scripts) -> None:
+    """A function of Python's or numpy's that every rank replaces is replaced once in each, and what one rank
+    adds no other sees."""
+    dumps = json.dumps
+    ran = script(
+        HEAD
+        + """
+import json, numpy, string
+calls = []
+real = json.dumps
+def counted(value):
+    calls.append(value)
+    return real(value)
+json.dumps = counted
+if rank == 1:
+    numpy.house, string.digits = "mine", "01"
+dist.barrier()
+json.dumps(1)
+dist.barrier()
+print(calls, hasattr(numpy, "house"), string.digits, numpy.float32(2))
+"""
+    )
+    assert ran.outcome.exit_code == 0, ran.outcome.failures
+    assert ran.of(0) == ["[1] False 0123456789 2.0"]
+    assert ran.of(1) == ["[1] True 01 2.0"]
+    assert json.dumps is dumps
+    assert string.digits == "0123456789"
+
+
+def test_streams_are_replaced_once(script: Scripts) -> None:
+    """What is swapped by another way already (`sys.stdout`) is not swapped twice."""
+    ran = script(
+        HEAD
+        + """
+import io
+kept = sys.stdout
+if rank == 0:
+    sys.stdout = io.StringIO()
+print("quiet" if rank == 0 else "loud")
+dist.barrier()
+text = sys.stdout.getvalue() if rank == 0 else ""
+sys.stdout = kept
+dist.barrier()
+print(repr(text))
+"""
+    )
+    assert ran.of(0) == ["'quiet\\n'"]
+    assert ran.of(1) == ["loud", "''"]
