@@ -7,6 +7,7 @@ simpy process (task.py); a deadlock is an empty event heap with ranks still bloc
 from __future__ import annotations
 
 import _thread
+import contextlib
 import heapq
 import itertools
 import sys
@@ -23,6 +24,7 @@ from distsim.debug.records import CallWait, Evidence, Finding, Group, HostWait, 
 from distsim.debug.unwaited import unwaited
 from distsim.errors import UsageError
 from distsim.network import Network
+from distsim.sim.effects import withheld
 from distsim.sim.interrupts import Interrupts
 from distsim.sim.lookahead import Lookahead
 from distsim.sim.process import SimProcess
@@ -379,7 +381,8 @@ class World:
             if self.lookahead is not None:
                 self.final = self.evidence()
                 self.stopped_at_s = float(env.now)
-                self.lookahead.run()
+                with withheld(self):
+                    self.lookahead.run()
                 self.diagnoses = diagnose(self.final)
                 return
             if self.stuck is not None:
@@ -491,8 +494,9 @@ class World:
                 if stream is not None:
                     stream.finish()
                     stream.muted = True
-        for process in self.processes:
-            for task in process.tasks:
+        left = [task for process in self.processes for task in process.tasks if not task.finished]
+        with withheld(self) if left else contextlib.nullcontext():
+            for task in left:
                 if task.abandoned:
                     task.raise_inside(Unwind)
                 elif not task.finished:
