@@ -220,7 +220,7 @@ class SimGroup(dist.ProcessGroup):
         some = (*inputs, *outputs)
         flavour = self._flavour(some[0].device) if some else self.name()
         refusals.refuse(op, flavour, some, facts.get("reduce_op"))
-        memory = as_gloo_sees(op, inputs, outputs)
+        memory = as_gloo_sees(op, self.rank(), inputs, outputs)
         arrival = self._call(op, inputs, outputs, opts, **facts)
         arrival.inputs, arrival.outputs = memory
         operation = OPERATIONS[op]
