@@ -21,6 +21,7 @@ from distsim.debug import seen
 from distsim.debug.records import CallRecord, CallWait, Group
 from distsim.sim import refusals
 from distsim.sim.barrier import monitored_barrier
+from distsim.sim.buffers import as_gloo_sees
 from distsim.sim.communicator import Arrival, Communicator
 from distsim.sim.data import reduce_op_name
 from distsim.sim.operations import OPERATIONS
@@ -222,7 +223,9 @@ class SimGroup(dist.ProcessGroup):
         some = (*inputs, *outputs)
         flavour = self._flavour(some[0].device) if some else self.name()
         refusals.refuse(op, flavour, some, facts.get("reduce_op"))
+        memory = as_gloo_sees(op, self.rank(), inputs, outputs)
         arrival = self._call(op, inputs, outputs, opts, **facts)
+        arrival.inputs, arrival.outputs = memory
         operation = OPERATIONS[op]
         communicator = self._communicator
         communicator.arrive(

@@ -347,8 +347,10 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if not fullname.startswith("torch.") or current_process() is None:
+        process = current_process()
+        if process is None or not fullname.startswith("torch."):
             return None
+        process.world.ticks += 1  # a sign of life
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _TorchLoader(spec.loader, self._state)

@@ -7,6 +7,7 @@ simpy process (task.py); a deadlock is an empty event heap with ranks still bloc
 from __future__ import annotations
 
 import _thread
+import contextlib
 import heapq
 import itertools
 import sys
@@ -25,6 +26,7 @@ from distsim.debug.stragglers import SIMULATED, straggler_findings
 from distsim.debug.unwaited import unwaited
 from distsim.errors import UsageError
 from distsim.network import Network
+from distsim.sim.effects import withheld
 from distsim.sim.guards import Guards
 from distsim.sim.interrupts import Interrupts
 from distsim.sim.lookahead import Lookahead
@@ -407,7 +409,8 @@ class World:
             if self.lookahead is not None:
                 self.final = self.evidence()
                 self.stopped_at_s = float(env.now)
-                self.lookahead.run()
+                with withheld(self):
+                    self.lookahead.run()
                 self.diagnoses = diagnose(self.final)
                 return
             if self.stuck is not None:
@@ -524,8 +527,9 @@ class World:
                 if stream is not None:
                     stream.finish()
                     stream.muted = True
-        for process in self.processes:
-            for task in process.tasks:
+        left = [task for process in self.processes for task in process.tasks if not task.finished]
+        with withheld(self) if left else contextlib.nullcontext():
+            for task in left:
                 if task.abandoned:
                     task.raise_inside(Unwind)
                 elif not task.finished:
