@@ -44,7 +44,8 @@ class Connection(Shared, Waitable):
     def __init__(self, readable: bool, writable: bool) -> None:
         self.readable, self.writable = readable, writable
         self._inbox: deque[bytes] = deque()
-        self._holders = [require_task().process]
+        self._holders: list[SimProcess] = []
+        self._hold(require_task().process)
         self._on_its_way = 0
         self._closed_by: list[SimProcess] = []
         self._waiting: list[simpy.Event] = []
@@ -52,10 +53,19 @@ class Connection(Shared, Waitable):
     def departs(self) -> None:
         self._on_its_way += 1
 
+    def _hold(self, process: SimProcess) -> None:
+        self._holders.append(process)
+        process.inbox.setdefault("pipes", []).append(self)
+
     def arrived(self, process: SimProcess) -> None:
         if process not in self._holders:
-            self._holders.append(process)
+            self._hold(process)
             self._on_its_way -= 1
+
+    def inherited(self, parent: SimProcess, child: SimProcess) -> None:
+        """*child* was forked: it has open what its parent has open."""
+        if parent not in self._closed_by and child not in self._holders:
+            self._hold(child)
 
     @property
     def closed(self) -> bool:

@@ -114,6 +114,9 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
     except BaseException as exc:
         phase, code = Phase.RAISED, 1
         keep_failure(process, exc)
+        repeats = any(child.exception is not None for child in process.children)
+        if process is process.world.launcher and process.stderr is not None and not repeats:
+            process.stderr.write(process.traceback_text or "")  # no report on the ranks would show it
     if phase is Phase.RUNNING:
         return
     try:

@@ -79,7 +79,7 @@ def signal_patches() -> list[Patch]:
     def interrupt_main(signum: int = signal.SIGINT, /) -> None:
         task = current_task()
         if task is None:
-            real_interrupt(signum)
+            real_interrupt(signal.Signals(signum))
         elif callable(handler := getsignal(signum)):
             _in_main_thread(task.process, handler, signum)
 

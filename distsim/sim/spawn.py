@@ -63,6 +63,8 @@ class SimPopen:
         child = self._child = _new_child()
         for item in shared:
             item.arrived(child)
+        for pipe in parent.inbox.get("pipes", ()) if method == "fork" else ():
+            pipe.inherited(parent, child)
         self.pid = pid_of(child)
         self.sentinel = Sentinel(child)
         self.returncode: int | None = None
@@ -98,7 +100,7 @@ class SimPopen:
 
     def _run_main(self, child: SimProcess, parent: SimProcess, fork: bool) -> None:
         """The child's own run of the main script, as spawned children do it. A forked child does not run
-        it again: it prints nothing, and takes over the plain values its parent has by now."""
+        it again: it prints nothing, and takes over the plain values and shared things its parent has by now."""
         streams = [s for s in (child.stdout, child.stderr) if s is not None] if fork else []
         for stream in streams:
             stream.muted = True
@@ -108,7 +110,8 @@ class SimPopen:
         if fork and parent.main is not None:
             for name, value in parent.main.__dict__.items():
                 plain = isinstance(value, bool | int | float | str | bytes)
-                if not name.startswith("__") and (plain or name not in main.__dict__):
+                taken = plain or isinstance(value, Shared) or name not in main.__dict__
+                if not name.startswith("__") and taken:
                     main.__dict__[name] = value
 
     # -- the interface of multiprocessing's Popen

@@ -266,8 +266,8 @@ class TCPStore(SimStore):
         if master_listen_fd is not None:  # the store would own the socket
             os.close(master_listen_fd)
         here = machine_of(task.process)
+        address: tuple[str, tuple[int | None, int]] = ("tcp", (here, port))
         if is_master:
-            address = ("tcp", (here, port))
             agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") and os.environ.get("MASTER_PORT") == str(port)
             if address in world.stores and not (multi_tenant or agents):
                 raise dist.DistNetworkError(

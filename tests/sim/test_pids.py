@@ -237,3 +237,31 @@ def test_exit_codes_that_the_parent_reads_are_messages(script: Scripts) -> None:
     failed = script(text.replace("CODE", "1"), num_ranks=4)
     assert failed.outcome.exit_code == 1
     assert any("main" in note and "exit code 1" in note for note in failed.outcome.notes)
+
+
+def test_what_a_launcher_raises_is_shown(script: Scripts) -> None:
+    """Its traceback is on its stderr, as Python prints it: no rank's report has it."""
+    ran = script(
+        launcher(
+            "def child(): pass\n",
+            "one = mp.Process(target=child); one.start(); one.join()\nraise ValueError('main is wrong')\n",
+        )
+    )
+    assert ran.outcome.exit_code == 1
+    assert ran.of("main", ran.err)[-1] == "ValueError: main is wrong"
+
+
+def test_forked_children_have_the_pipes_of_their_parent(script: Scripts) -> None:
+    """A pipe in a global of the script: the forked child writes into its parent's, and its end is told."""
+    ran = script(
+        "import multiprocessing as mp\n"
+        "mp.set_start_method('fork', force=True)\n"
+        "reader, writer = mp.Pipe(False)\n"
+        "def child(): writer.send('from child')\n"
+        "if __name__ == '__main__':\n"
+        "    one = mp.Process(target=child); one.start(); writer.close()\n"
+        "    print(reader.recv())\n"
+        "    try: reader.recv()\n"
+        "    except EOFError: print('end')\n"
+    )
+    assert ran.of("main") == ["from child", "end"]
