@@ -26,7 +26,7 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
     if len(unknown) == len(ranks):
         return _no_record(case, call, ranks, victims)
     ranks = [r for r in ranks if r not in unknown]  # of these it is known that they did not come
-    finished = all(case.world.states[r].phase is Phase.FINISHED for r in ranks)
+    finished = all(_is_over(case, r) for r in ranks)
     if lane is not None and call.op == "new_group":
         return _plain(case, Kind.GROUP_CREATION_ORDER, call, ranks, victims)
     if lane is not None and (found := _other_group(case, lane, call, ranks, victims)) is not None:
@@ -52,7 +52,7 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     who = ranks_text(ranks)
     they, them = ("it", "it") if len(ranks) == 1 else ("they", "them")
     where = several(case.where(ranks[0]), ranks)
-    running = case.world.states[ranks[0]].phase is Phase.RUNNING
+    running = case.world.states[ranks[0]].phase is Phase.RUNNING and not _is_over(case, ranks[0])
     said = [last_words(case.world.died_inside(r), case.world.states[r]) for r in victims]
     gave_up = any(timed_out(words) for words in said)
     what = f"{who} never called {call_text(call)} on {group_text(call.group)}: {they} {where}."
@@ -117,9 +117,11 @@ def loop_ended(
     theirs = _rounds(lane, ranks[0], call)
     if rounds < 2 or not theirs or theirs >= rounds:
         return None
-    finished = all(case.world.states[rank].phase is Phase.FINISHED for rank in ranks)
+    finished = all(_is_over(case, rank) for rank in ranks)
     few = finished and len(met) * 2 < len(lane.group.ranks)
     then = "finished" if finished else several(case.where(ranks[0]), ranks)
+    even = len(met) * 2 == len(lane.group.ranks)
+    tie = " As many here as there: nothing says whose number is the right one." if even else ""
     return case.diagnosis(
         Kind.UNEVEN_ITERATIONS,
         met if few else ranks,
@@ -127,14 +129,20 @@ def loop_ended(
         call=call,
         explanation=f"{capital(ranks_text(met))} {are(met, 'makes', 'make')} {call.op} at {place(call.site)} "
         f"for the {_ordinal(rounds)} time on {group_text(lane.group)}. {capital(ranks_text(ranks))} made it "
-        f"{'once' if theirs == 1 else f'{theirs} times'} and {then}.",
+        f"{'once' if theirs == 1 else f'{theirs} times'} and {then}.{tie}",
         suggestion=advice(Kind.UNEVEN_ITERATIONS),
         since_s=call.issued_s,
     )
 
 
+def _is_over(case: Case, rank: int) -> bool:
+    """Its program has ended, whether or not its process has."""
+    state = case.world.states[rank]
+    return state.phase is Phase.FINISHED or (state.phase is Phase.RUNNING and state.leaving)
+
+
 def _rounds(lane: Lane, rank: int, call: CallRecord) -> int:
-    return sum(r.site == call.site and r.op == call.op and r.seq <= call.seq for r in lane.calls.get(rank, ()))
+    return sum(r.way == call.way and r.op == call.op and r.seq <= call.seq for r in lane.calls.get(rank, ()))
 
 
 def _ordinal(n: int) -> str:

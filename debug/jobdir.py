@@ -31,7 +31,7 @@ def default_directory(job: str) -> Path:
     """In memory where the system has it: rings are written at every call and need no disk."""
     shared = Path("/dev/shm")
     base = shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-    return base / f"distsim-{os.getuid()}" / job
+    return base / f"distsim-{os.geteuid()}" / job
 
 
 def ring_path(directory: Path, rank: int, attempt: int, job: str) -> Path:

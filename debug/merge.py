@@ -20,6 +20,7 @@ SYMPTOMS = frozenset(
     {
         Kind.MISSING_RANK,
         Kind.HOST_STUCK,
+        Kind.NEVER_JOINED,
         Kind.UNEVEN_ITERATIONS,
         Kind.STRAGGLER,
         Kind.P2P_UNMATCHED,
@@ -57,6 +58,8 @@ def merge_findings(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
         if same is not None and effect is None:
             left.remove(same)
             effect = same
+        if effect is None and finding.guess:
+            continue
         merged.append(_from_finding(case, finding, effect))
     return [*merged, *left]
 
@@ -93,6 +96,7 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
         cycle=effect.cycle,
         pair=effect.pair,
         detected_after_s=base.detected_after_s if base.detected_after_s is not None else effect.detected_after_s,
+        proof=effect.proof,
     )
 
 

@@ -11,11 +11,13 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import ConsoleOptions, RenderResult
 from rich.text import Text
 
+from distsim.debug.console import Console
 from distsim.debug.explain import are, call_text, group_text, numbered, place, ranks_text
 from distsim.debug.inconclusive import Inconclusive
+from distsim.debug.proof import until_when
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
 from distsim.debug.stacks import StackNode, blank_addresses, format_ranks, merge_equal, merge_stacks
 from distsim.debug.verdict import Diagnosis, Stuck
@@ -71,7 +73,7 @@ class DiagnosisReport:
     whole: bool = False
     """Every diagnosis in full, however many there are."""
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: object, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         if self.inconclusive is not None:
             yield from _inconclusive(self.inconclusive, width)
@@ -107,7 +109,7 @@ class DiagnosisReport:
 
     def plain(self, width: int = 80) -> str:
         """The report as text without colour, *width* columns wide."""
-        console = Console(width=width, color_system=None, force_terminal=False, highlight=False)
+        console = Console(width=width, color_system=None, force_terminal=False)
         with console.capture() as capture:
             console.print(self, crop=False)
         return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
@@ -186,7 +188,7 @@ def _head(d: Diagnosis, width: int) -> Text:
     site = next((d.sites[r] for r in d.culprits if r in d.sites), None)
     text = Text()
     for what in _subjects(d):
-        for where in (f"  {place(site)}" if site is not None else "", ""):
+        for where in (f"  {place(site)}", f"  {place(site, through=False)}", "") if site is not None else ("",):
             text = Text(word, style=VERDICT_STYLE.get(word, "bold red"))
             text.append(f"  {d.kind.label}  ", style="bold")
             text.append(ranks_text(d.culprits), style="bold yellow")
@@ -207,6 +209,8 @@ def _subjects(d: Diagnosis) -> list[str]:
 
 def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int) -> Iterator[Line]:
     yield Line(d.explanation)
+    if d.provisional:
+        yield Line(until_when(None if evidence is None else evidence.hang_after_s))
     yield from _waiters(d, evidence)
     if evidence is not None:
         yield from _last_calls(d, evidence)
@@ -282,7 +286,7 @@ def _source(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
         lines = text.splitlines()
         if 0 < site.line <= len(lines):
             shown.add((site.file, site.line))
-            yield Line(f"{place(site)}  |  {lines[site.line - 1].strip()}", style="cyan")
+            yield Line(f"{place(site, through=False)}  |  {lines[site.line - 1].strip()}", style="cyan")
 
 
 def shown_tracebacks(d: Diagnosis, evidence: Evidence) -> list[tuple[tuple[int, ...], str]]:

@@ -7,10 +7,12 @@ import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 
-__all__ = ["run_apart"]
+__all__ = ["drain", "run_apart"]
 
 PATIENCE_S = 0.02
 """A job that takes longer waits for something, maybe for what a later one does."""
+LEAVE_S = 2.0
+"""How long the end of the process waits for callbacks that still run."""
 
 
 class _Turn:
@@ -43,7 +45,9 @@ class _Pool:
 
     def __init__(self) -> None:
         self._turns: SimpleQueue[_Turn] = SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._open = 0
+        """Jobs that have not ended."""
         self._last: _Turn | None = None
         self._idle = 0
         """Threads that wait for a job and that no job in the queue counts on."""
@@ -53,6 +57,7 @@ class _Pool:
             idle = self._idle > 0
             if idle:
                 self._idle -= 1
+            self._open += 1
             self._last = turn = _Turn(job, self._last)
             self._turns.put(turn)
         if not idle:
@@ -63,6 +68,13 @@ class _Pool:
             self._turns.get().take()
             with self._lock:
                 self._idle += 1
+                self._open -= 1
+                self._lock.notify_all()
+
+    def drain(self, limit_s: float) -> bool:
+        """Wait until all jobs have ended; False: some have not in *limit_s*."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._open, limit_s)
 
 
 _pool = _Pool()
@@ -71,3 +83,8 @@ _pool = _Pool()
 def run_apart(job: Callable[[], object]) -> None:
     """Run *job* on a thread where it may block for as long as it likes."""
     _pool.run(job)
+
+
+def drain() -> bool:
+    """Before the interpreter goes down: a thread that it finds inside torch's C++ then takes the process with it."""
+    return _pool.drain(LEAVE_S)

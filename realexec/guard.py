@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import Backend, ProcessGroup
 from torch.nn import Parameter
 
 from distsim.debug import ring as rings
+from distsim.debug.aftermath import aftermath
 from distsim.debug.error_text import error_line
 from distsim.debug.records import P2P
 from distsim.realexec.handle import Handle, SyncHandle
@@ -129,7 +130,11 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
             return of_group(self.inner, *args, **kwargs)
         lane = self.lane
         said = describe(lane.ranks, args, kwargs)
-        place = recorder.sites.here()
+        bare = False
+        try:
+            place = recorder.sites.here()
+        except ValueError:  # a thread of C++ (distributed autograd's) calls, with nothing of Python below
+            place, bare = recorder.sites.here(1), True
         index, is_async, seq, fingerprint = recorder.begin(lane, said, place)
         after = None
         if self.nan:
@@ -149,6 +154,8 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         except BaseException as error:
             recorder.ring.error(index, error_line(error))
             recorder.ring.finish(index, rings.FAILED)
+            if name != "monitored_barrier" and not aftermath(error_line(error)):
+                recorder.rejected(lane, said, index, seq)
             lane.busy = 0
             raise
         if work is None:  # monitored_barrier has ended; a coalesced call ends with its block
@@ -161,6 +168,7 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
             not is_async
             and self.fast is not None
             and on_host
+            and not bare
             and sys._getframe(1).f_globals is C10D
             and said.key[0] not in P2P
         ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -10,13 +9,15 @@ from collections.abc import Callable
 from types import FrameType
 
 from distsim.debug import ring as rings
-from distsim.debug.callsite import user_frames
+from distsim.debug.frames import program_frames, shown, steps
 from distsim.realexec.recorder import Recorder
 
 __all__ = ["BEAT_S", "Heartbeat"]
 
 BEAT_S = 0.1
 """A beat costs some 20 us of the interpreter, so a hundredth of a percent or two."""
+LEAVE_S = 2.0
+"""How long the end of the process waits for a beat that is under way."""
 
 
 class Heartbeat:
@@ -30,16 +31,28 @@ class Heartbeat:
         self._last: tuple[FrameType | None, int, int] = (None, 0, 0)
         self._count = -1
         self._looked = False
+        self._placed = threading.RLock()
+        """Held while a position is written. An RLock: a signal handler may end the process in the middle."""
+        self._kept = False
         self.look: Callable[[], None] | None = None
         """Called once whenever the main thread stands still."""
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="distsim-heartbeat", daemon=True)
         self._thread.start()
-        os.register_at_fork(after_in_child=self._stop.set)
 
     def stop(self) -> None:
+        """End the thread and wait until it has: one that Python 3.11 finds inside torch's C++ (it asks works whether
+        they have ended, and drops them) when the interpreter goes down takes the process with it (SIGABRT)."""
         self._stop.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(LEAVE_S)
+
+    def keep_position(self) -> None:
+        """Beat on, but leave the position as it is from here on: the process is on its way out."""
+        with self._placed:
+            self._kept = True
 
     def _run(self) -> None:
         words = self._recorder.ring.words
@@ -48,7 +61,9 @@ class Heartbeat:
             try:
                 words[base + rings.W_BEAT] = time.monotonic_ns()
                 self._recorder.sweep()
-                self._position()
+                with self._placed:
+                    if not self._kept:
+                        self._position()
             except (ValueError, TypeError):  # the ring was closed, or the interpreter goes down
                 return
 
@@ -65,14 +80,13 @@ class Heartbeat:
         if here[0] is not self._last[0] or here[1:] != self._last[1:]:
             self._last = here
             self._looked = False
-            self._recorder.ring.header(rings.W_POSITION_SINCE, time.monotonic_ns())
             # The frame below the user's own, too: "in DataLoader.__next__" says more than a line.
             keys: list[str] = []
             if frame.f_code.co_name == "distsim_store_wait":
                 said = frame.f_locals.get("keys", ())
                 keys = [said] if isinstance(said, str) else [str(key) for key in said]
-            inner = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
-            self._recorder.ring.position(inner, user_frames(frame), keys)
+            inner = (shown(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_qualname)
+            self._recorder.ring.position(inner, [site.to_json() for site in program_frames(steps(frame))], keys)
         elif not self._looked and self.look is not None:
             self._looked = True
             self.look()

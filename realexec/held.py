@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -50,6 +51,8 @@ class Deferred(Handle):
         self.said: Call | None = None
         self.shown = False
         self.began = time.monotonic()
+        """When its turn came, or it was made."""
+        self.timeout_s: Callable[[], float] = lambda: math.inf
         self._ready = threading.Event()
         self._error: BaseException | None = None
         self._future: Any = None
@@ -99,7 +102,8 @@ class Deferred(Handle):
         self._touched = True
         if not self._ready.is_set():
             self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
-            self._ready.wait()
+            if not self._ready.wait(timeout.total_seconds() if timeout else None):
+                raise RuntimeError("Operation timed out!")  # torch's own words; the call itself goes on
         if self._error is not None:
             raise self._error
         if self._inner is None:

@@ -12,7 +12,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+
+from torch._C._autograd import _profiler_enabled as profiler_enabled
 
 from distsim.debug import ring as rings
 from distsim.debug.checks import check_meeting
@@ -31,6 +34,8 @@ __all__ = ["Strict"]
 AHEAD = rings.MEETING_WINDOW // 2
 """Asynchronous calls of a group that may be shown before they went out; beyond it they queue unseen."""
 DEFAULT_TIMEOUT_S = 1800.0
+LEAVE_S = 2.0
+"""How long the end of the process waits for a call that is just going out."""
 SPIN_S = 300e-6
 """How long a synchronous call looks for its members without a pause, leaving the core to whoever wants it."""
 APART_S = 15e-6
@@ -67,6 +72,22 @@ class Strict:
         self._lock = threading.Condition()
         self._busy: list[_Queue] = []
         self._thread: threading.Thread | None = None
+        self._over = False
+        """The process is at its end: nothing is held any more."""
+
+    def stop(self) -> None:
+        """The process is at its end: calls whose members have not all come go out as they would without a guard. The
+        thread ends first: one that Python 3.11 finds inside torch's C++ then takes the process with it (SIGABRT)."""
+        with self._lock:
+            self._over = True
+            self._lock.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(LEAVE_S)
+            if self._thread.is_alive():
+                return
+        for queue in self._queues.values():
+            while queue.waiting:
+                queue.waiting.popleft().went_out()
 
     # Collectives ----------------------------------------------------------------------------------
 
@@ -85,16 +106,25 @@ class Strict:
         lane: Lane = guard.lane
         if op in ("send", "recv"):
             return self._messages.hold(guard, said, index, is_async, issue)
-        if len(lane.ranks) == 1:
+        if len(lane.ranks) == 1 or self._over or _is_refused(said, len(lane.ranks)):
             return None
         queue = self._queue(lane, guard)
         if queue is None:
             self._recorder.ring.mark(index, rings.UNCHECKED)
             return None
+        if op == "monitored_barrier":
+            self._drain(guard, queue)
+            self._show_and_look(guard, queue, seq, print_, index, said)
+            return None
+        if is_async and profiler_enabled() and not queue.waiting:
+            # torch's profiler sees what goes out from the thread that it was started in.
+            self._show_and_look(guard, queue, seq, print_, index, said)
+            return None
         if is_async or queue.waiting:
             device = said.key[8]
             on_host = device is None or device.type == "cpu"
             deferred = Deferred(self._recorder, lane, index, seq, print_, is_async, None if on_host else device, issue)
+            deferred.timeout_s = partial(_timeout_s, guard)
             self._defer(queue, deferred, said)
             return deferred
         self._show(queue, seq, print_, index, said)
@@ -114,9 +144,24 @@ class Strict:
         self._recorder.ring.publish(queue.row, seq, print_, index)
         self._agree(guard, queue, seq, print_, index)
 
-    def _agree(self, guard: Any, queue: _Queue, seq: int, print_: int, index: int) -> None:
+    def _show_and_look(self, guard: Any, queue: _Queue, seq: int, print_: int, index: int, said: Call) -> None:
+        """For a call that is not held (a monitored barrier waits for the others by itself, and says in its own words
+        who is late): members that are there already are compared, those to come will compare themselves."""
+        self._show(queue, seq, print_, index, said)
+        self._agree(guard, queue, seq, print_, index, wait=False)
+
+    def _drain(self, guard: Any, queue: _Queue) -> None:
+        """Let the asynchronous calls before this one go out first: gloo numbers what goes out."""
+        deadline = time.monotonic() + _timeout_s(guard)
+        while queue.waiting and time.monotonic() < deadline:
+            time.sleep(LAST_SLEEP_S)
+
+    def _agree(self, guard: Any, queue: _Queue, seq: int, print_: int, index: int, *, wait: bool = True) -> None:
         try:
-            self._meet(guard, queue, seq, print_, index)
+            if wait:
+                self._meet(guard, queue, seq, print_, index)
+            elif (answers := self._arrived(queue, seq)) is not None:
+                self._compare(queue, seq, print_, index, answers)
         except BaseException as error:
             self._recorder.ring.error(index, error_line(error))
             self._recorder.ring.finish(index, rings.FAILED)
@@ -195,8 +240,9 @@ class Strict:
 
     def _late(self, queue: _Queue, seq: int, timeout_s: float) -> str:
         ranks = [peer.rank for peer in self._absent(queue, seq)]
+        # Programs look for gloo's words, with a space before and after.
         return (
-            f"Timed out waiting {timeout_s * 1000:.0f}ms for ranks {ranks} to make call #{seq} on group "
+            f"[distsim] Timed out waiting {timeout_s * 1000:.0f}ms for ranks {ranks} to make call #{seq} on group "
             f"{queue.group.label} (ranks {list(queue.group.ranks)})"
         )
 
@@ -250,14 +296,16 @@ class Strict:
         sleep_s = FIRST_SLEEP_S
         while True:
             with self._lock:
-                while not self._busy:
+                while not self._busy and not self._over:
                     self._lock.wait()
-                queues = list(self._busy)
+                queues, over = list(self._busy), self._over
             moved = False
             for queue in queues:
                 moved = self._advance(queue) or moved
             if moved:
                 sleep_s = FIRST_SLEEP_S
+            elif over:
+                return
             else:
                 time.sleep(sleep_s)
                 sleep_s = min(sleep_s * 1.3, LAST_SLEEP_S)
@@ -275,9 +323,14 @@ class Strict:
             answers = self._arrived(queue, head.seq)
             if answers is None:
                 waited = time.monotonic() - head.began
-                if waited < LIFE_CHECK_S or not any(peer.gone() for peer in self._absent(queue, head.seq)):
+                if waited < LIFE_CHECK_S:
                     return moved
-                head.went_out()  # the backend's own error says it best
+                if any(peer.gone() for peer in self._absent(queue, head.seq)):
+                    head.went_out()  # the backend's own error says it best
+                elif waited > (timeout_s := head.timeout_s()):
+                    head.refuse(RuntimeError(self._late(queue, head.seq, timeout_s)))
+                else:
+                    return moved
             else:
                 try:
                     self._compare(queue, head.seq, head.print_, head._index, answers)
@@ -289,7 +342,18 @@ class Strict:
             with self._lock:
                 queue.waiting.popleft()
                 queue.done = head.seq
+                if queue.waiting:
+                    queue.waiting[0].began = time.monotonic()  # gloo's timeouts begin when a call's turn comes, too
                 self._show_some(queue)
+
+
+LISTS = {"all_gather": (2,), "gather": (2,), "scatter": (1,), "reduce_scatter": (1,), "all_to_all": (1, 2)}
+"""Operations that take one tensor a member, and which parts of a call's key say how many there are."""
+
+
+def _is_refused(said: Call, size: int) -> bool:
+    """The backend refuses such a call at this rank, so nobody else is to hear of it."""
+    return any(said.key[part] and len(said.key[part]) != size for part in LISTS.get(said.key[0], ()))
 
 
 def _timeout_s(guard: Any) -> float:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from distsim import __version__
 from distsim.errors import DistsimError, UsageError
+from distsim.strangers import printable
 
 if TYPE_CHECKING:
     from distsim.overseer import Fate
@@ -67,10 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv), own_process=argv is None)
         sys.stdout.flush()
     except UsageError as error:
-        print(f"distsim: error: {error}", file=sys.stderr)
+        print(f"distsim: error: {printable(str(error))}", file=sys.stderr)
         return 2
     except DistsimError as error:
-        print(f"distsim: error: {error}", file=sys.stderr)
+        print(f"distsim: error: {printable(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("distsim: interrupted", file=sys.stderr)

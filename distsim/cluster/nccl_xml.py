@@ -14,6 +14,7 @@ from xml.parsers import expat
 
 from distsim.cluster.host import HostTemplate, Part, Wire
 from distsim.errors import UsageError
+from distsim.strangers import brief, folded
 
 __all__ = ["from_nccl_xml"]
 
@@ -78,7 +79,7 @@ def from_nccl_xml(text: str, where: str) -> tuple[HostTemplate, dict[str, Any]]:
         raise UsageError(f"{where}: expected at most {_MAX_CHARACTERS >> 20} MiB of XML, got {len(text) >> 20} MiB")
     root = _parse(text, where)
     if root.tag != "system":
-        raise UsageError(f"{where}: expected NCCL's <system>, got <{root.tag}>")
+        raise UsageError(f"{where}: expected NCCL's <system>, got <{brief(root.tag)}>")
     reader = _Reader()
     for cpu in root.children:
         if cpu.tag == "cpu":
@@ -88,10 +89,12 @@ def from_nccl_xml(text: str, where: str) -> tuple[HostTemplate, dict[str, Any]]:
         reader.faults.append("expected at least one <gpu> inside a <cpu>, got none")
     if len(reader.hosts) > 1:
         reader.faults.append(
-            f"expected one host, got {len(reader.hosts)} (host_hash {', '.join(sorted(reader.hosts))})"
+            f"expected one host, got {len(reader.hosts)} (host_hash {brief(', '.join(sorted(reader.hosts)))})"
         )
     if reader.faults:
-        raise UsageError("\n".join([f"{where}: {len(reader.faults)} fault(s)", *(f"  {f}" for f in reader.faults)]))
+        raise UsageError(
+            "\n".join([f"{where}: {len(reader.faults)} fault(s)", *(f"  {f}" for f in folded(reader.faults))])
+        )
     return reader.template(), reader.data(Path(where).stem)
 
 
@@ -217,7 +220,9 @@ class _Reader:
                 elif kind.startswith(_NVSWITCH_CLASS):
                     switched[name] = switched.get(name, 0) + count
                 elif not kind.startswith(_CPU_CLASS):
-                    self.faults.append(f"line {link.line}: <nvlink target>: expected a GPU or NVSwitch, got {target!r}")
+                    self.faults.append(
+                        f"line {link.line}: <nvlink target>: expected a GPU or NVSwitch, got {brief(target)!r}"
+                    )
         if switched:
             self.parts.append(Part("nvswitch0", "nvswitch", 0))
             for name, count in switched.items():
@@ -250,7 +255,9 @@ class _Reader:
         except ValueError:
             number = -1
         if number < 0:
-            self.faults.append(f"line {element.line}: <{element.tag} {key}>: expected a whole number, got {text!r}")
+            self.faults.append(
+                f"line {element.line}: <{element.tag} {key}>: expected a whole number, got {brief(text)!r}"
+            )
             return default or 0
         return number
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -43,7 +42,7 @@ def render_list(clusters: Sequence[tuple[str, Cluster]], width: int) -> Renderab
             f"{node.num_nics}x{node.nic_spec_bytes_per_s * 8e-9:.0f}G {cluster.nccl.net}",
             cluster.description,
         ]
-        table.add_row(*(escape(cell) for cell in row), *([escape(cluster.source)] if width >= _WIDE else []))
+        table.add_row(*row, *([cluster.source] if width >= _WIDE else []))
     note = Text(
         "GPUs and NICs of one node; GB/s a GPU inside the node, one direction. NAME:N is N nodes "
         "(gb200-nvl72:N is N racks).",

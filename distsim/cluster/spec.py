@@ -11,10 +11,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from distsim.errors import UsageError
+from distsim.strangers import brief, folded, printable
 from distsim.units import parse_bandwidth, parse_flops, parse_memory, parse_time
 
 __all__ = ["ClusterSpec", "FabricSpec", "NodeSpec", "Table", "check_spec"]
@@ -51,6 +52,12 @@ class Table(BaseModel):
     """A table of the file: unknown keys are faults, nothing changes afterwards."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _shown_not_obeyed(cls, value: Any) -> Any:
+        """Names and descriptions are printed: an escape sequence in one stays what it is, letters."""
+        return printable(value) if isinstance(value, str) else value
 
 
 class NvlinkSpec(Table):
@@ -284,14 +291,14 @@ def check_spec(data: Mapping[str, Any], where: str) -> ClusterSpec:
         faults = [_fault(detail) for detail in error.errors(include_url=False)]
     if len(faults) == 1:
         raise UsageError(f"{where}: {faults[0]}")
-    raise UsageError("\n".join([f"{where}: {len(faults)} faults", *(f"  {fault}" for fault in faults)]))
+    raise UsageError("\n".join([f"{where}: {len(faults)} faults", *(f"  {fault}" for fault in folded(faults))]))
 
 
 _KINDS = ("star", "leaf-spine", "fat-tree", "rail-optimised", "torus", "ring", "full-mesh", "dragonfly")
 
 
 def _fault(detail: Mapping[str, Any]) -> str:
-    location = [str(part) for part in detail["loc"] if str(part) not in _KINDS]
+    location = [brief(str(part)) for part in detail["loc"] if str(part) not in _KINDS]
     is_key = location[-1:] == ["[key]"]
     location = location[: -2 if is_key else None]
     context = detail.get("ctx", {})
@@ -305,16 +312,16 @@ def _fault(detail: Mapping[str, Any]) -> str:
             return f"{path}: unknown key{_known(detail['loc'])}"
         case "union_tag_invalid" | "union_tag_not_found":
             kind = given.get("kind") if isinstance(given, Mapping) else given
-            return f"{path}.kind: expected one of {', '.join(_KINDS)}, got {kind!r}{_near(kind, _KINDS)}"
+            return f"{path}.kind: expected one of {', '.join(_KINDS)}, got {_shown(kind)}{_near(kind, _KINDS)}"
         case "model_type" | "model_attributes_type" | "dict_type":
-            return f"{path}: expected a table, got {given!r}"
+            return f"{path}: expected a table, got {_shown(given)}"
     if "text" in context:
         return f"{path}: {context['text']}"
     expected = str(detail["msg"]).replace("Input should be", "expected").replace("a valid ", "a ")
     expected = expected.replace("a integer", "an integer").replace("List should", "expected a list that should")
     if "expected" not in expected:
         expected = f"expected otherwise: {expected}"
-    return f"{path}: {'a key: ' if is_key else ''}{expected}, got {given!r} ({type(given).__name__})"
+    return f"{path}: {'a key: ' if is_key else ''}{expected}, got {_shown(given)} ({type(given).__name__})"
 
 
 def _known(location: tuple[Any, ...]) -> str:
@@ -329,6 +336,10 @@ def _known(location: tuple[Any, ...]) -> str:
     return f" (expected one of {', '.join(table.model_fields)}){_near(location[-1], table.model_fields)}"
 
 
+def _shown(given: Any) -> str:
+    return repr(brief(given)) if isinstance(given, str) else brief(given)
+
+
 def _near(given: Any, options: Any) -> str:
-    near = difflib.get_close_matches(str(given), list(options), 1)
+    near = difflib.get_close_matches(brief(given), list(options), 1)
     return f"; did you mean '{near[0]}'?" if near else ""

@@ -24,6 +24,7 @@ from distsim.collectives.plan import Cost, Message, Plan
 from distsim.collectives.ring import Shape, ring_messages
 from distsim.collectives.tree import tree_messages
 from distsim.errors import UsageError
+from distsim.strangers import brief
 
 __all__ = ["NcclSelector"]
 
@@ -52,7 +53,7 @@ class NcclSelector:
         constants: Constants | None = None,
     ) -> None:
         if launcher not in ("process", "shared"):
-            raise UsageError(f"expected the launcher process or shared, got {launcher!r}")
+            raise UsageError(f"expected the launcher process or shared, got {brief(launcher)!r}")
         self.cluster = cluster
         self.capacity = capacity
         self.version = version
@@ -225,7 +226,7 @@ def _numbers(version: str) -> tuple[int, int]:
         return 2, 30
     parts = version.split(".")
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()) or int(parts[0]) != 2:
-        raise UsageError(f"expected a version of NCCL such as 2.27.3, or ideal, got {version!r}")
+        raise UsageError(f"expected a version of NCCL such as 2.27.3, or ideal, got {brief(version)!r}")
     return int(parts[0]), int(parts[1])
 
 
@@ -235,4 +236,4 @@ def _named(what: str, given: str | None, known: tuple[str, ...]) -> str | None:
     for name in known:
         if name.lower() == given.lower().replace("_", "").replace("-", ""):
             return name
-    raise UsageError(f"expected {what} of NCCL ({', '.join(known)}), got {given!r}")
+    raise UsageError(f"expected {what} of NCCL ({', '.join(known)}), got {brief(given)!r}")

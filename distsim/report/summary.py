@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from distsim.debug.console import Console as PlainConsole
 from distsim.report.failures import Failures
 from distsim.report.tables import collectives_table, links_table, ranks_table
 from distsim.report.whereabouts import Whereabouts
@@ -106,5 +107,5 @@ def print_summary(outcome: Outcome, file: TextIO | None = None) -> None:
         width = PLAIN_WIDTH
     elif not stream.isatty():
         width = shutil.get_terminal_size().columns
-    console = Console(file=stream, width=width, highlight=False)
+    console = PlainConsole(file=stream, width=width)
     console.print(Summary(outcome), crop=False)  # lines of a traceback stay whole

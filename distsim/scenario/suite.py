@@ -15,6 +15,7 @@ from distsim.scenario.apart import run_apart
 from distsim.scenario.load import BadFile, Scenario, check
 from distsim.scenario.result import NOT_RUN, Result
 from distsim.scenario.run import run_scenario
+from distsim.strangers import brief
 
 __all__ = ["matching", "run_one", "run_suite", "run_there"]
 
@@ -34,17 +35,21 @@ def matching(expression: str | None) -> Callable[[Scenario | BadFile], bool]:
         else:
             parts.append(f"word({len(words)})")
             words.append(token.lower())
+    wrong = UsageError(f"-k {brief(expression)!r}: expected words with and, or, not and brackets")
     try:
         code = compile(" ".join(parts), "-k", "eval")
-    except SyntaxError:
-        raise UsageError(f"-k {expression!r}: expected words with and, or, not and brackets") from None
+    except (SyntaxError, MemoryError, RecursionError):
+        raise wrong from None
 
     def meant(scenario: Scenario | BadFile) -> bool:
         name = scenario.name
         if isinstance(scenario, Scenario):
             name += f" {scenario.spec.program} {'slow' if scenario.spec.slow else ''}"
         name = name.lower()
-        return bool(eval(code, {"__builtins__": {}, "word": lambda number: words[number] in name}))
+        try:
+            return bool(eval(code, {"__builtins__": {}, "word": lambda number: words[number] in name}))
+        except TypeError:  # brackets behind a word: Python takes it for a call
+            raise wrong from None
 
     return meant
 

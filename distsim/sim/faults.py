@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from distsim.debug import seen
+from distsim.debug.frames import Owner, owner
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, Finding, Phase, State, StoreWait
 from distsim.debug.stacks import format_ranks
@@ -36,9 +37,9 @@ from distsim.sim.fault_rules import (
     Straggler,
     Unreachable,
 )
-from distsim.sim.modules import is_user_file
 from distsim.sim.network_faults import NetworkFaults, _detours, links_of, links_of_part
 from distsim.sim.process import SimProcess
+from distsim.sim.resemblance import resembling
 from distsim.sim.sites import user_stack
 from distsim.sim.task import Request, Task, current_task
 
@@ -368,7 +369,7 @@ class Faults:
         def slow(real: Callable[..., Any], position: int) -> Callable[..., Any]:
             def access(*args: Any, **kwargs: Any) -> Any:
                 task = current_task()
-                if task is not None and is_user_file(sys._getframe(1).f_code.co_filename):
+                if task is not None and owner(sys._getframe(1).f_code.co_filename) is Owner.USER:
                     path = args[position] if len(args) > position else kwargs.get("f", kwargs.get("file", ""))
                     self._storage(task, str(getattr(path, "name", path)))
                 return real(*args, **kwargs)
@@ -376,7 +377,7 @@ class Faults:
             return access
 
         for holder, name, real in saved:
-            setattr(holder, name, slow(real, 1 if name == "save" else 0))
+            setattr(holder, name, resembling(real, slow(real, 1 if name == "save" else 0)))
         try:
             yield
         finally:

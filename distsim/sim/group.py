@@ -25,7 +25,7 @@ from distsim.sim.communicator import Arrival, Communicator
 from distsim.sim.data import reduce_op_name
 from distsim.sim.operations import OPERATIONS
 from distsim.sim.process import SimProcess
-from distsim.sim.sites import user_stack
+from distsim.sim.sites import handle_is_the_users, user_stack
 from distsim.sim.task import Task, current_task, require_task
 from distsim.sim.work import SimWork
 
@@ -188,7 +188,11 @@ class SimGroup(dist.ProcessGroup):
             issued_s=task.now_s(),
             index=len(process.records),
         )
+        if record.is_async and not handle_is_the_users(sys._getframe(2)):
+            record.waited = True
         process.records.append(record)
+        if process.recorder is not None:
+            process.recorder.call(record, self.name(), any(tensor.is_sparse for tensor in inputs))
         if any(_inside(other, record) for other in process.tasks if other is not task) and world.lookahead is None:
             world.findings.append(seen.race(record))
             world.stop_for_fault()

@@ -19,11 +19,14 @@ import torch
 
 from distsim.cluster import Cluster, Slot, load_cluster
 from distsim.debug.diagnosis import diagnose
+from distsim.debug.frames import shown_from
 from distsim.debug.render import render_diagnoses
 from distsim.errors import RankFailure, UsageError
 from distsim.network import Network
 from distsim.overseer import watch_from_outside
 from distsim.sim.conditions import Conditions
+from distsim.sim.environ import without_launchers
+from distsim.sim.hosts import master_address
 from distsim.sim.interrupts import interruptible
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.output import open_streams
@@ -170,7 +173,7 @@ def _module_spec(name: str) -> ModuleSpec | None:
 
 def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> dict[str, str]:
     """What torchrun puts into a worker's environment."""
-    environ = dict(os.environ)
+    environ = without_launchers(os.environ)
     environ.update(
         RANK=str(slot.rank),
         LOCAL_RANK=str(slot.local_rank),
@@ -181,7 +184,7 @@ def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> di
         ROLE_RANK=str(slot.rank),
         ROLE_NAME="default",
         ROLE_WORLD_SIZE=str(len(slots)),
-        MASTER_ADDR="127.0.0.1",
+        MASTER_ADDR=master_address([slot.host for slot in slots]),
         MASTER_PORT=str(MASTER_PORT),
         TORCHELASTIC_RESTART_COUNT="0",
         TORCHELASTIC_MAX_RESTARTS="0",
@@ -193,6 +196,7 @@ def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> di
 
 def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str) -> Outcome:
     started = _real_perf_counter()
+    shown_from(os.getcwd())
     watch_from_outside()
     cluster = request.on if isinstance(request.on, Cluster) else load_cluster(request.on)
     slots = cluster.place(request.nnodes, request.nproc_per_node)

@@ -8,9 +8,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.error_text import error_line
+from distsim.debug.frames import absolute
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, HostWait, Phase, RankState, Wait
 from distsim.debug.stragglers import PLANTED, straggler_findings
+from distsim.sim.hosts import lost_clients
 from distsim.sim.sites import user_stack
 from distsim.sim.tracebacks import format_user_traceback
 
@@ -39,7 +41,13 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         records,
         float(world.env.now),
         notes=(*world.notes, *(() if faults is None else faults.notes)),
-        findings=(*world.findings, *world.guards.found, *_planted(world, records), *_ddp_findings(world)),
+        findings=(
+            *world.findings,
+            *world.guards.found,
+            *_planted(world, records),
+            *_ddp_findings(world),
+            *lost_clients(world),
+        ),
         sources=_sources(states, records),
         hang_after_s=hang_after_s,
     )
@@ -88,7 +96,7 @@ def _state(world: World, rank: int, asleep: bool) -> RankState:
         site=stack[0] if stack else process.last_site,
         stack=stack,
         since_s=since_s,
-        exit_code=0 if process.ended_by_program else process.exit_code,
+        exit_code=0 if process.ended_by_program or process.told_its_parent else process.exit_code,
         exception=line,
         traceback=text,
         signal=process.signal_name,
@@ -163,5 +171,5 @@ def _sources(states: dict[int, RankState], records: dict[int, list[CallRecord]])
             for site in record.stack:
                 files[site.file] = None
     for file in files:
-        linecache.checkcache(file)
-    return {file: "".join(linecache.getlines(file)) for file in files}
+        linecache.checkcache(absolute(file))
+    return {file: "".join(linecache.getlines(absolute(file))) for file in files}

@@ -135,6 +135,7 @@ class World:
         self._count = itertools.count()
         self._store_waiters: list[simpy.Event] = []
         self._next_port = 40_000
+        self._tasks_made = 0
         self._next_progress_s = 0.0
 
     # -- building
@@ -155,6 +156,10 @@ class World:
     def free_port(self) -> int:
         self._next_port += 1
         return self._next_port
+
+    def next_task_number(self) -> int:
+        self._tasks_made += 1
+        return self._tasks_made
 
     def next_store(self) -> simpy.Event:
         event = self.env.event()

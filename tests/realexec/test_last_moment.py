@@ -1,4 +1,4 @@
-"""A rank whose interpreter goes down while a monitor still asks for its stack."""
+"""A rank whose interpreter goes down: while a monitor still asks for its stack, and while threads of the guard run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from distsim.debug.records import Group
+from distsim.realexec.recorder import Lane
 from distsim.realexec.session import STACK_SIGNAL
+from distsim.realexec.strict import Strict, _Queue
 
 ASKS = """\
 import os, sys, time
@@ -39,3 +44,73 @@ def test_a_rank_that_ends_is_not_killed_by_the_question_where_it_is(tmp_path: Pa
     environ = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", "DISTSIM_DIR": str(tmp_path / "rings")}
     job = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert job.returncode == 3, job.stderr
+
+
+IN_CPP = """\
+import datetime, os, threading
+
+import torch.distributed as dist
+
+from distsim.realexec.callbacks import run_apart
+from distsim.realexec.install import current_session
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+inside = threading.Event()
+
+
+class Work:
+    def is_completed(self):
+        inside.set()
+        try:
+            dist.HashStore().wait(["never"], datetime.timedelta(seconds=0.5))  # in C++, without the interpreter
+        except dist.DistStoreError:
+            pass
+        return True
+
+
+if {callback}:
+    run_apart(Work().is_completed)
+else:
+    current_session().recorder.watch(0, Work(), False)
+inside.wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("callback", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_a_thread_of_the_guard_inside_torch_does_not_abort_the_rank(callback: bool, tmp_path: Path) -> None:
+    """Python 3.11 kills threads that come back to it when it ends, and C++ calls that SIGABRT: the heartbeat and the
+    callbacks of held calls have ended before."""
+    (tmp_path / "ends.py").write_text(IN_CPP.format(callback=callback))
+    words = [sys.executable, "-m", "distsim.debug", "ends.py"]
+    environ = {**os.environ, "DISTSIM_LEVEL": "strict", "DISTSIM_DIR": str(tmp_path / "rings"), "DISTSIM_MONITOR": "0"}
+    job = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (job.returncode, job.stderr) == (0, "")
+
+
+class Pending:
+    """A call that strict holds for a member that does not come."""
+
+    out = False
+
+    def went_out(self) -> None:
+        self.out = True
+
+
+def test_calls_that_strict_still_holds_go_out_at_the_end() -> None:
+    """As without a guard: torch waits for them when it takes the group down, and the other ranks need them."""
+    ring: Any = SimpleNamespace(rank=0)
+    strict = Strict(SimpleNamespace(ring=ring), None)  # type: ignore[arg-type]
+    lane = Lane("0", (0, 1), 0)
+    queue = strict._queues[id(lane)] = _Queue(lane, None, [], Group("0", "", (0, 1)), False)
+    calls = [Pending(), Pending()]
+    queue.waiting.extend(calls)  # type: ignore[arg-type]
+    strict.stop()
+    assert [call.out for call in calls] == [True, True]
+    assert not queue.waiting
+    late: Any = strict.hold(SimpleNamespace(lane=lane), _all_reduce(), 1, 1, 0, True, lambda: None)
+    assert late is None
+
+
+def _all_reduce() -> Any:
+    return SimpleNamespace(key=("all_reduce",))

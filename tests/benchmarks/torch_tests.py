@@ -1,0 +1,125 @@
+"""PyTorch's own distributed tests that come with its wheel, as one program: `python torch_tests.py CLASS.test_name`.
+
+The same classes as pytorch's test/distributed/test_distributed_spawn.py and rpc/test_tensorpipe_agent.py make. Each
+test starts its own ranks with torch.multiprocessing. Without an argument the names are listed. Exit code: 0 passed,
+1 failed, 77 skipped. Environment: TORCH_TESTS_WORLD (2) ranks, TORCH_TESTS_START=fork starts them by fork, where the
+ranks need not import torch again (a real run from a process that has it loaded; never where they are simulated).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+import types
+import unittest
+from pathlib import Path
+
+# A launcher's WORLD_SIZE is that of its own one process. torch's tests read these when they are imported.
+os.environ["BACKEND"] = "gloo"
+os.environ["WORLD_SIZE"] = os.environ.get("TORCH_TESTS_WORLD", "2")
+os.environ.pop("INIT_METHOD", None)
+if not os.path.isdir(os.path.join(os.environ.get("TEMP_DIR", ""), "barrier")):
+    os.environ["TEMP_DIR"] = tempfile.mkdtemp(prefix="torch-tests-")
+    for name in ("barrier", "test_dir", "init_dir"):
+        Path(os.environ["TEMP_DIR"], name).mkdir()
+
+# torch's tests want it; none of those here uses more than its name.
+if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
+    stand_in = types.ModuleType("expecttest")
+    stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+    sys.modules["expecttest"] = stand_in
+
+import torch.multiprocessing as mp
+from torch.testing._internal.common_distributed import MultiProcessTestCase
+from torch.testing._internal.distributed.ddp_under_dist_autograd_test import DdpComparisonTest, DdpUnderDistAutogradTest
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+from torch.testing._internal.distributed.nn.api.remote_module_test import RemoteModuleTest, ThreeWorkersRemoteModuleTest
+from torch.testing._internal.distributed.rpc.dist_optimizer_test import DistOptimizerTest
+from torch.testing._internal.distributed.rpc.examples.parameter_server_test import ParameterServerTest
+from torch.testing._internal.distributed.rpc.examples.reinforcement_learning_rpc_test import (
+    ReinforcementLearningRpcTest,
+)
+from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
+
+SKIPPED = 77
+
+
+class Spawned(MultiProcessTestCase):
+    """Starts the ranks of a test before it runs."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_processes()
+
+    def _spawn_processes(self) -> None:
+        if os.environ.get("TORCH_TESTS_START") == "fork":
+            self._start_processes(mp.get_context("fork").Process)
+        else:
+            MultiProcessTestCase._spawn_processes(self)
+
+
+class TestDistBackendWithSpawn(TestDistBackend, DistributedTest._DistTestBase):
+    """Collectives, messages, DDP, Join, profiling."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_processes()
+
+    _spawn_processes = Spawned._spawn_processes
+
+
+class TensorPipeDdpUnderDistAutogradTest(DdpUnderDistAutogradTest, TensorPipeRpcAgentTestFixture, Spawned): ...
+
+
+class TensorPipeDdpComparisonTest(DdpComparisonTest, TensorPipeRpcAgentTestFixture, Spawned): ...
+
+
+class TensorPipeRemoteModuleTest(RemoteModuleTest, TensorPipeRpcAgentTestFixture, Spawned): ...
+
+
+class TensorPipeThreeWorkersRemoteModuleTest(ThreeWorkersRemoteModuleTest, TensorPipeRpcAgentTestFixture, Spawned): ...
+
+
+class TensorPipeDistOptimizerTest(DistOptimizerTest, TensorPipeRpcAgentTestFixture, Spawned): ...
+
+
+class TensorPipeParameterServerTest(ParameterServerTest, TensorPipeRpcAgentTestFixture, Spawned): ...
+
+
+class TensorPipeReinforcementLearningRpcTest(ReinforcementLearningRpcTest, TensorPipeRpcAgentTestFixture, Spawned): ...
+
+
+CASES = (
+    TestDistBackendWithSpawn,
+    TensorPipeDdpUnderDistAutogradTest,
+    TensorPipeDdpComparisonTest,
+    TensorPipeRemoteModuleTest,
+    TensorPipeThreeWorkersRemoteModuleTest,
+    TensorPipeDistOptimizerTest,
+    TensorPipeParameterServerTest,
+    TensorPipeReinforcementLearningRpcTest,
+)
+
+
+def names() -> list[str]:
+    """`CLASS.test_name` of every test, in the order of the classes above."""
+    return [f"{case.__name__}.{name}" for case in CASES for name in unittest.TestLoader().getTestCaseNames(case)]
+
+
+def main(argv: list[str]) -> int:
+    """Run one test."""
+    if not argv:
+        print("\n".join(names()))
+        return 0
+    case, _, name = argv[0].partition(".")
+    suite = unittest.TestSuite([globals()[case](name)])
+    result = unittest.TextTestRunner(verbosity=2).run(suite)
+    if result.skipped:
+        return SKIPPED
+    return 0 if result.wasSuccessful() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
