@@ -17,7 +17,7 @@ what lies before one collective of the step.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -235,7 +235,7 @@ def _turns(full: Sequence[dict[int, CallRecord]], away: Mapping[int, _Away]) -> 
         pauses.append(min(work.values()))
     usual_s = median_low(pauses) if pauses else 0.0
     position = 0
-    last: Hashable = None
+    last: tuple[object, ...] = ()
     places: list[tuple[Hashable, int]] = []
     for turn, pause_s in zip(turns, pauses, strict=True):
         call = next(iter(turn.calls.values()))
@@ -253,9 +253,10 @@ def _tolls(group: Group, turns: Sequence[_Turn], span_s: float) -> dict[int, _To
     tolls: dict[int, _Toll] = {rank: _Toll() for rank in group.ranks}
     for number, turn in enumerate(turns):
         inside = {rank: (call.completed_s or 0.0) - call.issued_s for rank, call in turn.calls.items()}
+        waits, works = sorted(inside.values()), sorted(turn.work_s.values())
         for rank, toll in tolls.items():
-            waited_s = median_low([inside[other] - inside[rank] for other in group.ranks if other != rank])
-            longer_s = turn.work_s[rank] - median_low([turn.work_s[other] for other in group.ranks if other != rank])
+            waited_s = _others(waits, inside[rank]) - inside[rank]
+            longer_s = turn.work_s[rank] - _others(works, turn.work_s[rank])
             cost_s = max(0.0, min(waited_s, longer_s))
             toll.by_section[turn.section].append(cost_s)
             toll.by_third[3 * number // len(turns)] += cost_s
@@ -264,6 +265,12 @@ def _tolls(group: Group, turns: Sequence[_Turn], span_s: float) -> dict[int, _To
             if cost_s > toll.worst[0]:
                 toll.worst = (cost_s, turn.calls[rank])
     return tolls
+
+
+def _others(ordered: Sequence[float], own: float) -> float:
+    """The lower median of all but one of *ordered* whose value is *own*."""
+    middle = (len(ordered) - 2) // 2
+    return ordered[middle] if middle < bisect_left(ordered, own) else ordered[middle + 1]
 
 
 def _habit(costs: Sequence[float], turn_s: float) -> bool:

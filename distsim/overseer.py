@@ -197,6 +197,9 @@ def watch_parent() -> None:
         if ended or os.getppid() != pid:
             if beacon.rank is not None and (crash := beacon.crash) is not None:
                 _tell(watch.fate(crash=crash), error)
+            elif beacon.rank is not None:  # somebody else has told how, or nobody can
+                text = f"distsim: the process ended while rank {beacon.rank} of {beacon.facts.get('program')} ran\n"
+                os.write(error, text.encode(errors="replace"))
             return
         if watch.stuck():
             _tell(watch.fate(), error)

@@ -21,6 +21,7 @@ the rest of distsim before a test asks for them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -49,9 +50,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini(f"distsim_{name}", what, default="")
 
 
+stderr_fd: int | None = None
+"""The real stderr, which pytest captures during tests: for the report of a test that never comes back."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known."""
     config.addinivalue_line("markers", MARK)
+    global stderr_fd
+    if stderr_fd is None and sys.__stderr__ is not None:
+        with contextlib.suppress(OSError, ValueError):
+            stderr_fd = os.dup(sys.__stderr__.fileno())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

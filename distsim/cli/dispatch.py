@@ -13,11 +13,14 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from distsim import __version__
 from distsim.errors import DistsimError, UsageError
 from distsim.strangers import printable
+
+if TYPE_CHECKING:
+    from distsim.overseer import Fate
 
 __all__ = ["COMMANDS", "REAL_BACKENDS", "main", "parse", "present"]
 
@@ -62,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         _watched(sys.argv[1:])
     try:
-        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv), own_process=argv is None)
         sys.stdout.flush()
     except UsageError as error:
         print(f"distsim: error: {printable(str(error))}", file=sys.stderr)
@@ -100,7 +103,17 @@ def _watched(argv: Sequence[str]) -> None:
     from distsim.overseer import can_watch, fork_watched
 
     if can_watch():
-        fork_watched(lambda fate: importlib.import_module(f"distsim.cli.{argv[0]}").explain(fate, argv))
+        fork_watched(lambda fate: _explain(fate, argv))
+
+
+def _explain(fate: Fate, argv: Sequence[str]) -> int:
+    """Tell of a run that could not tell of itself, and answer its exit code."""
+    if argv[0] == "run":
+        return int(importlib.import_module("distsim.cli.run").explain(fate, argv))
+    from distsim.report.fate import fatal_text
+
+    print(fatal_text(fate), end="", file=sys.stderr)
+    return 1 if fate.signal_name else 3
 
 
 def _real(argv: Sequence[str]) -> bool:
@@ -113,7 +126,8 @@ def _places(argv: Sequence[str]) -> list[str]:
     return [*places, *(word.partition("=")[2] for word in argv if word.startswith("--on="))]
 
 
-def _dispatch(argv: list[str]) -> int:
+def _dispatch(argv: list[str], own_process: bool) -> int:
+    """*own_process*: it is ours from its first to its last line, and may fork."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_help(), end="")
         return 0 if argv else 2
@@ -128,6 +142,7 @@ def _dispatch(argv: list[str]) -> int:
         args = parse(argv)
     except SystemExit as stop:  # argparse ends here for --help
         return stop.code if isinstance(stop.code, int) else 0
+    args.own_process = own_process
     code = args.func(args)
     return int(code)
 

@@ -57,6 +57,7 @@ def _add_run(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from distsim.overseer import can_watch
     from distsim.scenario.result import NOT_RUN, Result
     from distsim.scenario.suite import run_suite
 
@@ -82,7 +83,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.explore is not None:
         results += _explore(scenarios, args.explore)
     else:
-        for result in run_suite(scenarios, args.workers, args.update_baselines):
+        apart = args.own_process and can_watch()
+        for result in run_suite(scenarios, args.workers, args.update_baselines, apart):
             results.append(result)
             _show(result, args.verbose)
         print(f"{_count(results)} in {time.perf_counter() - began:.1f} s")

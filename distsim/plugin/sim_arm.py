@@ -31,7 +31,10 @@ def run_simulated(
     """Run *body* on `options.n` simulated ranks."""
     __tracebackhide__ = True
     import distsim
+    from distsim import overseer, pytest_plugin
     from distsim.sim.task import Unwind
+
+    overseer.REPORT_FD = pytest_plugin.stderr_fd
 
     errors: dict[int, BaseException] = {}
     run = rank_body(body, kwargs, options)

@@ -7,9 +7,11 @@ import multiprocessing
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from distsim.errors import UsageError
+from distsim.scenario.apart import run_apart
 from distsim.scenario.load import BadFile, Scenario, check
 from distsim.scenario.result import NOT_RUN, Result
 from distsim.scenario.run import run_scenario
@@ -52,9 +54,16 @@ def matching(expression: str | None) -> Callable[[Scenario | BadFile], bool]:
     return meant
 
 
-def run_suite(scenarios: Sequence[Scenario], workers: int = 1, update_baselines: bool = False) -> Iterator[Result]:
-    """Results in the order of *scenarios*, as they come."""
+def run_suite(
+    scenarios: Sequence[Scenario], workers: int = 1, update_baselines: bool = False, apart: bool = False
+) -> Iterator[Result]:
+    """Results in the order of *scenarios*, as they come. *apart*: this process may fork, and nothing else simulates
+    in it; then each scenario has a process of its own (apart.py)."""
     needed = _imports(scenarios)
+    if apart:
+        _import(needed)
+        yield from run_apart(scenarios, workers, partial(run_scenario, update_baseline=update_baselines))
+        return
     if workers < 2 or len(scenarios) < 2:
         _import(needed)
         for scenario in scenarios:
