@@ -143,13 +143,22 @@ def _shown(value: object) -> str:
     return repr(brief(value)) if isinstance(value, str) else brief(value)
 
 
+_LEAST, _MOST = 1e-6, 1e24
+"""Beyond these no machine is, and arithmetic with them overflows."""
+_LONGEST_S = 1e15
+
+
 def _positive(value: float, what: str, text: object) -> float:
     if not (0 < value < math.inf):
         raise UsageError(f"expected {what} above zero, got {_shown(text)}")
+    if not _LEAST <= value <= _MOST:
+        raise UsageError(f"expected {what} that a machine may have, got {_shown(text)}")
     return value
 
 
 def _finite(value: float, text: object) -> float:
     if not math.isfinite(value):
         raise UsageError(f"expected a finite time, got {_shown(text)}")
+    if value > _LONGEST_S:
+        raise UsageError(f"expected a time below {_LONGEST_S:g} s, got {_shown(text)}")
     return value

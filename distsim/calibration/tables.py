@@ -119,7 +119,7 @@ def _read(path: Path, entry: dict[str, str], index: Path) -> Table:
         try:
             times = [float(row[key]) for key in ("time_us", "ip_time_us") if row.get(key)]
             size, time_us = int(row["size_bytes"]), min(times)
-            if not (0 < size < 1 << 50 and 0 < time_us < 1e12):
+            if not (0 < size < 1 << 50 and 1e-3 <= time_us < 1e12):
                 raise ValueError(f"{size} bytes in {time_us:g} us")
             rows.append(Measured(size, time_us))
         except (KeyError, ValueError, TypeError) as error:

@@ -37,11 +37,15 @@ Memory = Annotated[int, *_quantity(parse_memory, "GB")]
 Flops = Annotated[float, *_quantity(parse_flops, "TFLOPS")]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Ratio = Annotated[float, Field(ge=1)]
-Count = Annotated[int, Field(ge=0, le=1024, strict=True)]
+Count = Annotated[int, Field(ge=0, le=256, strict=True)]
 Positive = Annotated[int, Field(ge=1, le=1024, strict=True)]
 # Nodes and what counts them; with _MOST_CABLES a typing mistake ends in a message and not in a full memory.
 Nodes = Annotated[int, Field(ge=1, le=32_768, strict=True)]
 _MOST_CABLES = 4_000_000
+_MOST_WIRES = 20_000
+"""In one host: all sockets are joined to each other, and all GPUs of an NVLink mesh."""
+_MEASURED = ("all_reduce", "all_gather", "all_to_all", "broadcast", "reduce", "sendrecv")
+_CALIBRATED = ("launch_s", "s_per_byte", "more_s_per_byte", "knee_bytes")
 
 
 def _note(text: str, default: Any = ...) -> Any:
@@ -257,12 +261,35 @@ class ClusterSpec(Table):
             found.append(("node.nic", f"expected a table for a cluster of {self.nodes} nodes, got nothing"))
         if nvlink and nvlink.topology == "mesh" and nvlink.domain_nodes > 1:
             found.append(("node.gpu.nvlink.domain_nodes", f"expected 1 with a mesh, got {nvlink.domain_nodes}"))
+        found += self._miscalibrated()
+        wires = node.cpu.sockets**2 + (node.gpus**2 if nvlink and nvlink.topology == "mesh" else 0)
+        if wires > _MOST_WIRES:
+            found.append(("node", f"expected at most {_MOST_WIRES:,} wires inside a host, got {wires:,}"))
+        parts = self.nodes * (node.gpus + node.cpu.sockets + node.pcie.switches + (node.nic.count if node.nic else 0))
+        if parts > _MOST_CABLES:
+            found.append(("nodes", f"expected at most {_MOST_CABLES:,} parts in all hosts, got {parts:,}"))
         cables = self._cables()
         if cables > _MOST_CABLES:
             found.append(("fabric", f"expected at most {_MOST_CABLES:,} cables, got {cables:,} ({fabric.kind})"))
         if isinstance(fabric, TorusSpec) and math.prod(fabric.dims) < self.nodes:
             text = f"expected room for {self.nodes} nodes, got {math.prod(fabric.dims)} ({fabric.dims})"
             found.append(("fabric.dims", text))
+        return found
+
+    def _miscalibrated(self) -> list[tuple[str, str]]:
+        """What `distsim calibrate` does not write would be read by nobody; of one operation all figures are needed."""
+        given, found = self.calibration, []
+        wanted = {f"gloo_{op}": [f"gloo_{op}_{figure}" for figure in _CALIBRATED] for op in _MEASURED}
+        known = {key for keys in wanted.values() for key in keys}
+        for key, value in given.items():
+            if key not in known:
+                text = f"unknown key (expected gloo_OPERATION_FIGURE, of {', '.join(_CALIBRATED)}){_near(key, known)}"
+                found.append((f"calibration.{brief(key)}", text))
+            elif not 0 <= value < 1e15:
+                found.append((f"calibration.{key}", f"expected zero or more, got {value:g}"))
+        for keys in wanted.values():
+            if lacking := [key for key in keys if key not in given and any(other in given for other in keys)]:
+                found.append((f"calibration.{lacking[0]}", "expected a value, got nothing"))
         return found
 
     def _cables(self) -> int:

@@ -211,20 +211,20 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
     """What only the program, the cluster and the rules themselves can tell."""
     spec = scenario.spec
     if scenario.file is not None and not scenario.file.is_file():
-        yield f"program: no script {scenario.program} beside the file (looked in {scenario.path.parent})"
+        yield f"program: no script {brief(scenario.program)} beside the file (looked in {scenario.path.parent})"
     elif scenario.file is None and scenario.function is None:
-        yield f"program: expected script.py, script.py:function or module:function, got {spec.program!r}"
+        yield f"program: expected script.py, script.py:function or module:function, got {brief(spec.program)!r}"
     else:
         if scenario.function is not None:
             source = scenario.file or module_source(scenario.program, scenario.path.parent)
             if source is not None and lacks(source, scenario.function):
-                yield f"program: no function {scenario.function} in {scenario.program}"
+                yield f"program: no function {brief(scenario.function)} in {brief(scenario.program)}"
         places = {"line": spec.expect.line, "stuck_line": spec.expect.stuck_line}
         if spec.expect.step_time is not None:
             places["step_time.line"] = spec.expect.step_time.line
         for key, marker in places.items():
             if marker is not None and not scenario.marked(marker):
-                yield f"expect.{key}: no line of {scenario.program} ends with {marker!r}"
+                yield f"expect.{key}: no line of {brief(scenario.program)} ends with {brief(marker)!r}"
     if spec.schedule is not None:
         try:
             Schedule.parse(spec.schedule)

@@ -148,14 +148,17 @@ def test_a_file_may_change_a_preset_in_part(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
         'base = "dgx-h100"\nname = "mine"\nnodes = 4\n[node.nic]\nbandwidth = "200Gbps"\n'
-        '[fabric]\nkind = "star"\n[calibration]\nlaunch_s = 3e-6\n'
+        '[fabric]\nkind = "star"\n[calibration]\n'
+        + "".join(
+            f"gloo_all_reduce_{key} = 3e-6\n" for key in ("launch_s", "s_per_byte", "more_s_per_byte", "knee_bytes")
+        )
     )
     cluster = load_cluster(str(path))
     assert (cluster.name, cluster.num_nodes, len(cluster.devices)) == ("mine", 4, 32)
     assert cluster.node.nic_spec_bytes_per_s == 25e9
     assert cluster.node.nic_bytes_per_s == 25e9 * 0.97
     assert cluster.node.nvlink_bytes_per_s == pytest.approx(370.8e9)
-    assert cluster.calibration == {"launch_s": 3e-6}
+    assert set(cluster.calibration.values()) == {3e-6}
     assert [vertex.name for vertex in cluster.vertices if vertex.host is None] == ["leaf0"]
     assert load_cluster(f"{path}:2").num_nodes == 2
 
