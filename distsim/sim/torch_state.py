@@ -21,7 +21,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from distsim.sim.modules import is_user_file
+from distsim.debug.frames import Owner, owner
 from distsim.sim.task import current_process
 from distsim.sim.torch_places import CONTENTS, GROWING, MODULES_OF_CLASSES, RANK_KEYED, REBOUND
 
@@ -279,7 +279,7 @@ def _is_shared(name: str, module: Any) -> bool:
     """Whether *module* is torch's, Python's or an installed package's: the user's own are as the host made them."""
     if name.partition(".")[0] in ("distsim", "__main__", "__mp_main__"):
         return False
-    return not is_user_file(getattr(module, "__file__", None))
+    return owner(getattr(module, "__file__", None) or "") is not Owner.USER
 
 
 def _has_guarded_classes(name: str) -> bool:
