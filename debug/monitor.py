@@ -27,7 +27,8 @@ from distsim.debug.interrupted import MARKER, where_ranks_were
 from distsim.debug.jobdir import default_directory, verdict_path
 from distsim.debug.kinds import Kind
 from distsim.debug.levels import Level, OnHang, Settings
-from distsim.debug.message_faults import ends, with_messages
+from distsim.debug.message_faults import with_messages
+from distsim.debug.news import news_key, still
 from distsim.debug.pace import WINDOW, Pace, recent_calls, recent_stragglers
 from distsim.debug.private import append_private, create_private, write_private
 from distsim.debug.procfs import look
@@ -291,8 +292,8 @@ class Monitor:
             self.together.step(self)
             if self._counts() == counts or all(ended.values()):
                 again = self._judgement(self.look())
-                same = {_key(d) for d in again}
-                found = [d for d in found if _key(d) in same]
+                same = {news_key(d) for d in again}
+                found = [d for d in found if news_key(d) in same]
             else:
                 found = []
         if found and self.host.slept(int(now * 1e9), BACK_S):
@@ -312,10 +313,10 @@ class Monitor:
             return
         self._last_withdrawn = now
         now_found = diagnose(self.look())
-        over = [d for d in warned if not any(_still(d, other) for other in now_found)]
+        over = [d for d in warned if not any(still(d, other) for other in now_found)]
         for diagnosis in over:
             self.diagnoses.remove(diagnosis)
-            self.told.discard(_key(diagnosis))
+            self.told.discard(news_key(diagnosis))
             who, call = ranks_text(diagnosis.culprits), diagnosis.call
             self._say(went_on(diagnosis.kind.label, who, None if call is None else str(call)))
         if over:
@@ -336,8 +337,8 @@ class Monitor:
             return []
         found = diagnose(evidence)
         if not any(d.exit_code for d in found):
-            return [d for d in found if _key(d) not in self.told and d.victims]
-        return [d for d in found if _key(d) not in self.told]
+            return [d for d in found if news_key(d) not in self.told and d.victims]
+        return [d for d in found if news_key(d) not in self.told]
 
     def _with_stacks(self, found: Sequence[Diagnosis]) -> None:
         """Look once more with stacks, which stop the ranks for a moment, and say it."""
@@ -345,7 +346,7 @@ class Monitor:
             self.tell(found, self.look())
             return
         evidence = self.look(stacks=True)
-        better = [d for d in diagnose(evidence) if _key(d) not in self.told]
+        better = [d for d in diagnose(evidence) if news_key(d) not in self.told]
         self.tell(better or found, evidence)
 
     def _judges(self) -> bool:
@@ -384,21 +385,21 @@ class Monitor:
     def accept(self, report: dict[str, Any]) -> None:
         """The leader's verdict, so that this host's launcher knows it."""
         self.diagnoses = diagnoses_from_json(report)
-        self.told.update(_key(d) for d in self.diagnoses)
+        self.told.update(news_key(d) for d in self.diagnoses)
         self._save(report, self._verdict_paths())
 
     # What follows -----------------------------------------------------------------------------------
 
     def tell(self, found: Sequence[Diagnosis], evidence: Evidence) -> None:
         """Print what is new, write it down, and do what --on-hang asks for."""
-        new = [d for d in found if _key(d) not in self.told]
+        new = [d for d in found if news_key(d) not in self.told]
         if not new:
             return
-        self.told.update(_key(d) for d in new)
+        self.told.update(news_key(d) for d in new)
         fatal = [d for d in new if d.exit_code]
         if fatal:
             self.diagnoses = [d for d in self.diagnoses if d.exit_code]
-        self.diagnoses = [d for d in self.diagnoses if not any(_still(d, other) for other in new)]
+        self.diagnoses = [d for d in self.diagnoses if not any(still(d, other) for other in new)]
         self.diagnoses += new
         self.evidence = evidence
         self._print(new, evidence)
@@ -525,7 +526,7 @@ class Monitor:
             slow = recent_stragglers(list(self.host.readers.values()))
             left = (*left, *as_findings([one for one in slow if one.rank not in self.pace.told]))
             evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
-            found = [d for d in diagnose(evidence) if _key(d) not in self.told]
+            found = [d for d in diagnose(evidence) if news_key(d) not in self.told]
             if self.exit_code:
                 found = []  # what died after the verdict died of it
             self.tell(found, evidence)
@@ -545,26 +546,6 @@ class Monitor:
             and self.directory.parent == default_directory("x").parent
             and not self.settings.directory
         )
-
-
-def _key(diagnosis: Diagnosis) -> tuple[Any, ...]:
-    of_message = ends(diagnosis)
-    if of_message is not None:
-        return of_message  # two lines that do not fit do so again and again
-    call = diagnosis.call
-    return (
-        diagnosis.kind,
-        diagnosis.culprits,
-        diagnosis.group.name if diagnosis.group else None,
-        (call.op, call.seq) if call else None,
-        diagnosis.provisional,
-        diagnosis.ends_job,
-    )
-
-
-def _still(told: Diagnosis, now: Diagnosis) -> bool:
-    """What was told still holds, maybe of more ranks."""
-    return told.kind is now.kind and set(told.culprits) <= set(now.culprits) and told.call == now.call
 
 
 def main(argv: Sequence[str] | None = None) -> int:
