@@ -516,7 +516,7 @@ class Monitor:
             slow = [one for one in recent_stragglers([*self.host.readers.values()]) if one.rank not in self.pace.told]
             left = [*unwaited(evidence, written_out=True), *as_findings(slow)]
             evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
-            found = [d for d in diagnose(evidence) if _key(d) not in self.told]
+            found = [d for d in diagnose(evidence) if _key(d) not in self.told and not self.pace.has_told(d)]
             if self.exit_code:
                 found = []  # what died after the verdict died of it
             self.tell(found, evidence)

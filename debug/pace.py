@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from distsim.debug.evidence import origin_of, wall_offsets
+from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, Finding
 from distsim.debug.ring_reader import Records, RingReader
 from distsim.debug.stragglers import LIVE, MIN_SHARE, Straggler, as_findings, stragglers
+from distsim.debug.verdict import Diagnosis
 
 if TYPE_CHECKING:
     from distsim.debug.host import Host
@@ -59,6 +61,10 @@ class Pace:
         readers = list(host.readers.values())
         records = recent_calls(readers, WINDOW) if len(readers) == host.world_size else everywhere()
         return self.judge(stragglers(records, LIVE))[0]
+
+    def has_told(self, diagnosis: Diagnosis) -> bool:
+        """The diagnosis says again what a warning has said while the job ran."""
+        return diagnosis.kind is Kind.STRAGGLER and set(diagnosis.culprits) <= self.told.keys()
 
     def findings(self) -> list[Finding]:
         """What is told and still so, a finding each."""
