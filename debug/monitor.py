@@ -14,7 +14,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,14 @@ from distsim.debug.kinds import Kind
 from distsim.debug.levels import Level, OnHang, Settings
 from distsim.debug.message_faults import with_messages
 from distsim.debug.news import news_key, still
-from distsim.debug.pace import WINDOW, Pace, recent_calls, recent_stragglers
+from distsim.debug.pace import Pace, recent_stragglers
 from distsim.debug.private import append_private, create_private, write_private
 from distsim.debug.procfs import look
-from distsim.debug.proof import went_on
-from distsim.debug.records import CallRecord, Evidence, Phase
+from distsim.debug.proof import Proof, went_on
+from distsim.debug.records import Evidence, Phase
 from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
 from distsim.debug.stackdump import as_text, collect
-from distsim.debug.stragglers import LIVE, as_findings, stragglers
+from distsim.debug.stragglers import as_findings
 from distsim.debug.together import Together
 from distsim.debug.unwaited import unwaited
 from distsim.debug.verdict import Diagnosis
@@ -240,20 +241,11 @@ class Monitor:
         """A rank that makes the others wait at every step is a warning, taken back when it is over."""
         if self._closing or self.aborted or not self.pace.due(time.monotonic()):
             return
-        new, over = self.pace.judge(stragglers(self._recent(), LIVE))
-        if new:
+        new = self.pace.look_back(self.host, lambda: self.look().records)
+        if new:  # among the findings of every look from now on, until it keeps pace again
             evidence = self.look()
-            evidence.findings = as_findings(new)
-            self.tell([d for d in diagnose(evidence) if d.kind is Kind.STRAGGLER], evidence)
-        for one in over:
-            self.diagnoses = [d for d in self.diagnoses if d.kind is not Kind.STRAGGLER or one.rank not in d.culprits]
-            self._say(f"rank {one.rank} keeps pace with the others again")
-            self._write()
-
-    def _recent(self) -> Mapping[int, Sequence[CallRecord]]:
-        """The last calls: of other hosts only as many as their monitors send."""
-        readers = list(self.host.readers.values())
-        return recent_calls(readers, WINDOW) if len(readers) == self.host.world_size else self.look().records
+            slow = [d for d in diagnose(evidence) if d.kind is Kind.STRAGGLER]
+            self.tell([replace(d, proof=Proof.NOT_YET) for d in slow], evidence)
 
     # Ranks that cannot go on ------------------------------------------------------------------------
 
@@ -363,6 +355,7 @@ class Monitor:
         evidence = self.look_here(stacks, focus, origin)
         self.together.add(evidence, stacks, focus or {}, origin, self.host.comparer.lanes())
         settle_stuck(evidence)
+        evidence.findings = (*evidence.findings, *self.pace.findings())
         return evidence
 
     def look_here(self, stacks: bool, focus: dict[Any, int] | None, origin: int, ours_only: bool = False) -> Evidence:
@@ -522,11 +515,10 @@ class Monitor:
         if self.host.readers and not self.aborted and not self._closing and not self._interrupted():
             evidence = self.look()
             seen = {(finding.kind, finding.site) for finding in evidence.findings}
-            left = unwaited(evidence, written_out=True)
-            slow = recent_stragglers(list(self.host.readers.values()))
-            left = (*left, *as_findings([one for one in slow if one.rank not in self.pace.told]))
+            slow = [one for one in recent_stragglers([*self.host.readers.values()]) if one.rank not in self.pace.told]
+            left = [*unwaited(evidence, written_out=True), *as_findings(slow)]
             evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
-            found = [d for d in diagnose(evidence) if news_key(d) not in self.told]
+            found = [d for d in diagnose(evidence) if news_key(d) not in self.told and not self.pace.has_told(d)]
             if self.exit_code:
                 found = []  # what died after the verdict died of it
             self.tell(found, evidence)
