@@ -233,7 +233,7 @@ _BY_HAND = ("ProcessGroupGloo", "ProcessGroupNCCL", "ProcessGroupMPI", "ProcessG
 
 def _not_by_hand(kind: type, name: str) -> Any:
     """A real group waits for the others in C++ and keeps the baton: no rank would ever come."""
-    real = kind.__init__
+    real: Any = vars(kind)["__init__"]
 
     @functools.wraps(real)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
