@@ -31,7 +31,10 @@ PATCHES = [(holder, name, _get(holder, name), value) for holder, name, value in 
 
 @pytest.mark.parametrize(
     ("holder", "name", "real", "replacement"),
-    [pytest.param(*patch, id=f"{getattr(patch[0], '__name__', patch[0])}.{patch[1]}") for patch in PATCHES],
+    [
+        pytest.param(*patch, id=f"{getattr(patch[0], '__name__', type(patch[0]).__name__)}.{patch[1]}")
+        for patch in PATCHES
+    ],
 )
 def test_a_patch_looks_like_what_it_replaces(holder: Any, name: str, real: Any, replacement: Any) -> None:
     """Signature, name, qualified name, module and doc are those of the function that it stands for."""
