@@ -7,13 +7,14 @@ from the monitor, `verdict.JOB.json` where it was started for that job alone.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["default_directory", "job_name", "ring_path", "stack_path", "verdict_path"]
+__all__ = ["default_directory", "job_name", "ring_path", "stack_path", "verdict_path", "write_whole"]
 
 
 def job_name(environ: Mapping[str, str], where: str = "") -> str:
@@ -44,3 +45,17 @@ def stack_path(directory: Path, rank: int, job: str) -> Path:
 
 def verdict_path(directory: Path, job: str) -> Path:
     return directory / f"verdict.{job}.json"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file for another process: it sees all of it or nothing. Readable by its owner only."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.replace(scratch, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            scratch.unlink()
+        raise

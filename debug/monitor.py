@@ -27,6 +27,7 @@ from distsim.debug.interrupted import MARKER, where_ranks_were
 from distsim.debug.jobdir import default_directory, verdict_path
 from distsim.debug.levels import Level, OnHang, Settings
 from distsim.debug.message_faults import ends, with_messages
+from distsim.debug.orphans import Orphans
 from distsim.debug.procfs import look
 from distsim.debug.records import Evidence, Phase
 from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
@@ -47,12 +48,17 @@ DEATH_SETTLE_S = 0.35
 ON_THEIR_WAY_S = 1.5
 """A death is told without anybody who waits for it only after this long: the others may come to their next call."""
 LIVING = (Phase.RUNNING, Phase.BLOCKED, Phase.FROZEN, Phase.HOST_STUCK)
+MOST_FAULTS = 50
+"""Faults of its own in a row, at five a second, after which a monitor gives up."""
 PATIENCE_S = 20.0
 """A monitor whose job's first ring never comes gives up."""
 
 
 class Monitor:
     """One host's watch over its ranks."""
+
+    inconclusive = ""
+    """Why nothing can be said about the job."""
 
     grace_s = 10.0
     """What an abort gives exit handlers of ranks that have raised."""
@@ -82,6 +88,7 @@ class Monitor:
         self._asked: float | None = None
         self._closing = False
         """The launcher ends the ranks: their deaths are no news."""
+        self._orphans = Orphans(directory)
 
     # The loop -----------------------------------------------------------------------------------
 
@@ -104,6 +111,7 @@ class Monitor:
             self._notice()
             self._judge(moved)
         self._answer()
+        self._orphans.step(self)
         if self.together.abort_asked and not self.aborted:
             self.abort()
         if self._over():
@@ -379,6 +387,8 @@ class Monitor:
             "rings": str(self.directory),
             "job": next((reader.header.job for reader in self.host.readers.values()), ""),
         }
+        if self.inconclusive:
+            report["inconclusive"] = self.inconclusive
         self._save(report, [*self._verdict_paths(), *filter(None, [self.settings.report])])
         self.together.tell(report)
 
@@ -507,24 +517,59 @@ def main(argv: Sequence[str] | None = None) -> int:
     return Steady(args.directory, settings, args.job or None).run()
 
 
+class GaveUp(Exception):
+    """Nothing but faults of its own for `MOST_FAULTS` turns."""
+
+
 class Steady(Monitor):
-    """A monitor that outlives a fault of its own: it writes it down and goes on."""
+    """A monitor that outlives a fault of its own: it writes it down and goes on. One that can not is no healthy job's:
+    it leaves the rings, and says that it knows nothing."""
 
     faults = 0
+    """In a row: a good turn ends it."""
+    _said_fault = False
+
+    def run(self) -> int:
+        try:
+            return super().run()
+        except Exception as error:
+            if not isinstance(error, GaveUp):  # in the farewell
+                self._note_fault()
+            self._give_up()
+            return self.exit_code
 
     def _turn(self) -> bool:
         try:
-            return super()._turn()
-        except Exception:
-            import traceback
-
+            over = super()._turn()
+        except Exception as error:
+            self._note_fault()
             self.faults += 1
-            if self.faults == 1:
-                print(f"distsim: a fault in the monitor, see {self.directory}/monitor.err", file=sys.stderr)
-            with contextlib.suppress(OSError), (self.directory / "monitor.err").open("a") as file:
-                traceback.print_exc(file=file)
+            if self.faults > MOST_FAULTS:
+                raise GaveUp from error
             time.sleep(0.2)
-            return self.faults > 50
+            return False
+        self.faults = 0
+        return over
+
+    def _note_fault(self) -> None:
+        import traceback
+
+        if not self._said_fault:
+            self._said_fault = True
+            self._say(f"a fault in the monitor, see {self.directory}/monitor.err")
+        with contextlib.suppress(OSError), (self.directory / "monitor.err").open("a") as file:
+            traceback.print_exc(file=file)
+
+    def _give_up(self) -> None:
+        self.inconclusive = (
+            f"the monitor gave up over faults of its own (see {self.directory}/monitor.err): nothing is known about "
+            f"the job, which goes on without a guard; distsim diagnose {self.directory} reads its rings"
+        )
+        self._say(self.inconclusive)
+        with contextlib.suppress(Exception):  # whatever is broken may break this, too
+            self._write()
+        with contextlib.suppress(Exception):
+            self.together.goodbye()
 
 
 if __name__ == "__main__":

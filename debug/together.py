@@ -71,9 +71,10 @@ class Together:
         elif (self._directory / "follow.json").exists():
             try:
                 said = json.loads((self._directory / "follow.json").read_text())
-            except (OSError, ValueError):
-                return
-            self.follower = Follower(said["address"], int(said["port"]), said["secret"], socket.gethostname())
+                address, port, secret = str(said["address"]), int(said["port"]), str(said["secret"])
+            except (OSError, ValueError, KeyError, TypeError):
+                return  # half written: it is whole at one of the next turns
+            self.follower = Follower(address, port, secret, socket.gethostname())
 
     def _lead(self, monitor: Monitor, leader: Leader) -> None:
         for message in leader.step(monitor.host.comparer.feed_rows):

@@ -13,6 +13,8 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from distsim.debug.jobdir import write_whole
+
 __all__ = ["introduce_monitors"]
 
 KEY = "distsim/monitor"
@@ -59,12 +61,12 @@ def own_store() -> Any:
 
 
 def _lead(directory: Path, store: Any, ended: threading.Event) -> None:
-    (directory / "lead.json").write_text("{}")
+    write_whole(directory / "lead.json", "{}")
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
-            said = json.loads((directory / "monitor.json").read_text())
-        except (OSError, ValueError):
+            said = dict(json.loads((directory / "monitor.json").read_text()))
+        except (OSError, ValueError, TypeError):
             if ended.wait(POLL_S):
                 return
             continue
@@ -82,10 +84,7 @@ def _follow(directory: Path, store: Any, ended: threading.Event) -> None:
         said = store.get(_key()).decode()
     except RuntimeError:  # no leader: this host's monitor judges by itself
         return
-    scratch = directory / "follow.new"
-    scratch.touch(0o600)
-    scratch.write_text(said)
-    scratch.rename(directory / "follow.json")
+    write_whole(directory / "follow.json", said)
 
 
 def _key() -> str:
