@@ -26,7 +26,7 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
     if len(unknown) == len(ranks):
         return _no_record(case, call, ranks, victims)
     ranks = [r for r in ranks if r not in unknown]  # of these it is known that they did not come
-    finished = all(case.world.states[r].phase is Phase.FINISHED for r in ranks)
+    finished = all(_is_over(case, r) for r in ranks)
     if lane is not None and call.op == "new_group":
         return _plain(case, Kind.GROUP_CREATION_ORDER, call, ranks, victims)
     if lane is not None and (found := _other_group(case, lane, call, ranks, victims)) is not None:
@@ -42,25 +42,39 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
             if (split := _split_over_groups(case, lane, call, met, victims)) is not None:
                 return split
             return _too_many(case, lane, call, met)
+    if lane is not None and _hung_up(case, ranks, victims):
+        if (found := loop_ended(case, lane, call, ranks, victims)) is not None:
+            return found
     late = [r for r in ranks if lane is not None and r in lane.meetings.get(call.seq, ())]
     if late:
         return _too_late(case, call, late, victims)
     return _plain(case, Kind.MISSING_RANK, call, ranks, victims)
 
 
+def _hung_up(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> bool:
+    """*ranks* run, and all that waited for them have lost the connection: a process that lives keeps its connections
+    until its group is destroyed."""
+    said = [last_words(case.world.died_inside(r), case.world.states[r]) for r in victims]
+    running = case.world.states[ranks[0]].phase is Phase.RUNNING
+    return running and bool(victims) and all(words is not None and aftermath(words) for words in said)
+
+
 def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
     who = ranks_text(ranks)
     they, them = ("it", "it") if len(ranks) == 1 else ("they", "them")
     where = several(case.where(ranks[0]), ranks)
-    running = case.world.states[ranks[0]].phase is Phase.RUNNING
+    running = case.world.states[ranks[0]].phase is Phase.RUNNING and not _is_over(case, ranks[0])
     said = [last_words(case.world.died_inside(r), case.world.states[r]) for r in victims]
     gave_up = any(timed_out(words) for words in said)
     what = f"{who} never called {call_text(call)} on {group_text(call.group)}: {they} {where}."
+    lane = case.world.lane(call)
+    there = len(lane.meetings.get(call.seq, ())) if lane is not None else 0
+    if all(_is_over(case, rank) for rank in ranks) and there * 2 == len(call.members) and kind is Kind.MISSING_RANK:
+        what += " As many made that call as did not: it may as well be one too many."
     suggestion = advice(Kind.STRAGGLER if running else kind, who=who, theirs=place(call.site))
     if running and gave_up:
         suggestion += " Or pass a longer timeout=."
-    elif running and victims and all(words is not None and aftermath(words) for words in said):
-        # A process that lives keeps its connections until its group is destroyed.
+    elif _hung_up(case, ranks, victims):
         what += f" Connections to {them} were closed while {they} ran, as destroy_process_group() does."
         suggestion = "Let no rank call destroy_process_group() before the others are through: dist.barrier() first."
     return case.diagnosis(
@@ -117,9 +131,11 @@ def loop_ended(
     theirs = _rounds(lane, ranks[0], call)
     if rounds < 2 or not theirs or theirs >= rounds:
         return None
-    finished = all(case.world.states[rank].phase is Phase.FINISHED for rank in ranks)
+    finished = all(_is_over(case, rank) for rank in ranks)
     few = finished and len(met) * 2 < len(lane.group.ranks)
     then = "finished" if finished else several(case.where(ranks[0]), ranks)
+    even = len(met) * 2 == len(lane.group.ranks)
+    tie = " As many here as there: nothing says whose number is the right one." if even else ""
     return case.diagnosis(
         Kind.UNEVEN_ITERATIONS,
         met if few else ranks,
@@ -127,14 +143,20 @@ def loop_ended(
         call=call,
         explanation=f"{capital(ranks_text(met))} {are(met, 'makes', 'make')} {call.op} at {place(call.site)} "
         f"for the {_ordinal(rounds)} time on {group_text(lane.group)}. {capital(ranks_text(ranks))} made it "
-        f"{'once' if theirs == 1 else f'{theirs} times'} and {then}.",
+        f"{'once' if theirs == 1 else f'{theirs} times'} and {then}.{tie}",
         suggestion=advice(Kind.UNEVEN_ITERATIONS),
         since_s=call.issued_s,
     )
 
 
+def _is_over(case: Case, rank: int) -> bool:
+    """Its program has ended, whether or not its process has."""
+    state = case.world.states[rank]
+    return state.phase is Phase.FINISHED or (state.phase is Phase.RUNNING and state.leaving)
+
+
 def _rounds(lane: Lane, rank: int, call: CallRecord) -> int:
-    return sum(r.site == call.site and r.op == call.op and r.seq <= call.seq for r in lane.calls.get(rank, ()))
+    return sum(r.way == call.way and r.op == call.op and r.seq <= call.seq for r in lane.calls.get(rank, ()))
 
 
 def _ordinal(n: int) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from distsim.debug.checks import Mismatch, check_meeting, same_call
-from distsim.debug.divergence import Divergence
+from distsim.debug.divergence import SHIFTS, Divergence
 from distsim.debug.habit import is_usual, left_out
 from distsim.debug.hypotheses import ahead_of, calls_from, hypotheses, threads_raced
 from distsim.debug.kinds import Kind
@@ -42,18 +42,19 @@ def find_divergences(world: World, lane: Lane) -> list[Divergence]:
         if _uneven(records) or not all(same_call(first, r) for r in records):
             mismatch = check_meeting(records, lane.calls)
             if mismatch is not None:
-                divergence = _classify(world, lane, mismatch)
+                divergence = _fair(world, _classify(world, lane, mismatch))
                 if not any(d.kind is divergence.kind and d.culprits == divergence.culprits for d in found):
                     found.append(divergence)
                 if divergence.blocks:
                     break
                 continue
-        site = first.site
-        if site is not None and any(r.site is not site and r.site != site for r in records):
+        way = first.way
+        if way and any(r.stack is not first.stack and r.way != way for r in records):
             unlike_sites.append(seq)
     for seq in unlike_sites:
         if (silent := by_site(world, lane, seq)) is not None:
-            found.append(silent)
+            fair = _fair(world, silent)
+            found.append(replace(fair, borne_out=any(d.blocks and d.seq > seq for d in found)))
             break
     found.sort(key=lambda d: d.seq)
     first_block = next((i for i, d in enumerate(found) if d.blocks), len(found))
@@ -101,12 +102,15 @@ def _classify(world: World, lane: Lane, mismatch: Mismatch) -> Divergence:
     score, kind = hypotheses(mine_ahead, theirs_ahead, least=1)[0]
     if score < 2 and _from_two_threads(mine, theirs):
         return replace(found, kind=Kind.THREAD_RACE)
+    if score >= 2 and kind is Kind.EXTRA_COLLECTIVE and left_out(world, theirs, mine, by_past=True):
+        kind = Kind.MISSING_RANK  # it used to make theirs first: one round short looks like one call too many
     if score >= 2 and kind is Kind.OP_MISMATCH:
         return _settled(world, found)  # afterwards they agree again: it is this one call
     if score < 2 and mismatch.kind is Kind.SPLITS_MISMATCH and mine.site == theirs.site:
         return _settled(world, found)  # one call at one line, and nothing later that tells of another
     if score < 2:
-        if (by_habit := _by_habit(world, found)) is not None:
+        one_sided = relation.mine_for_some != relation.theirs_for_some
+        if not one_sided and (by_habit := _by_habit(world, found)) is not None:
             return by_habit
         score, kind = hypotheses(mine_ahead, ahead_of(lane, witness, mismatch.seq), least=1)[0]
     if score >= 2 and kind is not Kind.OP_MISMATCH:
@@ -117,7 +121,23 @@ def _classify(world: World, lane: Lane, mismatch: Mismatch) -> Divergence:
         ):
             kind = Kind.UNEVEN_ITERATIONS  # what it left out, or added, are rounds of a loop
         return replace(found, kind=kind)
-    return _settled(world, replace(found, kind=_by_text(lane, mine, theirs, relation) or found.kind))
+    found = replace(found, kind=_by_text(lane, mine, theirs, relation) or found.kind)
+    return found if found.kind in SHIFTS else _settled(world, found)
+
+
+def _fair(world: World, found: Divergence) -> Divergence:
+    """A tie: the side whose call is for some ranks only (`if rank == 0`) is the odd one; else the one that went past
+    a call which it used to make; else it stays a tie. The same whether the ranks' later calls are known or not."""
+    relation = found.relation
+    if not found.tie or found.kind not in SHIFTS or relation is None:
+        return found
+    if relation.mine_for_some and not relation.theirs_for_some:
+        return replace(found, kind=Kind.EXTRA_COLLECTIVE, tie=False)
+    if relation.theirs_for_some and not relation.mine_for_some:
+        return replace(_other_way_round(found), kind=Kind.EXTRA_COLLECTIVE)
+    if found.kind is Kind.UNEVEN_ITERATIONS:
+        return found  # who went round too often, and who not often enough, nobody knows
+    return _by_habit(world, found) or _settled(world, found)
 
 
 def _from_two_threads(mine: CallRecord, theirs: CallRecord) -> bool:
@@ -135,18 +155,23 @@ def _settled(world: World, found: Divergence) -> Divergence:
         return found
     if theirs:
         return replace(found, tie=False)
-    swapped = replace(
+    swapped = _other_way_round(found)
+    if found.kind is Kind.MISSING_RANK:
+        return replace(swapped, kind=Kind.EXTRA_COLLECTIVE)
+    return replace(swapped, kind=Kind.MISSING_RANK) if found.kind is Kind.EXTRA_COLLECTIVE else swapped
+
+
+def _other_way_round(found: Divergence) -> Divergence:
+    """The reference is the culprit, and it is no tie."""
+    return replace(
         found,
         culprits=tuple(sorted(found.reference)),
         reference=found.culprits,
         expected=found.got,
         got=found.expected,
-        mismatch=found.mismatch.swapped(),
+        mismatch=None if found.mismatch is None else found.mismatch.swapped(),
         tie=False,
     )
-    if found.kind is Kind.MISSING_RANK:
-        return replace(swapped, kind=Kind.EXTRA_COLLECTIVE)
-    return replace(swapped, kind=Kind.MISSING_RANK) if found.kind is Kind.EXTRA_COLLECTIVE else swapped
 
 
 def _by_habit(world: World, found: Divergence) -> Divergence | None:
@@ -182,12 +207,14 @@ def _creators(mismatch: Mismatch) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _called_before(lane: Lane, record: CallRecord, by: int) -> bool:
     return record.site is not None and any(
-        r.seq < record.seq and r.site == record.site and r.op == record.op for r in lane.calls.get(by, ())
+        r.seq < record.seq and r.way == record.way and r.op == record.op for r in lane.calls.get(by, ())
     )
 
 
 def _by_text(lane: Lane, mine: CallRecord, theirs: CallRecord, relation: Relation) -> Kind | None:
     """No later call tells: loops that the two have been round, then the program's text."""
+    if relation.mine_for_some and not relation.theirs_for_some:
+        return Kind.EXTRA_COLLECTIVE
     mine_is_new = not _called_before(lane, mine, theirs.rank)
     theirs_is_new = not _called_before(lane, theirs, mine.rank)
     left_loop = mine_is_new and not theirs_is_new and relation.order is Order.AFTER

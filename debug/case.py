@@ -81,6 +81,8 @@ class Case:
             text += f", for {age_s:.1f} s"
         if state.phase in (Phase.HOST_STUCK, Phase.RUNNING) and state.silent_s is not None:
             text += f"; none of its Python threads has run for {state.silent_s:.1f} s: one call holds the GIL"
+        if state.reason is not None:
+            text += f"; {state.reason}"
         return text
 
     def age_s(self, since_s: float | None) -> float | None:

@@ -27,12 +27,17 @@ _AT_THE_END = (
     "Nothing is lost but its exit code: a thread of torch or of another library outlived the interpreter. "
     "Let rank 0 end last (a barrier, then destroy_process_group()); its log has the last words."
 )
+_UNSEEN = (
+    "Look at its log, and at the kernel log of its host (out of memory). A process that another program has taken over "
+    "(os.execv), or that C code ends, is gone like this, too."
+)
 
 
 def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
     """Ranks that went the same way: `rank_raised`, `rank_exited`, `rank_killed`, frozen, stuck, absent."""
     first = case.world.states[ranks[0]]
-    kind = _KIND[first.phase]
+    unseen = first.phase is Phase.KILLED and first.signal is None
+    kind = Kind.RANK_EXITED if unseen else _KIND[first.phase]
     call = case.first_wait(ranks)
     who = ranks_text(ranks)
     waiting = case.waiting(call, victims)
@@ -46,7 +51,7 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
         victims,
         call=call,
         explanation=f"{capital(what)}. {waiting}",
-        suggestion=_AT_THE_END if first.over else advice(kind, who=who),
+        suggestion=_AT_THE_END if first.over else _UNSEEN if unseen else advice(kind, who=who),
         since_s=first.since_s if first.since_s is not None else (call.issued_s if call else None),
         sites=sites,
     )

@@ -127,6 +127,8 @@ def _first_difference(ordered: Sequence[CallRecord], histories: Mapping[int, Seq
     if op == "new_group":
         asked: dict[int, Hashable] = {r.rank: r.new_ranks for r in ordered}
         says = {r.rank: f"new_group({list(r.new_ranks or ())})" for r in ordered}
+        if all(len(r.new_ranks or ()) == 1 for r in ordered):
+            return None  # groups of one rank meet nobody: `new_subgroups(group_size=1)` makes other ones on each side
         return differ(Kind.GROUP_CREATION_ORDER, ordered, asked, says, histories)
     if op in ROOTED and all(r.root is not None for r in ordered):
         roots: dict[int, Hashable] = {r.rank: r.root for r in ordered}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from distsim.debug.absence import absent_from_call
-from distsim.debug.align import find_divergences
+from distsim.debug.align import Divergence, find_divergences
 from distsim.debug.case import Case
 from distsim.debug.causes import death, host_wait, in_flight_exception
 from distsim.debug.cycles import knot
@@ -22,13 +22,17 @@ from distsim.debug.merge import merge_findings, order
 from distsim.debug.mismatches import contradiction
 from distsim.debug.pairs import disagreeing, disagreement, unmatched
 from distsim.debug.patience import lateness, patience
+from distsim.debug.proof import Proof
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, State
 from distsim.debug.verdict import Call, Diagnosis, Stuck
 from distsim.debug.waitfor import Contradictions, Need, WaitGraph
+from distsim.debug.weigh import Weigher
 from distsim.debug.world import World
 
 __all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
 
+MANY = 8
+"""Diagnoses of ranks that raised, with all who wait for them."""
 REFUSED = f"{CollectiveMismatch.__name__}: "
 """So begins the error of a call that strict did not let go out."""
 
@@ -50,20 +54,42 @@ def diagnose(evidence: Evidence) -> list[Diagnosis]:
     moving, stragglers = patience(world, lateness(world))
     case = Case(world, WaitGraph(world, moving, contradictions), divergences, pairs)
     hit: set[int] = set()
-    found = _explain_roots(case, hit)
+    met: list[Diagnosis] = []
+    found = _explain_roots(case, hit, met)
     for i, divergence in enumerate(divergences):
         if i not in hit:
-            found.append(contradiction(case, divergence, ()))
+            met.append(contradiction(case, divergence, ()))
     for i, pair in enumerate(pairs, start=len(divergences)):
         if i not in hit:
-            found.append(disagreement(case, pair, ()))
-    found = [_with_refused(case, d) for d in found]
-    found += _unwaited_deaths(case, found)
-    found += stragglers(case)
-    return order(world, merge_findings(case, found))
+            met.append(disagreement(case, pair, ()))
+    met = [_not_made(case, _with_refused(case, d)) for d in met]
+    found = [_not_made(case, _with_refused(case, d)) for d in found]
+    found += _unwaited_deaths(case, found + met)
+    found = merge_findings(case, [*met, *found, *stragglers(case)])
+    weigher = Weigher(world, moving, _of_content(contradictions, divergences))
+    weighed = [d if d.proof is Proof.MET else replace(d, proof=weigher.proof(d)) for d in found]
+    return _told_once(order(world, weighed))
 
 
-def _explain_roots(case: Case, hit: set[int]) -> list[Diagnosis]:
+def _told_once(found: list[Diagnosis]) -> list[Diagnosis]:
+    """Hundreds of ranks with an exception each: who waits for them all is said of the first few, not of each."""
+    raised = [i for i, d in enumerate(found) if d.kind is Kind.RANK_RAISED and d.victims]
+    for i in raised[MANY:]:
+        told = found[i]
+        own = {rank: site for rank, site in told.sites.items() if rank in told.culprits}
+        stuck = {rank: at for rank, at in told.stuck.items() if rank in told.culprits}
+        found[i] = replace(told, victims=(), sites=own, stuck=stuck)
+    return found
+
+
+def _of_content(contradictions: Contradictions, divergences: Sequence[Divergence]) -> Contradictions:
+    """Without those that only the calls' lines show: calls that are alike go together from any line."""
+    lanes = {id_: lane for id_, lane in contradictions.lanes.items() if divergences[lane[0]].met}
+    return Contradictions(lanes, contradictions.pairs)
+
+
+def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diagnosis]:
+    """What every root of the graph is; calls that met and contradict each other go to *met*."""
     found: list[Diagnosis] = []
     gone: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
     absent: dict[tuple[int, int], tuple[CallRecord, list[int], list[int]]] = {}
@@ -72,7 +98,7 @@ def _explain_roots(case: Case, hit: set[int]) -> list[Diagnosis]:
         victims = list(case.graph.victims(root))
         if root.mismatch is not None:
             hit.add(root.mismatch)
-            found.append(_mismatch(case, root.mismatch, victims))
+            met.append(_mismatch(case, root.mismatch, victims))
             continue
         dead = [r for r in root.ranks if case.world.states[r].phase is not Phase.BLOCKED]
         if len(root.ranks) > 1 and not dead:
@@ -121,7 +147,7 @@ def _mismatch(case: Case, number: int, victims: Sequence[int]) -> Diagnosis:
         if (state := case.world.states[r]).phase is Phase.BLOCKED and state.exception is not None
     ]
     if fleeing:
-        return in_flight_exception(case, fleeing, victims, divergence.expected)
+        return replace(in_flight_exception(case, fleeing, victims, divergence.expected), proof=Proof.MET)
     return contradiction(case, divergence, victims)
 
 
@@ -169,6 +195,21 @@ def _with_refused(case: Case, told: Diagnosis) -> Diagnosis:
     return replace(told, victims=tuple(sorted((*told.victims, *late))), sites={**case.sites(late), **told.sites})
 
 
+def _not_made(case: Case, told: Diagnosis) -> Diagnosis:
+    """Nobody is stuck in a call that strict did not let go out: who is still in it is about to be told."""
+    group, call = told.group, told.call
+    if group is None or call is None or told.pair is not None:
+        return told
+    refused = {
+        record.seq
+        for rank in group.ranks
+        for record in case.world.records(rank)
+        if record.group == group and record.state is State.FAILED and (record.error or "").startswith(REFUSED)
+    }
+    left = {r: at for r, at in told.stuck.items() if at.seq not in refused or at.group_ranks != group.ranks}
+    return told if len(left) == len(told.stuck) else replace(told, stuck=left)
+
+
 def _refused(case: Case, rank: int, told: Diagnosis) -> bool:
     state = case.world.states[rank]
     if state.phase is not Phase.RAISED:
@@ -190,6 +231,11 @@ def _unwaited_deaths(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
             continue
         if state.phase is Phase.EXITED and state.exit_code == 0:  # `sys.exit()` at the end of a program
             continue
+        if state.phase is Phase.ABSENT and state.leaving:
+            continue  # its program has ended well without a rendezvous that nobody waits in
+        live = bool(case.world.evidence.hang_after_s)
+        if live and (state.phase is Phase.HOST_STUCK or (state.phase is Phase.KILLED and state.signal is None)):
+            continue  # it computes on, or went nobody knows how, and nobody needs it
         key = (state.phase, exception_text(state), state.signal, state.exit_code, state.over)
         groups.setdefault(key, []).append(rank)
     return [death(case, ranks, ()) for ranks in groups.values()]

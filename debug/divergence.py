@@ -32,6 +32,13 @@ class Divergence:
     tie: bool
     mismatch: Mismatch | None = None
     relation: Relation | None = None
+    borne_out: bool = False
+    """Only the calls' lines show it, but later calls of the group do contradict each other."""
+
+    @property
+    def met(self) -> bool:
+        """Calls met that contradict each other; else they are alike, and go together from whatever lines they come."""
+        return self.mismatch is not None or self.borne_out
 
     @property
     def blocks(self) -> bool:

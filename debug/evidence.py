@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from distsim.debug import ring as rings
+from distsim.debug.frames import absolute
 from distsim.debug.procfs import Process, look, signal_name
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site, StoreWait
 from distsim.debug.ring_reader import GroupEntry, Records, RingReader
 from distsim.debug.stackdump import crash_stack, is_library, user_part
+from distsim.debug.typed import MOST_RANKS, whole
+from distsim.strangers import load_json, read_bytes, within
 
 __all__ = [
     "Knowledge",
@@ -30,6 +32,8 @@ __all__ = [
     "wall_offsets",
 ]
 
+MOST_SOURCES = 64
+LONGEST_SOURCE = 1 << 20
 HISTORY = 48
 """Calls before the last common one of each group that a diagnosis may look at."""
 STORE_STILL_S = 2.0
@@ -39,6 +43,11 @@ MANY_RANKS_WINDOW = 1024
 STILL_S = 0.3
 """A main thread that stood this long inside a library is blocked there, if a call of its own is under way."""
 
+MAIN = "MainThread"
+WAITS_FOR_THREADS = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py")
+"""A main thread that stands in one of these waits for another thread of its process."""
+HELD_S = 2.0
+"""One that holds the interpreter for so long while others wait is told of, as a warning."""
 SILENT_S = 1.0
 """A heartbeat this old (it beats ten times a second) means that no thread of the process gets the interpreter."""
 
@@ -76,7 +85,15 @@ class Knowledge:
     post_mortem: bool = False
     """Nothing moves any more: pids and heartbeats say nothing."""
     directory: Path | None = None
+    roots: Sequence[Path] | None = None
+    """Folders whose files' lines may be shown; None: any, the ranks are our own and run."""
     now_ns: int | None = None
+    away_ns: Sequence[tuple[int, int]] = ()
+    """When the monitor was stopped itself (monotonic, from and to): what it did not see counts for nobody's wait."""
+
+    def watched_ns(self, since_ns: int, now_ns: int) -> int:
+        """Time since then in which the monitor was there."""
+        return max(0, now_ns - since_ns - sum(max(0, end - max(begin, since_ns)) for begin, end in self.away_ns))
 
 
 def given_up(reader: RingReader) -> bool:
@@ -91,8 +108,9 @@ def read_exits(directory: Path) -> dict[tuple[int, int], int]:
     found: dict[tuple[int, int], int] = {}
     for path in directory.glob("exit.*.json"):
         try:
-            said = json.loads(path.read_text())
-            found[int(said["rank"]), int(said["attempt"])] = int(said["code"])
+            said = load_json(read_bytes(path, 1 << 16))
+            rank, attempt = whole(said["rank"], "rank", 0, MOST_RANKS), whole(said["attempt"], "attempt")
+            found[rank, attempt] = whole(said["code"], "code", -255, 255)
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return found
@@ -119,6 +137,8 @@ def rank_state(
     state = RankState(header.rank, host=header.host, pid=header.pid)
     _exception(state, reader)
     inner, frames, keys = reader.position()
+    if (call := _since(reader, records, origin_ns)) is not None:
+        inner, frames, keys = None, call.stack, ()
     stack = tuple(known.stacks.get(header.rank, ()))
     state.stack = stack or frames
     own = user_part(stack) or frames
@@ -134,13 +154,14 @@ def rank_state(
         return state
     state.exception = state.exception if _pending(reader, waiting, unfinished) else None
     process = snap.process
+    beat_ns = reader.word(rings.W_BEAT)
     if process is not None and process.state == "T":
         state.phase = Phase.FROZEN
+        state.since_s = (beat_ns - origin_ns) / 1e9 if beat_ns else None
         return state
-    beat_ns = reader.word(rings.W_BEAT)
-    leaving = reader.word(rings.W_EXIT_CODE) or life not in (rings.LIFE_STARTED, rings.LIFE_JOINED)
-    if process is not None and beat_ns and not leaving:
-        silent_s = (now_ns - beat_ns) / 1e9
+    state.leaving = bool(reader.word(rings.W_EXIT_CODE)) or life not in (rings.LIFE_STARTED, rings.LIFE_JOINED)
+    if process is not None and beat_ns and not state.leaving:
+        silent_s = known.watched_ns(beat_ns, now_ns) / 1e9
         state.silent_s = silent_s if silent_s > SILENT_S else None
     if not waiting:
         waiting = _implicit(reader, records, unfinished, inner, process, now_ns)
@@ -151,7 +172,8 @@ def rank_state(
         state.since_s = first.issued_s
         state.site = first.site or state.site
         state.stack = first.stack or state.stack
-    elif keys and (now_ns - reader.word(rings.W_POSITION_SINCE)) / 1e9 > STORE_STILL_S:
+        state.at_large = _at_large(reader, waiting, inner)
+    elif keys and known.watched_ns(reader.word(rings.W_POSITION_SINCE), now_ns) / 1e9 > STORE_STILL_S:
         state.phase = Phase.BLOCKED
         state.waits = (StoreWait(keys),)
         state.since_s = (reader.word(rings.W_POSITION_SINCE) - origin_ns) / 1e9
@@ -160,28 +182,51 @@ def rank_state(
     return state
 
 
+def _since(reader: RingReader, records: Sequence[CallRecord], origin_ns: int) -> CallRecord | None:
+    """The main thread's last call, where it was made after the last heartbeat that saw this thread stand still."""
+    last = next((call for call in reversed(records) if call.thread == "MainThread"), None)
+    if last is None or origin_ns + last.issued_s * 1e9 <= reader.word(rings.W_POSITION_SINCE):
+        return None
+    return last
+
+
 def settle_stuck(evidence: Evidence) -> None:
     """A rank that has been outside of any call for as long as others wait for somebody, and longer than
-    patience lasts, is stuck on its host: in a loop, on a lock, or holding the interpreter."""
+    patience lasts, is stuck on its host: in a loop, on a lock. One that holds the interpreter shows it at once.
+    A rank whose program has ended is in no loop, and stuck nowhere."""
     patience_s = evidence.hang_after_s
     blocked = [s.since_s for s in evidence.ranks.values() if s.phase is Phase.BLOCKED and s.since_s is not None]
-    if patience_s is None or not blocked or evidence.now_s - min(blocked) < max(patience_s, 0.5):
+    if patience_s is None or not blocked:
         return
+    waited_s = max(evidence.watched_s(since_s) for since_s in blocked)
     for rank, state in evidence.ranks.items():
-        if state.phase is not Phase.RUNNING or state.host is None:
+        if state.phase is not Phase.RUNNING or state.host is None or state.leaving:
             continue
         calls = evidence.records.get(rank, ())
         last_s = max((call.completed_s or call.issued_s for call in calls[-8:]), default=None)
-        if last_s is not None and evidence.now_s - last_s > max(patience_s, 0.5):
+        if last_s is None:
+            continue
+        silent_s = state.silent_s or 0.0
+        holds = min(silent_s, waited_s) > HELD_S
+        if holds or min(evidence.watched_s(last_s), waited_s) > max(patience_s, 0.5):
             state.phase = Phase.HOST_STUCK
-            state.since_s = last_s
+            state.since_s = evidence.now_s - silent_s if holds else last_s
+
+
+def _at_large(reader: RingReader, waiting: Sequence[CallRecord], inner: Site | None) -> bool:
+    """Another of its threads that makes calls does not wait in one: the main thread, unless that waits for a thread
+    of its own, or one of several."""
+    threads = {record.thread for record in waiting}
+    if MAIN not in threads:
+        return inner is None or not inner.file.endswith(WAITS_FOR_THREADS)
+    return reader.word(rings.W_THREADS) > len(threads)
 
 
 def _waited_for(reader: RingReader, known: Knowledge, now_ns: int) -> bool:
     """It has had long enough to come to init_process_group."""
     if known.hang_after_s is None:
         return known.post_mortem
-    return (now_ns - reader.word(rings.W_OPENED)) / 1e9 > known.hang_after_s
+    return known.watched_ns(reader.word(rings.W_OPENED), now_ns) / 1e9 > known.hang_after_s
 
 
 def _looks_alive(snap: Snapshot, life: int) -> bool:
@@ -190,10 +235,8 @@ def _looks_alive(snap: Snapshot, life: int) -> bool:
 
 
 def _exception(state: RankState, reader: RingReader) -> None:
-    said = reader.text(rings.W_EXCEPTION) or reader.text(rings.W_PENDING)
-    if isinstance(said, dict):
-        state.exception = said.get("error")
-        state.traceback = said.get("traceback")
+    which = rings.W_EXCEPTION if reader.text(rings.W_EXCEPTION) else rings.W_PENDING
+    state.exception, state.traceback, _ = reader.raised(which)
 
 
 def _pending(reader: RingReader, waiting: Sequence[CallRecord], unfinished: Mapping[int, int]) -> bool:
@@ -201,10 +244,7 @@ def _pending(reader: RingReader, waiting: Sequence[CallRecord], unfinished: Mapp
 
 
 def _raise_site(reader: RingReader) -> tuple[Site, ...]:
-    said = reader.text(rings.W_EXCEPTION)
-    if not isinstance(said, dict):
-        return ()
-    return tuple(Site(*frame) for frame in said.get("frames", ()))
+    return reader.raised(rings.W_EXCEPTION)[2]
 
 
 def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting: Sequence[CallRecord]) -> None:
@@ -230,7 +270,7 @@ def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting
         by_itself = not code and not reader.word(rings.W_EXIT_CODE)
         state.phase = Phase.FINISHED if by_itself else Phase.EXITED
         if by_itself and not reader.word(rings.W_JOINED) and reader.count == 0:
-            state.phase = Phase.ABSENT
+            state.phase, state.leaving = Phase.ABSENT, True
         elif by_itself:  # where it stood some time ago says nothing: its last call does
             state.site, state.stack = None, ()
     else:
@@ -395,20 +435,27 @@ def build_evidence(
         now_s=now_s,
         straggler_after_s=known.straggler_after_s,
         hang_after_s=known.hang_after_s,
-        sources=sources(records.values()),
+        sources=sources(records.values(), known.roots),
+        away_s=_in_seconds(known.away_ns, origins[first.header.rank]) if first is not None else (),
     )
 
 
-def sources(records: Iterable[Sequence[CallRecord]]) -> dict[str, str]:
-    """Text of the user's files that calls were made from, where they can be read."""
+def _in_seconds(spans: Iterable[tuple[int, int]], origin_ns: int) -> tuple[tuple[float, float], ...]:
+    return tuple(((begin - origin_ns) / 1e9, (end - origin_ns) / 1e9) for begin, end in spans)
+
+
+def sources(records: Iterable[Sequence[CallRecord]], roots: Sequence[Path] | None = None) -> dict[str, str]:
+    """Text of the user's files that calls were made from, where they can be read. *roots*: only of files under one of
+    these folders, for records that may be a stranger's, who could name any file of the reader's."""
     found: dict[str, str] = {}
     for calls in records:
         for call in calls:
-            if call.site is None or call.site.file in found or len(found) >= 64:
+            if call.site is None or call.site.file in found or len(found) >= MOST_SOURCES:
                 continue
+            file = call.site.file
             try:
-                path = Path(call.site.file)
-                found[call.site.file] = path.read_text() if path.stat().st_size < 1 << 20 else ""
-            except (OSError, UnicodeDecodeError):
-                found[call.site.file] = ""
+                path = absolute(file) if roots is None else within(absolute(file), list(roots))
+                found[file] = "" if path is None else read_bytes(path, LONGEST_SOURCE).decode()
+            except (OSError, ValueError):
+                found[file] = ""
     return {file: text for file, text in found.items() if text}

@@ -1,177 +1,123 @@
 """Monitors of several hosts as one: the one beside rank 0 leads, the others tell it what they see.
 
-A small TCP protocol of JSON lines. Who connects must show that it knows the job's secret (an HMAC of a
-number it is sent); nothing received is executed. The address and the secret travel in the job's store.
+A small TCP protocol of JSON lines between ends that have proved to each other that they know the job's secret
+(link.py); nothing received is executed. The address travels in the job's store, the secret does not
+(realexec/hosts.py). A link that sends what makes no sense is dropped, and said to be; all others go on.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import hashlib
-import hmac
 import json
-import secrets
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from distsim.debug.compare import LaneKey
+from distsim.debug.link import Link
+from distsim.debug.private import write_private
+from distsim.debug.typed import MOST_RANKS, number, text, whole, wholes
 
-__all__ = ["Follower", "Leader", "Link"]
+__all__ = ["Follower", "Leader"]
 
 LOST_S = 2.0
 """Silence after which a host counts as cut off; its monitor speaks every `SPEAK_S`."""
 SPEAK_S = 0.2
 LOOK_S = 1.5
-LONGEST_LINE = 64 << 20
+MEET_S = 5.0
+"""A connection that has not proved anything after this long is dropped."""
+MOST_UNKNOWN = 64
+"""Connections that may be about to prove themselves; the oldest makes room for the next."""
 
 Rows = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
-
-
-@dataclass
-class Link:
-    """One connection, never blocking: whole lines come out, bytes go in as the network takes them."""
-
-    socket: socket.socket
-    host: str = "?"
-    ranks: tuple[int, ...] = ()
-    known: bool = False
-    nonce: str = ""
-    heard: float = field(default_factory=time.monotonic)
-    open: bool = True
-    status: dict[str, Any] = field(default_factory=dict)
-    _in: bytearray = field(default_factory=bytearray)
-    _out: bytearray = field(default_factory=bytearray)
-
-    def __post_init__(self) -> None:
-        self.socket.setblocking(False)
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Queue a message."""
-        self._out += json.dumps(message).encode() + b"\n"
-        self.flush()
-
-    def flush(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            try:
-                while self._out:
-                    sent = self.socket.send(self._out[: 1 << 20])
-                    del self._out[:sent]
-            except BlockingIOError:
-                raise
-            except OSError:
-                self.close()
-
-    def receive(self) -> list[dict[str, Any]]:
-        """Messages that have come in whole."""
-        try:
-            while True:
-                data = self.socket.recv(1 << 20)
-                if not data:
-                    self.close()
-                    break
-                self._in += data
-                self.heard = time.monotonic()
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.close()
-        messages = []
-        while (end := self._in.find(b"\n")) >= 0:
-            line = bytes(self._in[:end])
-            del self._in[: end + 1]
-            try:
-                message = json.loads(line)
-            except ValueError:
-                self.close()
-                break
-            if isinstance(message, dict):
-                messages.append(message)
-        if len(self._in) > (LONGEST_LINE if self.known else 4096):
-            self.close()
-        return messages
-
-    def close(self) -> None:
-        self.open = False
-        with contextlib.suppress(OSError):
-            self.socket.close()
-
-    @property
-    def silent_s(self) -> float:
-        return time.monotonic() - self.heard
-
-
-def sign(secret: str, nonce: str) -> str:
-    """Proof of knowing the secret."""
-    return hmac.new(secret.encode(), nonce.encode(), hashlib.sha256).hexdigest()
 
 
 class Leader:
     """Beside rank 0: collects, so that one monitor judges the whole job."""
 
-    def __init__(self, directory: Path) -> None:
-        self.secret = secrets.token_hex(16)
-        self._server = socket.create_server(("", 0), family=socket.AF_INET, backlog=128)
+    def __init__(self, directory: Path, addresses: Sequence[str], secret: str, salt: str = "") -> None:
+        """Listen on the first of *addresses* that is this host's, and say which; OSError where none is."""
+        self.secret = secret
+        self._server = _listen(addresses)
         self._server.setblocking(False)
         self.links: list[Link] = []
+        self.notes: list[str] = []
+        """Links that were dropped for what they sent, one line each."""
         self._answers: dict[int, dict[int, dict[str, Any]]] = {}
         self._number = 0
         self.held: list[tuple[int, LaneKey, Rows]] = []
         """Rows that came in during `look`."""
-        port = self._server.getsockname()[1]
-        scratch = directory / "monitor.new"
-        scratch.touch(0o600)
-        scratch.write_text(json.dumps({"port": port, "secret": self.secret}))
-        scratch.rename(directory / "monitor.json")
+        address, port = self._server.getsockname()[:2]
+        write_private(directory / "monitor.json", json.dumps({"address": address, "port": port, "salt": salt}))
 
     def step(self, feed: Callable[[int, LaneKey, Rows], None]) -> list[dict[str, Any]]:
         """Move messages; rows go to *feed*, suspicions come back."""
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                connection, _ = self._server.accept()
-                link = Link(connection, nonce=secrets.token_hex(16))
-                link.send({"nonce": link.nonce})
-                self.links.append(link)
-        suspicions = []
-        for link in self.links:
+        self._accept()
+        suspicions: list[dict[str, Any]] = []
+        for link in list(self.links):
             if not link.open:
                 continue
-            link.flush()
-            for message in link.receive():
-                if not link.known:
-                    self._welcome(link, message)
-                elif "rows" in message:
-                    for rank, key, data in message["rows"]:
-                        rows = np.frombuffer(base64.b64decode(data), dtype="<u8").reshape(-1, 3)
-                        feed(int(rank), lane_key(key), rows)
-                elif "looked" in message:
-                    self._answers.setdefault(int(message["looked"]), {})[id(link)] = message["evidence"]
-                elif "suspicion" in message:
-                    suspicions.append(message)
-                if "status" in message:
-                    link.status = message["status"]
-                    link.ranks = tuple(message["status"].get("ranks", link.ranks))
+            try:
+                link.flush()
+                for message in link.receive():
+                    self._hear(link, message, feed, suspicions)
+            except Exception as error:
+                link.close()
+                self.notes.append(f"the link to host {link.host} is dropped: its message makes no sense ({error!r})")
         self.links = [link for link in self.links if link.open or link.known]
         return suspicions
 
-    def _welcome(self, link: Link, message: dict[str, Any]) -> None:
-        if not hmac.compare_digest(str(message.get("proof", "")), sign(self.secret, link.nonce)):
-            link.close()
-            return
-        link.known = True
-        link.host = str(message.get("host", "?"))
-        link.ranks = tuple(int(rank) for rank in message.get("ranks", ()))
+    def _accept(self) -> None:
+        """Take who knocks; of those who have proved nothing, the oldest make room and the slow are dropped."""
+        for _ in range(MOST_UNKNOWN):
+            try:
+                connection, _ = self._server.accept()
+            except OSError:  # nobody more; or no descriptor left: the next step tries again
+                break
+            self.links.append(Link(connection, self.secret, leads=True))
+        unknown = [link for link in self.links if not link.known and link.open]
+        now = time.monotonic()
+        for place, link in enumerate(unknown):
+            if now - link.made > MEET_S or place < len(unknown) - MOST_UNKNOWN:
+                link.close()
+
+    def _hear(
+        self,
+        link: Link,
+        message: dict[str, Any],
+        feed: Callable[[int, LaneKey, Rows], None],
+        suspicions: list[dict[str, Any]],
+    ) -> None:
+        if "rows" in message:
+            for rank, key, data in message["rows"]:
+                rows = np.frombuffer(base64.b64decode(data), dtype="<u8").reshape(-1, 3)
+                feed(whole(rank, "rank", 0, MOST_RANKS), lane_key(key), rows)
+        elif "looked" in message:
+            number = whole(message["looked"], "looked")
+            if number in self._answers:  # who comes too late is not waited for any longer
+                self._answers[number][id(link)] = message["evidence"]
+        elif "suspicion" in message:
+            suspicion = list(lane_key(message["suspicion"]))
+            suspicions.append({"suspicion": suspicion, "seq": whole(message["seq"], "seq")})
+        if "host" in message:
+            link.host = text(message["host"], "host", 200)
+        if "status" in message:
+            link.status = _status(message["status"])
+            link.ranks = link.status["ranks"]
+            for other in self.links:  # the host lost its link and has a new one
+                if other is not link and other.known and set(other.ranks) & set(link.ranks):
+                    other.close()
+                    other.known = False
 
     def look(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         """Ask all hosts for their evidence; those that do not answer in time are left out."""
         self._number += 1
         number = self._number
+        self._answers[number] = {}
         asked = [link for link in self.links if link.open and link.known]
         for link in asked:
             link.send({"look": number, **request})
@@ -221,6 +167,10 @@ class Follower:
         self.link: Link | None = None
         self._spoke = 0.0
         self._tried = 0.0
+        self._introduced = False
+        self.ranks: list[int] = []
+        self.notes: list[str] = []
+        """Why a link was dropped, one line each."""
         self.lost_since: float | None = None
         self.left = False
         """The leader said goodbye: its ranks have ended."""
@@ -233,27 +183,36 @@ class Follower:
     ) -> list[dict[str, Any]]:
         """Tell what is new; answer the leader's looks; other messages come back."""
         now = time.monotonic()
+        self.ranks = status["ranks"]
         if self.link is None or not self.link.open:
             if now - self._tried < 1.0:
                 return []
             self._tried = now
             try:
-                self.link = Link(socket.create_connection((self._address, self._port), timeout=1.0))
+                connection = socket.create_connection((self._address, self._port), timeout=1.0)
+                self.link = Link(connection, self._secret, leads=False)
+                self._introduced = False
             except OSError:
                 self.lost_since = self.lost_since or now
                 return []
         link = self.link
+        if not link.known and now - link.made > MEET_S:
+            link.close()
+            return []
         messages = []
-        for message in link.receive():
-            if "nonce" in message:
-                proof = sign(self._secret, str(message["nonce"]))
-                link.send({"proof": proof, "host": self._host, "ranks": status["ranks"]})
-                link.known = True
-                self.lost_since = None
-            elif "look" in message:
-                link.send({"looked": message["look"], "evidence": answer(message)})
-            else:
-                messages.append(message)
+        try:
+            for message in link.receive():
+                if "look" in message:
+                    link.send({"looked": whole(message["look"], "look"), "evidence": answer(message)})
+                else:
+                    messages.append(message)
+        except Exception as error:
+            link.close()
+            self.notes.append(f"the link to the monitor beside rank 0 is dropped: {error!r}")
+        if link.known and not self._introduced:
+            self._introduced = True
+            self.lost_since = None
+            link.send({"host": self._host, "status": status})
         if link.known and rows:
             link.send({"rows": [[rank, list(key), base64.b64encode(r.tobytes()).decode()] for rank, key, r in rows]})
             rows.clear()
@@ -281,4 +240,29 @@ class Follower:
 def lane_key(said: Any) -> LaneKey:
     """A group's key as it came over the wire."""
     name, ranks, generation = said
-    return str(name), tuple(int(rank) for rank in ranks), int(generation)
+    return text(name, "name"), wholes(ranks, "ranks", 0, MOST_RANKS), whole(generation, "generation")
+
+
+def _status(said: Any) -> dict[str, Any]:
+    """What a host says of itself, as the types it should have."""
+    status: dict[str, Any] = {"over": bool(said.get("over"))}
+    for name in ("ended", "flagged"):
+        if name in said:
+            status[name] = whole(said[name], name)
+    if "oldest_wait_s" in said:
+        status["oldest_wait_s"] = number(said["oldest_wait_s"], "oldest_wait_s")
+    if "counts" in said:
+        status["counts"] = wholes(said["counts"], "counts")
+    status["ranks"] = wholes(said.get("ranks", []), "ranks", 0, MOST_RANKS)
+    return status
+
+
+def _listen(addresses: Sequence[str]) -> socket.socket:
+    reasons = []
+    for address in addresses:
+        try:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            return socket.create_server((address, 0), family=family, backlog=128)
+        except OSError as error:
+            reasons.append(f"{address}: {error.strerror}")
+    raise OSError(f"none of the job's addresses is this host's ({'; '.join(reasons)})")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from distsim.debug.checks import BARRIERS, payload_text
+from distsim.debug.frames import packaged
 from distsim.debug.records import (
     CallRecord,
     CallWait,
@@ -37,6 +38,8 @@ __all__ = [
 
 LONGEST = 300
 """Letters of an exception that a sentence holds."""
+MOST_RUNS = 24
+"""Ranges of ranks that a sentence holds; the lists of a diagnosis have them all."""
 RAISES = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
 """How the last line of a traceback begins."""
 
@@ -46,7 +49,12 @@ def ranks_text(ranks: Iterable[int]) -> str:
     listed = sorted(set(ranks))
     if not listed:
         return "no rank"
-    return f"rank {listed[0]}" if len(listed) == 1 else f"ranks {format_ranks(listed)}"
+    if len(listed) == 1:
+        return f"rank {listed[0]}"
+    runs = format_ranks(listed).split(",")
+    if len(runs) > MOST_RUNS:
+        return f"ranks {','.join(runs[: MOST_RUNS // 2])},...,{runs[-1]} ({len(listed)} of them)"
+    return f"ranks {','.join(runs)}"
 
 
 def capital(text: str) -> str:
@@ -76,12 +84,16 @@ def group_text(group: Group) -> str:
     return f"group {group.label or 'without a name'} ({ranks_text(group.ranks)})"
 
 
-def place(site: Site | None, *, function: bool = False) -> str:
-    """`train.py:131`, or `train.py:131 in step`."""
+def place(site: Site | None, *, function: bool = False, through: bool = True) -> str:
+    """`train.py:131`, or `train.py:131 in step`; `train.py:88 (through accelerate/accelerator.py:2345)` where a
+    library that the line called has made the call."""
     if site is None:
         return "an unknown line"
     text = f"{short_path(site.file)}:{site.line}"
-    return f"{text} in {site.function}" if function and site.function not in ("", "<module>") else text
+    if function and site.function not in ("", "<module>"):
+        text += f" in {site.function}"
+    below = site.through
+    return f"{text} (through {packaged(below.file)}:{below.line})" if through and below is not None else text
 
 
 def call_text(call: CallRecord) -> str:
@@ -174,8 +186,10 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
         case Phase.RAISED:
             return f"raised {exception_line(state) or 'an exception'}{at}"
         case Phase.KILLED:
+            if state.signal is None:
+                return "is gone: its process ended, and nobody saw an exit code or a signal"
             after = ", after its program and all its calls had ended" if state.over else ""
-            return f"was killed by {state.signal or 'a signal'}{after}"
+            return f"was killed by {state.signal}{after}"
         case Phase.FROZEN:
             return f"is stopped and does not run{at}"
         case Phase.HOST_STUCK:
@@ -183,6 +197,8 @@ def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None)
         case Phase.ABSENT:
             at = f", last seen at {place(state.site, function=True)}" if state.site is not None else ""
             return f"never joined the rendezvous{at}"
+        case Phase.RUNNING if state.leaving:
+            return "has ended its program, though its process is still there"
         case _:
             if state.site is not None:
                 return f"{'was' if seen else 'is'} {seen}at {place(state.site, function=True)}"

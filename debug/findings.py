@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from distsim.debug import ring as rings
 from distsim.debug import seen
 from distsim.debug.evidence import wall_offsets
 from distsim.debug.kinds import Kind
-from distsim.debug.records import CallRecord, CallWait, Evidence, Finding
-from distsim.debug.ring_reader import RingReader
+from distsim.debug.records import CallRecord, Evidence, Finding
+from distsim.debug.ring_reader import Records, RingReader
+from distsim.strangers import printable
 
 __all__ = ["findings", "merged"]
+
+MOST_LINES = 16
+"""Lines of one rank that are told of one kind of finding."""
 
 
 def findings(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: int) -> list[Finding]:
@@ -34,14 +41,21 @@ def _flagged(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: 
     for reader in readers:
         calls = {call.index: call for call in evidence.records.get(reader.header.rank, ())}
         for flag, make in _MAKERS:
-            hits = reader.hits(flag)
-            if len(hits):
-                call = calls.get(int(hits[0]["commit"]) - 1)
+            for hit in _one_a_line(reader.hits(flag), flag):
+                call = calls.get(int(hit["commit"]) - 1)
                 if call is None:
-                    call = reader.decode(hits[0], origin_wall_ns - offsets[reader.header.rank])
+                    call = reader.decode(hit, origin_wall_ns - offsets[reader.header.rank])
                 if call.site is not None:
                     found.append(make(call))
     return found
+
+
+def _one_a_line(hits: Records, flag: int) -> list[Any]:
+    """The first call of every line and group; of NaN the first of all: it spreads."""
+    if flag == rings.NAN_INPUT:
+        return list(hits[:1])
+    _, first = np.unique(hits[["site", "group"]], return_index=True)
+    return [hits[place] for place in sorted(first)[:MOST_LINES]]
 
 
 def merged(found: Sequence[Finding]) -> list[Finding]:
@@ -51,6 +65,8 @@ def merged(found: Sequence[Finding]) -> list[Finding]:
         same = next((i for i, other in enumerate(kept) if _alike(finding, other)), None)
         if same is None:
             kept.append(finding)
+        elif finding.kind is Kind.THREAD_RACE:
+            continue  # what two threads do to each other they do on every rank, and again and again
         elif finding.kind is not Kind.NAN:
             ranks = tuple(sorted({*kept[same].ranks, *finding.ranks}))
             kept[same] = replace(kept[same], ranks=ranks)
@@ -67,36 +83,40 @@ def _earlier(call: CallRecord | None, other: CallRecord | None) -> bool:
 def _left(reader: RingReader, evidence: Evidence) -> list[Finding]:
     """What the rank itself found out about its DDP model."""
     said = reader.text(rings.W_FINDING)
-    if not isinstance(said, dict):
+    if not isinstance(said, dict) or not all(isinstance(said.get(key), str) for key in ("kind", "text")):
         return []
     rank = reader.header.rank
     state = evidence.ranks.get(rank)
-    if said["kind"].endswith("?"):
-        # A guess from the outside: only when others wait in DDP's own all_reduce and this rank does not.
-        mine = any(isinstance(w, CallWait) for w in state.waits) if state is not None else False
-        others = [
-            call
-            for other, calls in evidence.records.items()
-            if other != rank
-            for call in calls[-3:]
-            if call.op == "all_reduce" and not call.done and call.is_async
-        ]
-        if not others or (mine and state is not None and state.waits == ()):
-            return []
+    guess = said["kind"].endswith("?")
+    if guess and (reader.word(rings.W_GUESSED) != reader.count + 1 or not _others_reduce(rank, evidence)):
+        return []
     return [
         Finding(
             Kind.DDP_UNUSED_PARAMETER,
             (rank,),
-            f"{said['text']} on rank {rank}",
+            f"{printable(said['text'])} on rank {rank}",
             site=state.site if state is not None else None,
             at_s=None,
             suggestion="Use every parameter in the loss on every rank, or give DDP find_unused_parameters=True.",
+            guess=guess,  # a look from outside: another backward may bring the gradient
         )
     ]
 
 
+def _others_reduce(rank: int, evidence: Evidence) -> bool:
+    """Other ranks are in all_reduces such as DDP's, which this one has not come to."""
+    return any(
+        call.op == "all_reduce" and not call.done and call.is_async
+        for other, calls in evidence.records.items()
+        if other != rank
+        for call in calls[-3:]
+    )
+
+
 def _alike(a: Finding, b: Finding) -> bool:
-    return a.kind is b.kind and (a.kind is Kind.NAN or (a.site == b.site and a.group == b.group))
+    if a.kind is not b.kind or a.kind is Kind.NAN:
+        return a.kind is b.kind
+    return a.group == b.group and (a.site == b.site or a.kind is Kind.THREAD_RACE)
 
 
 _MAKERS = (

@@ -18,16 +18,16 @@ WITNESSES = 32
 """Ranks asked for the order of two calls at most: what more would say is the same."""
 
 
-def left_out(world: World, awaited: CallRecord, made: CallRecord) -> bool:
-    """The rank of *made* went past *awaited* without making it."""
-    if awaited.site is None or made.site is None or awaited.site == made.site:
+def left_out(world: World, awaited: CallRecord, made: CallRecord, *, by_past: bool = False) -> bool:
+    """The rank of *made* went past *awaited* without making it; *by_past*: as its own past alone says."""
+    if awaited.site is None or made.site is None or awaited.way == made.way:
         return False
     own = _marks(world, made.rank, awaited, made, before=made)
     if "B" in own:
         first, *between, now = own.split("B")  # what stood between calls of B
         used_to = all("A" in piece for piece in between) if between else "A" in first
         return used_to and "A" not in now
-    if "A" in own:
+    if "A" in own or by_past:
         return False
     relation = relate(made, awaited, world.evidence.sources)
     if relation.certain and relation.order is not Order.SAME:
@@ -39,7 +39,7 @@ def is_usual(world: World, call: CallRecord, but: Collection[int] = ()) -> bool:
     """Somebody else makes exactly this call at this line: it is no odd version of another.
     *but*: ranks whose word does not count."""
     return call.site is not None and any(
-        record is not call and record.site == call.site and _alike(record, call)
+        record is not call and record.way == call.way and _alike(record, call)
         for rank in world.states
         if rank not in but
         for record in world.records(rank)
@@ -75,9 +75,9 @@ def _marks(world: World, rank: int, awaited: CallRecord, made: CallRecord, befor
     for record in world.records(rank):
         if record is before:
             break
-        if record.site == made.site and record.op == made.op:
+        if record.way == made.way and record.op == made.op:
             marks.append("B")
-        elif record.op == awaited.op and (record.site == awaited.site or _met_at(lane, record, awaited)):
+        elif record.op == awaited.op and (record.way == awaited.way or _met_at(lane, record, awaited)):
             marks.append("A")
     return "".join(marks)
 
@@ -86,4 +86,4 @@ def _met_at(lane: Lane | None, record: CallRecord, awaited: CallRecord) -> bool:
     if lane is None or record.group != awaited.group:
         return False
     other = lane.meetings.get(record.seq, {}).get(awaited.rank)
-    return other is not None and other is not awaited and other.site == awaited.site
+    return other is not None and other is not awaited and other.way == awaited.way

@@ -22,6 +22,12 @@ __all__ = ["Host"]
 FAILED_MESSAGE = rings.P2P_CALL | rings.STATE_MASK, rings.P2P_CALL | rings.FAILED
 """Bits of a record's flags to look at, and what they are."""
 
+AWAY_S = 1.0
+"""A nap that lasts so much longer than it was meant to: the monitor was away itself."""
+MOST_ABSENCES = 64
+MOST_FLAGGED = 256
+"""Calls of a rank that a guard has flagged, of which each is looked at; NaN stays for the rest of a job."""
+
 
 class Host:
     """Looks at a directory of rings again and again."""
@@ -36,6 +42,10 @@ class Host:
         self._bad: set[Path] = set()
         self._newest = 0
         self.notes: list[str] = []
+        self.away_ns: list[tuple[int, int]] = []
+        """When this monitor was away: from, to."""
+        self._flagged: dict[tuple[int, int], set[tuple[int, int]]] = {}
+        """(attempt, rank) -> flags seen, and on which calls."""
 
     @property
     def world_size(self) -> int:
@@ -57,7 +67,7 @@ class Host:
     def find(self) -> None:
         """Map rings that are new; a restart's rings replace those of the attempt before it."""
         for path in sorted(self.directory.glob("rank*.ring")):
-            if path in self._bad or any(path == reader.path for reader in self.readers.values()):
+            if path in self._bad or any(path == reader.path and reader.current() for reader in self.readers.values()):
                 continue
             try:
                 reader = RingReader(path)
@@ -115,7 +125,18 @@ class Host:
             hang_after_s=hang_after_s,
             straggler_after_s=straggler_after_s,
             directory=self.directory,
+            away_ns=tuple(self.away_ns),
         )
+
+    def slept(self, began_ns: int, meant_s: float) -> bool:
+        """Note that a nap of *meant_s* was over only now; True when the monitor itself was away: stopped (with its
+        container), or on a suspended host."""
+        now = time.monotonic_ns()
+        if (now - began_ns) / 1e9 < meant_s + AWAY_S:
+            return False
+        self.away_ns.append((began_ns, now))
+        del self.away_ns[:-MOST_ABSENCES]
+        return True
 
     def missing_states(self, ranks: Mapping[int, object], grace_s: float) -> dict[int, RankState]:
         """States of ranks of this host without a ring: dead before they could make one, or not there yet."""
@@ -124,7 +145,8 @@ class Host:
         now = time.monotonic_ns()
         first = min((reader.word(rings.W_OPENED) for reader in self.readers.values()), default=now)
         # Once a rank has joined, all have: one without a ring found no place for it.
-        late = (now - first) / 1e9 > grace_s and not self.joined()
+        away = sum(max(0, end - max(begin, first)) for begin, end in self.away_ns)
+        late = (now - first - away) / 1e9 > grace_s and not self.joined()
         given = self._given()
         for rank in range(self.world_size):
             if rank in ranks:
@@ -158,9 +180,14 @@ class Host:
         return (now - oldest) / 1e9
 
     def flagged(self) -> int:
-        """How many calls carry a flag that a guard raised: NaN, a changed buffer, a race, a dropped handle."""
-        flags = rings.NAN_INPUT | rings.MODIFIED | rings.RACE
-        return sum(int(((reader._records["flags"] & flags) != 0).any()) for reader in self.readers.values())
+        """How many calls carry a flag that a guard raised (NaN, a changed buffer, a race), so far: a ring keeps the
+        last calls only, so what was counted before stays counted."""
+        for rank, reader in self.readers.items():
+            found = self._flagged.setdefault((self._newest, rank), set())
+            for flag in (rings.NAN_INPUT, rings.MODIFIED, rings.RACE):
+                if len(found) < MOST_FLAGGED:
+                    found.update((flag, int(record["commit"])) for record in reader.hits(flag))
+        return sum(map(len, self._flagged.values()))
 
     def counts(self) -> tuple[int, ...]:
         return tuple(self.readers[rank].count for rank in sorted(self.readers))

@@ -25,7 +25,7 @@ def likeness(a: CallRecord, b: CallRecord, exact: bool = False) -> int:
     """0 not the same call, 1 the same but for its line, 2 the same line as well. *exact*: shapes always count."""
     if signature(a) != signature(b) or (exact and a.input_shapes != b.input_shapes):
         return 0
-    return 2 if a.site is not None and a.site == b.site else 1
+    return 2 if a.site is not None and a.way == b.way else 1
 
 
 def support(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int, exact: bool) -> int | None:
@@ -41,8 +41,8 @@ def support(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int
 
 def permuted(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int) -> int | None:
     for k in range(2, min(len(mine), len(theirs), 8) + 1):
-        a = [(signature(r), r.site if least == 2 else None) for r in mine[:k]]
-        b = [(signature(r), r.site if least == 2 else None) for r in theirs[:k]]
+        a = [(signature(r), r.way if least == 2 else None) for r in mine[:k]]
+        b = [(signature(r), r.way if least == 2 else None) for r in theirs[:k]]
         if a != b and Counter(a) == Counter(b):
             rest = support(mine[k:], theirs[k:], least, exact=False)
             if rest is not None:

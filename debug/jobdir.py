@@ -7,14 +7,13 @@ from the monitor, `verdict.JOB.json` where it was started for that job alone.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["default_directory", "job_name", "ring_path", "stack_path", "verdict_path", "write_whole"]
+__all__ = ["default_directory", "job_name", "ring_path", "stack_path", "verdict_path"]
 
 
 def job_name(environ: Mapping[str, str], where: str = "") -> str:
@@ -32,7 +31,7 @@ def default_directory(job: str) -> Path:
     """In memory where the system has it: rings are written at every call and need no disk."""
     shared = Path("/dev/shm")
     base = shared if shared.is_dir() and os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-    return base / f"distsim-{os.getuid()}" / job
+    return base / f"distsim-{os.geteuid()}" / job
 
 
 def ring_path(directory: Path, rank: int, attempt: int, job: str) -> Path:
@@ -45,17 +44,3 @@ def stack_path(directory: Path, rank: int, job: str) -> Path:
 
 def verdict_path(directory: Path, job: str) -> Path:
     return directory / f"verdict.{job}.json"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file for another process: it sees all of it or nothing. Readable by its owner only."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        os.replace(scratch, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            scratch.unlink()
-        raise

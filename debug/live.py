@@ -12,12 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from distsim.debug import ring as rings
+from distsim.debug.pace import WINDOW, recent_stragglers
 from distsim.debug.procfs import look
 from distsim.debug.records import Group
 from distsim.debug.ring_reader import RingReader
 from distsim.debug.stacks import format_ranks
+from distsim.debug.stragglers import straggler_text
 
-__all__ = ["GroupRow", "group_rows", "live_table"]
+__all__ = ["GroupRow", "group_rows", "live_table", "straggler_lines"]
 
 STUCK_S = 1.0
 """A call that waits longer is shown as stuck."""
@@ -107,6 +109,11 @@ def live_table(readers: Sequence[RingReader]) -> Table:
             _state(row, longest),
         )
     return table
+
+
+def straggler_lines(readers: Sequence[RingReader]) -> list[str]:
+    """One line for each rank that keeps the others waiting at every step."""
+    return [f"straggler: {straggler_text(one)}" for one in recent_stragglers(readers, WINDOW)]
 
 
 def _state(row: GroupRow, longest: float) -> Text:

@@ -20,6 +20,7 @@ SYMPTOMS = frozenset(
     {
         Kind.MISSING_RANK,
         Kind.HOST_STUCK,
+        Kind.NEVER_JOINED,
         Kind.UNEVEN_ITERATIONS,
         Kind.STRAGGLER,
         Kind.P2P_UNMATCHED,
@@ -57,11 +58,15 @@ def merge_findings(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
         if same is not None and effect is None:
             left.remove(same)
             effect = same
+        if effect is None and finding.guess:
+            continue
         merged.append(_from_finding(case, finding, effect))
     return [*merged, *left]
 
 
 def _explains(finding: Finding, diagnosis: Diagnosis) -> bool:
+    if finding.kind is Kind.THREAD_RACE:  # whose calls came in the other order is not its doing alone
+        return diagnosis.kind in {*SYMPTOMS, Kind.THREAD_RACE} and finding.group == diagnosis.group
     return diagnosis.kind in SYMPTOMS and bool(set(finding.ranks) & set(diagnosis.culprits))
 
 
@@ -83,7 +88,7 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
         sites={} if site is None else dict.fromkeys(finding.ranks, site),
     )
     if effect is None:
-        return base
+        return replace(base, only_warns=finding.warns)
     return replace(
         base,
         group=base.group or effect.group,
@@ -93,6 +98,7 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
         cycle=effect.cycle,
         pair=effect.pair,
         detected_after_s=base.detected_after_s if base.detected_after_s is not None else effect.detected_after_s,
+        proof=effect.proof,
     )
 
 
@@ -109,6 +115,8 @@ def _waiting_in(case: Case, finding: Finding) -> list[int]:
 
 
 def _consequence(effect: Diagnosis | None, finding: Finding) -> str:
+    if finding.kind is Kind.THREAD_RACE and effect is not None:
+        return f"Then calls met that do not fit: {effect.explanation[0].lower()}{effect.explanation[1:]}"
     if effect is not None and effect.call is not None and effect.victims:
         return f"The others wait for it in {effect.call}" + (
             f" on group {effect.group.label}." if effect.group else "."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from distsim.debug.advice import advice
 from distsim.debug.case import Case
@@ -10,6 +11,7 @@ from distsim.debug.checks import Mismatch
 from distsim.debug.divergence import SHIFTS, Divergence
 from distsim.debug.explain import are, call_text, capital, group_text, place, ranks_text, shape_of_call
 from distsim.debug.kinds import Kind
+from distsim.debug.proof import Proof
 from distsim.debug.records import CallRecord
 from distsim.debug.sizes import split_conflicts
 from distsim.debug.verdict import Diagnosis
@@ -29,10 +31,10 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
         second = "No two ranks agree."
     elif d.kind is Kind.SPLITS_MISMATCH:
         second = "Nothing recorded says which of the two is the wrong one." if d.tie else ""
-    elif d.tie:
+    elif d.tie and d.kind is not Kind.THREAD_RACE:
         second = f"{second[:-1]}; as many here as there, so nothing but rank order says who is wrong."
     met = d.lane.meetings.get(d.seq, {})
-    return case.diagnosis(
+    told = case.diagnosis(
         d.kind,
         d.culprits,
         victims,
@@ -43,6 +45,7 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
         since_s=max(d.got.issued_s, d.expected.issued_s),
         sites={rank: site for rank, record in met.items() if (site := record.site) is not None},
     )
+    return replace(told, proof=Proof.MET) if d.met else told
 
 
 def _suggestion(d: Divergence) -> str:

@@ -14,27 +14,33 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.evidence import build_evidence, given_up, origin_of, settle_stuck
+from distsim.debug.explain import ranks_text
 from distsim.debug.findings import findings
 from distsim.debug.host import Host
 from distsim.debug.interrupted import MARKER, where_ranks_were
 from distsim.debug.jobdir import default_directory, verdict_path
+from distsim.debug.kinds import Kind
 from distsim.debug.levels import Level, OnHang, Settings
 from distsim.debug.message_faults import ends, with_messages
 from distsim.debug.orphans import Orphans
+from distsim.debug.pace import WINDOW, Pace, recent_calls, recent_stragglers
+from distsim.debug.private import create_private, write_private
 from distsim.debug.procfs import look
-from distsim.debug.records import Evidence, Phase
+from distsim.debug.proof import went_on
+from distsim.debug.records import CallRecord, Evidence, Phase
 from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
 from distsim.debug.stackdump import as_text, collect
+from distsim.debug.stragglers import LIVE, as_findings, stragglers
 from distsim.debug.together import Together
 from distsim.debug.unwaited import unwaited
 from distsim.debug.verdict import Diagnosis
+from distsim.strangers import printable
 
 __all__ = ["Monitor", "main"]
 
@@ -47,9 +53,11 @@ DEATH_SETTLE_S = 0.35
 """After a death: its peers' own errors arrive, and the launcher's word how it died."""
 ON_THEIR_WAY_S = 1.5
 """A death is told without anybody who waits for it only after this long: the others may come to their next call."""
+BACK_S = 1.0
+"""What ranks have, after the monitor was away, to show that they are there (a heartbeat takes a tenth of it)."""
+WITHDRAW_S = 0.5
+"""How often a warning is held against what the ranks do now."""
 LIVING = (Phase.RUNNING, Phase.BLOCKED, Phase.FROZEN, Phase.HOST_STUCK)
-MOST_FAULTS = 50
-"""Faults of its own in a row, at five a second, after which a monitor gives up."""
 PATIENCE_S = 20.0
 """A monitor whose job's first ring never comes gives up."""
 
@@ -68,6 +76,7 @@ class Monitor:
         self.settings = settings
         self.host = Host(directory, job)
         self.together = Together(directory)
+        self.pace = Pace()
         self.told: set[tuple[Any, ...]] = set()
         self.diagnoses: list[Diagnosis] = []
         self.evidence: Evidence | None = None
@@ -86,6 +95,7 @@ class Monitor:
         self._noted = 0
         self._answered: set[str] = set()
         self._asked: float | None = None
+        self._last_withdrawn = self._last_back = 0.0
         self._closing = False
         """The launcher ends the ranks: their deaths are no news."""
         self._orphans = Orphans(directory)
@@ -109,15 +119,28 @@ class Monitor:
         self._compare()
         if self._judges():
             self._notice()
+            self._keep_pace()
             self._judge(moved)
+            self._withdraw()
         self._answer()
         self._orphans.step(self)
         if self.together.abort_asked and not self.aborted:
             self.abort()
         if self._over():
             return True
-        time.sleep(BUSY_POLL_S if moved else QUIET_POLL_S)
+        nap_s, began_ns = BUSY_POLL_S if moved else QUIET_POLL_S, time.monotonic_ns()
+        time.sleep(nap_s)
+        if self.host.slept(began_ns, nap_s):
+            self._back(time.monotonic())
         return False
+
+    def _back(self, now: float) -> None:
+        """The monitor was away itself: nothing may be judged on what it did not see, before the ranks had time to
+        show that they are there. (On a host so busy that every nap takes long, it must be judged at last.)"""
+        if now - self._last_back > 10 * BACK_S:
+            self._last_back = self._still_since = now
+            self._next_judgement = max(self._next_judgement, now + BACK_S)
+            self._first_death = self._first_found = None
 
     @property
     def exit_code(self) -> int:
@@ -151,7 +174,7 @@ class Monitor:
         self._closing = True
         for path in asked:
             self._answered.add(path.name)
-            (self.directory / path.name.replace("ask", "answer")).write_text("")
+            os.close(create_private(self.directory / path.name.replace("ask", "answer")))
 
     def _over(self) -> bool:
         if not self.host.readers:
@@ -218,6 +241,25 @@ class Monitor:
             seen = {finding.kind for finding in evidence.findings}
             self.tell([d for d in diagnose(evidence) if d.kind in seen], evidence)
 
+    def _keep_pace(self) -> None:
+        """A rank that makes the others wait at every step is a warning, taken back when it is over."""
+        if self._closing or self.aborted or not self.pace.due(time.monotonic()):
+            return
+        new, over = self.pace.judge(stragglers(self._recent(), LIVE))
+        if new:
+            evidence = self.look()
+            evidence.findings = as_findings(new)
+            self.tell([d for d in diagnose(evidence) if d.kind is Kind.STRAGGLER], evidence)
+        for one in over:
+            self.diagnoses = [d for d in self.diagnoses if d.kind is not Kind.STRAGGLER or one.rank not in d.culprits]
+            self._say(f"rank {one.rank} keeps pace with the others again")
+            self._write()
+
+    def _recent(self) -> Mapping[int, Sequence[CallRecord]]:
+        """The last calls: of other hosts only as many as their monitors send."""
+        readers = list(self.host.readers.values())
+        return recent_calls(readers, WINDOW) if len(readers) == self.host.world_size else self.look().records
+
     # Ranks that cannot go on ------------------------------------------------------------------------
 
     def _judge(self, moved: int) -> None:
@@ -259,10 +301,31 @@ class Monitor:
                 found = [d for d in found if _key(d) in same]
             else:
                 found = []
+        if found and self.host.slept(int(now * 1e9), BACK_S):
+            self._back(time.monotonic())  # the monitor was stopped while it judged
+            if self._next_judgement > time.monotonic():
+                return
         if found:
             self._with_stacks(found)
         self._delay = min(self._delay * 1.5, 2.0)
         self._next_judgement = now + self._delay
+
+    def _withdraw(self, at_the_end: bool = False) -> None:
+        """Take back what was told as a warning and no longer holds: it went on by itself."""
+        warned = [d for d in self.diagnoses if d.provisional]
+        now = time.monotonic()
+        if not warned or self.aborted or (now - self._last_withdrawn < WITHDRAW_S and not at_the_end):
+            return
+        self._last_withdrawn = now
+        now_found = diagnose(self.look())
+        over = [d for d in warned if not any(_still(d, other) for other in now_found)]
+        for diagnosis in over:
+            self.diagnoses.remove(diagnosis)
+            self.told.discard(_key(diagnosis))
+            who, call = ranks_text(diagnosis.culprits), diagnosis.call
+            self._say(went_on(diagnosis.kind.label, who, None if call is None else str(call)))
+        if over:
+            self._write()
 
     def _premature(self, found: Sequence[Diagnosis], evidence: Evidence) -> bool:
         """A rank is gone, or stopped, and nobody waits for it yet, but some are on their way to their next call."""
@@ -284,7 +347,7 @@ class Monitor:
 
     def _with_stacks(self, found: Sequence[Diagnosis]) -> None:
         """Look once more with stacks, which stop the ranks for a moment, and say it."""
-        if not any(d.exit_code for d in found):
+        if not any(d.exit_code or d.kind is Kind.HOST_STUCK for d in found):
             self.tell(found, self.look())
             return
         evidence = self.look(stacks=True)
@@ -318,7 +381,7 @@ class Monitor:
             living = [r for r in readers if evidence.ranks[r.header.rank].phase in LIVING]
             known.stacks = collect(living, self.directory, frozen, self.host.notes)
             with contextlib.suppress(OSError):
-                (self.directory / "stacks.txt").write_text(as_text(known.stacks))
+                write_private(self.directory / "stacks.txt", as_text(known.stacks))
         extra = {} if ours_only else self.host.missing_states(self.host.readers, settings.hang_after_s)
         evidence = build_evidence(readers, known, self.host.world_size, extra, focus, origin)
         evidence.findings = findings(readers, evidence, origin)
@@ -337,22 +400,21 @@ class Monitor:
         new = [d for d in found if _key(d) not in self.told]
         if not new:
             return
-        new = [replace(d, detected_after_s=d.detected_after_s) for d in new]
         self.told.update(_key(d) for d in new)
         fatal = [d for d in new if d.exit_code]
         if fatal:
             self.diagnoses = [d for d in self.diagnoses if d.exit_code]
+        self.diagnoses = [d for d in self.diagnoses if not any(_still(d, other) for other in new)]
         self.diagnoses += new
         self.evidence = evidence
         self._print(new, evidence)
         self._say_notes()
         self._write()
-        if fatal and self.settings.on_hang is OnHang.ABORT and not self.aborted:
+        if any(d.ends_job for d in new) and self.settings.on_hang is OnHang.ABORT and not self.aborted:
             self.abort()
 
     def _print(self, new: Sequence[Diagnosis], evidence: Evidence) -> None:
-        from rich.console import Console
-
+        from distsim.debug.console import Console
         from distsim.debug.render import piped_width, render_diagnoses
 
         tty = sys.stderr.isatty()
@@ -364,7 +426,7 @@ class Monitor:
     def _print_places(self) -> None:
         lines = where_ranks_were(self.look()) if self.host.readers else []
         with contextlib.suppress(OSError):
-            print("\n  ".join(["INTERRUPTED", *lines]), file=sys.stderr, flush=True)
+            print(printable("\n  ".join(["INTERRUPTED", *lines])), file=sys.stderr, flush=True)
 
     def _say_notes(self) -> None:
         """What was not as it should be, once and in a line each."""
@@ -376,7 +438,7 @@ class Monitor:
 
     @staticmethod
     def _say(note: str) -> None:
-        print(f"distsim: {note}", file=sys.stderr)
+        print(f"distsim: {printable(note)}", file=sys.stderr)
 
     def _write(self) -> None:
         report: dict[str, Any] = {
@@ -400,13 +462,12 @@ class Monitor:
     @staticmethod
     def _save(report: dict[str, Any], paths: Sequence[str]) -> None:
         for path in paths:
-            scratch = Path(f"{path}.{os.getpid()}.new")
+            wanted = Path(path)
+            mode = 0o600 if wanted.name.startswith("verdict.") else 0o666  # --report: as the user's umask has it
             try:
-                scratch.write_text(json.dumps(report, indent=1))
-                os.replace(scratch, path)
+                write_private(wanted, json.dumps(report, indent=1), mode)
             except OSError as error:
-                scratch.unlink(missing_ok=True)
-                if not report.get("exit_code") and not scratch.parent.is_dir():
+                if not report.get("exit_code") and not wanted.parent.is_dir():
                     continue  # whoever owns the folder took it away after a job that ended well
                 print(f"distsim: no report in {path} ({error.strerror})", file=sys.stderr)
 
@@ -414,7 +475,7 @@ class Monitor:
         """End the ranks of this host: politely, then not."""
         self.aborted = True
         with contextlib.suppress(OSError):
-            (self.directory / "aborted.json").write_text("{}")
+            write_private(self.directory / "aborted.json", "{}")
         self.together.abort()
         families = self._families()
         leaving = {rank for rank, reader in self.host.readers.items() if given_up(reader)}
@@ -464,10 +525,13 @@ class Monitor:
         if self._lines_due is not None:
             self._lines_due = 0.0
             self._compare()
+        self._withdraw(at_the_end=True)
         if self.host.readers and not self.aborted and not self._closing and not self._interrupted():
             evidence = self.look()
             seen = {(finding.kind, finding.site) for finding in evidence.findings}
             left = unwaited(evidence, written_out=True)
+            slow = recent_stragglers(list(self.host.readers.values()))
+            left = (*left, *as_findings([one for one in slow if one.rank not in self.pace.told]))
             evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
             found = [d for d in diagnose(evidence) if _key(d) not in self.told]
             if self.exit_code:
@@ -501,7 +565,14 @@ def _key(diagnosis: Diagnosis) -> tuple[Any, ...]:
         diagnosis.culprits,
         diagnosis.group.name if diagnosis.group else None,
         (call.op, call.seq) if call else None,
+        diagnosis.provisional,
+        diagnosis.ends_job,
     )
+
+
+def _still(told: Diagnosis, now: Diagnosis) -> bool:
+    """What was told still holds, maybe of more ranks."""
+    return told.kind is now.kind and set(told.culprits) <= set(now.culprits) and told.call == now.call
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -514,62 +585,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with contextlib.suppress(OSError):
         os.nice(5)  # the ranks come first
     settings = Settings.read()
+    from distsim.debug.steady import Steady
+
     return Steady(args.directory, settings, args.job or None).run()
-
-
-class GaveUp(Exception):
-    """Nothing but faults of its own for `MOST_FAULTS` turns."""
-
-
-class Steady(Monitor):
-    """A monitor that outlives a fault of its own: it writes it down and goes on. One that can not is no healthy job's:
-    it leaves the rings, and says that it knows nothing."""
-
-    faults = 0
-    """In a row: a good turn ends it."""
-    _said_fault = False
-
-    def run(self) -> int:
-        try:
-            return super().run()
-        except Exception as error:
-            if not isinstance(error, GaveUp):  # in the farewell
-                self._note_fault()
-            self._give_up()
-            return self.exit_code
-
-    def _turn(self) -> bool:
-        try:
-            over = super()._turn()
-        except Exception as error:
-            self._note_fault()
-            self.faults += 1
-            if self.faults > MOST_FAULTS:
-                raise GaveUp from error
-            time.sleep(0.2)
-            return False
-        self.faults = 0
-        return over
-
-    def _note_fault(self) -> None:
-        import traceback
-
-        if not self._said_fault:
-            self._said_fault = True
-            self._say(f"a fault in the monitor, see {self.directory}/monitor.err")
-        with contextlib.suppress(OSError), (self.directory / "monitor.err").open("a") as file:
-            traceback.print_exc(file=file)
-
-    def _give_up(self) -> None:
-        self.inconclusive = (
-            f"the monitor gave up over faults of its own (see {self.directory}/monitor.err): nothing is known about "
-            f"the job, which goes on without a guard; distsim diagnose {self.directory} reads its rings"
-        )
-        self._say(self.inconclusive)
-        with contextlib.suppress(Exception):  # whatever is broken may break this, too
-            self._write()
-        with contextlib.suppress(Exception):
-            self.together.goodbye()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from distsim.debug.case import Case
 from distsim.debug.checks import Mismatch, check_pair, payload_text
 from distsim.debug.explain import call_text, place
 from distsim.debug.kinds import Kind
+from distsim.debug.proof import Proof
 from distsim.debug.records import CallRecord, CallWait, Phase
 from distsim.debug.verdict import Diagnosis
 from distsim.debug.world import World
@@ -159,7 +160,7 @@ def disagreement(case: Case, found: Disagreement, victims: Sequence[int]) -> Dia
     if len(odd) == 1:
         culprits = (odd[0],)
     tie = "" if len(odd) == 1 else " Nothing recorded says which of the two is the wrong one."
-    return case.diagnosis(
+    told = case.diagnosis(
         mismatch.kind,
         culprits,
         [*victims, *(r for r in (send.rank, recv.rank) if _suffers(case, r))],
@@ -171,6 +172,7 @@ def disagreement(case: Case, found: Disagreement, victims: Sequence[int]) -> Dia
         pair=(send.rank, recv.rank),
         sites={r.rank: r.site for r in (send, recv) if r.site is not None},
     )
+    return replace(told, proof=Proof.MET)
 
 
 def _suffers(case: Case, rank: int) -> bool:

@@ -15,7 +15,7 @@ from distsim.debug.explain import are, call_text, capital, group_text, place, ra
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, Phase
 from distsim.debug.verdict import Diagnosis
-from distsim.debug.waitfor import WaitGraph
+from distsim.debug.weigh import longest_waits
 from distsim.debug.world import World
 
 __all__ = ["lateness", "patience"]
@@ -26,28 +26,14 @@ def lateness(world: World) -> dict[int, CallRecord]:
     running = [rank for rank, state in world.states.items() if state.phase is Phase.RUNNING]
     if not running or (world.evidence.straggler_after_s is None and world.evidence.hang_after_s is None):
         return {}
-    graph = WaitGraph(world, running)
-    late: dict[int, CallRecord] = {}
-    oldest: dict[int, tuple[tuple[int, ...], CallRecord]] = {}
-    for rank, needs in graph.needs.items():
-        for need in needs:
-            for call in world.call_waits(rank):
-                seen = oldest.get(id(need.ranks))
-                if seen is None or call.issued_s < seen[1].issued_s:
-                    oldest[id(need.ranks)] = (need.ranks, call)
-    for ranks, call in oldest.values():
-        for rank in ranks:
-            earlier = rank not in late or call.issued_s < late[rank].issued_s
-            if earlier and world.states[rank].phase is Phase.RUNNING:
-                late[rank] = call
-    return late
+    return longest_waits(world, running)
 
 
 def patience(world: World, late: Mapping[int, CallRecord]) -> tuple[list[int], Callable[[Case], list[Diagnosis]]]:
     """The running ranks that are still trusted, and the stragglers among them as diagnoses."""
     evidence = world.evidence
     # The last beat of a dead job may be older than its last call.
-    age = {rank: max(0.0, evidence.now_s - call.issued_s) for rank, call in late.items()}
+    age = {rank: evidence.watched_s(call.issued_s) for rank, call in late.items()}
     missing = {r for r, s in age.items() if evidence.hang_after_s is not None and s >= evidence.hang_after_s}
     slow = [
         r

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import defaultdict
@@ -15,21 +14,26 @@ from typing import TypeVar
 from distsim.debug import ring as rings
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.evidence import Knowledge, build_evidence, origin_of, read_exits
+from distsim.debug.explain import ranks_text
 from distsim.debug.findings import findings
 from distsim.debug.flight_recorder import Dump, dump_evidence, named_rank, read_dump
 from distsim.debug.inconclusive import Inconclusive, inconclusive
 from distsim.debug.interrupted import MARKER
 from distsim.debug.jobdir import verdict_path
+from distsim.debug.pace import recent_stragglers
 from distsim.debug.procfs import look, signal_name
 from distsim.debug.records import Evidence, Phase, RankState
 from distsim.debug.report_json import diagnoses_from_json
 from distsim.debug.ring_reader import RingReader
+from distsim.debug.stragglers import as_findings
 from distsim.debug.verdict import Diagnosis
 from distsim.errors import UsageError
+from distsim.strangers import load_json, read_bytes
 
 __all__ = ["Found", "Job", "examine", "examine_jobs", "load_jobs", "load_rings"]
 
 T = TypeVar("T")
+LARGEST_VERDICT = 64 << 20
 
 OURS = (
     "verdict.",
@@ -78,23 +82,28 @@ class Job:
         return f"job {self.name} ({ranks} {'rank' if ranks == 1 else 'ranks'}, began {began})"
 
 
-def examine(directory: Path) -> Found:
-    """Diagnose a directory, of several jobs the newest. A UsageError where there is nothing to diagnose in it."""
+def examine(directory: Path, roots: Sequence[Path] | None = None) -> Found:
+    """Diagnose a directory, of several jobs the newest. A UsageError where there is nothing to diagnose in it.
+
+    The records name files; lines are read from those under *roots*, or under the working folder where none are given:
+    records that came from elsewhere may name any file of the reader's.
+    """
     if not directory.is_dir():
         raise UsageError(f"expected a folder of flight records, got {directory}: no such folder")
     jobs, complaints = load_jobs(directory)
     if jobs:
-        return _examine_job(directory, jobs, jobs[0], [*complaints, *_left_out(jobs), *jobs[0].complaints])
-    return _examine_dumps(directory, complaints)
+        told = [*complaints, *_left_out(jobs), *jobs[0].complaints]
+        return _examine_job(directory, jobs, jobs[0], told, roots)
+    return _examine_dumps(directory, complaints, roots)
 
 
-def examine_jobs(directory: Path) -> tuple[list[tuple[Job, Found]], list[str]]:
+def examine_jobs(directory: Path, roots: Sequence[Path] | None = None) -> tuple[list[tuple[Job, Found]], list[str]]:
     """Each job that left rings in a directory, judged, the newest first; and what is wrong with files there."""
     jobs, complaints = load_jobs(directory)
     judged: list[tuple[Job, Found]] = []
     for job in jobs:
         try:
-            judged.append((job, _examine_job(directory, jobs, job, job.complaints)))
+            judged.append((job, _examine_job(directory, jobs, job, job.complaints, roots)))
         except UsageError as mistake:
             complaints.append(f"{job.text}: {mistake}")
     if jobs and not judged:
@@ -102,17 +111,23 @@ def examine_jobs(directory: Path) -> tuple[list[tuple[Job, Found]], list[str]]:
     return judged, complaints
 
 
-def _examine_job(directory: Path, jobs: Sequence[Job], job: Job, complaints: list[str]) -> Found:
+def _examine_job(
+    directory: Path, jobs: Sequence[Job], job: Job, complaints: list[str], roots: Sequence[Path] | None
+) -> Found:
     # The launcher, who leaves exit codes, clears the folder first: its job is the oldest.
     exits = read_exits(directory) if job is jobs[-1] else {}
-    return _from_rings(directory, job.readers, complaints, exits)
+    return _from_rings(directory, job.readers, complaints, exits, _roots(roots))
 
 
-def _examine_dumps(directory: Path, complaints: list[str]) -> Found:
+def _roots(given: Sequence[Path] | None) -> list[Path]:
+    return [Path.cwd()] if given is None else list(given)
+
+
+def _examine_dumps(directory: Path, complaints: list[str], roots: Sequence[Path] | None) -> Found:
     dumps, refused, more = _load_dumps(directory)
     if dumps:
         known = {*refused, *(dump.rank for dump in dumps)}
-        found = _judged(dumps, lambda some: _from_dumps(some, known), more, lambda dump: dump.path.name)
+        found = _judged(dumps, lambda some: _from_dumps(some, known, _roots(roots)), more, lambda dump: dump.path.name)
         found.complaints = [*complaints, *more, *(note for note in found.evidence.notes if note.startswith("no "))]
         return found
     if not complaints and not more and any(path.name.startswith(OURS) for path in directory.iterdir()):
@@ -127,8 +142,8 @@ def _examine_dumps(directory: Path, complaints: list[str]) -> Found:
     )
 
 
-def _from_dumps(dumps: Sequence[Dump], known: Collection[int]) -> Found:
-    evidence = dump_evidence(dumps, known)
+def _from_dumps(dumps: Sequence[Dump], known: Collection[int], roots: Sequence[Path]) -> Found:
+    evidence = dump_evidence(dumps, known, roots)
     diagnoses = diagnose(evidence)
     return Found(diagnoses, evidence, inconclusive=inconclusive(diagnoses, evidence, dumps=True))
 
@@ -196,7 +211,11 @@ def _opened(reader: RingReader) -> int:
 
 
 def _from_rings(
-    directory: Path, readers: Sequence[RingReader], complaints: list[str], exits: Mapping[tuple[int, int], int]
+    directory: Path,
+    readers: Sequence[RingReader],
+    complaints: list[str],
+    exits: Mapping[tuple[int, int], int],
+    roots: Sequence[Path],
 ) -> Found:
     world_size = max(reader.header.world_size for reader in readers)
     alive = [
@@ -204,7 +223,7 @@ def _from_rings(
         for reader in readers
         if (p := look(reader.header.pid, reader.header.start_ticks)) is not None and p.state not in "ZX"
     ]
-    known = Knowledge(exits=exits, directory=directory, hang_after_s=0.0, post_mortem=not alive)
+    known = Knowledge(exits=exits, directory=directory, hang_after_s=0.0, post_mortem=not alive, roots=roots)
     if alive:
         known.now_ns = time.monotonic_ns()
     else:
@@ -214,14 +233,19 @@ def _from_rings(
         known.exits = {key: code for key, code in known.exits.items() if code not in (-15, -9)}
     missing = _missing(readers, world_size)
     if missing:
-        complaints.append(f"no ring of ranks {','.join(map(str, missing))} (the job had {world_size})")
+        complaints.append(f"no ring of {ranks_text(missing)} (the job had {world_size})")
 
     def judge(some: Sequence[RingReader]) -> Found:
         extra = _without_ring(some, known, world_size)
         evidence = build_evidence(some, known, world_size, extra)
         evidence.findings = findings(some, evidence, origin_of(some))
         evidence.unrecorded = frozenset(rank for rank, state in extra.items() if state.exit_code is None)
+        if damaged := next((reader for reader in some if reader.damage), None):
+            raise ValueError(damaged.damage)
         diagnoses = _verdict(directory, some[0].header.job) or diagnose(evidence)
+        if not any(d.exit_code for d in diagnoses) and (slow := recent_stragglers(some)):
+            evidence.findings = (*evidence.findings, *as_findings(slow))
+            diagnoses = diagnose(evidence)
         return Found(diagnoses, evidence, complaints, inconclusive(diagnoses, evidence, dumps=False))
 
     return _judged(readers, judge, complaints, lambda reader: reader.path.name)
@@ -234,12 +258,12 @@ def _judged(
     try:
         return judge(sources)
     except Exception:
-        good = []
+        good: list[T] = []
     for source in sources:
         try:
             judge([source])
         except Exception as error:
-            complaints.append(f"{name(source)}: damaged, left out ({type(error).__name__} in its content)")
+            complaints.append(f"{name(source)}: damaged, left out ({_reason(error)})")
         else:
             good.append(source)
     try:
@@ -247,6 +271,11 @@ def _judged(
     except Exception as error:
         said = "; ".join(complaints[:5])
         raise UsageError(f"the records make no sense together ({type(error).__name__}); {said}") from None
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a value says its own message; other errors follow from some damage."""
+    return str(error) if type(error) is ValueError and str(error) else f"{type(error).__name__} in its content"
 
 
 def _missing(readers: Sequence[RingReader], world_size: int) -> list[int]:
@@ -273,7 +302,7 @@ def _verdict(directory: Path, job: str) -> list[Diagnosis]:
     """What the monitor said of this job while its ranks lived: it saw more than is left."""
     for path in (verdict_path(directory, job), directory / "verdict.json"):
         try:
-            said = json.loads(path.read_text())
+            said = load_json(read_bytes(path, LARGEST_VERDICT))
             if said.get("job", job) == job:
                 return diagnoses_from_json(said)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -295,7 +324,7 @@ def _load_dumps(directory: Path) -> tuple[list[Dump], set[int], list[str]]:
             continue
         except Exception as error:
             bad.append(path)
-            complaints.append(f"{path.name}: damaged, left out ({type(error).__name__} in its content)")
+            complaints.append(f"{path.name}: damaged, left out ({_reason(error)})")
             continue
         if dump.rank in dumps:
             complaints.append(f"{path.name}: a second dump of rank {dump.rank}, left out")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from distsim.debug.kinds import Kind
 
@@ -74,11 +75,25 @@ class Site:
     """One frame of the user's program."""
 
     file: str
+    """Relative to the working folder where it is below it (`frames.shown`)."""
     line: int
     function: str
+    through: Site | None = None
+    """The line of an installed library that this one called, and that made the call; None: this one made it."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
+
+    def to_json(self) -> list[Any]:
+        """`[file, line, function]`, and those of the library's line where there is one."""
+        said: list[Any] = [self.file, self.line, self.function]
+        return said if self.through is None else [*said, self.through.to_json()]
+
+    @classmethod
+    def from_json(cls, said: Sequence[Any]) -> Site:
+        """The inverse of `to_json`."""
+        file, line, function, *below = said
+        return cls(file, line, function, cls.from_json(below[0]) if below else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +146,8 @@ class CallRecord:
     device: str = "cpu"
     is_async: bool = False
     waited: bool = False
-    """Async calls: somebody called wait() (or the future was waited for)."""
+    """Async calls: somebody called wait() (or the future was waited for), or it is torch's own code that has the
+    handle: DDP's join never waits for some."""
     site: Site | None = None
     """The innermost frame of the user's own code."""
     stack: tuple[Site, ...] = ()
@@ -142,8 +158,16 @@ class CallRecord:
     completed_s: float | None = None
     state: State = State.ISSUED
     error: str | None = None
+    rejected: bool = False
+    """It failed at its own rank before anybody heard of it (a wrong argument): it has not arrived, and `seq` is
+    the next call's as well."""
     index: int = 0
     """Number of this record on its rank over all groups, from 0: the rank's program order."""
+
+    @property
+    def way(self) -> tuple[Site, ...]:
+        """Where it was made, with every line above: a helper's one line is another place for each who calls it."""
+        return self.stack or (() if self.site is None else (self.site,))
 
     @property
     def is_p2p(self) -> bool:
@@ -226,8 +250,14 @@ class RankState:
     pid: int | None = None
     over: bool = False
     """It was killed after its program and all its calls had ended: while the interpreter went down."""
+    at_large: bool = False
+    """It waits, but another of its threads does not, and may end the wait."""
+    leaving: bool = False
+    """Its program has ended; its process is on the way out."""
     silent_s: float | None = None
     """It lives, but none of its Python threads has run for so long: one of them holds the interpreter (the GIL)."""
+    reason: str | None = None
+    """What it does where it is stuck, or did when it died, if somebody knows: `it recurses without an end`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +277,10 @@ class Finding:
     site: Site | None = None
     suggestion: str = ""
     at_s: float | None = None
+    guess: bool = False
+    """It explains what is found of the same ranks, and is not told by itself."""
+    warns: bool = False
+    """Nobody asked for the guard: what it saw is worth a word, and fails nothing."""
 
 
 @dataclass(slots=True)
@@ -273,3 +307,10 @@ class Evidence:
     """Ranks that left no record that can be read, and whose end nobody saw: nothing is known of them."""
     members_guessed: bool = False
     """The records do not say who is in a group: its members are the ranks seen to use it."""
+    away_s: Sequence[tuple[float, float]] = ()
+    """When nobody watched (from, to): the monitor was stopped itself, or its host suspended. No wait counts then."""
+
+    def watched_s(self, since_s: float) -> float:
+        """Seconds since then during which somebody watched, and the ranks could move."""
+        away_s = sum(max(0.0, end - max(begin, since_s)) for begin, end in self.away_s)
+        return max(0.0, self.now_s - since_s - away_s)

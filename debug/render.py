@@ -6,26 +6,48 @@
 from __future__ import annotations
 
 import os
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import ConsoleOptions, RenderResult
 from rich.text import Text
 
+from distsim.debug.console import Console
 from distsim.debug.explain import are, call_text, group_text, numbered, place, ranks_text
 from distsim.debug.inconclusive import Inconclusive
+from distsim.debug.proof import until_when
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
 from distsim.debug.stacks import StackNode, blank_addresses, format_ranks, merge_equal, merge_stacks
 from distsim.debug.verdict import Diagnosis, Stuck
 
-__all__ = ["DiagnosisReport", "piped_width", "render_diagnoses", "shown_tracebacks"]
+__all__ = [
+    "MAX_REPORT_LINES",
+    "DiagnosisReport",
+    "most_lines",
+    "piped_width",
+    "render_diagnoses",
+    "shortened",
+    "shown_tracebacks",
+]
 
 MAX_LINES = 8
 """Groups of ranks, cycle steps or stack frames shown of each; the JSON report has them all."""
 
+LONGEST_LINE = 400
+"""Letters of a line of a traceback."""
+
 MAX_TRACEBACKS = 2
 """Different ones shown of each diagnosis."""
+MAX_TRACEBACK_LINES = 24, 200
+"""Where there are many diagnoses, and where there are few. What is cut is cut from the middle: the last lines
+name the error, the first ones the way in."""
+MANY = 4
+"""More diagnoses, or exceptions, than these are many."""
+MAX_REPORT_LINES = 40
+"""Further diagnoses are only counted once a report is that long, so that hundreds of ranks with an error each
+fit on a screen."""
 
 VERDICT_STYLE = {"WARNING": "bold yellow", "HEALTHY": "bold green", "INCONCLUSIVE": "bold yellow"}
 
@@ -48,36 +70,62 @@ class DiagnosisReport:
     diagnoses: Sequence[Diagnosis]
     evidence: Evidence | None = None
     inconclusive: Inconclusive | None = None
+    whole: bool = False
+    """Every diagnosis in full, however many there are."""
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: object, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         if self.inconclusive is not None:
             yield from _inconclusive(self.inconclusive, width)
         elif not self.diagnoses:
             yield Text("HEALTHY  no hang and no inconsistent collective", style=VERDICT_STYLE["HEALTHY"])
+        used = 0
         for i, diagnosis in enumerate(self.diagnoses):
+            shown = [_head(diagnosis, width)]
+            for line in _body(diagnosis, self.evidence, self._most_lines):
+                shown += _wrapped(line, width)
+            used += len(shown) + 1
+            if i and used > MAX_REPORT_LINES and not self.whole:
+                yield from _rest(self.diagnoses[i:], width)
+                return
             if i or self.inconclusive is not None:
                 yield Text("")
-            yield _head(diagnosis, width)
-            for line in _body(diagnosis, self.evidence):
-                yield from _wrapped(line, width)
+            yield from shown
+
+    @property
+    def _most_lines(self) -> int:
+        return sys.maxsize if self.whole else most_lines(len(self.diagnoses))
+
+    @property
+    def shown(self) -> Sequence[Diagnosis]:
+        """The diagnoses that are printed in full where the report is as wide as in a file."""
+        used = 0
+        for i, diagnosis in enumerate(self.diagnoses):
+            lines = (part for line in _body(diagnosis, self.evidence, self._most_lines) for part in _wrapped(line, 120))
+            used += sum(1 for _ in lines) + 2
+            if i and used > MAX_REPORT_LINES and not self.whole:
+                return self.diagnoses[:i]
+        return self.diagnoses
 
     def plain(self, width: int = 80) -> str:
         """The report as text without colour, *width* columns wide."""
-        console = Console(width=width, color_system=None, force_terminal=False, highlight=False)
+        console = Console(width=width, color_system=None, force_terminal=False)
         with console.capture() as capture:
             console.print(self, crop=False)
         return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
 def render_diagnoses(
-    diagnoses: Sequence[Diagnosis], evidence: Evidence | None = None, inconclusive: Inconclusive | None = None
+    diagnoses: Sequence[Diagnosis],
+    evidence: Evidence | None = None,
+    inconclusive: Inconclusive | None = None,
+    whole: bool = False,
 ) -> DiagnosisReport:
     """A rich renderable of *diagnoses*; with *evidence*: shapes, last calls, stacks and source lines.
 
-    *inconclusive* is said instead of `HEALTHY`.
+    *inconclusive* is said instead of `HEALTHY`; *whole* shows each of very many, and tracebacks to their last line.
     """
-    return DiagnosisReport(diagnoses, evidence, inconclusive)
+    return DiagnosisReport(diagnoses, evidence, inconclusive, whole)
 
 
 def _inconclusive(said: Inconclusive, width: int) -> Iterator[Text]:
@@ -110,6 +158,27 @@ def verdict(diagnosis: Diagnosis) -> str:
             return "HANG" if diagnosis.stuck else "FAILED"
 
 
+def _rest(diagnoses: Sequence[Diagnosis], width: int) -> Iterator[Text]:
+    """What is not shown in full: a line for each kind and place, and where to find it."""
+    alike: dict[tuple[str, str, Site | None], list[Diagnosis]] = {}
+    for d in diagnoses:
+        site = next((d.sites[r] for r in d.culprits if r in d.sites), None)
+        alike.setdefault((verdict(d), d.kind.label, site), []).append(d)
+    num = len(diagnoses)
+    yield Text("")
+    yield from _wrapped(
+        Line(f"... and {num} more {'diagnosis' if num == 1 else 'diagnoses'} (all of them: --report FILE)", indent=0),
+        width,
+    )
+    for (word, label, site), found in list(alike.items())[:MAX_LINES]:
+        ranks = {rank for d in found for rank in d.culprits}
+        where = "" if site is None else f"  {place(site)}"
+        times = "" if len(found) == 1 else f"  ({len(found)} different)"
+        yield from _wrapped(Line(f"{word}  {label}  {ranks_text(ranks)}{where}{times}"), width)
+    if len(alike) > MAX_LINES:
+        yield from _wrapped(Line(f"... of {len(alike) - MAX_LINES} more kinds or places"), width)
+
+
 def _head(d: Diagnosis, width: int) -> Text:
     """One line where it fits: first the group's ranks are left out, then the line of the program."""
     word = verdict(d)
@@ -119,7 +188,7 @@ def _head(d: Diagnosis, width: int) -> Text:
     site = next((d.sites[r] for r in d.culprits if r in d.sites), None)
     text = Text()
     for what in _subjects(d):
-        for where in (f"  {place(site)}" if site is not None else "", ""):
+        for where in (f"  {place(site)}", f"  {place(site, through=False)}", "") if site is not None else ("",):
             text = Text(word, style=VERDICT_STYLE.get(word, "bold red"))
             text.append(f"  {d.kind.label}  ", style="bold")
             text.append(ranks_text(d.culprits), style="bold yellow")
@@ -138,13 +207,15 @@ def _subjects(d: Diagnosis) -> list[str]:
     return [f"  {d.call} on {group_text(d.group)}", f"  {d.call} on {d.group.label}", f"  {d.call}"]
 
 
-def _body(d: Diagnosis, evidence: Evidence | None) -> Iterator[Line]:
+def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int) -> Iterator[Line]:
     yield Line(d.explanation)
+    if d.provisional:
+        yield Line(until_when(None if evidence is None else evidence.hang_after_s))
     yield from _waiters(d, evidence)
     if evidence is not None:
         yield from _last_calls(d, evidence)
         yield from _source(d, evidence)
-        yield from _tracebacks(d, evidence)
+        yield from _tracebacks(d, evidence, most_lines)
         yield from _stacks(d, evidence)
         for note in evidence.notes:
             yield Line(f"note: {note}", style="dim")
@@ -215,7 +286,7 @@ def _source(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
         lines = text.splitlines()
         if 0 < site.line <= len(lines):
             shown.add((site.file, site.line))
-            yield Line(f"{place(site)}  |  {lines[site.line - 1].strip()}", style="cyan")
+            yield Line(f"{place(site, through=False)}  |  {lines[site.line - 1].strip()}", style="cyan")
 
 
 def shown_tracebacks(d: Diagnosis, evidence: Evidence) -> list[tuple[tuple[int, ...], str]]:
@@ -228,11 +299,27 @@ def shown_tracebacks(d: Diagnosis, evidence: Evidence) -> list[tuple[tuple[int, 
     return merge_equal(texts)[:MAX_TRACEBACKS]
 
 
-def _tracebacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
-    for ranks, text in shown_tracebacks(d, evidence):
+def _tracebacks(d: Diagnosis, evidence: Evidence, most: int) -> Iterator[Line]:
+    shown = shown_tracebacks(d, evidence)
+    for ranks, text in shown:
         yield Line(f"traceback of {ranks_text(ranks)}:")
-        for line in text.splitlines():
+        lines = text.splitlines()
+        for line in shortened(lines, most // len(shown)):
             yield Line(line, indent=4, whole=True)
+
+
+def most_lines(number: int) -> int:
+    """Lines of the traceback of each of *number* diagnoses or exceptions."""
+    return MAX_TRACEBACK_LINES[0] if number > MANY else MAX_TRACEBACK_LINES[1]
+
+
+def shortened(lines: Sequence[str], most: int, where: str = "--report FILE has them") -> list[str]:
+    """*lines* without those in the middle that are too many, and what is longer than anybody reads cut."""
+    kept = [line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ..." for line in lines]
+    if len(kept) <= most:
+        return kept
+    first = most // 3
+    return [*kept[:first], f"... ({len(kept) - most + 1} more lines; {where})", *kept[first - most + 1 :]]
 
 
 def _stacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:

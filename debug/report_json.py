@@ -22,7 +22,8 @@ def diagnoses_from_json(report: Mapping[str, Any]) -> list[Diagnosis]:
     """The diagnoses of a report of this schema."""
     schema = report.get("schema")
     if schema != SCHEMA:
-        raise ValueError(f"expected schema {SCHEMA!r}, got {schema!r}")
+        got = repr(schema[:60]) if isinstance(schema, str) else type(schema).__name__
+        raise ValueError(f"expected schema {SCHEMA!r}, got {got}")
     return [Diagnosis.from_json(d) for d in report["diagnoses"]]
 
 

@@ -25,6 +25,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from distsim.debug.private import create_private
+
 __all__ = [
     "ASYNC",
     "COMPLETED",
@@ -87,7 +89,8 @@ WORDS_AT = 512
     W_LEVEL,
     W_FINDING,  # table offset of what the rank itself found out
     W_LOCAL_WORLD,  # ranks on this host, 0: all
-) = range(18)
+    W_GUESSED,  # calls made when the rank found that out from outside, + 1; 0: it did not
+) = range(19)
 
 POSITION_AT = 1024
 POSITION_BYTES = HEADER_BYTES - POSITION_AT
@@ -113,6 +116,7 @@ RACE = 1 << 11  # another thread was inside a call on the same group
 P2P_CALL = 1 << 12
 FUTURE = 1 << 13  # somebody took the future
 UNCHECKED = 1 << 14  # strict did not hold this call
+REJECTED = 1 << 15  # torch refused it at this rank, before any other could hear of it
 
 TABLE_GROUP, TABLE_SITE, TABLE_THREAD, TABLE_TEXT = 1, 2, 3, 4
 _ENTRY = struct.Struct("<IB")
@@ -178,7 +182,7 @@ class RingWriter:
         self.path = Path(path)
         size = file_bytes()
         scratch = self.path.with_suffix(f".{os.getpid()}.new")
-        descriptor = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = create_private(scratch)
         try:
             # Reserve now: a page that cannot be had later would be a SIGBUS in the middle of training.
             os.posix_fallocate(descriptor, 0, size)
@@ -420,14 +424,13 @@ class RingWriter:
         if self.words[word] == index + 1:
             struct.pack_into("<i", self._buffer, (word + WORD_PEER) * 8, peer)
 
-    def position(
-        self, innermost: tuple[str, int, str], frames: list[tuple[str, int, str]], keys: Sequence[str] = ()
-    ) -> None:
+    def position(self, innermost: Sequence[Any], frames: Sequence[Sequence[Any]], keys: Sequence[str] = ()) -> None:
         """Where the main thread stands, and the keys of a store it waits for; written in place, so it never
         fills the table."""
         data = json.dumps([innermost, frames, list(keys)[:8]]).encode()
         if len(data) > POSITION_BYTES - 8:
             data = json.dumps([innermost, frames[:1], []]).encode()[: POSITION_BYTES - 8]
+        self._header(W_POSITION_SINCE, time.monotonic_ns())
         word = WORDS_AT // 8 + W_POSITION
         self.words[word] += 1
         self.words[POSITION_AT // 8] = len(data)

@@ -6,9 +6,9 @@ commit word is right before and after it was copied; what cannot be read is left
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
+import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from distsim.debug import ring as rings
 from distsim.debug.records import CallRecord, Group, Site, State
+from distsim.debug.typed import MOST_RANKS, text, whole, wholes, wrong
 from distsim.errors import UsageError
+from distsim.strangers import load_json, open_regular, printable
 
 __all__ = ["Header", "RingReader"]
 
@@ -100,24 +102,36 @@ class Signature:
     @classmethod
     def read(cls, said: dict[str, Any]) -> Signature:
         """From its JSON."""
+        root, reduce_op = said.get("root"), said.get("reduce")
         return cls(
-            op=str(said.get("op", "?")),
-            inputs=tuple(tuple(shape) for shape in said.get("in", ())),
-            outputs=tuple(tuple(shape) for shape in said.get("out", ())),
-            dtypes=(str(said["dtype"]),) if "dtype" in said else (),
-            reduce_op=said.get("reduce"),
-            root=said.get("root"),
-            input_splits=tuple(said["isplit"]) if "isplit" in said else None,
-            output_splits=tuple(said["osplit"]) if "osplit" in said else None,
-            new_ranks=tuple(said["new"]) if "new" in said else None,
-            nbytes=int(said.get("bytes", 0)),
-            device=str(said.get("device", "cpu")),
+            op=text(said.get("op", "?"), "op", 200),
+            inputs=tuple(wholes(shape, "in") for shape in _listed(said, "in")),
+            outputs=tuple(wholes(shape, "out") for shape in _listed(said, "out")),
+            dtypes=(text(said["dtype"], "dtype", 40),) if "dtype" in said else (),
+            reduce_op=None if reduce_op is None else text(reduce_op, "reduce", 100),
+            root=None if root is None else whole(root, "root", -MOST_RANKS, MOST_RANKS),
+            input_splits=wholes(said["isplit"], "isplit") if "isplit" in said else None,
+            output_splits=wholes(said["osplit"], "osplit") if "osplit" in said else None,
+            new_ranks=wholes(said["new"], "new", 0, MOST_RANKS) if "new" in said else None,
+            nbytes=whole(said.get("bytes", 0), "bytes"),
+            device=text(said.get("device", "cpu"), "device", 40),
         )
 
 
+def _listed(said: dict[str, Any], key: str) -> list[Any]:
+    found = said.get(key, [])
+    if not isinstance(found, list):
+        raise wrong(found, key, "a list")
+    return found
+
+
 UNKNOWN = Signature()
-MOST_RANKS = 1 << 20
-"""A larger job's rings are taken for damaged."""
+NO_GROUP = GroupEntry(Group("?", "", ()), 0)
+MOST_MEMBERS = 1 << 22
+"""Members of all groups of one ring together."""
+MOST_FRAMES = 1024
+LATEST = 1 << 62
+"""More calls, or a later moment in nanoseconds, than there will ever be: such a word is damaged."""
 
 
 class RingReader:
@@ -127,8 +141,9 @@ class RingReader:
         """Map the file; a file that is no ring of this version is a UsageError of one line."""
         self.path = Path(path)
         try:
-            size = self.path.stat().st_size
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
+                status = os.fstat(file.fileno())
+                size = status.st_size
                 start = file.read(rings.HEADER.size)
                 if len(start) < rings.HEADER.size or start[:8] != rings.MAGIC:
                     raise UsageError(f"{self.path.name}: no ring (expected it to begin with {rings.MAGIC.decode()})")
@@ -140,11 +155,22 @@ class RingReader:
                     )
                 if size < rings.file_bytes():
                     raise UsageError(f"{self.path.name}: truncated, {size} of {rings.file_bytes()} bytes")
-                self._map = mmap.mmap(file.fileno(), rings.file_bytes(), access=mmap.ACCESS_READ)
+                self._inode = status.st_ino
+                self._map: mmap.mmap | bytes
+                if status.st_uid == os.geteuid():
+                    self._map = mmap.mmap(file.fileno(), rings.file_bytes(), access=mmap.ACCESS_READ)
+                else:  # its owner could cut it off under our hands, which ends a process that has mapped it
+                    file.seek(0)
+                    self._map = file.read(rings.file_bytes())
+                    if len(self._map) < rings.file_bytes():
+                        raise UsageError(f"{self.path.name}: truncated while it was read")
         except OSError as error:
             raise UsageError(f"{self.path.name}: cannot be read ({error.strerror})") from None
-        if not fields[9] < fields[10] <= MOST_RANKS:
+        if not 0 <= fields[9] < fields[10] <= MOST_RANKS:
             raise UsageError(f"{self.path.name}: damaged, it says it is of rank {fields[9]} of {fields[10]}")
+        job, host = _text(fields[16]), _text(fields[17])
+        if not 0 < fields[13] < 1 << 31 or fields[12] < 0 or fields[15] >= LATEST or not _JOB.fullmatch(job):
+            raise UsageError(f"{self.path.name}: damaged, its header holds what no header of a ring holds")
         self.header = Header(
             rank=fields[9],
             world_size=fields[10],
@@ -153,20 +179,33 @@ class RingReader:
             pid=fields[13],
             start_ticks=fields[14],
             wall_offset_ns=fields[15],
-            job=_text(fields[16]),
-            host=_text(fields[17]),
+            job=job,
+            host=host,
         )
         words: NDArray[np.uint64] = np.frombuffer(self._map, dtype="<u8", count=rings.HEADER_BYTES // 8)
         self._words = words
         self._records: Records = np.frombuffer(self._map, dtype=RECORD, count=rings.RECORDS, offset=rings.RECORDS_AT)
         self._table: dict[int, Any] = {}
         self._signatures: dict[tuple[int, int], Signature] = {}
+        self._payloads: dict[tuple[int, int], Signature] = {}
+        self._members = 0
+        self.damage = ""
+        """What was found that no rank writes; a live job's monitor goes on with the rest."""
         self._groups: dict[int, GroupEntry] = {}
         self._sites: dict[int, tuple[Site, ...]] = {}
 
+    def current(self) -> bool:
+        """The file of this name is still the one that is mapped: a process that replaces itself (`os.execv`) makes
+        it anew."""
+        try:
+            return self.path.stat().st_ino == self._inode
+        except OSError:
+            return True  # taken away: this is the last there is
+
     def word(self, number: int) -> int:
         """One changing word of the header."""
-        return int(self._words[rings.WORDS_AT // 8 + number])
+        word = int(self._words[rings.WORDS_AT // 8 + number])
+        return word if word < LATEST else 0
 
     @property
     def count(self) -> int:
@@ -218,6 +257,7 @@ class RingReader:
         stack = self.site(site)
         who = self._read_table(thread)
         why = self._read_table(error) if error else None
+        thread_name = who[1] if isinstance(who, list) and len(who) > 1 and isinstance(who[1], str) else "?"
         return CallRecord(
             rank=self.header.rank,
             group=self.group(group).group,
@@ -239,11 +279,12 @@ class RingReader:
             waited=bool(flags & (rings.WAITED | rings.FUTURE)) or not flags & rings.ASYNC,
             site=stack[0] if stack else None,
             stack=stack,
-            thread=str(who[1]) if who else "?",
+            thread=printable(thread_name),
             issued_s=(issued - origin_ns) / 1e9,
             completed_s=(completed - origin_ns) / 1e9 if completed else None,
             state=STATES.get(flags & rings.STATE_MASK, State.ISSUED),
-            error=str(why) if why is not None else None,
+            error=printable(why) if isinstance(why, str) else None,
+            rejected=bool(flags & rings.REJECTED),
             index=commit - 1,
         )
 
@@ -260,7 +301,7 @@ class RingReader:
         if offset + length > rings.TABLE_BYTES:
             return None
         try:
-            content = json.loads(self._map[at + rings._ENTRY.size : at + rings._ENTRY.size + length])
+            content = load_json(self._map[at + rings._ENTRY.size : at + rings._ENTRY.size + length])
         except ValueError:  # still being written
             return None
         self._table[offset] = content
@@ -272,11 +313,25 @@ class RingReader:
         if found is None:
             content = self._read_table(offset)
             if content is None:
-                return GroupEntry(Group("?", "", ()), 0)
-            name, description, runs, generation = content
-            ranks = tuple(rank for first, count in runs for rank in range(first, first + count))
-            found = self._groups[offset] = GroupEntry(Group(name, description, ranks), generation)
+                return NO_GROUP
+            try:
+                found = self._groups[offset] = self._group(content)
+            except (TypeError, ValueError) as error:
+                self.damage = f"a group: {error}"
+                found = self._groups[offset] = NO_GROUP
         return found
+
+    def _group(self, content: Any) -> GroupEntry:
+        name, description, runs, generation = content
+        pairs = [wholes(run, "ranks", 0, self.header.world_size) for run in runs]
+        self._members += sum(count for _, count in pairs)
+        if self._members > MOST_MEMBERS or any(first + count > self.header.world_size for first, count in pairs):
+            raise ValueError("a group of more ranks than there are")
+        ranks = tuple(rank for first, count in pairs for rank in range(first, first + count))
+        if len(set(ranks)) < len(ranks):
+            raise ValueError("a rank that is in a group twice")
+        group = Group(text(name, "name"), text(description, "description"), ranks)
+        return GroupEntry(group, whole(generation, "generation"))
 
     def site(self, offset: int) -> tuple[Site, ...]:
         """The user's frames that a record names, innermost first."""
@@ -285,12 +340,29 @@ class RingReader:
             content = self._read_table(offset)
             if content is None:
                 return ()
-            found = self._sites[offset] = tuple(Site(file, line, function) for file, line, function in content)
+            found = self._sites[offset] = self._frames(content)
         return found
 
     def text(self, word: int) -> Any:
         """The table entry that a header word names."""
         return self._read_table(self.word(word))
+
+    def _frames(self, content: Any) -> tuple[Site, ...]:
+        try:
+            return _frames(content)
+        except (TypeError, ValueError) as error:
+            self.damage = f"a call site: {error}"
+            return ()
+
+    def raised(self, word: int) -> tuple[str | None, str | None, tuple[Site, ...]]:
+        """The exception that a header word names: its last line, its traceback, and its frames, innermost first."""
+        said = self.text(word)
+        if not isinstance(said, dict):
+            return None, None, ()
+        error, traceback = (
+            printable(found) if isinstance(found := said.get(key), str) else None for key in ("error", "traceback")
+        )
+        return error, traceback, self._frames(said.get("frames", []))
 
     def signature(self, position: int, fingerprint: int) -> Signature:
         """Shapes and the rest of a call; `UNKNOWN` where a later one has overwritten it."""
@@ -299,6 +371,9 @@ class RingReader:
         if found is None:
             if len(self._signatures) > 65536:
                 self._signatures.clear()
+            end = self.word(rings.W_PAYLOAD_END)
+            if not end - rings.PAYLOAD_BYTES <= position < end:
+                return UNKNOWN
             at = rings.PAYLOAD_AT + position % rings.PAYLOAD_BYTES
             length, check = rings._PAYLOAD.unpack_from(self._map, at)
             if position % rings.PAYLOAD_BYTES + rings._PAYLOAD.size + length > rings.PAYLOAD_BYTES:
@@ -306,7 +381,21 @@ class RingReader:
             data = self._map[at + rings._PAYLOAD.size : at + rings._PAYLOAD.size + length]
             if not data or zlib.crc32(data) != check or position + rings.PAYLOAD_BYTES < self.word(rings.W_PAYLOAD_END):
                 return UNKNOWN
-            found = self._signatures[key] = Signature.read(json.loads(data))
+            found = self._signatures[key] = self._payload(position, check, data)
+        return found
+
+    def _payload(self, position: int, check: int, data: bytes) -> Signature:
+        """Read once, however many records claim it under different fingerprints."""
+        found = self._payloads.get((position, check))
+        if found is None:
+            if len(self._payloads) > 65536:
+                self._payloads.clear()
+            try:
+                found = Signature.read(load_json(data))
+            except (ValueError, AttributeError, TypeError) as error:
+                self.damage = f"a signature: {error}"
+                found = UNKNOWN
+            self._payloads[position, check] = found
         return found
 
     def position(self) -> tuple[Site | None, tuple[Site, ...], tuple[str, ...]]:
@@ -320,12 +409,26 @@ class RingReader:
             data = self._map[rings.POSITION_AT + 8 : rings.POSITION_AT + 8 + length]
             if before % 2 == 0 and self.word(rings.W_POSITION) == before:
                 try:
-                    inner, frames, keys = json.loads(data)
-                except ValueError:
+                    inner, frames, keys = load_json(data)
+                    found = _frames([inner])
+                    return (found or (None,))[0], _frames(frames), tuple(text(key, "key", 400) for key in keys[:8])
+                except (TypeError, ValueError):
                     return None, (), ()
-                return Site(*inner), tuple(Site(*frame) for frame in frames), tuple(keys)
         return None, (), ()
 
 
+_JOB = re.compile(r"[\w.@+-]{1,32}", re.ASCII)
+
+
+def _frames(content: Any) -> tuple[Site, ...]:
+    """Frames as `Site.to_json` says them."""
+    return tuple(_frame(*said) for said in content[:MOST_FRAMES])
+
+
+def _frame(file: object, line: object, function: object, below: Any = None) -> Site:
+    through = None if below is None else _frame(*below[:3])
+    return Site(text(file, "file"), whole(line, "line"), text(function, "function", 400), through)
+
+
 def _text(data: bytes) -> str:
-    return data.rstrip(b"\0").decode(errors="replace")
+    return printable(data.rstrip(b"\0").decode(errors="replace"))

@@ -10,7 +10,7 @@ from itertools import pairwise
 from distsim.debug.divergence import SHIFTS, Divergence
 from distsim.debug.hypotheses import HORIZON, calls_from, hypotheses, threads_raced
 from distsim.debug.kinds import Kind
-from distsim.debug.records import CallRecord, Phase
+from distsim.debug.records import CallRecord, Phase, State
 from distsim.debug.source import Order, relate
 from distsim.debug.vote import Vote, majority
 from distsim.debug.world import Lane, World
@@ -26,7 +26,7 @@ def by_site(world: World, lane: Lane, seq: int) -> Divergence | None:
     past does not explain it.
     """
     met = lane.meetings[seq]
-    sites: dict[int, Hashable] = {rank: met[rank].site for rank in lane.group.ranks if rank in met and met[rank].site}
+    sites: dict[int, Hashable] = {rank: met[rank].way for rank in lane.group.ranks if rank in met and met[rank].site}
     if len(set(sites.values())) < 2:
         return None
     vote = majority(sites)
@@ -77,9 +77,9 @@ def _common(lane: Lane, ranks: Sequence[int], seq: int) -> list[CallRecord]:
         met = lane.meetings.get(at, {})
         if not met:
             break
-        sites = Counter(r.site for r in met.values())
+        sites = Counter(r.way for r in met.values())
         site, votes = sites.most_common(1)[0]
-        agreed = [met[r] for r in ranks if r in met and met[r].site == site]
+        agreed = [met[r] for r in ranks if r in met and met[r].way == site]
         if votes * 2 < len(met) or len(agreed) * 2 <= len(ranks):
             break
         common.append(agreed[0])
@@ -136,7 +136,8 @@ def _ends_short(world: World, lane: Lane, one: int, other: int) -> bool:
     """A shift must leave one of them short in the end; a rank that still runs is only behind."""
     mine, theirs = lane.calls[one][-1], lane.calls[other][-1]
     if mine.seq == theirs.seq:
-        return (mine.site, mine.op) != (theirs.site, theirs.op) and not (mine.done and theirs.done)
+        over = mine.state is State.COMPLETED and theirs.state is State.COMPLETED  # strict ends both without making them
+        return (mine.site, mine.op) != (theirs.site, theirs.op) and not over
     behind = one if mine.seq < theirs.seq else other
     return world.states[behind].phase in (Phase.FINISHED, Phase.BLOCKED)
 
@@ -151,8 +152,8 @@ def _settle_by_past(lane: Lane, vote: Vote, seq: int) -> Vote | None:
         if not before:
             continue
         previous = before[-1]
-        followers = [b.site for a, b in pairwise(before) if a.site == previous.site]
-        if followers and here.site not in followers:
+        followers = [b.way for a, b in pairwise(before) if a.way == previous.way]
+        if followers and here.way not in followers:
             strayed.append(rank)
     everyone = sorted((*vote.reference, *vote.culprits))
     if not strayed or len(strayed) * 2 > len(everyone):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import enum
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -37,6 +38,9 @@ class Relation:
     my_guard: int | None = None
     """Line of an `if` around mine that is not around theirs: mine is made under a condition."""
     their_guard: int | None = None
+    mine_for_some: bool = False
+    """The `if` around mine asks for the rank: mine is for some ranks only."""
+    theirs_for_some: bool = False
     left_loop: bool = False
     """Theirs is in a loop that mine is not in."""
     still_in_loop: bool = False
@@ -51,6 +55,9 @@ class Relation:
     """From the program's text, not from line numbers alone."""
 
 
+RANK = re.compile(r"rank|main_process|process_zero|global_zero|master|leader|chief", re.IGNORECASE)
+"""How programs ask which rank they are (`get_rank()`, accelerate's, transformers' and Lightning's ways)."""
+
 UNKNOWN = Relation(Order.UNKNOWN, certain=False)
 
 
@@ -58,17 +65,37 @@ def relate(mine: CallRecord, theirs: CallRecord, sources: Mapping[str, str]) -> 
     """Compare the two calls in the innermost function that is in both stacks with different lines."""
     my_frames = mine.stack or ((mine.site,) if mine.site else ())
     their_frames = theirs.stack or ((theirs.site,) if theirs.site else ())
-    for a in my_frames:
-        for b in their_frames:
+    for i, a in enumerate(my_frames):
+        for j, b in enumerate(their_frames):
             if (a.file, a.function) != (b.file, b.function):
                 continue
             if a.line == b.line:
                 break
             relation = _within(a, b, mine.op, theirs.op, sources.get(a.file))
-            return replace(relation, passed=relation.passed and b is their_frames[0])
+            return replace(
+                relation,
+                passed=relation.passed and not j,
+                left_loop=relation.left_loop or _in_loop(their_frames[:j], sources),
+                still_in_loop=relation.still_in_loop or _in_loop(my_frames[:i], sources),
+            )
     if mine.site is not None and mine.site == theirs.site:
         return Relation(Order.SAME, mine.site, theirs.site)
     return UNKNOWN
+
+
+def _in_loop(frames: Sequence[Site], sources: Mapping[str, str]) -> bool:
+    """One of these lines stands in a loop of its function."""
+    for site in frames:
+        tree = _parse(sources[site.file]) if site.file in sources else None
+        inside = tree is not None and _path(tree, site.line)
+        if inside and any(step.is_loop for step in _innermost_function(inside)):
+            return True
+    return False
+
+
+def _innermost_function(path: Sequence[_Step]) -> Sequence[_Step]:
+    starts = [i for i, step in enumerate(path) if isinstance(step.node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return path[starts[-1] :] if starts else path
 
 
 def _within(a: Site, b: Site, my_op: str, their_op: str, text: str | None) -> Relation:
@@ -90,6 +117,8 @@ def _within(a: Site, b: Site, my_op: str, their_op: str, text: str | None) -> Re
         theirs=b,
         my_guard=next((s.node.lineno for s in my_own if s.is_branch), None),
         their_guard=next((s.node.lineno for s in their_own if s.is_branch), None),
+        mine_for_some=any(s.asks_rank for s in my_own),
+        theirs_for_some=any(s.asks_rank for s in their_own),
         left_loop=any(s.is_loop for s in their_own),
         still_in_loop=any(s.is_loop for s in my_own),
         repeated=repeated,
@@ -114,6 +143,10 @@ class _Step:
         return isinstance(self.node, ast.If | ast.Match) or (
             isinstance(self.node, ast.Try | ast.TryStar) and self.block.startswith("handlers")
         )
+
+    @property
+    def asks_rank(self) -> bool:
+        return isinstance(self.node, ast.If) and RANK.search(ast.unparse(self.node.test)) is not None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Step) and self.node is other.node and self.block == other.block
@@ -141,7 +174,7 @@ class _Step:
 def _parse(text: str) -> ast.Module | None:
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 

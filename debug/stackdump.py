@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from distsim.debug import ring as rings
-from distsim.debug.callsite import is_library_file
+from distsim.debug.frames import Owner, absolute, is_ours, owner, program_frames, shown
 from distsim.debug.jobdir import stack_path
 from distsim.debug.records import Site
 from distsim.debug.ring_reader import RingReader
+from distsim.strangers import open_regular
 
-__all__ = ["collect", "is_library", "parse_faulthandler"]
+__all__ = ["collect", "is_library", "parse_faulthandler", "user_part"]
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _THREAD = re.compile(r"^(?:Current t|T)hread 0x(?P<ident>[0-9a-f]+)")
@@ -36,7 +37,7 @@ def parse_faulthandler(text: str, main_thread: int) -> tuple[Site, ...]:
             current = stacks[int(thread["ident"], 16)] = []
         elif (frame := _FRAME.match(line)) and current is not None:
             number = int(frame["line"]) if frame["line"].isdigit() else 0
-            current.append(Site(frame["file"], number, frame["function"]))
+            current.append(Site(shown(frame["file"]), number, frame["function"]))
     return tuple(stacks.get(main_thread, ()))
 
 
@@ -90,7 +91,7 @@ def crash_stack(reader: RingReader, directory: Path) -> tuple[Site, ...]:
 
 def _tail(path: Path, start: int) -> str:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(start)
             return file.read(1 << 20).decode(errors="replace")
     except OSError:
@@ -121,27 +122,27 @@ def _py_spy(pid: int) -> tuple[tuple[Site, ...], str]:
                 break
             inside = "MainThread" in line
         elif inside and (frame := _PYSPY.match(line)):
-            found.append(Site(frame["file"], int(frame["line"]), frame["function"]))
+            found.append(Site(shown(frame["file"]), int(frame["line"]), frame["function"]))
     said = done.stderr.strip().splitlines() or ["it says nothing"]
     return tuple(found), f"py-spy failed ({said[0]})"
 
 
 def is_library(site: Site) -> bool:
     """Frames that are no news to the user: torch, distsim, the interpreter's own."""
-    return is_library_file(site.file)
+    return owner(site.file) is Owner.MACHINERY
 
 
 def without_launcher(stack: tuple[Site, ...]) -> tuple[Site, ...]:
     """A stack without the outermost frames of `python -m distsim.debug`."""
     for place, site in enumerate(stack):
-        if site.file.endswith("debug/__main__.py") and is_library(site):
+        if site.file.endswith("debug/__main__.py") and is_ours(absolute(site.file)):
             return stack[:place]
     return stack
 
 
 def user_part(stack: tuple[Site, ...]) -> tuple[Site, ...]:
     """The user's frames of a stack, innermost first."""
-    return tuple(site for site in stack if not is_library(site))
+    return program_frames((site.file, site.line, site.function) for site in stack)
 
 
 def as_text(stacks: Mapping[int, tuple[Site, ...]]) -> str:

@@ -7,8 +7,8 @@ the one rank that is elsewhere is the other.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from distsim.debug.records import Site
@@ -79,13 +79,21 @@ def merge_stacks(stacks: Mapping[int, Sequence[Site]]) -> StackNode:
     for rank in sorted(stacks):
         node = root
         node.ranks.append(rank)
-        for frame in reversed(stacks[rank]):
+        for frame in _outward(stacks[rank]):
             child = node.children.get(frame)
             if child is None:
                 child = node.children[frame] = StackNode(frame)
             node = child
             node.ranks.append(rank)
     return root
+
+
+def _outward(stack: Sequence[Site]) -> Iterator[Site]:
+    """Outermost frame first; the library's line below the user's is a frame of its own."""
+    for frame in reversed(stack):
+        yield frame if frame.through is None else replace(frame, through=None)
+        if frame.through is not None:
+            yield frame.through
 
 
 def short_path(file: str) -> str:

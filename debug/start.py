@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from distsim.debug.levels import Settings
+from distsim.debug.private import create_private
 
 __all__ = ["gone_text", "start_monitor"]
 
@@ -22,11 +23,11 @@ def start_monitor(
     """
     lock = directory / f"monitor.{job}.lock"
     try:
-        descriptor = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        descriptor = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600)
     except FileExistsError:
         if not force and _alive(lock):
             return None
-        descriptor = os.open(lock, os.O_TRUNC | os.O_WRONLY)
+        descriptor = create_private(lock)
     environment = dict(os.environ, **settings.environment())
     # The monitor is no rank: nothing in it may join the job.
     for name in ("RANK", "LOCAL_RANK", "MASTER_PORT"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from pathlib import Path
@@ -15,7 +14,9 @@ from distsim.debug.findings import merged
 from distsim.debug.kinds import Kind
 from distsim.debug.records import Evidence, Finding
 from distsim.debug.stacks import format_ranks
+from distsim.debug.typed import whole
 from distsim.debug.wire import evidence_from_json, evidence_to_json
+from distsim.strangers import load_json, read_bytes
 
 if TYPE_CHECKING:
     from distsim.debug.host import Host
@@ -38,6 +39,7 @@ class Together:
         self.leader: Leader | None = None
         self.follower: Follower | None = None
         self.outbox: list[tuple[int, LaneKey, Rows]] = []
+        self._cannot_lead = False
         self._beat = 0.0
         self._told_lost: set[int] = set()
         self.focus: dict[LaneKey, int] = {}
@@ -64,22 +66,44 @@ class Together:
 
     def _choose(self, monitor: Monitor) -> None:
         if (self._directory / "lead.json").exists():
-            self.leader = Leader(self._directory)
+            said = self._said("lead.json")
+            if said is None or self._cannot_lead:
+                return
+            try:
+                self.leader = Leader(self._directory, said["addresses"], said["secret"], said["salt"])
+            except OSError as error:
+                self._cannot_lead = True
+                monitor.host.notes.append(f"the monitors of this job's hosts cannot meet: {error}")
+                return
             for rank, key, rows in self.outbox:
                 monitor.host.comparer.feed_rows(rank, key, rows)
             self.outbox.clear()
         elif (self._directory / "follow.json").exists():
-            try:
-                said = json.loads((self._directory / "follow.json").read_text())
-                address, port, secret = str(said["address"]), int(said["port"]), str(said["secret"])
-            except (OSError, ValueError, KeyError, TypeError):
-                return  # half written: it is whole at one of the next turns
-            self.follower = Follower(address, port, secret, socket.gethostname())
+            said = self._said("follow.json")
+            if said is not None:
+                self.follower = Follower(said["address"], int(said["port"]), said["secret"], socket.gethostname())
+
+    def _said(self, name: str) -> dict[str, Any] | None:
+        """What a rank has left for this monitor; None where it is not whole."""
+        try:
+            said = load_json(read_bytes(self._directory / name, 1 << 16))
+            keys = ("addresses", "salt") if name == "lead.json" else ("address", "port")
+            words = [said[key] for key in ("secret", "address", "salt") if key == "secret" or key in keys]
+            words += said["addresses"] if name == "lead.json" else []
+            if not all(isinstance(word, str) and word for word in words) or "\0" in "".join(words):
+                return None
+            if name == "follow.json":
+                whole(said["port"], "port", 1, 65535)
+            return dict(said)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def _lead(self, monitor: Monitor, leader: Leader) -> None:
         for message in leader.step(monitor.host.comparer.feed_rows):
             name, ranks, generation = message["suspicion"]
             self.focus[(name, tuple(ranks), int(generation))] = int(message["seq"])
+        monitor.host.notes += leader.notes
+        leader.notes.clear()
         if time.monotonic() - self._beat > 0.5:
             self._beat = time.monotonic()
             leader.tell({"beat": 1})
@@ -92,12 +116,17 @@ class Together:
 
         for message in follower.step(self._status(monitor), self.outbox, answer):
             if "verdict" in message:
-                monitor.accept(message["verdict"])
+                try:
+                    monitor.accept(message["verdict"])
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    follower.notes.append(f"the verdict of the monitor beside rank 0 makes no sense ({error!r})")
             if "abort" in message:
                 self.abort_asked = True
             if "bye" in message:
                 follower.lost_since = None
                 follower.left = True
+        monitor.host.notes += follower.notes
+        follower.notes.clear()
 
     def _status(self, monitor: Monitor) -> dict[str, Any]:
         host = monitor.host
@@ -168,7 +197,11 @@ class Together:
         found = list(evidence.findings)
         texts = dict(evidence.sources)
         for answer in self.leader.look(request):
-            more_states, more_records, more_found, sources = evidence_from_json(answer)
+            try:
+                more_states, more_records, more_found, sources = evidence_from_json(answer)
+            except Exception as error:
+                self.leader.notes.append(f"what a host says of its ranks makes no sense, and is left out ({error!r})")
+                continue
             states.update(more_states)
             records.update(more_records)
             found += more_found
@@ -232,7 +265,7 @@ class Together:
             self.leader.tell({"bye": 1})
             time.sleep(0.05)
         if self.follower is not None and self.follower.link is not None and self.follower.link.open:
-            self.follower.link.send({"status": {"over": True, "ended": 0}})
+            self.follower.link.send({"status": {"over": True, "ended": 0, "ranks": self.follower.ranks}})
             time.sleep(0.05)
         for end in (self.leader, self.follower):
             if end is not None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.debug.kinds import INCONSISTENT, WARNINGS, Kind
+from distsim.debug.proof import Proof, ends
 from distsim.debug.records import Group, Site
+from distsim.debug.typed import MOST_RANKS, number, text, whole, wholes
 
 __all__ = ["Call", "Diagnosis", "Stuck"]
 
@@ -56,10 +58,26 @@ class Diagnosis:
     detected_after_s: float | None = None
     explanation: str = ""
     suggestion: str = ""
+    proof: Proof | None = None
+    """What it rests on; None: nothing moves any more, so what is found is so."""
+    only_warns: bool = False
+    """Found by a guard that nobody asked for (`Finding.warns`)."""
+
+    @property
+    def provisional(self) -> bool:
+        """It may still go on by itself; it is withdrawn when it does."""
+        return self.proof is Proof.NOT_YET
+
+    @property
+    def ends_job(self) -> bool:
+        """There is proof that the job cannot go on (`proof`): whoever asked for it may end it."""
+        return bool(self.exit_code) and ends(self.kind, self.proof, self.victims)
 
     @property
     def is_warning(self) -> bool:
-        """Nobody is stuck and nothing is inconsistent: the program may go on."""
+        """Nobody is stuck for good and nothing is inconsistent: the program may go on."""
+        if self.provisional or self.only_warns:
+            return True
         return self.kind in WARNINGS and not (self.stuck and self.kind is Kind.ASYNC_NEVER_WAITED)
 
     def adds_to(self, raised: Collection[int]) -> bool:
@@ -100,7 +118,7 @@ class Diagnosis:
             else {"name": group.name, "description": group.description, "ranks": list(group.ranks)},
             "call": None if self.call is None else {"op": self.call.op, "seq": self.call.seq},
             "sites": {
-                str(rank): {"file": site.file, "line": site.line, "function": site.function}
+                str(rank): _place(site) | ({} if site.through is None else {"through": _place(site.through)})
                 for rank, site in sorted(self.sites.items())
             },
             "stuck": {
@@ -118,26 +136,74 @@ class Diagnosis:
             "detected_after_s": self.detected_after_s,
             "explanation": self.explanation,
             "suggestion": self.suggestion,
+            **({"provisional": True} if self.provisional else {}),
+            **({"warning": True} if self.only_warns else {}),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Diagnosis:
-        """The inverse of `to_json`; keys it does not know are passed over."""
+        """The inverse of `to_json`; keys it does not know are passed over. A ValueError, KeyError, TypeError or
+        AttributeError where *data* is no such thing."""
         group, call, pair = data.get("group"), data.get("call"), data.get("pair")
+        cycle, after = data.get("cycle"), data.get("detected_after_s")
         return cls(
-            kind=Kind(data["kind"]),
-            culprits=tuple(data["culprits"]),
-            victims=tuple(data["victims"]),
-            group=None if group is None else Group(group["name"], group["description"], tuple(group["ranks"])),
-            call=None if call is None else Call(call["op"], call["seq"]),
-            sites={int(r): Site(s["file"], s["line"], s["function"]) for r, s in data["sites"].items()},
-            stuck={
-                int(r): Stuck(s["op"], tuple(s["group_ranks"]), s["seq"], s["file"], s["line"])
-                for r, s in data["stuck"].items()
-            },
-            cycle=None if data.get("cycle") is None else tuple(data["cycle"]),
-            pair=None if pair is None else (pair[0], pair[1]),
-            detected_after_s=data.get("detected_after_s"),
-            explanation=data.get("explanation", ""),
-            suggestion=data.get("suggestion", ""),
+            kind=Kind(text(data["kind"], "kind")),
+            culprits=_ranks(data["culprits"], "culprits"),
+            victims=_ranks(data["victims"], "victims"),
+            group=None
+            if group is None
+            else Group(
+                text(group["name"], "group.name"),
+                text(group["description"], "group.description"),
+                _ranks(group["ranks"], "group.ranks"),
+            ),
+            call=None if call is None else Call(text(call["op"], "call.op"), whole(call["seq"], "call.seq")),
+            sites={_rank(r): _site(s) for r, s in data["sites"].items()},
+            stuck={_rank(r): _stuck(s) for r, s in data["stuck"].items()},
+            cycle=None if cycle is None else _ranks(cycle, "cycle"),
+            pair=None if pair is None else _pair(pair),
+            detected_after_s=None if after is None else number(after, "detected_after_s"),
+            explanation=text(data.get("explanation", ""), "explanation", LONGEST),
+            suggestion=text(data.get("suggestion", ""), "suggestion", LONGEST),
+            proof=Proof.NOT_YET if data.get("provisional") else None,
+            only_warns=data.get("warning") is True,
         )
+
+
+LONGEST = 1 << 16
+"""Letters of an explanation."""
+
+
+def _rank(value: object) -> int:
+    return whole(value, "a rank", 0, MOST_RANKS - 1)
+
+
+def _ranks(value: object, where: str) -> tuple[int, ...]:
+    return wholes(value, where, 0, MOST_RANKS - 1)
+
+
+def _pair(value: object) -> tuple[int, int]:
+    sender, receiver = _ranks(value, "pair")
+    return sender, receiver
+
+
+def _place(site: Site) -> dict[str, Any]:
+    return {"file": site.file, "line": site.line, "function": site.function}
+
+
+def _site(said: Mapping[str, Any]) -> Site:
+    file, line, function = text(said["file"], "file"), whole(said["line"], "line"), text(said["function"], "function")
+    below = said.get("through")
+    through = None if below is None else _site({**below, "through": None})
+    return Site(file, line, function, through)
+
+
+def _stuck(said: Mapping[str, Any]) -> Stuck:
+    seq, file, line = said["seq"], said["file"], said["line"]
+    return Stuck(
+        text(said["op"], "op"),
+        _ranks(said["group_ranks"], "group_ranks"),
+        None if seq is None else whole(seq, "seq"),
+        None if file is None else text(file, "file"),
+        None if line is None else whole(line, "line"),
+    )

@@ -24,6 +24,13 @@ __all__ = ["Contradictions", "Need", "Root", "WaitGraph"]
 Node = int | tuple[str, int, int]
 """A rank, a meeting ("meeting", lane, seq), or a contradiction ("mismatch", its number, 0)."""
 
+Meeting = tuple[int, int, tuple[int, ...] | None]
+"""Lane, number, and of a new_group the ranks it is for."""
+
+ABSENT, UNABLE, LATE, HERE = range(4)
+"""How far a member is from a meeting: it never came; it came and is gone, or raised; it came when others had given
+up; it is there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -67,9 +74,9 @@ class WaitGraph:
         self.world = world
         self.contradictions = contradictions or Contradictions()
         self.moving = frozenset(moving)
-        self._missing: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._failed: dict[tuple[int, int], tuple[int, ...]] = {}
-        """Meeting -> members that came and raised in it, by no fault of the others'."""
+        self._missing: dict[tuple[Meeting, int], tuple[int, ...]] = {}
+        """Meeting and degree of absence -> the members that are further from it."""
+        self._degrees: dict[Meeting, dict[int, int]] = {}
         self.needs: dict[int, list[Need]] = {}
         for rank in world.states:
             if needs := self._needs_of(rank):
@@ -103,41 +110,53 @@ class WaitGraph:
             return Need(CallWait(call), (call.peer,))
         lane = self.world.lane(call)
         if lane is None:
-            return Need(CallWait(call), tuple(r for r in call.group.ranks if r != call.rank))
-        missing = self._missing_ranks(lane, call.seq, call.rank)
+            return Need(CallWait(call), tuple(r for r in call.members if r != call.rank))
+        missing = self._missing_ranks(lane, call)
         number, first, culprits = self.contradictions.lanes.get(lane.id, (0, None, frozenset()))
         if first is not None and call.seq >= first:
             others = tuple(r for r in missing if r not in culprits)
             return Need(CallWait(call), others, mismatch=number)
-        if call.rank in self._failed[lane.id, call.seq]:
-            return None
         return Need(CallWait(call), missing) if missing else None
 
-    def _missing_ranks(self, lane: Lane, seq: int, me: int) -> tuple[int, ...]:
-        """Members that are not there, or came but can not play their part any more."""
-        if (lane.id, seq) not in self._missing:
-            met = lane.meetings.get(seq, {})
-            failed = tuple(rank for rank, record in met.items() if self._failed_by_itself(record))
-            given_up = min(
-                (
-                    r.completed_s
-                    for r in met.values()
-                    if r.completed_s is not None and r.state is State.FAILED and r.rank not in failed
-                ),
-                default=None,
-            )
-            gone = [
-                rank
-                for rank in lane.group.ranks
-                if (rank not in met and not self._overwritten(lane, seq, rank))
-                or (rank in met and not met[rank].done and self._cannot_serve(rank))
-                or (rank in met and given_up is not None and met[rank].issued_s > given_up)
-            ]
-            some = not gone and len(failed) < len(met)
-            self._missing[lane.id, seq] = tuple(failed if some else gone)
-            self._failed[lane.id, seq] = failed if some else ()
-        missing = self._missing[lane.id, seq]
-        return tuple(r for r in missing if r != me) if me in missing else missing
+    def _missing_ranks(self, lane: Lane, call: CallRecord) -> tuple[int, ...]:
+        """Members whom this one waits for in its call: of all that keep others waiting, those who are further from
+        it. So members of one call never wait for each other in a circle, whatever became of them."""
+        key = (lane.id, call.seq, call.new_ranks)
+        if key not in self._degrees:
+            self._degrees[key] = self._absence(lane, call)
+        degrees = self._degrees[key]
+        mine = degrees.get(call.rank, HERE)
+        if (key, mine) not in self._missing:
+            self._missing[key, mine] = tuple(rank for rank, degree in degrees.items() if degree < mine)
+        return self._missing[key, mine]
+
+    def _absence(self, lane: Lane, call: CallRecord) -> dict[int, int]:
+        """Members who are not there, or came but can not play their part any more, by how far they are from it."""
+        met = lane.meetings.get(call.seq, {})
+        members = lane.group.ranks if call.new_ranks is None else call.new_ranks
+        failed = [rank for rank, record in met.items() if self._failed_by_itself(record)]
+        given_up = min(
+            (
+                r.completed_s
+                for r in met.values()
+                if r.completed_s is not None and r.state is State.FAILED and r.rank not in failed
+            ),
+            default=None,
+        )
+        found: dict[int, int] = {}
+        for rank in members:
+            if rank not in met:
+                if not self._overwritten(lane, call.seq, rank):
+                    found[rank] = ABSENT
+            elif not met[rank].done and self._cannot_serve(rank):
+                found[rank] = UNABLE
+            elif given_up is not None and met[rank].issued_s > given_up:
+                found[rank] = LATE
+        if not found and call.new_ranks is not None:  # members alone wait, unless torch is told otherwise
+            found = {r: ABSENT for r in lane.absent(call.seq) if r not in members and self._cannot_serve(r)}
+        if not found and len(failed) < len(met):  # they came and raised in it, by no fault of the others'
+            found = dict.fromkeys(failed, UNABLE)
+        return found
 
     def _failed_by_itself(self, record: CallRecord) -> bool:
         state = self.world.states[record.rank]
@@ -152,6 +171,8 @@ class WaitGraph:
 
     def _cannot_serve(self, rank: int) -> bool:
         phase = self.world.states[rank].phase
+        if rank in self.moving:
+            return False
         if phase in (Phase.RAISED, Phase.HOST_STUCK):
             return phase is Phase.RAISED and self.world.died_inside(rank) is None
         return phase in DEAD

@@ -39,9 +39,23 @@ _PLAIN = (
     "started_s",
     "completed_s",
     "error",
+    "rejected",
     "index",
 )
-_STATE = ("since_s", "exit_code", "signal", "exception", "traceback", "host", "pid", "over", "silent_s")
+_STATE = (
+    "since_s",
+    "exit_code",
+    "signal",
+    "exception",
+    "traceback",
+    "host",
+    "pid",
+    "over",
+    "silent_s",
+    "reason",
+    "at_large",
+    "leaving",
+)
 _TUPLES = ("dtypes", "input_splits", "output_splits", "new_ranks")
 _SHAPES = ("input_shapes", "output_shapes")
 
@@ -59,7 +73,7 @@ def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
         "sources": dict(evidence.sources),
     }
     said["groups"] = [[group.name, group.description, list(group.ranks)] for group in groups]
-    said["stacks"] = [[[site.file, site.line, site.function] for site in stack] for stack in stacks]
+    said["stacks"] = [[site.to_json() for site in stack] for stack in stacks]
     return said
 
 
@@ -83,7 +97,7 @@ def _wait(wait: Wait) -> dict[str, Any]:
 
 
 def _site(site: Site | None) -> list[Any] | None:
-    return None if site is None else [site.file, site.line, site.function]
+    return None if site is None else site.to_json()
 
 
 def _record(call: CallRecord, groups: dict[Group, int], stacks: dict[tuple[Site, ...], int]) -> list[Any]:
@@ -105,6 +119,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "site": _site(finding.site),
         "suggestion": finding.suggestion,
         "at_s": finding.at_s,
+        "guess": finding.guess,
     }
 
 
@@ -113,7 +128,7 @@ def evidence_from_json(
 ) -> tuple[dict[int, RankState], dict[int, Sequence[CallRecord]], list[Finding], dict[str, str]]:
     """States, calls, findings and sources of another host."""
     groups = [Group(name, description, tuple(ranks)) for name, description, ranks in said["groups"]]
-    stacks = [tuple(Site(*frame) for frame in stack) for stack in said["stacks"]]
+    stacks = [tuple(Site.from_json(frame) for frame in stack) for stack in said["stacks"]]
     records: dict[int, Sequence[CallRecord]] = {
         int(rank): [_read_record(int(rank), call[0], groups, stacks) for call in calls]
         for rank, calls in said["records"].items()
@@ -146,6 +161,7 @@ def evidence_from_json(
                 site=_read_site(entry["site"]),
                 suggestion=entry["suggestion"],
                 at_s=entry["at_s"],
+                guess=bool(entry["guess"]),
             )
         )
     return states, records, findings, dict(said["sources"])
@@ -161,7 +177,7 @@ def _read_wait(said: dict[str, Any], records: dict[int, CallRecord]) -> Wait | N
 
 
 def _read_site(said: list[Any] | None) -> Site | None:
-    return None if said is None else Site(*said)
+    return None if said is None else Site.from_json(said)
 
 
 def _read_record(

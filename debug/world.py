@@ -58,6 +58,11 @@ class World:
         self.states: dict[int, RankState] = {
             rank: evidence.ranks.get(rank) or _unknown(evidence, rank) for rank in range(evidence.world_size)
         }
+        self._records: dict[int, Sequence[CallRecord]] = {
+            rank: [call for call in calls if not call.rejected] if any(call.rejected for call in calls) else calls
+            for rank, calls in evidence.records.items()
+        }
+        """Without calls that their own rank has refused: nobody else has heard of them."""
         self.lanes: list[Lane] = []
         self._lanes_of: dict[tuple[str, tuple[int, ...]], list[Lane]] = {}
         self._unsorted: list[list[CallRecord]] = []
@@ -70,7 +75,7 @@ class World:
     def _index(self) -> None:
         for rank in sorted(self.evidence.records):
             current: dict[int, tuple[Lane, list[CallRecord]]] = {}  # id(group) -> lane, and the rank's calls
-            for record in self.evidence.records[rank]:
+            for record in self.records(rank):
                 if record.op in P2P:
                     self._p2p.append(record)
                     continue
@@ -115,11 +120,11 @@ class World:
         return next(iter(exact or holding[-1:]), None)
 
     def records(self, rank: int) -> Sequence[CallRecord]:
-        return self.evidence.records.get(rank, ())
+        return self._records.get(rank, ())
 
     def truncated(self, rank: int) -> bool:
         """Its oldest records were overwritten."""
-        records = self.records(rank)
+        records = self.evidence.records.get(rank, ())
         return bool(records) and records[0].index > 0
 
     def last(self, rank: int) -> CallRecord | None:

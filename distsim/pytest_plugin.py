@@ -21,6 +21,7 @@ the rest of distsim before a test asks for them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -49,9 +50,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini(f"distsim_{name}", what, default="")
 
 
+stderr_fd: int | None = None
+"""The real stderr, which pytest captures during tests: for the report of a test that never comes back."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known."""
     config.addinivalue_line("markers", MARK)
+    global stderr_fd
+    if stderr_fd is None and sys.__stderr__ is not None:
+        with contextlib.suppress(OSError, ValueError):
+            stderr_fd = os.dup(sys.__stderr__.fileno())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -79,10 +88,10 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def _looks_like_scenario(path: Path) -> bool:
-    import tomllib
+    from distsim.strangers import load_toml, read_bytes
 
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = load_toml(read_bytes(path, 1 << 24).decode("utf-8"))
     except OSError:
         return False
     except ValueError:  # perhaps a scenario with a slip of the pen: as a test it says so

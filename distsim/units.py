@@ -11,6 +11,7 @@ import re
 from decimal import Decimal
 
 from distsim.errors import UsageError
+from distsim.strangers import brief
 
 __all__ = [
     "format_bandwidth",
@@ -43,7 +44,7 @@ def parse_bandwidth(text: str | int | float) -> float:
     if isinstance(text, str):
         match = _BANDWIDTH_RE.fullmatch(text)
         if match is None:
-            raise UsageError(f"expected a bandwidth such as '400Gbps' (bits) or '50GBps' (bytes), got {text!r}")
+            raise UsageError(f"expected a bandwidth such as '400Gbps' (bits) or '50GBps' (bytes), got {_shown(text)}")
         number, prefix, unit = match.groups()
         value = Decimal(number) * (_DECIMAL.get(prefix) or _BINARY[prefix])
         return _positive(float(value if unit == "B" else value / 8), "a bandwidth", text)
@@ -55,11 +56,11 @@ def parse_time(text: str | int | float) -> float:
     if isinstance(text, str):
         match = _TIME_RE.fullmatch(text)
         if match is None:
-            raise UsageError(f"expected a time such as '5us', '130ns' or '2ms', got {text!r}")
+            raise UsageError(f"expected a time such as '5us', '130ns' or '2ms', got {_shown(text)}")
         return _finite(float(Decimal(match[1]) * _SECONDS[match[2]]), text)
     value = _number(text, "a time such as '5us'")
     if value < 0:
-        raise UsageError(f"expected a time of zero or more, got {text!r}")
+        raise UsageError(f"expected a time of zero or more, got {_shown(text)}")
     return _finite(value, text)
 
 
@@ -68,7 +69,7 @@ def parse_memory(text: str | int | float) -> int:
     if isinstance(text, str):
         match = _MEMORY_RE.fullmatch(text)
         if match is None:
-            raise UsageError(f"expected a memory size such as '80GiB' or '141GB', got {text!r}")
+            raise UsageError(f"expected a memory size such as '80GiB' or '141GB', got {_shown(text)}")
         return int(
             _positive(
                 float(Decimal(match[1]) * (_DECIMAL.get(match[2]) or _BINARY[match[2]])),
@@ -84,7 +85,7 @@ def parse_flops(text: str | int | float) -> float:
     if isinstance(text, str):
         match = _FLOPS_RE.fullmatch(text)
         if match is None:
-            raise UsageError(f"expected a rate such as '989TFLOPS', got {text!r}")
+            raise UsageError(f"expected a rate such as '989TFLOPS', got {_shown(text)}")
         return _positive(float(Decimal(match[1]) * _DECIMAL[match[2]]), "a rate", text)
     return _positive(_number(text, "a rate such as '989TFLOPS'"), "a rate", text)
 
@@ -93,12 +94,12 @@ def parse_size(text: str | int) -> int:
     """Bytes of a message size as nccl-tests writes it: `"8"`, `"1K"`, `"64M"`, `"8G"` (powers of 1024)."""
     if isinstance(text, int):
         return text
-    match = _SIZE_RE.fullmatch(text)
+    match = None if len(text) > 100 else _SIZE_RE.fullmatch(text)
     if match is None:
-        raise UsageError(f"expected a size in bytes such as '8', '1K', '64M' or '8G', got {text!r}")
+        raise UsageError(f"expected a size in bytes such as '8', '1K', '64M' or '8G', got {_shown(text)}")
     count = Decimal(match[1]) * _SIZE[match[2].upper()]
     if count >= 1 << 63:
-        raise UsageError(f"expected a size below 8 EiB, got {text!r}")
+        raise UsageError(f"expected a size below 8 EiB, got {_shown(text)}")
     return int(count)
 
 
@@ -131,17 +132,33 @@ def format_bytes(count: float) -> str:
 
 def _number(value: object, expected: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageError(f"expected {expected}, got {value!r} ({type(value).__name__})")
-    return float(value)
+        raise UsageError(f"expected {expected}, got {_shown(value)} ({type(value).__name__})")
+    try:
+        return float(value)
+    except OverflowError:
+        raise UsageError(f"expected {expected}, got {_shown(value)}") from None
+
+
+def _shown(value: object) -> str:
+    return repr(brief(value)) if isinstance(value, str) else brief(value)
+
+
+_LEAST, _MOST = 1e-6, 1e24
+"""Beyond these no machine is, and arithmetic with them overflows."""
+_LONGEST_S = 1e15
 
 
 def _positive(value: float, what: str, text: object) -> float:
     if not (0 < value < math.inf):
-        raise UsageError(f"expected {what} above zero, got {text!r}")
+        raise UsageError(f"expected {what} above zero, got {_shown(text)}")
+    if not _LEAST <= value <= _MOST:
+        raise UsageError(f"expected {what} that a machine may have, got {_shown(text)}")
     return value
 
 
 def _finite(value: float, text: object) -> float:
     if not math.isfinite(value):
-        raise UsageError(f"expected a finite time, got {text!r}")
+        raise UsageError(f"expected a finite time, got {_shown(text)}")
+    if value > _LONGEST_S:
+        raise UsageError(f"expected a time below {_LONGEST_S:g} s, got {_shown(text)}")
     return value

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import weakref
+from types import FrameType
 from typing import Any
 
 from torch._C._distributed_c10d import Reducer
 from torch.nn.parallel import DistributedDataParallel
+
+from distsim.debug.error_text import message
 
 __all__ = ["DdpHook"]
 
@@ -56,7 +60,7 @@ class DdpHook:
 
     def explain(self, error: BaseException) -> str | None:
         """The sentence that belongs to DDP's error about a reduction that was not finished."""
-        text = str(error)
+        text = message(error)
         if "Expected to have finished reduction in the prior iteration" not in text:
             return None
         found = _INDICES.search(text)
@@ -68,7 +72,10 @@ class DdpHook:
         return "parameters of a DDP model got no gradient in the last backward pass"
 
     def without_gradient(self) -> str | None:
-        """While a rank stands still: parameters of a model whose others have a gradient."""
+        """While a rank stands still outside of any backward pass, where no gradient is on its way: parameters of a
+        model whose others have one."""
+        if _in_backward():
+            return None
         for ddp in list(self._models):
             if getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False):
                 continue
@@ -77,6 +84,17 @@ class DdpHook:
             if missing and len(missing) < len(named):
                 return _sentence(missing)
         return None
+
+
+def _in_backward() -> bool:
+    """A thread of this process is inside autograd's engine."""
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code.co_name == "_engine_run_backward":
+                return True
+            at = at.f_back
+    return False
 
 
 def parameter_names(ddp: Any) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from torch._C._distributed_c10d import Work
 
 from distsim.debug import ring as rings
+from distsim.debug.error_text import error_line
 from distsim.debug.ring import RingWriter
 from distsim.realexec.recorder import Lane, Recorder
 
@@ -57,7 +58,7 @@ class Handle(Work):
         try:
             answer = self._inner.wait() if timeout is None else self._inner.wait(timeout)
         except BaseException as error:
-            ring.error(index, f"{type(error).__name__}: {error}")
+            ring.error(index, error_line(error))
             ring.finish(index, rings.FAILED)
             self._free()
             raise
@@ -155,7 +156,7 @@ class SyncHandle:
         try:
             self._inner.wait()
         except BaseException as error:
-            self._ring.error(self._index, f"{type(error).__name__}: {error}")
+            self._ring.error(self._index, error_line(error))
             self._ring.finish(self._index, rings.FAILED)
             self._lane.busy = 0
             raise

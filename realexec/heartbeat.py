@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from distsim.debug import ring as rings
-from distsim.debug.callsite import user_frames
+from distsim.debug.frames import program_frames, shown, steps
 from distsim.debug.start import gone_text
 from distsim.realexec.recorder import Recorder
 
@@ -93,14 +93,13 @@ class Heartbeat:
         if here[0] is not self._last[0] or here[1:] != self._last[1:]:
             self._last = here
             self._looked = False
-            self._recorder.ring.header(rings.W_POSITION_SINCE, time.monotonic_ns())
             # The frame below the user's own, too: "in DataLoader.__next__" says more than a line.
             keys: list[str] = []
             if frame.f_code.co_name == "distsim_store_wait":
                 said = frame.f_locals.get("keys", ())
                 keys = [said] if isinstance(said, str) else [str(key) for key in said]
-            inner = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
-            self._recorder.ring.position(inner, user_frames(frame), keys)
+            inner = (shown(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_qualname)
+            self._recorder.ring.position(inner, [site.to_json() for site in program_frames(steps(frame))], keys)
         elif not self._looked and self.look is not None:
             self._looked = True
             self.look()

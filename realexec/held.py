@@ -14,6 +14,7 @@ import torch
 import torch.futures
 
 from distsim.debug import ring as rings
+from distsim.debug.error_text import error_line
 from distsim.realexec.callbacks import run_apart
 from distsim.realexec.handle import Handle
 from distsim.realexec.recorder import Lane, Recorder
@@ -74,7 +75,7 @@ class Deferred(Handle):
     def refuse(self, error: BaseException) -> None:
         """The call never goes out."""
         self._error = error
-        self._recorder.ring.error(self._index, f"{type(error).__name__}: {error}")
+        self._recorder.ring.error(self._index, error_line(error))
         self._recorder.ring.finish(self._index, rings.FAILED)
         self._free()
         self._decided()

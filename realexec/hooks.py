@@ -19,6 +19,7 @@ import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup
 
 from distsim.debug import ring as rings
+from distsim.debug.error_text import error_line
 from distsim.realexec.guard import GuardedGroup, group_ranks
 from distsim.realexec.session import Session
 
@@ -152,11 +153,14 @@ class Hooks:
         if local and session.rank not in asked:
             return original(ranks, *args, **kwargs)
         index = session.recorder.note_new_group(asked, local)
+        made = c10d._world.group_count
         try:
             answer = original(ranks, *args, **kwargs)
         except BaseException as error:
-            session.ring.error(index, f"{type(error).__name__}: {error}")
+            session.ring.error(index, error_line(error))
             session.ring.finish(index, rings.FAILED)
+            if not local and c10d._world.group_count == made:  # wrong ranks: torch has not counted it
+                session.recorder.rejected_new_group(index)
             raise
         session.ring.finish(index, rings.COMPLETED)
         return answer

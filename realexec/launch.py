@@ -24,8 +24,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from distsim.debug.interrupted import MARKER
-from distsim.debug.jobdir import default_directory, write_whole
+from distsim.debug.jobdir import default_directory
 from distsim.debug.levels import Level, OnHang, Settings
+from distsim.debug.private import create_private, private_folder, write_private
 from distsim.debug.procfs import look, own_process
 from distsim.debug.ring_reader import RingReader
 from distsim.debug.start import gone_text, start_monitor
@@ -52,7 +53,7 @@ def launch(args: argparse.Namespace) -> int:
     over = threading.Event()
     if settings.level is not Level.OFF:
         try:
-            write_whole(directory / "launcher.json", json.dumps(own_process()))
+            write_private(directory / "launcher.json", json.dumps(own_process()))
             monitor = start_monitor(directory, settings, job="")
         except OSError as error:
             print(
@@ -146,16 +147,17 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
     try:
         if own:
             base = default_directory("x").parent
-            base.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private_folder(base)
             forget_old_runs(base)
             directory = Path(tempfile.mkdtemp(prefix="run-", dir=base))
         else:
+            private_folder(Path(settings.directory), chosen=True)
             directory = Path(settings.directory).resolve()
-            directory.mkdir(parents=True, exist_ok=True)
             _refuse_company(directory)
             _clear(directory)
     except OSError as error:
-        raise UsageError(f"no place for the flight records ({error}); choose one with --rings DIR") from None
+        where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise UsageError(f"no place for the flight records ({where}); choose one with --rings DIR") from None
     given["directory"] = str(directory)
     return Settings.read(given), directory, own
 
@@ -197,10 +199,11 @@ def _clear(directory: Path) -> None:
         "ask.*",
         "answer.*",
         "stacks.txt",
+        "*.new",
     ):
         for path in directory.glob(pattern):
             path.unlink(missing_ok=True)
-    for name in ("done.json", "verdict.json", "aborted.json", "launcher.json", MARKER):
+    for name in ("done.json", "verdict.json", "aborted.json", "launcher.json", "lead.json", "follow.json", MARKER):
         (directory / name).unlink(missing_ok=True)
 
 
@@ -265,7 +268,7 @@ def _exits_recorded(directory: Path) -> Iterator[None]:
         def close(self: Any, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
             if isinstance(sys.exception(), SignalException):
                 with contextlib.suppress(OSError):
-                    (directory / MARKER).write_text("{}")
+                    write_private(directory / MARKER, "{}")
             if _note_exits(self, directory) and not getattr(self, "_distsim_asked", False):
                 self._distsim_asked = True
                 _ask(directory)
@@ -295,9 +298,7 @@ def _note_exits(context: Any, directory: Path) -> bool:
         failed = failed or code != 0
         if not path.exists():
             with contextlib.suppress(OSError):
-                scratch = path.with_suffix(".new")
-                scratch.write_text(json.dumps({"rank": rank, "attempt": attempt, "code": code}))
-                scratch.rename(path)
+                write_private(path, json.dumps({"rank": rank, "attempt": attempt, "code": code}))
     return failed
 
 
@@ -331,7 +332,7 @@ def _ask(directory: Path) -> None:
     if not lock.exists():
         return
     number = sum(1 for _ in directory.glob("ask.*"))
-    (directory / f"ask.{number}").write_text("")
+    os.close(create_private(directory / f"ask.{number}"))
     answer = directory / f"answer.{number}"
     _until(answer.exists, VERDICT_WAIT_S)
 
@@ -340,7 +341,7 @@ def _last_word(directory: Path, monitor: subprocess.Popen[bytes] | None) -> dict
     if monitor is None:
         return {}
     with contextlib.suppress(OSError):
-        (directory / "done.json").write_text("{}")
+        write_private(directory / "done.json", "{}")
     try:
         monitor.wait(VERDICT_WAIT_S + 2)
     except subprocess.TimeoutExpired:

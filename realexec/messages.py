@@ -14,6 +14,7 @@ import torch
 
 from distsim.debug import ring as rings
 from distsim.debug.checks import check_pair, payload_text
+from distsim.debug.error_text import error_line
 from distsim.debug.errors import CollectiveMismatch
 from distsim.debug.explain import place
 from distsim.debug.kinds import Kind
@@ -74,7 +75,7 @@ class Messages:
                 error = self._disagreement(
                     self._record(mine, ordinal, index), neighbour.record(theirs, ordinal, answer[1]), neighbour, ordinal
                 )
-                self._recorder.ring.error(index, f"{type(error).__name__}: {error}")
+                self._recorder.ring.error(index, error_line(error))
                 self._recorder.ring.finish(index, rings.FAILED)
                 raise error
             return True

@@ -10,7 +10,9 @@ from itertools import count
 from typing import Any, Protocol
 
 from distsim.debug import ring as rings
-from distsim.debug.callsite import CallSites, Place, is_user_code
+from distsim.debug.callsite import CallSites, Place
+from distsim.debug.error_text import error_traceback, last_line
+from distsim.debug.frames import raised_at
 from distsim.debug.ring import RingWriter
 from distsim.realexec.signature import Call, content
 
@@ -18,10 +20,6 @@ __all__ = ["Lane", "Recorder"]
 
 SYNCHRONOUS_P2P = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
 """Public functions of torch.distributed that wait for their own isend / irecv."""
-
-
-LAUNCHER = ("debug/__main__.py", "<frozen runpy>")
-"""Frames below a user's script that are ours."""
 
 
 class Completable(Protocol):
@@ -112,6 +110,17 @@ class Recorder:
             self.poll()
         return index, is_async, seq, fingerprint
 
+    def rejected(self, lane: Lane, call: Call, index: int, seq: int) -> None:
+        """The backend refused a call at once (a wrong argument): it has not arrived anywhere, and the next one takes
+        its number, as it does in the backend."""
+        op, peer, tag = call.key[0], call.peer, call.tag
+        self.ring.mark(index, rings.REJECTED)
+        if op == "send" or op == "recv":
+            lane.p2p = count(seq)
+            lane.ordinals[op, peer, tag] -= 1
+        else:
+            lane.seq = count(seq)
+
     def note(self, lane: Lane, op: str, seq: int, new_ranks: tuple[int, ...] | None = None) -> int:
         """Record a call that is no method of a group: init_process_group, new_group."""
         place = self.sites.here(3)
@@ -142,6 +151,12 @@ class Recorder:
             lane = self.lane("new_group " + ",".join(map(str, ranks)), "default_pg", world)
         return self.note(lane, "new_group", next(lane.seq), ranks)
 
+    def rejected_new_group(self, index: int) -> None:
+        """torch refused its arguments before it gave the group a number."""
+        self.ring.mark(index, rings.REJECTED)
+        if self._creations is not None:
+            self._creations.seq = count(next(self._creations.seq) - 1)
+
     def _thread(self, ident: int) -> int:
         name = threading.current_thread().name
         offset = self._threads[ident] = self.ring.entry(rings.TABLE_THREAD, (ident, name), [ident, name])
@@ -158,16 +173,12 @@ class Recorder:
 
     def exception(self, error: BaseException) -> int:
         """Offset of an exception's text: its last line, then the user's frames where it was raised."""
-        import traceback
-
-        frames = frames_of(error)
-
-        text = "".join(traceback.format_exception(error))
-        last = traceback.format_exception_only(error)[-1].strip()
+        text, last = error_traceback(error), last_line(error)
+        frames = [site.to_json() for site in raised_at(error.__traceback__)]
         return self.ring.entry(
             rings.TABLE_TEXT,
             (id(error), last),
-            {"error": last, "frames": frames[:8], "traceback": text[-8000:]},
+            {"error": last, "frames": frames, "traceback": text[-8000:]},
         )
 
     def end(self, index: int, state: int) -> None:
@@ -193,7 +204,10 @@ class Recorder:
             self.ring.finish(index, state)
 
     def sweep(self) -> None:
-        """Look at every asynchronous call once."""
+        """Look at every asynchronous call once, and how many threads that make calls still live."""
+        if len(self._threads) > 1:
+            living = sum(thread.ident in self._threads for thread in threading.enumerate())
+            self.ring.header(rings.W_THREADS, living)
         for _ in range(len(self.outstanding)):
             try:
                 index, work, again = self.outstanding.popleft()
@@ -221,15 +235,3 @@ def _how_ended(work: Completable, again: bool) -> int:
         return rings.COMPLETED
     except RuntimeError:
         return rings.FAILED  # the caller's own wait() says so to whom it concerns
-
-
-def frames_of(error: BaseException) -> list[tuple[str, int, str]]:
-    """The user's frames of a traceback, innermost first."""
-    frames: list[tuple[str, int, str]] = []
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if is_user_code(code):
-            frames.insert(0, (code.co_filename, trace.tb_lineno, code.co_qualname))
-        trace = trace.tb_next
-    return frames

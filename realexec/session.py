@@ -5,25 +5,28 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import functools
 import os
 import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from distsim.debug import ring as rings
-from distsim.debug.callsite import user_frames
+from distsim.debug.frames import program_frames, raised_at, steps
 from distsim.debug.jobdir import default_directory, job_name, ring_path, stack_path
 from distsim.debug.levels import Level, Settings
+from distsim.debug.private import create_private, private_folder
+from distsim.debug.records import Site
 from distsim.debug.ring import RingWriter
 from distsim.realexec.callbacks import drain
 from distsim.realexec.heartbeat import Heartbeat
-from distsim.realexec.recorder import Recorder, frames_of
+from distsim.realexec.recorder import Recorder
 from distsim.realexec.tracebacks import hide_own_frames
 
 __all__ = ["Session"]
@@ -61,7 +64,9 @@ class Session:
         directory = Path(settings.directory) if settings.directory else default_directory(job)
         attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
         try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not settings.directory:
+                private_folder(directory.parent)
+            private_folder(directory, chosen=bool(settings.directory))
             ring = RingWriter(
                 ring_path(directory, rank, attempt, job),
                 rank=rank,
@@ -96,7 +101,7 @@ class Session:
     def _catch_stacks(self) -> None:
         try:
             path = stack_path(self.directory, self.rank, self.ring.job)
-            file = open(path, "w")  # noqa: SIM115  (faulthandler keeps it)
+            file = open(create_private(path), "w")  # noqa: SIM115  (faulthandler keeps it)
             with contextlib.suppress(ValueError):  # in a thread
                 # faulthandler puts this back when the interpreter goes down; the default would kill the process then.
                 signal.signal(STACK_SIGNAL, signal.SIG_IGN)
@@ -140,16 +145,20 @@ class Session:
         if isinstance(error, SystemExit):
             code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
             self.ring.header(rings.W_EXIT_CODE, rings.EXIT_CODE_0 + code)
-            frames = frames_of(error)
-            if frames:
-                self.heartbeat.keep_position()
-                self.ring.position(frames[0], frames)
+            self.stands_at(raised_at(error.__traceback__))
             return
         explained = self.ddp.explain(error) if self.ddp is not None else None
         if explained is not None:
             self.find("ddp_unused_parameter", explained)
         self.ring.header(rings.W_EXCEPTION, self.recorder.exception(error))
         self.ring.header(rings.W_LIFE, rings.LIFE_RAISED)
+
+    def stands_at(self, frames: Sequence[Site]) -> None:
+        """The main thread leaves the program here."""
+        if frames:
+            self.heartbeat.keep_position()
+            said = [site.to_json() for site in frames]
+            self.ring.position(said[0][:3], said)
 
     def use_ddp(self, ddp: Any) -> None:
         """Ask this about DDP's models when the rank stands still or raises."""
@@ -161,6 +170,8 @@ class Session:
             text = ddp.without_gradient()
             if text is not None:
                 self.find("ddp_unused_parameter?", text)
+            count = self.ring.words[rings.WORDS_AT // 8 + rings.W_COUNT]
+            self.ring.header(rings.W_GUESSED, 0 if text is None else count + 1)
 
         self.heartbeat.look = look
 
@@ -201,6 +212,9 @@ def _at_the_end(frame: FrameType) -> bool:
     return threading.current_thread() is threading.main_thread() and frame.f_code.co_name != "<module>"
 
 
+REPLACE = ("execv", "execve")
+
+
 class EndHooks:
     """Notices how the process ends: exceptions, sys.exit, os._exit, the interpreter's end."""
 
@@ -208,6 +222,7 @@ class EndHooks:
         self._session = session
         self._excepthook: Any = None
         self._exit: Any = None
+        self._replace: dict[str, Any] = {}
 
     def install(self) -> None:
         self._excepthook = sys.excepthook
@@ -225,13 +240,13 @@ class EndHooks:
             session = self._session()
             if session is not None and threading.current_thread() is threading.main_thread():
                 with contextlib.suppress(Exception):
-                    frames = user_frames(sys._getframe(1))
-                    if frames:
-                        session.heartbeat.keep_position()
-                        session.ring.position(frames[0], frames)
+                    session.stands_at(program_frames(steps(sys._getframe(1))))
                     session.exits(status)
             exit_(status)
 
+        for name in REPLACE:
+            self._replace[name] = original = getattr(os, name)
+            setattr(os, name, self._replacing(original))
         self._ours = (excepthook, leave)
         sys.excepthook = excepthook
         os._exit = leave  # type: ignore[assignment]
@@ -242,7 +257,26 @@ class EndHooks:
             sys.excepthook = self._excepthook
         if os._exit is self._ours[1]:
             os._exit = self._exit
+        for name, original in self._replace.items():
+            setattr(os, name, original)
         atexit.unregister(self._at_exit)
+
+    def _replacing(self, original: Any) -> Any:
+        """`os.execv` and `os.execve`, to which all others lead: this program ends, its process goes on as another."""
+
+        @functools.wraps(original)
+        def replace(*args: Any) -> Any:
+            session = self._session()
+            life = None if session is None else session.ring.words[rings.WORDS_AT // 8 + rings.W_LIFE]
+            if session is not None:
+                session.exits()
+            try:
+                return original(*args)
+            finally:  # there is no such program
+                if session is not None and life is not None:
+                    session.ring.header(rings.W_LIFE, life)
+
+        return replace
 
     def _at_exit(self) -> None:
         session = self._session()

@@ -31,7 +31,9 @@ from torch._C._autograd import _profiler_enabled as profiler_enabled
 from torch._C._distributed_c10d import Backend
 
 from distsim.debug import ring as rings
-from distsim.debug.callsite import is_user_code
+from distsim.debug.callsite import codes_of, way_to
+from distsim.debug.error_text import error_line
+from distsim.debug.frames import Owner, owner
 from distsim.realexec.guard import GuardedGroup
 
 __all__ = ["Shortcuts"]
@@ -78,10 +80,9 @@ def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: 
         return long(*args)
     lane = guard.lane
     user = frame_above(2).f_back
-    if user is None:  # atexit or a bare thread calls torch's function
+    if user is None or owner(user.f_code.co_filename) is Owner.MACHINERY:  # torch itself, or a bare thread
         return long(*args)
-    caller = user.f_back or user
-    key = (id(user.f_code), user.f_lasti, id(caller.f_code), caller.f_lasti, tensor.shape)
+    key = (way_to(user), tensor.shape)
     seen = lane.seen.get(key)
     ring = guard.recorder.ring
     words = ring.words
@@ -104,8 +105,6 @@ def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: 
         or profiler_enabled()
         or (guard.strict is not None and not guard.strict.ready(lane))
     ):
-        if not is_user_code(user.f_code):
-            return long(*args)
         lane.last = ()
         try:
             answer = long(*args)
@@ -116,8 +115,7 @@ def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: 
             if first is tensor and thread == get_ident():  # no view of it, as of complex numbers
                 if len(lane.seen) > MOST:
                     lane.seen.clear()
-                codes = (user.f_code, caller.f_code)
-                lane.seen[key] = Seen(thread, body, done, options, tensor.dtype, method, said, codes)
+                lane.seen[key] = Seen(thread, body, done, options, tensor.dtype, method, said, codes_of(user))
         return answer
     lane.busy = seen.thread
     seq = next(lane.seq)
@@ -129,7 +127,7 @@ def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: 
     try:
         method(guard.fast, [tensor], seen.options).wait()
     except BaseException as error:
-        ring.error(index, f"{type(error).__name__}: {error}")
+        ring.error(index, error_line(error))
         ring.finish(index, rings.FAILED)
         lane.busy = 0
         raise

@@ -19,6 +19,7 @@ from torch._C._autograd import _profiler_enabled as profiler_enabled
 
 from distsim.debug import ring as rings
 from distsim.debug.checks import check_meeting
+from distsim.debug.error_text import error_line
 from distsim.debug.errors import CollectiveMismatch
 from distsim.debug.records import CallRecord, Group
 from distsim.realexec.handle import Handle
@@ -105,7 +106,7 @@ class Strict:
         lane: Lane = guard.lane
         if op in ("send", "recv"):
             return self._messages.hold(guard, said, index, is_async, issue)
-        if len(lane.ranks) == 1 or self._over:
+        if len(lane.ranks) == 1 or self._over or _is_refused(said, len(lane.ranks)):
             return None
         queue = self._queue(lane, guard)
         if queue is None:
@@ -162,7 +163,7 @@ class Strict:
             elif (answers := self._arrived(queue, seq)) is not None:
                 self._compare(queue, seq, print_, index, answers)
         except BaseException as error:
-            self._recorder.ring.error(index, f"{type(error).__name__}: {error}")
+            self._recorder.ring.error(index, error_line(error))
             self._recorder.ring.finish(index, rings.FAILED)
             guard.lane.busy = 0
             raise
@@ -344,6 +345,15 @@ class Strict:
                 if queue.waiting:
                     queue.waiting[0].began = time.monotonic()  # gloo's timeouts begin when a call's turn comes, too
                 self._show_some(queue)
+
+
+LISTS = {"all_gather": (2,), "gather": (2,), "scatter": (1,), "reduce_scatter": (1,), "all_to_all": (1, 2)}
+"""Operations that take one tensor a member, and which parts of a call's key say how many there are."""
+
+
+def _is_refused(said: Call, size: int) -> bool:
+    """The backend refuses such a call at this rank, so nobody else is to hear of it."""
+    return any(said.key[part] and len(said.key[part]) != size for part in LISTS.get(said.key[0], ()))
 
 
 def _timeout_s(guard: Any) -> float:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import TracebackType
 
-__all__ = ["hide_own_frames"]
+from distsim.debug.frames import is_ours
 
-_HERE = str(Path(__file__).parent)
+__all__ = ["hide_own_frames"]
 
 
 def hide_own_frames(error: BaseException) -> None:
@@ -38,4 +37,4 @@ def _steps(trace: TracebackType | None) -> list[TracebackType]:
 
 
 def _ours(step: TracebackType) -> bool:
-    return step.tb_frame.f_code.co_filename.startswith(_HERE)
+    return is_ours(step.tb_frame.f_code.co_filename)

@@ -6,12 +6,16 @@ import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from distsim.calibration.constants import data_folder
+from distsim.collectives import canonical_op
 from distsim.errors import UsageError
+from distsim.strangers import brief, printable, read_bytes
 
 __all__ = ["REGIMES", "Measured", "Table", "read_tables", "regime"]
 
+LARGEST_FILE = 16 << 20
 REGIMES = ("< 64 KiB", "64 KiB - 16 MiB", "> 16 MiB")
 
 
@@ -59,48 +63,81 @@ def read_tables(folder: Path | None = None) -> list[Table]:
     """The tables of *folder* (those that come with distsim by default), in the order of its index."""
     folder = folder or data_folder() / "tables"
     index = folder / "_index.csv"
-    if not index.exists():
+    if not index.is_file():
         raise UsageError(
             f"expected {index} (columns file, op, on, nnodes, nproc_per_node, launcher, algo, nccl, use): no such file"
         )
-    return [_read(folder / row["file"], row) for row in _rows(index)]
+    entries = [_entry(index, number, row) for number, row in enumerate(_rows(index), 1)]
+    return [_read(folder / entry["file"], entry, index) for entry in entries]
 
 
-def _rows(path: Path) -> Iterator[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(line for line in file if not line.startswith("#"))
+_COLUMNS = ("file", "op", "on", "nnodes", "nproc_per_node", "launcher")
 
 
-def _read(path: Path, entry: dict[str, str]) -> Table:
-    if not path.exists():
-        raise UsageError(f"{path.parent / '_index.csv'} names {path.name}: no such file")
+def _entry(index: Path, number: int, row: dict[str, Any]) -> dict[str, str]:
+    """A row of the index, with every column that a table needs."""
+    lacking = [key for key in _COLUMNS if not row.get(key)]
+    if lacking:
+        raise UsageError(f"{index}: row {number}: expected a value in {', '.join(lacking)}, got none")
+    entry = {key: printable(value) for key, value in row.items() if isinstance(key, str) and isinstance(value, str)}
+    if Path(entry["file"]).name != entry["file"] or len(entry["file"]) > 255:
+        raise UsageError(f"{index}: row {number}: file: expected a name in that folder, got {brief(entry['file'])!r}")
+    if entry.get("use", "") not in ("", "fit", "check"):
+        raise UsageError(f"{index}: row {number}: use: expected fit or check, got {brief(entry['use'])!r}")
+    try:
+        canonical_op(entry["op"])
+    except UsageError as error:
+        raise UsageError(f"{index}: row {number}: op: {error}") from None
+    for key in ("nnodes", "nproc_per_node"):
+        count = entry[key]
+        if not (count.isascii() and count.isdigit() and len(count) < 7 and int(count) > 0):
+            raise UsageError(f"{index}: row {number}: {key}: expected a number above zero, got {brief(count)!r}")
+    return entry
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return read_bytes(path, LARGEST_FILE).decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: expected UTF-8 text") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        yield from csv.DictReader(line for line in _lines(path) if not line.startswith("#"))
+    except csv.Error as error:
+        raise UsageError(f"{path}: expected comma-separated values ({error})") from None
+
+
+def _read(path: Path, entry: dict[str, str], index: Path) -> Table:
+    if not path.is_file():
+        raise UsageError(f"{index} names {path.name}: no such file")
     rows: list[Measured] = []
     for number, row in enumerate(_rows(path), 1):
         try:
             times = [float(row[key]) for key in ("time_us", "ip_time_us") if row.get(key)]
-            rows.append(Measured(int(row["size_bytes"]), min(times)))
-        except (KeyError, ValueError) as error:
-            raise UsageError(f"{path}: row {number}: expected size_bytes and time_us as numbers ({error})") from None
-    source = next(
-        (line[10:].strip() for line in path.read_text("utf-8").splitlines() if line.startswith("# source:")),
-        "",
-    )
-    try:
-        nnodes, per_node = int(entry["nnodes"]), int(entry["nproc_per_node"])
-    except (KeyError, ValueError):
-        raise UsageError(
-            f"index of {path.parent}: {path.name}: expected numbers in nnodes and nproc_per_node"
-        ) from None
+            size, time_us = int(row["size_bytes"]), min(times)
+            if not (0 < size < 1 << 50 and 1e-3 <= time_us < 1e12):
+                raise ValueError(f"{size} bytes in {time_us:g} us")
+            rows.append(Measured(size, time_us))
+        except (KeyError, ValueError, TypeError) as error:
+            told = brief(str(error), 200)
+            raise UsageError(f"{path}: row {number}: expected size_bytes and time_us as numbers ({told})") from None
+    if not rows:
+        raise UsageError(f"{path}: expected rows with size_bytes and time_us, got none")
+    source = next((line[10:].strip() for line in _lines(path) if line.startswith("# source:")), "")
     return Table(
         path.stem,
         entry["op"],
         entry["on"],
-        nnodes,
-        per_node,
+        int(entry["nnodes"]),
+        int(entry["nproc_per_node"]),
         entry["launcher"],
-        entry["algo"] or None,
-        entry["nccl"] or None,
+        entry.get("algo") or None,
+        entry.get("nccl") or None,
         entry.get("use") or "check",
         tuple(rows),
-        source,
+        printable(source),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.errors import UsageError
+from distsim.strangers import folded, printable
 
 __all__ = ["add_parser"]
 
@@ -36,22 +37,29 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("directory", metavar="DIR", type=Path)
     parser.add_argument("--report", metavar="FILE", help="the diagnoses as JSON (schema distsim.report/1)")
+    parser.add_argument(
+        "--sources",
+        metavar="DIR",
+        action="append",
+        type=Path,
+        help="a folder whose files' lines may be read and shown, again for more (default: the working folder; records "
+        "may name any file of yours)",
+    )
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Diagnose and print; what is wrong with single files is said in one line each."""
-    from rich.console import Console
-
+    from distsim.debug.console import Console
     from distsim.debug.postmortem import examine, examine_jobs
     from distsim.debug.render import piped_width, render_diagnoses
     from distsim.debug.report_json import diagnoses_to_json, exit_code
 
-    judged, complaints = examine_jobs(args.directory)
+    judged, complaints = examine_jobs(args.directory, args.sources)
     _complain(complaints if judged else [])
     several = len(judged) > 1
-    console = Console(width=None if sys.stdout.isatty() else piped_width(110), highlight=False)
-    results = [found for _, found in judged] or [examine(args.directory)]
+    console = Console(width=None if sys.stdout.isatty() else piped_width(110))
+    results = [found for _, found in judged] or [examine(args.directory, args.sources)]
     for number, found in enumerate(results):
         if several:
             console.print(("\n" if number else "") + f"{judged[number][0].text}:")
@@ -85,5 +93,5 @@ def run(args: argparse.Namespace) -> int:
 
 def _complain(complaints: list[str]) -> None:
     sys.stdout.flush()
-    for complaint in complaints:
-        print(f"distsim: {complaint}", file=sys.stderr)
+    for complaint in folded(complaints):
+        print(f"distsim: {printable(complaint)}", file=sys.stderr)

@@ -9,15 +9,20 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from distsim import __version__
 from distsim.errors import DistsimError, UsageError
+from distsim.strangers import printable
 
-__all__ = ["COMMANDS", "main", "present"]
+if TYPE_CHECKING:
+    from distsim.overseer import Fate
+
+__all__ = ["COMMANDS", "REAL_BACKENDS", "main", "parse", "present"]
 
 COMMANDS: dict[str, str] = {
     "run": "run a torch.distributed program, simulated or for real",
@@ -42,6 +47,8 @@ exit codes:
   5  an expectation of a scenario failed
 """
 
+REAL_BACKENDS = ("gloo", "nccl", "mpi")
+"""What `distsim run --on` takes for a real run."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -55,14 +62,16 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and answer the exit code; never raises for a user's mistake."""
+    if argv is None:
+        _watched(sys.argv[1:])
     try:
-        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv), own_process=argv is None)
         sys.stdout.flush()
     except UsageError as error:
-        print(f"distsim: error: {error}", file=sys.stderr)
+        print(f"distsim: error: {printable(str(error))}", file=sys.stderr)
         return 2
     except DistsimError as error:
-        print(f"distsim: error: {error}", file=sys.stderr)
+        print(f"distsim: error: {printable(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("distsim: interrupted", file=sys.stderr)
@@ -73,10 +82,52 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    _leave_threads_behind(code)
     return code
 
 
-def _dispatch(argv: list[str]) -> int:
+def _leave_threads_behind(code: int) -> None:
+    """A rank that was given up may never end, and an interpreter that ends waits for it."""
+    beacons = sys.modules.get("distsim.beacon")
+    beacon = None if beacons is None else beacons.here()
+    if beacon is not None and beacon.threads_left:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _watched(argv: Sequence[str]) -> None:
+    """Simulate in a child process where one could hang or crash for good; the parent has the last word."""
+    simulates = argv[:1] == ["sweep"] or (argv[:1] == ["run"] and not _real(argv))
+    if not simulates:
+        return
+    from distsim.overseer import can_watch, fork_watched
+
+    if can_watch():
+        fork_watched(lambda fate: _explain(fate, argv))
+
+
+def _explain(fate: Fate, argv: Sequence[str]) -> int:
+    """Tell of a run that could not tell of itself, and answer its exit code."""
+    if argv[0] == "run":
+        return int(importlib.import_module("distsim.cli.run").explain(fate, argv))
+    from distsim.report.fate import fatal_text
+
+    print(fatal_text(fate), end="", file=sys.stderr)
+    return 1 if fate.signal_name else 3
+
+
+def _real(argv: Sequence[str]) -> bool:
+    return any(place in REAL_BACKENDS for place in _places(argv))
+
+
+def _places(argv: Sequence[str]) -> list[str]:
+    """What stands after --on."""
+    places = [after for word, after in itertools.pairwise((*argv, "")) if word == "--on"]
+    return [*places, *(word.partition("=")[2] for word in argv if word.startswith("--on="))]
+
+
+def _dispatch(argv: list[str], own_process: bool) -> int:
+    """*own_process*: it is ours from its first to its last line, and may fork."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_help(), end="")
         return 0 if argv else 2
@@ -87,17 +138,34 @@ def _dispatch(argv: list[str]) -> int:
     offered = list(present())
     if name not in offered:
         raise UsageError(_unknown(name, offered))
+    try:
+        args = parse(argv)
+    except SystemExit as stop:  # argparse ends here for --help
+        return stop.code if isinstance(stop.code, int) else 0
+    args.own_process = own_process
+    code = args.func(args)
+    return int(code)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command that exists; `func` is what carries it out."""
+    name = argv[0]
     parser = Parser(prog="distsim")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     importlib.import_module(f"distsim.cli.{name}").add_parser(subparsers)
     try:
         args, unknown = parser.parse_known_args(argv)
-    except SystemExit as stop:  # argparse ends here for --help
-        return stop.code if isinstance(stop.code, int) else 0
+    except UsageError:
+        scripts = [place for place in _places(argv) if place.endswith(".py")]
+        if name == "run" and scripts:  # what is wrong with the rest follows from it
+            raise UsageError(
+                f"--on {scripts[0]}: expected a cluster (a preset or a .toml file), got a Python script; the script "
+                f"comes last: distsim run [--on CLUSTER] {scripts[0]}"
+            ) from None
+        raise
     if unknown:
         raise UsageError(_unknown_flag(name, unknown, _flags(subparsers.choices[name])))
-    code = args.func(args)
-    return int(code)
+    return args
 
 
 def present() -> Iterable[str]:

@@ -11,18 +11,20 @@ import importlib.util
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distsim.cli.dispatch import REAL_BACKENDS, parse
 from distsim.errors import UsageError
 
 if TYPE_CHECKING:
+    from distsim.overseer import Fate
     from distsim.sim import RunRequest
     from distsim.sim.outcome import Outcome
 
-__all__ = ["add_parser"]
+__all__ = ["add_parser", "explain"]
 
-REAL_BACKENDS = ("gloo", "nccl", "mpi")
 DEFAULT_CLUSTER = "dgx-h100:1"
 
 NO_MEANING_IN_SIMULATION = (
@@ -143,12 +145,26 @@ def run(args: argparse.Namespace) -> int:
     return _leave(outcome, args)
 
 
+def explain(fate: Fate, argv: Sequence[str]) -> int:
+    """Tell of a run that could not tell of itself, and answer its exit code."""
+    from distsim.report.fate import fatal_outcome
+
+    args = parse(argv)
+    args.trace = None
+    outcome = fatal_outcome(fate)
+    if sys.stderr.isatty():
+        print("\r\x1b[K\x1b[?25h", end="", file=sys.stderr, flush=True)  # the line of progress, the cursor
+    return _leave(outcome, args)
+
+
 def _launch(args: argparse.Namespace) -> int:
     for dest in ("nnodes", "nproc_per_node"):
         if getattr(args, dest) is None:
             setattr(args, dest, args.torchrun_defaults[dest])
     if not args.no_python and not args.module:
         _check_script(args.training_script)
+    for note in misplaced(args.training_script, args.training_script_args):
+        print(f"distsim: {note}", file=sys.stderr)
     if importlib.util.find_spec("distsim.realexec.launch") is None:
         raise UsageError(f"--on {args.on}: real runs are not in this version; simulate with --on {DEFAULT_CLUSTER}")
     launch = importlib.import_module("distsim.realexec.launch").launch
@@ -174,6 +190,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
     if args.seed < 0:
         raise UsageError(f"--seed: expected 0 or a larger number, got {args.seed}")
     notes.extend(_ignored(args))
+    notes.extend(misplaced(args.training_script, args.training_script_args))
     log_dir = _log_dir(args, notes)
     request = RunRequest(
         program=args.training_script,
@@ -191,6 +208,22 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         host_timeout_s=args.host_timeout,
     )
     return request, notes
+
+
+OWN = ("--on", "--nnodes", "--nproc-per-node", "--nproc_per_node", "--host-timeout", "--standalone")
+"""Flags of ours that few scripts have."""
+
+
+def misplaced(script: str, arguments: Sequence[str]) -> list[str]:
+    """A note where a flag of ours stands behind the script, which gets it instead of us."""
+    given = [word for word in arguments if word.partition("=")[0] in OWN]
+    if not given:
+        return []
+    flag = given[0].partition("=")[0]
+    return [
+        f"{flag} stands behind {script}, so the script got it and distsim did not: if it was meant for distsim, put it "
+        f"before the script (distsim run {flag} ... {script})"
+    ]
 
 
 def _check_script(path: str) -> None:
@@ -231,7 +264,8 @@ def _nnodes(text: str | None, notes: list[str]) -> int | None:
     if len(parts) > 2 or not all(part.isdigit() and int(part) > 0 for part in parts):
         raise UsageError(f"--nnodes: expected a number of nodes, or MIN:MAX, got {text!r}")
     if len(parts) == 2 and parts[0] != parts[1]:
-        notes.append(f"--nnodes {text}: simulated with {parts[1]} nodes, a simulation does not shrink or grow")
+        nodes = "1 node" if parts[1] == "1" else f"{parts[1]} nodes"
+        notes.append(f"--nnodes {text}: simulated with {nodes}, a simulation does not shrink or grow")
     return int(parts[-1])
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.errors import DistsimError, UsageError
+from distsim.strangers import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,6 +57,7 @@ def _add_run(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from distsim.overseer import can_watch
     from distsim.scenario.result import NOT_RUN, Result
     from distsim.scenario.suite import run_suite
 
@@ -81,7 +83,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.explore is not None:
         results += _explore(scenarios, args.explore)
     else:
-        for result in run_suite(scenarios, args.workers, args.update_baselines):
+        apart = args.own_process and can_watch()
+        for result in run_suite(scenarios, args.workers, args.update_baselines, apart):
             results.append(result)
             _show(result, args.verbose)
         print(f"{_count(results)} in {time.perf_counter() - began:.1f} s")
@@ -127,9 +130,11 @@ def _show(result: Result, verbose: bool) -> None:
     from distsim.scenario.github import annotation, on_github
 
     word = "ok    " if result.passed else "FAILED" if result.ran else "ERROR "
-    print(f"{word} {result.name}  ({result.verdict}, {result.wall_s:.2f} s)", flush=True)
+    print(f"{word} {printable(result.name)}  ({result.verdict}, {result.wall_s:.2f} s)", flush=True)
     if not result.passed or verbose:
-        print("\n".join(f"    {line}" if line else "" for line in result.text.splitlines()) + "\n", flush=True)
+        print(
+            "\n".join(f"    {line}" if line else "" for line in printable(result.text).splitlines()) + "\n", flush=True
+        )
     if not result.passed and on_github(os.environ):
         print(annotation(result), flush=True)
 
@@ -147,7 +152,7 @@ def _explore(scenarios: list[Scenario], num: int) -> Iterator[Result]:
             _show(refused, verbose=True)
             yield refused
             continue
-        print(found.text, flush=True)
+        print(printable(found.text), flush=True)
         if found.failing is not None and on_github(os.environ):
             print(annotation(found.failing), flush=True)
         yield found.result
@@ -167,7 +172,7 @@ def _from(args: argparse.Namespace) -> int:
     from distsim.scenario.reproduce import reproduce
 
     for line in reproduce(Path(args.directory), Path(args.output), shrink=not args.no_shrink):
-        print(line)
+        print(printable(line))
     return 0
 
 

@@ -70,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _table(points: list[Point]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
+    from distsim.debug.console import Console
     from distsim.units import format_bandwidth, format_time
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -93,7 +93,7 @@ def _table(points: list[Point]) -> None:
         settings = [str(value) for value in point.settings.values()]
         table.add_row(*settings, point.result.verdict, *times, *rates, busiest)
     wide = None if sys.stdout.isatty() else 160
-    Console(highlight=False, width=wide).print(table)
+    Console(width=wide).print(table)
 
 
 def _plot(points: list[Point], path: Path, figure: str) -> None:

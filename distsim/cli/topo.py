@@ -61,11 +61,10 @@ def _list(args: argparse.Namespace) -> int:
         ]
         print(json.dumps({"schema": "distsim.topo_list/1", "clusters": rows}, indent=2))
         return 0
-    from rich.console import Console
-
     from distsim.cluster.render import render_list
+    from distsim.debug.console import Console
 
-    console = Console(highlight=False)
+    console = Console()
     console.print(render_list(clusters, console.width))
     return 0
 
@@ -96,11 +95,10 @@ def _show(args: argparse.Namespace) -> int:
     elif args.toml:
         print(cluster.to_toml(), end="")
     elif not (args.graphml or args.node_link or args.plot):
-        from rich.console import Console
-
         from distsim.cluster.render import render_cluster
+        from distsim.debug.console import Console
 
-        Console(highlight=False).print(render_cluster(cluster))
+        Console().print(render_cluster(cluster))
     return 0
 
 

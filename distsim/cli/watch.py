@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.errors import UsageError
+from distsim.strangers import folded, printable
 
 __all__ = ["add_parser"]
 
@@ -31,10 +32,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the table until every rank has ended, or once."""
-    from rich.console import Console
     from rich.live import Live
 
-    from distsim.debug.live import live_table
+    from distsim.debug.console import Console
     from distsim.debug.postmortem import load_jobs, load_rings
 
     if not args.directory.is_dir():
@@ -47,23 +47,32 @@ def run(args: argparse.Namespace) -> int:
         shown = next(job for job in jobs if job.name == name)
         which = " or ".join(f"--job {job.name}" for job in others[:4])
         print(f"distsim: {len(jobs)} jobs in one folder, this is {shown.text}; {which} shows another", file=sys.stderr)
-    for complaint in (*complaints, *(line for line in more if line not in complaints)):
-        print(f"distsim: {complaint}", file=sys.stderr)
+    for complaint in folded([*complaints, *(line for line in more if line not in complaints)]):
+        print(f"distsim: {printable(complaint)}", file=sys.stderr)
     if not readers:
         raise UsageError(
             f"{args.directory}: no rings of distsim here (rank*.ring); start the job with --rings {args.directory}"
         )
     if not sys.stdout.isatty():
-        Console(width=120).print(live_table(readers))
+        Console(width=120, highlight=False).print(_view(readers))
         return 0
-    with Live(live_table(readers), auto_refresh=False) as live:
+    with Live(_view(readers), console=Console(), auto_refresh=False) as live:
         while not _ended(readers):
             time.sleep(max(args.interval, 0.05))
             readers = next((job.readers for job in load_jobs(args.directory)[0] if job.name == name), [])
             if not readers:  # the job ended well and took its rings along
                 break
-            live.update(live_table(readers), refresh=True)
+            live.update(_view(readers), refresh=True)
     return 0
+
+
+def _view(readers: Any) -> Any:
+    from rich.console import Group
+    from rich.text import Text
+
+    from distsim.debug.live import live_table, straggler_lines
+
+    return Group(live_table(readers), *(Text(line, style="bold yellow") for line in straggler_lines(readers)))
 
 
 def _ended(readers: Any) -> bool:

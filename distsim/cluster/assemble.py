@@ -20,7 +20,7 @@ __all__ = ["assemble"]
 def assemble(spec: ClusterSpec, host: HostTemplate | None = None) -> Cluster:
     """The cluster that *spec* describes; *host* replaces the host that it would build (for imported ones)."""
     nic, nvlink = spec.node.nic, spec.node.gpu.nvlink if spec.node.gpu else None
-    template = host or build_host(spec.node)
+    template = (host or build_host(spec.node)).staged(spec.node)
     wiring = HostsOnFabric(
         template,
         spec.nodes,

@@ -19,6 +19,7 @@ from distsim.cluster.cluster import Cluster
 from distsim.cluster.graphs import graph_cluster
 from distsim.cluster.link import Link, Vertex
 from distsim.errors import UsageError
+from distsim.strangers import brief, folded
 
 __all__ = ["from_astra"]
 
@@ -38,7 +39,7 @@ def from_astra(text: str, where: str) -> Cluster:
         faults.append(f"expected as many values in each list as there are dimensions, got {listed}")
     for position, name in enumerate(table.get("topology", [])):
         if name not in _TOPOLOGIES:
-            faults.append(f"topology[{position}]: expected one of {', '.join(_TOPOLOGIES)}, got {name!r}")
+            faults.append(f"topology[{position}]: expected one of {', '.join(_TOPOLOGIES)}, got {brief(name)!r}")
     counts = _numbers(table.get("npus_count", []), "npus_count", 1, faults)
     bandwidths = _numbers(table.get("bandwidth", []), "bandwidth", 1e-9, faults)
     latencies = _numbers(table.get("latency", []), "latency", 0, faults)
@@ -47,7 +48,7 @@ def from_astra(text: str, where: str) -> Cluster:
     if math.prod(counts) > _MAX_NPUS:
         faults.append(f"npus_count: expected at most {_MAX_NPUS} NPUs in all, got {math.prod(counts):.0f}")
     if faults:
-        raise UsageError("\n".join([f"{where}: not an ASTRA-sim network file", *(f"  {f}" for f in faults)]))
+        raise UsageError("\n".join([f"{where}: not an ASTRA-sim network file", *(f"  {f}" for f in folded(faults))]))
     return _build(
         table["topology"],
         [int(count) for count in counts],
@@ -97,7 +98,7 @@ def _numbers(values: list[str], key: str, least: float, faults: list[str]) -> li
         except ValueError:
             number = math.nan
         if not (least <= number < math.inf):
-            faults.append(f"{key}[{position}]: expected a number of at least {least:g}, got {value!r}")
+            faults.append(f"{key}[{position}]: expected a number of at least {least:g}, got {brief(value)!r}")
             number = 1.0
         numbers.append(number)
     return numbers
@@ -116,7 +117,7 @@ def _read(text: str, where: str) -> dict[str, list[str]]:
             continue
         match = _LINE_RE.fullmatch(line)
         if match is None:
-            raise UsageError(f"{where}: line {number}: expected 'key: [value, ...]', got {line[:60]!r}")
+            raise UsageError(f"{where}: line {number}: expected 'key: [value, ...]', got {brief(line[:60])!r}")
         key, value = match.groups()
         if value.startswith("[") and not value.endswith("]"):
             raise UsageError(f"{where}: line {number}: a list without its closing ']' (cut off?)")

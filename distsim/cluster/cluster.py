@@ -73,7 +73,7 @@ class Cluster:
         self._routes: dict[tuple[str, str, int, int | None], tuple[int, ...]] = {}
 
     def __repr__(self) -> str:
-        size = f"{self.num_nodes} nodes, {len(self.devices)} devices, {len(self.links)} links"
+        size = f"{_nodes(self.num_nodes)}, {len(self.devices)} devices, {len(self.links)} links"
         return f"<Cluster {self.name}: {size}>"
 
     @property
@@ -127,8 +127,8 @@ class Cluster:
         if nodes > self.num_nodes or ranks > room:
             unit = "accelerators" if self.node.num_gpus else "cores"
             raise UsageError(
-                f"asked for {nodes * ranks} ranks ({nodes} nodes x {ranks}), the cluster {self.name} has "
-                f"{self.num_nodes * room} ({self.num_nodes} nodes x {room} {unit}): "
+                f"asked for {nodes * ranks} ranks ({_nodes(nodes)} x {ranks}), the cluster {self.name} has "
+                f"{self.num_nodes * room} ({_nodes(self.num_nodes)} x {room} {unit}): "
                 "lower --nnodes or --nproc-per-node, or name a larger cluster with --on"
             )
         slots: list[Slot] = []
@@ -177,3 +177,7 @@ class Cluster:
         from distsim.cluster.to_toml import to_toml
 
         return to_toml(self.spec)
+
+
+def _nodes(number: int) -> str:
+    return f"{number} node{'' if number == 1 else 's'}"

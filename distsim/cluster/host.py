@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,44 @@ class HostTemplate:
     devices: tuple[str, ...]
     nics: tuple[str, ...]
     port: tuple[float, float] | None = None
+    staged_peers: bool = False
+    """GPUs without NVLink between them do not reach each other: the sender writes to the host memory of the
+    receiver's socket, the receiver reads it there (NCCL's SHM transport; NCCL_SHM_LOCALITY's default is the
+    receiver's side)."""
+    staged_nics: bool = False
+    """A NIC does not reach GPU memory: what leaves or comes goes through the host memory of the GPU's socket
+    (NCCL without GPUDirect RDMA)."""
+
+    def staged(self, node: NodeSpec) -> HostTemplate:
+        """The same host with what *node* says of direct access, and the host memory that stands for it where there
+        is none: a loop at each socket, at half its memory's bandwidth, as every byte is written and read."""
+        peers = bool(node.gpus) and not node.pcie.peer_to_peer
+        nics = bool(node.gpus) and node.nic is not None and not node.nic.gpu_direct
+        rate = node.cpu.memory_bandwidth * node.cpu.memory_efficiency / 2
+        sockets = [part.name for part in self.parts if part.kind == "cpu"] if peers or nics else []
+        loops = tuple(Wire(name, name, rate, 0.0, "memory") for name in sockets)
+        return replace(self, wires=self.wires + loops, staged_peers=peers, staged_nics=nics)
+
+    @cached_property
+    def _memory(self) -> dict[str, int]:
+        """Socket -> the wire that is its memory."""
+        return {wire.src: index for index, wire in enumerate(self.wires) if wire.kind == "memory"}
+
+    def _socket(self, device: str) -> str | None:
+        """The socket whose memory *device* reaches most cheaply."""
+        tree = self._trees[device]
+        near = [(tree[name][0], name) for name in self._memory if name in tree]
+        return min(near)[1] if near else None
+
+    @cached_property
+    def _trees(self) -> dict[str, dict[str, tuple[float, tuple[int, ...]]]]:
+        return {part.name: self._tree(part.name) for part in self.parts if part.kind in ("gpu", "cpu", "nic")}
+
+    def _through_memory(self, src: str, dst: str, socket: str | None) -> tuple[int, ...] | None:
+        """Wires from *src* into the memory of *socket*, and out of it to *dst*."""
+        if socket is None or socket not in self._trees[src] or dst not in self._trees[socket]:
+            return None
+        return (*self._trees[src][socket][1], self._memory[socket], *self._trees[socket][dst][1])
 
     @cached_property
     def _next(self) -> dict[str, list[tuple[str, int]]]:
@@ -94,17 +132,27 @@ class HostTemplate:
         for source in self.devices:
             tree, loop = self._tree(source), loops.get(source, ())
             rows.append([(*loop, *tree[device][1]) if device in tree else None for device in self.devices])
+        if self.staged_peers:
+            for i, row in enumerate(rows):
+                for j, path in enumerate(row):
+                    if i != j and (path is None or any(self.wires[index].kind != "nvlink" for index in path)):
+                        source, device = self.devices[i], self.devices[j]
+                        row[j] = self._through_memory(source, device, self._socket(device)) or path
         return rows
 
     @cached_property
     def to_nic(self) -> list[list[tuple[int, ...] | None]]:
         """Wires from device i to NIC k."""
+        if self.staged_nics:
+            return [[self._through_memory(one, nic, self._socket(one)) for nic in self.nics] for one in self.devices]
         trees = [self._tree(device) for device in self.devices]
         return [[tree[nic][1] if nic in tree else None for nic in self.nics] for tree in trees]
 
     @cached_property
     def from_nic(self) -> list[list[tuple[int, ...] | None]]:
         """Wires from NIC k to device i."""
+        if self.staged_nics:
+            return [[self._through_memory(nic, one, self._socket(one)) for one in self.devices] for nic in self.nics]
         trees = [self._tree(nic) for nic in self.nics]
         return [[tree[device][1] if device in tree else None for device in self.devices] for tree in trees]
 

@@ -13,12 +13,15 @@ from distsim.cluster.assemble import assemble
 from distsim.cluster.cluster import Cluster
 from distsim.cluster.host import HostTemplate
 from distsim.errors import UsageError
+from distsim.strangers import brief, load_toml, read_bytes
 
 __all__ = ["MAX_NODES", "load_cluster", "merged", "preset_names", "preset_text", "read_text"]
 
+LARGEST_FILE = 64 << 20
 MAX_NODES = 32_768
 """More is a typing mistake rather than a cluster."""
 
+LONGEST_NAME = 4096
 _SUFFIXES = (".toml", ".xml", ".json", ".yml", ".yaml")
 
 
@@ -40,7 +43,12 @@ def load_cluster(name: str) -> Cluster:
     """
     stem, nodes = _split(name)
     path = Path(stem)
-    file_like = path.suffix.lower() in _SUFFIXES or "/" in stem or path.exists()
+    file_like = path.suffix.lower() in _SUFFIXES or "/" in stem or _exists(path)
+    if path.suffix == ".py":
+        raise UsageError(
+            f"expected a cluster (a preset or a .toml file), got the Python script {brief(path)}; the script comes "
+            f"last: distsim run [--on CLUSTER] {brief(path)}"
+        )
     if file_like and stem not in preset_names():
         return _load_file(path, nodes)
     if stem not in preset_names():
@@ -64,9 +72,11 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def read_text(path: Path) -> str:
     """The text of a file a user named, or one clear line why not."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, LARGEST_FILE).decode("utf-8")
     except FileNotFoundError:
-        raise UsageError(f"no such file: {path} (expected a cluster file, or a preset: {_list()})") from None
+        raise UsageError(
+            f"no such file: {brief(str(path), 300)} (expected a cluster file, or a preset: {_list()})"
+        ) from None
     except IsADirectoryError:
         raise UsageError(f"{path} is a directory: expected a cluster file") from None
     except UnicodeDecodeError as error:
@@ -74,26 +84,37 @@ def read_text(path: Path) -> str:
             f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x} at {error.start}"
         ) from None
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+        raise UsageError(f"cannot read {brief(str(path), 300)}: {error.strerror or error}") from None
     if not text.strip():
         raise UsageError(f"{path} is empty: expected a cluster file (distsim topo show dgx-h100 --toml prints one)")
     return text
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
 def _split(name: str) -> tuple[str, int | None]:
     if not name.strip():
         raise UsageError(f"expected a cluster: a preset ({_list()}) or a TOML file, got an empty name")
-    if Path(name).exists() or ":" not in name:
+    if len(name) > LONGEST_NAME or "\0" in name:
+        raise UsageError(f"expected a cluster: a preset ({_list()}) or a file, got {brief(name)}")
+    if _exists(Path(name)) or ":" not in name:
         return name, None
     stem, _, count = name.rpartition(":")
     try:
         nodes = int(count)
     except ValueError:
-        raise UsageError(f"{name}: expected a number of nodes after ':', got {count!r} (as in {stem}:2)") from None
+        raise UsageError(
+            f"{brief(name)}: expected a number of nodes after ':', got {brief(count)!r} (as in {brief(stem)}:2)"
+        ) from None
     if not stem:
-        raise UsageError(f"expected a cluster before ':{count}': a preset ({_list()}) or a TOML file, got none")
+        raise UsageError(f"expected a cluster before ':{brief(count)}': a preset ({_list()}) or a TOML file, got none")
     if not 1 <= nodes <= MAX_NODES:
-        raise UsageError(f"{name}: expected 1 to {MAX_NODES} nodes, got {nodes}")
+        raise UsageError(f"{brief(name)}: expected 1 to {MAX_NODES} nodes, got {brief(nodes)}")
     return stem, nodes
 
 
@@ -123,8 +144,8 @@ def _load_file(path: Path, nodes: int | None) -> Cluster:
 
 def _parse_toml(text: str, path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return load_toml(text)
+    except ValueError as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
 
 
@@ -155,6 +176,9 @@ def _list() -> str:
 
 
 def _unknown(stem: str) -> str:
-    near = difflib.get_close_matches(stem.lower(), preset_names(), 1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return f"unknown cluster '{stem}': expected a preset ({_list()}) or a TOML file{hint}"
+    said = stem.lower()[:80]
+    near = difflib.get_close_matches(said, preset_names(), 1) or [
+        name for name in preset_names() if name.startswith(said) or said in name.split("-")
+    ]
+    hint = f"; did you mean '{near[0]}'?" if near else ":"
+    return f"unknown cluster '{brief(stem)}'{hint} expected a preset ({_list()}) or a TOML file"

@@ -14,6 +14,7 @@ from xml.parsers import expat
 
 from distsim.cluster.host import HostTemplate, Part, Wire
 from distsim.errors import UsageError
+from distsim.strangers import brief, folded
 
 __all__ = ["from_nccl_xml"]
 
@@ -78,7 +79,7 @@ def from_nccl_xml(text: str, where: str) -> tuple[HostTemplate, dict[str, Any]]:
         raise UsageError(f"{where}: expected at most {_MAX_CHARACTERS >> 20} MiB of XML, got {len(text) >> 20} MiB")
     root = _parse(text, where)
     if root.tag != "system":
-        raise UsageError(f"{where}: expected NCCL's <system>, got <{root.tag}>")
+        raise UsageError(f"{where}: expected NCCL's <system>, got <{brief(root.tag)}>")
     reader = _Reader()
     for cpu in root.children:
         if cpu.tag == "cpu":
@@ -88,10 +89,12 @@ def from_nccl_xml(text: str, where: str) -> tuple[HostTemplate, dict[str, Any]]:
         reader.faults.append("expected at least one <gpu> inside a <cpu>, got none")
     if len(reader.hosts) > 1:
         reader.faults.append(
-            f"expected one host, got {len(reader.hosts)} (host_hash {', '.join(sorted(reader.hosts))})"
+            f"expected one host, got {len(reader.hosts)} (host_hash {brief(', '.join(sorted(reader.hosts)))})"
         )
     if reader.faults:
-        raise UsageError("\n".join([f"{where}: {len(reader.faults)} fault(s)", *(f"  {f}" for f in reader.faults)]))
+        raise UsageError(
+            "\n".join([f"{where}: {len(reader.faults)} fault(s)", *(f"  {f}" for f in folded(reader.faults))])
+        )
     return reader.template(), reader.data(Path(where).stem)
 
 
@@ -133,6 +136,9 @@ class _Reader:
         self.cpus: list[str] = []
         self.gpus: list[tuple[int, str, _Element, str]] = []
         self.nets: list[tuple[str, float, str, str, float]] = []
+        self.gpu_direct = True
+        """Unless a net of the fastest kind has gdr="0"."""
+        self._without: set[str] = set()
         self.switches = 0
         self.nvlink_gbps = 0.0
         self.nvlinks: dict[str, int] = {}
@@ -183,11 +189,17 @@ class _Reader:
         elif element.tag == "nic":
             for net in element.children:
                 if net.tag == "net":
+                    self._direct(net)
                     speed = self._number(net, "speed", 10_000) or 10_000
                     self.nets.append((net.attributes.get("name", ""), speed / 8000, above, busid, gbps))
         elif element.tag == "net":
+            self._direct(element)
             speed = self._number(element, "speed", 10_000) or 10_000
             self.nets.append((element.attributes.get("name", ""), speed / 8000, above, busid, gbps))
+
+    def _direct(self, net: _Element) -> None:
+        if net.attributes.get("gdr", "1") == "0":
+            self._without.add(net.attributes.get("name", ""))
 
     def _slot_gbps(self, element: _Element) -> float:
         words = element.attributes.get("link_speed", "").split()
@@ -217,13 +229,16 @@ class _Reader:
                 elif kind.startswith(_NVSWITCH_CLASS):
                     switched[name] = switched.get(name, 0) + count
                 elif not kind.startswith(_CPU_CLASS):
-                    self.faults.append(f"line {link.line}: <nvlink target>: expected a GPU or NVSwitch, got {target!r}")
+                    self.faults.append(
+                        f"line {link.line}: <nvlink target>: expected a GPU or NVSwitch, got {brief(target)!r}"
+                    )
         if switched:
             self.parts.append(Part("nvswitch0", "nvswitch", 0))
             for name, count in switched.items():
                 self._wire(name, "nvswitch0", count * self.nvlink_gbps, "nvlink")
         fastest = max((net[1] for net in self.nets), default=0.0)
         self.nets = [net for net in self.nets if net[1] == fastest]
+        self.gpu_direct = all(net[0] not in self._without for net in self.nets)
         for index, (_, _, above, _, gbps) in enumerate(self.nets):
             self.parts.append(Part(f"nic{index}", "nic", index))
             self._wire(above, f"nic{index}", gbps, "pcie")
@@ -250,7 +265,9 @@ class _Reader:
         except ValueError:
             number = -1
         if number < 0:
-            self.faults.append(f"line {element.line}: <{element.tag} {key}>: expected a whole number, got {text!r}")
+            self.faults.append(
+                f"line {element.line}: <{element.tag} {key}>: expected a whole number, got {brief(text)!r}"
+            )
             return default or 0
         return number
 
@@ -296,6 +313,7 @@ class _Reader:
                     "bandwidth": pcie,
                     "efficiency": 1.0,
                     "switches": self.switches,
+                    "peer_to_peer": sm != 89,  # no dump says it: of GeForce's driver of that generation it is known
                 },
             },
             "fabric": {"kind": "star"},
@@ -304,6 +322,7 @@ class _Reader:
             label, gbps = self.nets[0][0].lower(), self.nets[0][1]
             net = next((net for prefix, net in _NETS if label.startswith(prefix)), "tcp")
             data["node"]["nic"] = {"net": net, "count": len(self.nets), "bandwidth": gbps * 1e9}
+            data["node"]["nic"]["gpu_direct"] = self.gpu_direct
             data["node"]["nic"]["efficiency"] = 0.97 if net != "tcp" else 0.94
         else:
             data["node"]["nic"] = None

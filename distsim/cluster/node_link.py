@@ -8,9 +8,8 @@ every edge.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,13 @@ from distsim.cluster.facts import CpuModel, GpuModel, NcclFacts, NodeModel
 from distsim.cluster.graphs import graph_cluster
 from distsim.cluster.link import Link, Vertex
 from distsim.errors import UsageError
+from distsim.strangers import brief, folded, load_json, printable
 from distsim.units import parse_bandwidth, parse_time
 
 __all__ = ["from_node_link", "to_graphml", "to_node_link"]
 
 _KINDS = ("gpu", "cpu", "nvswitch", "pcie", "nic", "leaf", "spine", "switch")
-_MAX_FAULTS = 20
+_MAX_FAULTS = 10
 
 
 def to_node_link(cluster: Cluster) -> dict[str, Any]:
@@ -64,11 +64,9 @@ def to_graphml(cluster: Cluster, path: Path) -> None:
 def from_node_link(text: str, where: str) -> Cluster:
     """A cluster from node-link JSON; every fault at once."""
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{where}: not valid JSON (cut off?): {error}") from None
-    except RecursionError:
-        raise UsageError(f"{where}: not a graph: nested too deeply") from None
+        data = load_json(text)
+    except ValueError as error:
+        raise UsageError(f"{where}: not valid JSON (cut off?): {brief(str(error), 300)}") from None
     if not isinstance(data, dict) or not isinstance(data.get("nodes"), list):
         raise UsageError(f"{where}: expected node-link JSON with a list 'nodes', got {_brief(data)}")
     edges = data.get("edges", data.get("links"))
@@ -86,7 +84,7 @@ def from_node_link(text: str, where: str) -> Cluster:
     graph = data.get("graph")
     graph = graph if isinstance(graph, dict) else {}
     return graph_cluster(
-        str(graph.get("name") or Path(where).stem), vertices, links, where, _facts(graph.get("distsim"))
+        _name(graph.get("name")) or Path(where).stem, vertices, links, where, _facts(graph.get("distsim"), where)
     )
 
 
@@ -99,17 +97,21 @@ def _vertices(nodes: list[Any], faults: list[str]) -> list[Vertex]:
         if not isinstance(node, dict) or "id" not in node:
             faults.append(f"{path}: expected an object with an 'id', got {_brief(node)}")
             continue
-        name, kind, host = str(node["id"]), node.get("kind", "switch"), node.get("host")
+        name, kind, host = _name(node["id"]), node.get("kind", "switch"), node.get("host")
+        if name is None:
+            faults.append(f"{path}.id: expected a name or a number, got {_brief(node['id'])}")
+            continue
         if name in seen:
-            faults.append(f"{path}.id: {name!r} is already nodes[{seen[name]}]")
+            faults.append(f"{path}.id: {_brief(name)!r} is already nodes[{seen[name]}]")
         seen[name] = position
-        if kind not in _KINDS:
-            faults.append(f"{path}.kind: expected one of {', '.join(_KINDS)}, got {kind!r}")
+        if not isinstance(kind, str) or kind not in _KINDS:
+            faults.append(f"{path}.kind: expected one of {', '.join(_KINDS)}, got {_brief(kind)!r}")
         if host is not None and (isinstance(host, bool) or not isinstance(host, int) or host < 0):
-            faults.append(f"{path}.host: expected a number of a host, got {host!r}")
+            faults.append(f"{path}.host: expected a number of a host, got {_brief(host)}")
             host = None
-        local = locals_[kind, host] = locals_.get((str(kind), host), -1) + 1
-        vertices.append(Vertex(name, str(kind), host, local))
+        kind = kind if isinstance(kind, str) else brief(kind)
+        local = locals_[kind, host] = locals_.get((kind, host), -1) + 1
+        vertices.append(Vertex(name, kind, host, local))
     return vertices
 
 
@@ -121,19 +123,27 @@ def _links(edges: list[Any], names: set[str], both_ways: bool, faults: list[str]
         if not isinstance(edge, dict):
             faults.append(f"{path}: expected an object, got {_brief(edge)}")
             continue
-        ends = [str(edge.get(end)) for end in ("source", "target")]
+        ends = [_name(edge.get(end)) or "" for end in ("source", "target")]
         for end, name in zip(("source", "target"), ends, strict=True):
             if name not in names:
-                faults.append(f"{path}.{end}: expected the id of a node, got {edge.get(end)!r}")
+                faults.append(f"{path}.{end}: expected the id of a node, got {_brief(edge.get(end))!r}")
         bandwidth = _figure(edge, "bandwidth", "bandwidth_bytes_per_s", path, faults)
         latency = _figure(edge, "latency", "latency_s", path, faults)
-        kind = str(edge.get("kind", "fabric"))
+        kind = _name(edge.get("kind", "fabric")) or "fabric"
         for src, dst in [ends, ends[::-1]] if both_ways and ends[0] != ends[1] else [ends]:
             if (src, dst) in seen:
-                faults.append(f"{path}: {src}->{dst} is already edges[{seen[src, dst]}]; give one edge with the sum")
+                both = f"{_brief(src)}->{_brief(dst)}"
+                faults.append(f"{path}: {both} is already edges[{seen[src, dst]}]; give one edge with the sum")
             seen[src, dst] = position
             links.append(Link(len(links), src, dst, bandwidth, latency, kind))
     return links
+
+
+def _name(value: Any) -> str | None:
+    """A node's id as networkx writes one; lists and objects are none."""
+    if not isinstance(value, str | int) or (isinstance(value, int) and abs(value) >= 1 << 200):
+        return None
+    return printable(str(value)[:200])
 
 
 def _figure(edge: Mapping[str, Any], key: str, exact: str, path: str, faults: list[str]) -> float:
@@ -149,17 +159,74 @@ def _figure(edge: Mapping[str, Any], key: str, exact: str, path: str, faults: li
         return 1.0
 
 
-def _facts(data: Any) -> tuple[CpuModel, NodeModel, NcclFacts] | None:
+def _facts(data: Any, where: str) -> tuple[CpuModel, NodeModel, NcclFacts] | None:
     """The facts that `to_node_link` wrote; None where the file has none or another version's."""
     try:
         node = dict(data["node"])
         if node["gpu"] is not None:
             node["gpu"] = GpuModel(**node["gpu"])
-        return CpuModel(**data["cpu"]), NodeModel(**node), NcclFacts(**data["nccl"])
-    except (TypeError, KeyError):
+        made = CpuModel(**data["cpu"]), NodeModel(**node), NcclFacts(**data["nccl"])
+    except (TypeError, KeyError, ValueError):
         return None
+    faults = [f"graph.distsim.{fault}" for facts in made for fault in _untyped(facts)]
+    if node["gpu"] is not None:
+        faults += [f"graph.distsim.node.gpu.{fault}" for fault in _untyped(node["gpu"])]
+    if made[1].nvls and made[1].nvlink != "nvswitch":
+        faults.append(
+            f"graph.distsim.node.nvls: expected false without an NVSwitch (nvlink is {_brief(made[1].nvlink)})"
+        )
+    if not faults:
+        faults = [f"graph.distsim.{name}: expected a number above zero, got 0" for name in _zeros(made)]
+    if faults:
+        raise UsageError("\n".join([f"{where}: {len(faults)} fault(s)", *(f"  {fault}" for fault in folded(faults))]))
+    return made
+
+
+def _zeros(made: tuple[CpuModel, NodeModel, NcclFacts]) -> Iterator[str]:
+    """Figures that others are divided by, of the parts that the machine has."""
+    cpu, node, nccl = made
+    needed = {
+        "cpu": [f.name for f in fields(cpu) if f.type != "str" and f.name not in ("op_overhead_s", "store_latency_s")]
+    }
+    needed["node"] = ["ranks_per_node", "nvlink_domain_nodes", "pcie_generation", "pcie_bytes_per_s"]
+    needed["nccl"] = []
+    if node.nvlink != "none":
+        needed["node"] += [
+            "nvlink_bytes_per_s",
+            "nvlink_spec_bytes_per_s",
+            "nvlink_pair_bytes_per_s",
+            "nvlinks_per_gpu",
+        ]
+    if node.num_nics or nccl.num_nics or nccl.net != "none":
+        needed["node"] += ["num_nics", "nic_bytes_per_s", "nic_spec_bytes_per_s"]
+        needed["nccl"] += ["num_nics", "nic_bytes_per_s"]
+    for name, facts in (("cpu", cpu), ("node", node), ("nccl", nccl)):
+        yield from (f"{name}.{key}" for key in needed[name] if not getattr(facts, key))
+
+
+def _untyped(facts: object) -> Iterator[str]:
+    """Fields that are not of the type their class declares, or that no machine has."""
+    for field in fields(facts):  # type: ignore[arg-type]
+        value = getattr(facts, field.name)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e30
+        expected = {
+            "str": ("a text", isinstance(value, str) and len(value) < 200),
+            "bool": ("true or false", isinstance(value, bool)),
+            "int": ("a whole number", number and isinstance(value, int)),
+            "float": ("a number of zero or more", number),
+            "GpuModel | None": ("a table", value is None or isinstance(value, GpuModel)),
+            "Mapping[str, float]": ("numbers by name", _numbers(value)),
+        }[str(field.type)]
+        if not expected[1]:
+            yield f"{field.name}: expected {expected[0]}, got {_brief(value)}"
+
+
+def _numbers(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return all(isinstance(one, int | float) and not isinstance(one, bool) and 0 < one < 1e30 for one in value.values())
 
 
 def _brief(value: Any) -> str:
-    text = repr(value)
+    text = brief(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -75,7 +75,8 @@ def plot(cluster: Cluster, path: Path) -> None:
         )
     axes.set_axis_off()
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=len(layers), frameon=False)
-    axes.set_title(f"{cluster.name}: {cluster.num_nodes} nodes, {len(cluster.devices)} ranks")
+    nodes = "1 node" if cluster.num_nodes == 1 else f"{cluster.num_nodes} nodes"
+    axes.set_title(f"{cluster.name}: {nodes}, {len(cluster.devices)} ranks")
     try:
         figure.savefig(path, dpi=150)
     except ValueError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -43,7 +42,7 @@ def render_list(clusters: Sequence[tuple[str, Cluster]], width: int) -> Renderab
             f"{node.num_nics}x{node.nic_spec_bytes_per_s * 8e-9:.0f}G {cluster.nccl.net}",
             cluster.description,
         ]
-        table.add_row(*(escape(cell) for cell in row), *([escape(cluster.source)] if width >= _WIDE else []))
+        table.add_row(*row, *([cluster.source] if width >= _WIDE else []))
     note = Text(
         "GPUs and NICs of one node; GB/s a GPU inside the node, one direction. NAME:N is N nodes "
         "(gb200-nvl72:N is N racks).",
@@ -90,8 +89,22 @@ def _summary(cluster: Cluster) -> Iterable[RenderableType]:
         f"{cluster.cpu.model}, {cluster.cpu.num_sockets} x {cluster.cpu.cores_per_socket} cores, "
         f"{cluster.cpu.memory_bytes * per_node / 1e9:,.0f} GB",
     )
+    if cluster.spec is not None and (nic := cluster.spec.node.nic) is not None:
+        table.add_row("NICs", f"{nic.count} x {nic.model or nic.net}, {nic.bandwidth * 8e-9:,.0f} Gbit/s {nic.net}")
+    if node.num_gpus and not (node.pcie_peer_to_peer and (node.gpu_direct_rdma or not node.num_nics)):
+        table.add_row("host memory", _staged(cluster))
     table.add_row("bisection", _bisection(cluster))
     yield table
+
+
+def _staged(cluster: Cluster) -> str:
+    """What goes through host memory because nothing reaches GPU memory directly."""
+    node = cluster.node
+    peers = (
+        [] if node.pcie_peer_to_peer else ["between GPUs" if node.nvlink == "none" else "between GPUs without NVLink"]
+    )
+    nics = [] if node.gpu_direct_rdma or not node.num_nics else ["between GPUs and NICs"]
+    return f"carries what goes {' and '.join([*peers, *nics])}"
 
 
 def _placement(cluster: Cluster) -> str:

@@ -11,10 +11,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from distsim.errors import UsageError
+from distsim.strangers import brief, folded, printable
 from distsim.units import parse_bandwidth, parse_flops, parse_memory, parse_time
 
 __all__ = ["ClusterSpec", "FabricSpec", "NodeSpec", "Table", "check_spec"]
@@ -36,11 +37,15 @@ Memory = Annotated[int, *_quantity(parse_memory, "GB")]
 Flops = Annotated[float, *_quantity(parse_flops, "TFLOPS")]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Ratio = Annotated[float, Field(ge=1)]
-Count = Annotated[int, Field(ge=0, le=1024, strict=True)]
+Count = Annotated[int, Field(ge=0, le=256, strict=True)]
 Positive = Annotated[int, Field(ge=1, le=1024, strict=True)]
 # Nodes and what counts them; with _MOST_CABLES a typing mistake ends in a message and not in a full memory.
 Nodes = Annotated[int, Field(ge=1, le=32_768, strict=True)]
 _MOST_CABLES = 4_000_000
+_MOST_WIRES = 20_000
+"""In one host: all sockets are joined to each other, and all GPUs of an NVLink mesh."""
+_MEASURED = ("all_reduce", "all_gather", "all_to_all", "broadcast", "reduce", "sendrecv")
+_CALIBRATED = ("launch_s", "s_per_byte", "more_s_per_byte", "knee_bytes")
 
 
 def _note(text: str, default: Any = ...) -> Any:
@@ -51,6 +56,12 @@ class Table(BaseModel):
     """A table of the file: unknown keys are faults, nothing changes afterwards."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _shown_not_obeyed(cls, value: Any) -> Any:
+        """Names and descriptions are printed: an escape sequence in one stays what it is, letters."""
+        return printable(value) if isinstance(value, str) else value
 
 
 class NvlinkSpec(Table):
@@ -250,12 +261,35 @@ class ClusterSpec(Table):
             found.append(("node.nic", f"expected a table for a cluster of {self.nodes} nodes, got nothing"))
         if nvlink and nvlink.topology == "mesh" and nvlink.domain_nodes > 1:
             found.append(("node.gpu.nvlink.domain_nodes", f"expected 1 with a mesh, got {nvlink.domain_nodes}"))
+        found += self._miscalibrated()
+        wires = node.cpu.sockets**2 + (node.gpus**2 if nvlink and nvlink.topology == "mesh" else 0)
+        if wires > _MOST_WIRES:
+            found.append(("node", f"expected at most {_MOST_WIRES:,} wires inside a host, got {wires:,}"))
+        parts = self.nodes * (node.gpus + node.cpu.sockets + node.pcie.switches + (node.nic.count if node.nic else 0))
+        if parts > _MOST_CABLES:
+            found.append(("nodes", f"expected at most {_MOST_CABLES:,} parts in all hosts, got {parts:,}"))
         cables = self._cables()
         if cables > _MOST_CABLES:
             found.append(("fabric", f"expected at most {_MOST_CABLES:,} cables, got {cables:,} ({fabric.kind})"))
         if isinstance(fabric, TorusSpec) and math.prod(fabric.dims) < self.nodes:
             text = f"expected room for {self.nodes} nodes, got {math.prod(fabric.dims)} ({fabric.dims})"
             found.append(("fabric.dims", text))
+        return found
+
+    def _miscalibrated(self) -> list[tuple[str, str]]:
+        """What `distsim calibrate` does not write would be read by nobody; of one operation all figures are needed."""
+        given, found = self.calibration, []
+        wanted = {f"gloo_{op}": [f"gloo_{op}_{figure}" for figure in _CALIBRATED] for op in _MEASURED}
+        known = {key for keys in wanted.values() for key in keys}
+        for key, value in given.items():
+            if key not in known:
+                text = f"unknown key (expected gloo_OPERATION_FIGURE, of {', '.join(_CALIBRATED)}){_near(key, known)}"
+                found.append((f"calibration.{brief(key)}", text))
+            elif not 0 <= value < 1e15:
+                found.append((f"calibration.{key}", f"expected zero or more, got {value:g}"))
+        for keys in wanted.values():
+            if lacking := [key for key in keys if key not in given and any(other in given for other in keys)]:
+                found.append((f"calibration.{lacking[0]}", "expected a value, got nothing"))
         return found
 
     def _cables(self) -> int:
@@ -284,14 +318,14 @@ def check_spec(data: Mapping[str, Any], where: str) -> ClusterSpec:
         faults = [_fault(detail) for detail in error.errors(include_url=False)]
     if len(faults) == 1:
         raise UsageError(f"{where}: {faults[0]}")
-    raise UsageError("\n".join([f"{where}: {len(faults)} faults", *(f"  {fault}" for fault in faults)]))
+    raise UsageError("\n".join([f"{where}: {len(faults)} faults", *(f"  {fault}" for fault in folded(faults))]))
 
 
 _KINDS = ("star", "leaf-spine", "fat-tree", "rail-optimised", "torus", "ring", "full-mesh", "dragonfly")
 
 
 def _fault(detail: Mapping[str, Any]) -> str:
-    location = [str(part) for part in detail["loc"] if str(part) not in _KINDS]
+    location = [brief(str(part)) for part in detail["loc"] if str(part) not in _KINDS]
     is_key = location[-1:] == ["[key]"]
     location = location[: -2 if is_key else None]
     context = detail.get("ctx", {})
@@ -305,16 +339,16 @@ def _fault(detail: Mapping[str, Any]) -> str:
             return f"{path}: unknown key{_known(detail['loc'])}"
         case "union_tag_invalid" | "union_tag_not_found":
             kind = given.get("kind") if isinstance(given, Mapping) else given
-            return f"{path}.kind: expected one of {', '.join(_KINDS)}, got {kind!r}{_near(kind, _KINDS)}"
+            return f"{path}.kind: expected one of {', '.join(_KINDS)}, got {_shown(kind)}{_near(kind, _KINDS)}"
         case "model_type" | "model_attributes_type" | "dict_type":
-            return f"{path}: expected a table, got {given!r}"
+            return f"{path}: expected a table, got {_shown(given)}"
     if "text" in context:
         return f"{path}: {context['text']}"
     expected = str(detail["msg"]).replace("Input should be", "expected").replace("a valid ", "a ")
     expected = expected.replace("a integer", "an integer").replace("List should", "expected a list that should")
     if "expected" not in expected:
         expected = f"expected otherwise: {expected}"
-    return f"{path}: {'a key: ' if is_key else ''}{expected}, got {given!r} ({type(given).__name__})"
+    return f"{path}: {'a key: ' if is_key else ''}{expected}, got {_shown(given)} ({type(given).__name__})"
 
 
 def _known(location: tuple[Any, ...]) -> str:
@@ -329,6 +363,10 @@ def _known(location: tuple[Any, ...]) -> str:
     return f" (expected one of {', '.join(table.model_fields)}){_near(location[-1], table.model_fields)}"
 
 
+def _shown(given: Any) -> str:
+    return repr(brief(given)) if isinstance(given, str) else brief(given)
+
+
 def _near(given: Any, options: Any) -> str:
-    near = difflib.get_close_matches(str(given), list(options), 1)
+    near = difflib.get_close_matches(brief(given), list(options), 1)
     return f"; did you mean '{near[0]}'?" if near else ""

@@ -19,6 +19,7 @@ from distsim.collectives.plan import Cost, Phase, Plan
 from distsim.collectives.ring import Shape, ring_messages, ring_phase
 from distsim.collectives.tree import tree_messages, tree_phase
 from distsim.errors import UsageError
+from distsim.strangers import brief
 
 __all__ = ["compile_ideal"]
 
@@ -36,7 +37,7 @@ def compile_ideal(
     """*op* (one of the canonical names) at the links' own speed."""
     size = group.size
     if algo is not None and algo not in ("ring", "tree", "hierarchical", "direct"):
-        raise UsageError(f"expected an algorithm (ring, tree, hierarchical, direct), got {algo!r}")
+        raise UsageError(f"expected an algorithm (ring, tree, hierarchical, direct), got {brief(algo)!r}")
     if op == "all_reduce" and algo == "hierarchical":
         return Plan("hierarchical", "ideal", 1, 0.0, hierarchical_phases(group, nbytes, Cost()))
     if op in _RING and algo != "tree":

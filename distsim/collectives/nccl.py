@@ -24,6 +24,7 @@ from distsim.collectives.plan import Cost, Message, Plan
 from distsim.collectives.ring import Shape, ring_messages
 from distsim.collectives.tree import tree_messages
 from distsim.errors import UsageError
+from distsim.strangers import brief
 
 __all__ = ["NcclSelector"]
 
@@ -35,6 +36,10 @@ TUNED_NETS = ("efa", "tcpx", "tcpxo")
 takes what is quickest there, not what NCCL's own model believes."""
 
 DIRECT = ("all_to_all", "gather", "scatter", "sendrecv", "send")
+
+
+_PCIE_GBPS = {1: 3.0, 2: 6.0, 3: 12.0, 4: 24.0, 5: 48.0, 6: 96.0}
+_SOCKET_GBPS = {"amd": 16.0, "arm": 6.0, "bdw": 6.0, "skl": 10.0, "srp": 22.0, "erp": 40.0}
 
 
 class NcclSelector:
@@ -52,7 +57,7 @@ class NcclSelector:
         constants: Constants | None = None,
     ) -> None:
         if launcher not in ("process", "shared"):
-            raise UsageError(f"expected the launcher process or shared, got {launcher!r}")
+            raise UsageError(f"expected the launcher process or shared, got {brief(launcher)!r}")
         self.cluster = cluster
         self.capacity = capacity
         self.version = version
@@ -72,7 +77,7 @@ class NcclSelector:
         generation = 3 if capability >= 100 else {9: 2, 8: 1}.get(capability // 10, 0)
         nvlink = node.nvlink != "none"
         many = len(group.domains) > 1
-        intra = (node.nvlink_bytes_per_s if nvlink else node.pcie_bytes_per_s) / 1e9
+        intra = node.nvlink_bytes_per_s / 1e9 if nvlink else self._believed_pcie_gbps()
         inter = group.num_nics * 0.97 * node.nic_spec_bytes_per_s / 1e9 if many else intra
         channels = 2 if not nvlink else (24 if generation < 3 else 32)
         if many:
@@ -92,6 +97,14 @@ class NcclSelector:
             collnet=nccl.collnet,
             version=self.numbers,
         )
+
+    def _believed_pcie_gbps(self) -> float:
+        """What NCCL takes a ring over PCIe for: a x16 slot by its generation, and the way between sockets by the
+        processor (v2.30.7, src/graph/topo.h and topo.cc), whatever either is measured to give."""
+        node, nccl, sockets = self.cluster.node, self.cluster.nccl, self.cluster.cpu.num_sockets
+        slot = _PCIE_GBPS.get(node.pcie_generation, node.pcie_bytes_per_s / 1e9)
+        between = _SOCKET_GBPS.get(nccl.cpu_class or nccl.cpu_vendor, slot)
+        return min(slot, between) if sockets > 1 else slot
 
     def compile(self, group: Group, op: str, nbytes: float, root: int, splits: Splits) -> Plan:
         """The plan of NCCL's choice. *nbytes* as in `Transfer`."""
@@ -225,7 +238,7 @@ def _numbers(version: str) -> tuple[int, int]:
         return 2, 30
     parts = version.split(".")
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()) or int(parts[0]) != 2:
-        raise UsageError(f"expected a version of NCCL such as 2.27.3, or ideal, got {version!r}")
+        raise UsageError(f"expected a version of NCCL such as 2.27.3, or ideal, got {brief(version)!r}")
     return int(parts[0]), int(parts[1])
 
 
@@ -235,4 +248,4 @@ def _named(what: str, given: str | None, known: tuple[str, ...]) -> str | None:
     for name in known:
         if name.lower() == given.lower().replace("_", "").replace("-", ""):
             return name
-    raise UsageError(f"expected {what} of NCCL ({', '.join(known)}), got {given!r}")
+    raise UsageError(f"expected {what} of NCCL ({', '.join(known)}), got {brief(given)!r}")

@@ -145,6 +145,9 @@ def candidates(op: str, nbytes: float, machine: Machine) -> list[Candidate]:
                 found.append(Candidate(algo, proto, None, why))
                 continue
             bandwidth, latency = _bandwidth(op, algo, index, machine), _latency(op, algo, index, machine)
+            if bandwidth <= 0:
+                found.append(Candidate(algo, proto, None, "no link of this machine carries it"))
+                continue
             if algo == "Tree":
                 bandwidth *= _correction(proto, nbytes)
             if algo == "Ring" and proto == "Simple" and machine.num_nodes > 1 and op == "all_reduce":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distsim.errors import UsageError
+from distsim.strangers import brief
 
 __all__ = ["OPS", "Transfer", "canonical_op"]
 
@@ -59,5 +60,5 @@ def canonical_op(name: str) -> str:
     """The algorithms' name of an operation, from torch's or nccl-tests' spelling."""
     op = _CANONICAL.get(name.lower().replace("-", "_").removesuffix("_perf"))
     if op is None:
-        raise UsageError(f"expected an operation ({', '.join(OPS)}), got {name!r}")
+        raise UsageError(f"expected an operation ({', '.join(OPS)}), got {brief(name)!r}")
     return op

@@ -12,13 +12,10 @@ from typing import Any
 
 import pytest
 
+from distsim.debug.frames import is_ours
+
 __all__ = ["RankReport", "describe", "full_names"]
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OURS = tuple(
-    {os.path.realpath(os.path.join(_PACKAGE, name)) + os.sep for name in ("", "debug", "realexec")}
-    | {_PACKAGE + os.sep}
-)
 _CALLS = (os.path.join("torch", "distributed", "c10d_logger.py"), os.path.join("distributed", "distributed_c10d.py"))
 """What lies between the user's `dist.all_reduce(t)` and the group: the same for every error of every call."""
 
@@ -83,7 +80,7 @@ def _without_ours(error: BaseException, seen: set[int]) -> None:
 def _pruned(trace: TracebackType | None) -> TracebackType | None:
     kept: list[TracebackType] = []
     while trace is not None:
-        if not os.path.realpath(trace.tb_frame.f_code.co_filename).startswith(_OURS):
+        if not is_ours(trace.tb_frame.f_code.co_filename):
             kept.append(trace)
         trace = trace.tb_next
     users = list(kept)

@@ -31,7 +31,10 @@ def run_simulated(
     """Run *body* on `options.n` simulated ranks."""
     __tracebackhide__ = True
     import distsim
+    from distsim import overseer, pytest_plugin
     from distsim.sim.task import Unwind
+
+    overseer.REPORT_FD = pytest_plugin.stderr_fd
 
     errors: dict[int, BaseException] = {}
     run = rank_body(body, kwargs, options)
@@ -126,7 +129,10 @@ def _room(options: Options) -> tuple[str, int | None, int | None]:
     per_node = len(cluster.place()) // cluster.num_nodes
     room = per_node * cluster.num_nodes
     if options.n > room and cluster.node.num_gpus:
-        raise UsageError(f"world_size({options.n}): the cluster {options.cluster!r} has room for {room} ranks")
+        raise UsageError(
+            f"world_size({options.n}): the cluster {options.cluster!r} has room for {room} ranks: "
+            f"take more nodes (cluster='NAME:N'), or a smaller world_size"
+        )
     for nodes in range(1, cluster.num_nodes + 1):
         if options.n % nodes == 0 and options.n // nodes <= max(per_node, 1):
             return options.cluster, nodes, options.n // nodes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,12 +10,16 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from distsim.debug.explain import ranks_text
+from distsim.debug.render import MAX_REPORT_LINES, most_lines, shortened
 from distsim.debug.stacks import blank_addresses
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Failure
 
 __all__ = ["Failures", "MergedFailure", "merge_failures"]
+
+
+MAX_KINDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +54,30 @@ class Failures:
         self.failures = [one for one in merge_failures(failures) if not set(one.ranks) <= set(told)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for failure in self.failures:
+        used = 0
+        for number, failure in enumerate(self.failures):
+            lines = shortened(failure.traceback.splitlines(), most_lines(len(self.failures)))
+            used += len(lines) + 2
+            if number and used > MAX_REPORT_LINES:
+                yield from self._rest(self.failures[number:])
+                return
             head = Text()
             head.append("RAISED", style="bold red")
             head.append(f"  {ranks_text(failure.ranks)}: {failure.type}")
             if failure.message:
-                head.append(f": {failure.message.splitlines()[0]}")
+                head.append(f": {shortened(failure.message.splitlines()[:1], 1)[0]}")
             yield head
-            if failure.traceback:
-                indented = "\n".join(f"  {line}" for line in failure.traceback.splitlines())
-                yield Text(indented, no_wrap=True, overflow="ignore")
+            if lines:
+                yield Text("\n".join(f"  {line}" for line in lines), no_wrap=True, overflow="ignore")
             yield Text()
+
+    @staticmethod
+    def _rest(failures: Sequence[MergedFailure]) -> Iterator[Text]:
+        kinds: dict[str, list[MergedFailure]] = {}
+        for failure in failures:
+            kinds.setdefault(failure.type, []).append(failure)
+        yield Text(f"... and {len(failures)} more different exceptions (all of them: --report FILE)")
+        for kind, alike in list(kinds.items())[:MAX_KINDS]:
+            ranks = [rank for failure in alike for rank in failure.ranks]
+            yield Text(f"  RAISED  {ranks_text(ranks)}: {kind}  ({len(alike)} different)")
+        yield Text()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from distsim.debug.console import Console as PlainConsole
 from distsim.report.failures import Failures
 from distsim.report.tables import collectives_table, links_table, ranks_table
 from distsim.report.whereabouts import Whereabouts
@@ -38,11 +39,14 @@ class Summary:
         if outcome.diagnoses:
             from distsim.debug.render import render_diagnoses, shown_tracebacks
 
-            yield render_diagnoses(outcome.diagnoses, outcome.evidence)
+            report = render_diagnoses(outcome.diagnoses, outcome.evidence)
+            yield report
             yield Text()
             if outcome.evidence is not None:
-                for found in outcome.diagnoses:
+                for found in report.shown:
                     told += [r for ranks, _ in shown_tracebacks(found, outcome.evidence) for r in ranks]
+                for found in outcome.diagnoses[len(report.shown) :]:
+                    told += found.culprits  # counted there, and what they raised with it
         yield Failures(outcome.failures, told)
         yield Whereabouts(outcome)
         yield from self._header()
@@ -58,9 +62,10 @@ class Summary:
     def _header(self) -> RenderResult:
         outcome = self.outcome
         ranks = f"{outcome.world_size} {'rank' if outcome.world_size == 1 else 'ranks'}"
+        backend = {"": "", "none": "no process group, "}.get(outcome.backend, f"backend {outcome.backend}, ")
         yield Text.assemble(
             (outcome.program, "bold"),
-            f" on {outcome.cluster}: {ranks}, backend {outcome.backend}, seed {outcome.seed}",
+            f" on {outcome.cluster}: {ranks}, {backend}seed {outcome.seed}",
         )
         verdict, style = _verdict(outcome)
         line = Text.assemble((verdict, style), " after ", (format_time(outcome.virtual_time_s), "bold"))
@@ -102,5 +107,5 @@ def print_summary(outcome: Outcome, file: TextIO | None = None) -> None:
         width = PLAIN_WIDTH
     elif not stream.isatty():
         width = shutil.get_terminal_size().columns
-    console = Console(file=stream, width=width, highlight=False)
+    console = PlainConsole(file=stream, width=width)
     console.print(Summary(outcome), crop=False)  # lines of a traceback stay whole

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 from distsim.errors import UsageError
-from distsim.scenario.load import BadFile, Scenario, load_scenario
+from distsim.scenario.load import LARGEST_FILE, BadFile, Scenario, load_scenario
+from distsim.strangers import load_toml, read_bytes
 
 __all__ = ["find_scenarios", "is_scenario", "load_scenarios"]
 
@@ -20,11 +20,12 @@ def is_scenario(path: Path) -> bool:
     """Whether a TOML file means to be a scenario: it has a program, and says what it expects. One that cannot be
     parsed is asked for these words, so that a slip of the pen does not take it out of the suite unseen."""
     try:
-        text = path.read_bytes().decode(errors="replace")
-        data = tomllib.loads(text)
+        text = read_bytes(path, LARGEST_FILE).decode(errors="replace")
     except OSError:
         return False
-    except tomllib.TOMLDecodeError:
+    try:
+        data = load_toml(text)
+    except ValueError:
         return _PROGRAM.search(text) is not None and _MORE.search(text) is not None
     return "program" in data and ("expect" in data or "faults" in data or data.get("schema", "") != "")
 

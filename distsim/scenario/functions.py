@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from distsim.strangers import read_bytes
+
 __all__ = ["lacks", "module_source"]
 
+LARGEST_FILE = 16 << 20
 _DYNAMIC = {"globals", "vars", "exec", "setattr", "__dict__", "__getattr__"}
 """What can bind names that no reader sees."""
 
@@ -17,8 +20,8 @@ _DYNAMIC = {"globals", "vars", "exec", "setattr", "__dict__", "__getattr__"}
 def lacks(source: Path, function: str) -> bool:
     """Whether *source* surely binds no *function* at its top; False where it cannot be told."""
     try:
-        tree = ast.parse(source.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # the run says so, with the line
+        tree = ast.parse(read_bytes(source, LARGEST_FILE))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # the run says so, with the line
         return False
     for node in ast.walk(tree):
         match node:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,12 @@ from distsim.scenario.functions import lacks, module_source
 from distsim.scenario.schema import ScenarioSpec
 from distsim.sim.fault_rules import CUTS, LinkFault, PartDown, Rule
 from distsim.sim.schedule import Schedule
+from distsim.strangers import brief, folded, load_toml, read_bytes
 
 __all__ = ["FAULTS", "BadFile", "Scenario", "check", "load_scenario", "read_faults"]
+
+
+LARGEST_FILE = 16 << 20
 
 
 class BadFile(UsageError):
@@ -31,7 +34,7 @@ class BadFile(UsageError):
 
     def __init__(self, path: Path, faults: Sequence[str]) -> None:
         self.path, self.faults = path, list(faults)
-        some = [f"{path}: {len(faults)} faults", *(f"  {fault}" for fault in faults)]
+        some = [f"{path}: {len(faults)} faults", *(f"  {fault}" for fault in folded(self.faults))]
         super().__init__(f"{path}: {faults[0]}" if len(faults) == 1 else "\n".join(some))
 
     def __reduce__(self) -> tuple[type[BadFile], tuple[Path, list[str]]]:
@@ -42,6 +45,14 @@ class BadFile(UsageError):
     def name(self) -> str:
         """As that of a scenario."""
         return _name(self.path)
+
+
+def _text(program: Path) -> str:
+    """A program's text; empty where there is none to read: the run says so, with the reason."""
+    try:
+        return read_bytes(program, LARGEST_FILE).decode("utf-8")
+    except (OSError, ValueError):
+        return ""
 
 
 def _name(path: Path) -> str:
@@ -112,7 +123,7 @@ class Scenario:
         if self.spec.teaches is not None:
             return self.spec.teaches
         if self.file is not None and self.file.is_file():
-            first = self.file.read_text(encoding="utf-8").lstrip().removeprefix('"""').split('"""')[0]
+            first = _text(self.file).lstrip().removeprefix('"""').split('"""')[0]
             return " ".join(first.removeprefix("Teaches:").split())
         return ""
 
@@ -120,7 +131,7 @@ class Scenario:
         """Numbers of the program's lines that end with *marker*."""
         if self.file is None or not self.file.is_file():
             return []
-        lines = self.file.read_text(encoding="utf-8").splitlines()
+        lines = _text(self.file).splitlines()
         return [number for number, line in enumerate(lines, start=1) if line.rstrip().endswith(marker)]
 
     @property
@@ -137,12 +148,12 @@ def load_scenario(path: str | Path) -> Scenario:
     """One scenario; `BadFile` names every fault of the file."""
     path = Path(path)
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = load_toml(read_bytes(path, LARGEST_FILE).decode("utf-8"))
     except OSError as error:
         raise BadFile(path, [f"cannot be read ({error.strerror})"]) from None
     except UnicodeDecodeError:
         raise BadFile(path, ["expected UTF-8 text"]) from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise BadFile(path, [f"expected TOML: {error}"]) from None
     return check(data, path)
 
@@ -200,20 +211,20 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
     """What only the program, the cluster and the rules themselves can tell."""
     spec = scenario.spec
     if scenario.file is not None and not scenario.file.is_file():
-        yield f"program: no script {scenario.program} beside the file (looked in {scenario.path.parent})"
+        yield f"program: no script {brief(scenario.program)} beside the file (looked in {scenario.path.parent})"
     elif scenario.file is None and scenario.function is None:
-        yield f"program: expected script.py, script.py:function or module:function, got {spec.program!r}"
+        yield f"program: expected script.py, script.py:function or module:function, got {brief(spec.program)!r}"
     else:
         if scenario.function is not None:
             source = scenario.file or module_source(scenario.program, scenario.path.parent)
             if source is not None and lacks(source, scenario.function):
-                yield f"program: no function {scenario.function} in {scenario.program}"
+                yield f"program: no function {brief(scenario.function)} in {brief(scenario.program)}"
         places = {"line": spec.expect.line, "stuck_line": spec.expect.stuck_line}
         if spec.expect.step_time is not None:
             places["step_time.line"] = spec.expect.step_time.line
         for key, marker in places.items():
             if marker is not None and not scenario.marked(marker):
-                yield f"expect.{key}: no line of {scenario.program} ends with {marker!r}"
+                yield f"expect.{key}: no line of {brief(scenario.program)} ends with {brief(marker)!r}"
     if spec.schedule is not None:
         try:
             Schedule.parse(spec.schedule)
@@ -286,7 +297,7 @@ def _fault(detail: Mapping[str, Any]) -> str:
         elif part in _WHATS or part in ("str", "list[str]", "function-before", "[key]") or "(" in str(part):
             continue
         else:
-            path += f".{part}" if path else str(part)
+            path += f".{brief(str(part))}" if path else brief(str(part))
     given, context = detail["input"], detail.get("ctx", {})
     match detail["type"]:
         case "missing":
@@ -294,16 +305,16 @@ def _fault(detail: Mapping[str, Any]) -> str:
         case "extra_forbidden":
             table = _table(detail["loc"])
             known = ", ".join(n.rstrip("_") for n in table.model_fields) if table is not None else ""
-            near = difflib.get_close_matches(str(detail["loc"][-1]), known.split(", "), 1)
+            near = difflib.get_close_matches(brief(str(detail["loc"][-1])), known.split(", "), 1)
             guess = f"; did you mean '{near[0]}'?" if near else ""
             return f"{path}: unknown key (expected one of {known}){guess}"
         case "union_tag_invalid" | "union_tag_not_found":
             what = given.get("what") if isinstance(given, Mapping) else given
-            near = difflib.get_close_matches(str(what), _WHATS, 1)
+            near = difflib.get_close_matches(brief(what), _WHATS, 1)
             guess = f"; did you mean '{near[0]}'?" if near else ""
-            return f"{path}.what: expected one of {', '.join(_WHATS)}, got {what!r}{guess}"
+            return f"{path}.what: expected one of {', '.join(_WHATS)}, got {_shown(what)}{guess}"
         case "model_type" | "model_attributes_type" | "dict_type":
-            return f"{path}: expected a table, got {given!r}"
+            return f"{path}: expected a table, got {_shown(given)}"
     if "text" in context:
         return f"{path}: {context['text']}"
     expected = str(detail["msg"]).replace("Input should be", "expected").replace("a valid ", "a ")
@@ -311,10 +322,14 @@ def _fault(detail: Mapping[str, Any]) -> str:
     if "expected" not in expected:
         expected = f"expected otherwise: {expected}"
     return (
-        f"{path}: {expected}, got {given!r} ({type(given).__name__})"
+        f"{path}: {expected}, got {_shown(given)} ({type(given).__name__})"
         if "got" not in expected
         else f"{path}: {expected}"
     )
+
+
+def _shown(given: Any) -> str:
+    return repr(brief(given)) if isinstance(given, str) else brief(given)
 
 
 def _fault_tables() -> dict[str, type[BaseModel]]:

@@ -162,9 +162,9 @@ def never_struck(rule: Rule, ended_s: float | None = None) -> str:
 def _report(outcome: Outcome) -> str:
     if outcome.diagnoses:
         return render_diagnoses(outcome.diagnoses, outcome.evidence).plain(WIDTH)
-    from rich.console import Console
+    from distsim.debug.console import Console
 
-    console = Console(width=WIDTH, color_system=None, force_terminal=False, highlight=False, file=io.StringIO())
+    console = Console(width=WIDTH, color_system=None, force_terminal=False, file=io.StringIO())
     with console.capture() as capture:
         console.print(Summary(outcome, with_wall_time=False), crop=False)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"

@@ -7,12 +7,15 @@ import multiprocessing
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from distsim.errors import UsageError
+from distsim.scenario.apart import run_apart
 from distsim.scenario.load import BadFile, Scenario, check
 from distsim.scenario.result import NOT_RUN, Result
 from distsim.scenario.run import run_scenario
+from distsim.strangers import brief
 
 __all__ = ["matching", "run_one", "run_suite", "run_there"]
 
@@ -32,24 +35,35 @@ def matching(expression: str | None) -> Callable[[Scenario | BadFile], bool]:
         else:
             parts.append(f"word({len(words)})")
             words.append(token.lower())
+    wrong = UsageError(f"-k {brief(expression)!r}: expected words with and, or, not and brackets")
     try:
         code = compile(" ".join(parts), "-k", "eval")
-    except SyntaxError:
-        raise UsageError(f"-k {expression!r}: expected words with and, or, not and brackets") from None
+    except (SyntaxError, MemoryError, RecursionError):
+        raise wrong from None
 
     def meant(scenario: Scenario | BadFile) -> bool:
         name = scenario.name
         if isinstance(scenario, Scenario):
             name += f" {scenario.spec.program} {'slow' if scenario.spec.slow else ''}"
         name = name.lower()
-        return bool(eval(code, {"__builtins__": {}, "word": lambda number: words[number] in name}))
+        try:
+            return bool(eval(code, {"__builtins__": {}, "word": lambda number: words[number] in name}))
+        except TypeError:  # brackets behind a word: Python takes it for a call
+            raise wrong from None
 
     return meant
 
 
-def run_suite(scenarios: Sequence[Scenario], workers: int = 1, update_baselines: bool = False) -> Iterator[Result]:
-    """Results in the order of *scenarios*, as they come."""
+def run_suite(
+    scenarios: Sequence[Scenario], workers: int = 1, update_baselines: bool = False, apart: bool = False
+) -> Iterator[Result]:
+    """Results in the order of *scenarios*, as they come. *apart*: this process may fork, and nothing else simulates
+    in it; then each scenario has a process of its own (apart.py)."""
     needed = _imports(scenarios)
+    if apart:
+        _import(needed)
+        yield from run_apart(scenarios, workers, partial(run_scenario, update_baseline=update_baselines))
+        return
     if workers < 2 or len(scenarios) < 2:
         _import(needed)
         for scenario in scenarios:

@@ -9,7 +9,6 @@ import itertools
 import logging
 import re
 import socket
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from distsim.scenario.load import Scenario, check
 from distsim.scenario.result import Result
 from distsim.scenario.schema import ScenarioSpec
 from distsim.scenario.suite import run_suite
+from distsim.strangers import brief, load_toml
 
 __all__ = ["Point", "Variation", "parse_variation", "sweep", "write_csv"]
 
@@ -48,15 +48,15 @@ def parse_variation(text: str) -> Variation:
     """`cluster.nodes=1,2,4`, `faults[0].factor=0.5,0.1`, `seed=1,2`, `on=dgx-h100:2,dgx-a100:2`."""
     path, equals, values = text.partition("=")
     if not equals or not path.strip() or not values.strip():
-        raise UsageError(f"--vary {text}: expected PATH=VALUE,VALUE, such as cluster.nodes=1,2,4")
+        raise UsageError(f"--vary {brief(text, 200)}: expected PATH=VALUE,VALUE, such as cluster.nodes=1,2,4")
     return Variation(path.strip(), tuple(_value(word.strip()) for word in values.split(",")))
 
 
 def _value(word: str) -> Any:
     """A number or boolean as TOML writes it, else text."""
     try:
-        value = tomllib.loads(f"x = {word}")["x"]
-    except tomllib.TOMLDecodeError:
+        value = load_toml(f"x = {word}")["x"]
+    except ValueError:
         return word
     return value if isinstance(value, int | float | bool | str) else word
 
@@ -76,7 +76,7 @@ def sweep(
         try:
             scenarios.append(check(_changed(scenario, chosen), scenario.path))
         except UsageError as error:
-            told = ", ".join(f"{path}={value}" for path, value in chosen.items())
+            told = ", ".join(f"{brief(path)}={brief(value)}" for path, value in chosen.items())
             wrong.append(f"{told}: {error}")
         settings.append(chosen)
     if wrong:
@@ -95,7 +95,9 @@ def _check_path(path: str) -> None:
     if not (near or path.startswith(("cluster", "on."))):
         return
     guess = f"; did you mean '{near[0]}'?" if near else ""
-    raise UsageError(f"--vary {path}: expected {NODES[0]}=1,2, or on=A,B for whole clusters, presets or files{guess}")
+    raise UsageError(
+        f"--vary {brief(path, 200)}: expected {NODES[0]}=1,2, or on=A,B for whole clusters, presets or files{guess}"
+    )
 
 
 def _changed(scenario: Scenario, chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,20 +112,20 @@ def _changed(scenario: Scenario, chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set(data: dict[str, Any], path: str, value: Any) -> None:
-    parts = [int(p) if p.isdigit() else p for p in re.split(r"[.\[\]]+", path) if p]
+    parts = [int(p) if p.isascii() and p.isdigit() and len(p) < 10 else p for p in re.split(r"[.\[\]]+", path) if p]
     place: Any = data
     for depth, part in enumerate(parts[:-1]):
         following = parts[depth + 1]
         try:
             place = place.setdefault(part, {}) if isinstance(place, dict) else place[part]
         except (IndexError, TypeError):
-            raise UsageError(f"--vary {path}: the scenario has no {part!r} there") from None
+            raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(part)!r} there") from None
         if isinstance(following, int) != isinstance(place, list):
-            raise UsageError(f"--vary {path}: the scenario has no {following!r} there")
+            raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(following)!r} there")
     try:
         place[parts[-1]] = str(value) if parts[0] in ("args", "env") else value
     except (IndexError, TypeError):
-        raise UsageError(f"--vary {path}: the scenario has no {parts[-1]!r} there") from None
+        raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(parts[-1])!r} there") from None
 
 
 def _on_ray(scenarios: Sequence[Scenario], address: str) -> Iterator[Result]:

@@ -45,6 +45,15 @@ def monitored_barrier(group: SimGroup, timeout: timedelta, wait_all_ranks: bool)
     milliseconds = int(limit_s * 1000)
     expired = TimeoutError()
     me = group.rank()
+    if me == 0 and limit_s <= 0 and not wait_all_ranks and group.size() > 1:  # gloo has no time left for the first
+        record.state = State.FAILED
+        record.error = f"[Rank 0]: Rank 1 failed to pass monitoredBarrier in {milliseconds} ms"
+        meeting.failed = True
+        meeting.released.succeed()
+        raise RuntimeError(
+            f"{record.error}\n Original exception: \nRank 0 timed out in monitoredBarrier after {milliseconds} ms.\n"
+            "No ranks successfully processed in monitoredBarrier."
+        )
     try:
         if me == 0:
             task.wait(meeting.complete, CallWait(record), limit_s, lambda: expired, True)

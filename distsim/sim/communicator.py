@@ -35,8 +35,8 @@ class Arrival:
     outputs: Tensors = ()
     extra: object = None
     """What the operation's data function needs besides tensors."""
-    sums: list[int] | None = None
-    """Checksums of the inputs when the call was made, where a guard asks for them."""
+    sums: list[tuple[int | None, int]] | None = None
+    """Checksums of the inputs when the call was made, and how often torch had counted a write to each."""
 
 
 DataFunction = Callable[[list[Arrival]], None]
@@ -119,6 +119,7 @@ class Communicator:
         faults = self.world.faults
         if faults is not None and not faults.may_finish(members, lambda: self._finish(members, data)):
             return
+        self.world.guards.on_finish(members)
         try:
             data(members)
         except Exception as error:  # what torch refuses to compute is every member's error
@@ -200,6 +201,7 @@ class Communicator:
                 return
             if faults is not None and not faults.may_finish(ends, lambda: arrive(None)):
                 return
+            self.world.guards.on_finish(ends)
             for source, target in zip(send.arrival.inputs, recv.arrival.outputs, strict=True):
                 copy_into(target, source)
             if faults is not None:

@@ -62,6 +62,8 @@ class ComputeMode(TorchDispatchMode):
             result = func(*args, **kwargs)
             if world.memory is not None:
                 world.memory.saw(task.process, (args, result))
+            if task.process.recorder is not None and name.startswith("aten::"):
+                task.process.recorder.operator(name, task.now_s(), 0.0, args)
             return result
         world.in_operator = True
         try:

@@ -38,9 +38,11 @@ class Conditions:
     def begin(self, world: World) -> None:
         """*world* has its processes and has not run yet."""
         from distsim.sim.faults import Faults
+        from distsim.sim.guards import Guards
         from distsim.sim.memory import Memory
 
         world.faults = Faults(world, self.rules, self.guards)
+        world.guards = Guards(self.guards, warns=False)
         world.limits = self.limits
         world.schedule = self.schedule
         world.patience = world.patience if self.patience is None else self.patience

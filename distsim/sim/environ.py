@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import subprocess
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from distsim.errors import NotSimulated
 from distsim.sim.task import current_process, current_task
 
-__all__ = ["enter_environ", "environ_patches", "leave_environ"]
+if TYPE_CHECKING:
+    from distsim.sim.process import SimProcess
+
+__all__ = ["TORCHRUN", "enter_environ", "environ_patches", "launcher_environ", "leave_environ", "without_launchers"]
+
+TORCHRUN = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+)
+"""What torchrun says to a worker about its place; what else it sets begins with TORCHELASTIC_."""
+_PER_PROCESS = re.compile(
+    r"TORCHELASTIC_|OMPI_COMM_WORLD_|PMI_|PMIX_|MV2_COMM_WORLD_|HYDRA|SLURM_(PROCID|LOCALID|NODEID|STEP_|NTASKS|TASK_PID)"
+)
+"""What torchrun, mpirun and srun tell one process about itself: untrue for a simulated rank."""
 
 _real_putenv, _real_unsetenv = os.putenv, os.unsetenv
 
@@ -28,6 +44,29 @@ def leave_environ(host: dict[bytes, bytes], changed: dict[bytes, None]) -> None:
         _put(key, host.get(key))
 
 
+def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
+    """*environ* without what a launcher around this simulation said to its own worker. With torchrun's
+    TORCHELASTIC_USE_AGENT_STORE a rank would wait for a store of an agent that no simulated node has."""
+    kept = {name: value for name, value in environ.items() if not _PER_PROCESS.match(name)}
+    if "TORCHELASTIC_RUN_ID" in environ:
+        for name in TORCHRUN:
+            kept.pop(name, None)
+    return kept
+
+
+def launcher_environ(process: SimProcess) -> None:
+    """*process* starts its ranks itself, so torchrun did not start it: of torchrun's names it has those that it
+    set itself and, as it has seen them until now, those that the shell has as well."""
+    shell = without_launchers({os.fsdecode(k): "" for k in process.world.host.environ})
+    defaults: dict[bytes, bytes] = process.inbox.get("environ defaults", {})
+    for key in [*map(os.fsencode, TORCHRUN), *(k for k in process.environ if k.startswith(b"TORCHELASTIC_"))]:
+        if key in process.changed_environ or os.fsdecode(key) in shell:
+            continue
+        process.environ.pop(key, None)
+        if key in defaults:
+            os.environb[key] = defaults[key]
+
+
 def _put(key: bytes, value: bytes | None) -> None:
     if value is None:
         _real_unsetenv(key)
@@ -37,6 +76,8 @@ def _put(key: bytes, value: bytes | None) -> None:
 
 def environ_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) of what changes or passes on the environment."""
+    kind: Any = type(os.environ)
+    real_setdefault = kind.setdefault
     real_system, real_execute = os.system, subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
     def putenv(key: bytes, value: bytes) -> None:
@@ -51,6 +92,13 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
             process.changed_environ[os.fsencode(key)] = None
         _real_unsetenv(key)
 
+    @functools.wraps(real_setdefault)
+    def setdefault(self: Any, key: Any, value: Any) -> Any:
+        process = current_process()
+        if process is not None:  # would have been set, had torchrun not been there: see launcher_environ
+            process.inbox.setdefault("environ defaults", {}).setdefault(self.encodekey(key), self.encodevalue(value))
+        return real_setdefault(self, key, value)
+
     def execute(self: Any, *args: Any) -> None:
         if current_task() is not None and args[6] is None:  # env: C's environment lacks RANK and its like
             args = (*args[:6], dict(os.environ), *args[7:])
@@ -63,6 +111,7 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
         return code << 8 if code >= 0 else -code
 
     patches: list[tuple[Any, str, Any]] = [
+        (kind, "setdefault", setdefault),
         (os, "putenv", putenv),
         (os, "unsetenv", unsetenv),
         (os, "system", system),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from distsim.debug.records import CallRecord
 from distsim.errors import UsageError
+from distsim.strangers import brief
 
 __all__ = [
     "CUTS",
@@ -40,12 +41,15 @@ class CallPoint:
 
     @classmethod
     def parse(cls, text: str | int) -> CallPoint:
-        found = _POINT.fullmatch(f"#{text}" if isinstance(text, int) else text.strip())
+        word = brief(text, 300)
+        found = _POINT.fullmatch(f"#{word}" if isinstance(text, int) else word.strip())
         if found is None:
-            raise UsageError(f"expected a call such as 'all_reduce #3', 'all_reduce #3 on dp' or '#7', got {text!r}")
+            raise UsageError(
+                f"expected a call such as 'all_reduce #3', 'all_reduce #3 on dp' or '#7', got {brief(text)!r}"
+            )
         op, group = found["op"], found["group"]
         if group is not None and op is None:
-            raise UsageError(f"expected an operation before the group, as 'all_reduce #3 on dp', got {text!r}")
+            raise UsageError(f"expected an operation before the group, as 'all_reduce #3 on dp', got {brief(text)!r}")
         return cls(int(found["number"]), op, group)
 
     def matches(self, record: CallRecord) -> bool:

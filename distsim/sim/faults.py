@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from distsim.debug import seen
+from distsim.debug.frames import Owner, owner
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, Finding, Phase, State, StoreWait
 from distsim.debug.stacks import format_ranks
@@ -36,10 +37,9 @@ from distsim.sim.fault_rules import (
     Straggler,
     Unreachable,
 )
-from distsim.sim.lateness import find_stragglers
-from distsim.sim.modules import is_user_file
 from distsim.sim.network_faults import NetworkFaults, _detours, links_of, links_of_part
 from distsim.sim.process import SimProcess
+from distsim.sim.resemblance import resembling
 from distsim.sim.sites import user_stack
 from distsim.sim.task import Request, Task, current_task
 
@@ -92,7 +92,6 @@ class Faults:
         self._randoms: dict[tuple[int, int], random.Random] = {}
         self._accesses: dict[tuple[int, int], int] = {}
         self._cut_off: dict[int, list[int]] = {}
-        self._seen_nan = False
 
     def begin(self) -> None:
         """Set the clock of every rule that strikes at a time."""
@@ -143,7 +142,7 @@ class Faults:
                     "(detour) would have carried the traffic.",
                 )
             )
-        return found + find_stragglers({r: p.records for r, p in self.world.rank_processes.items()})
+        return found
 
     def _unreached(self, number: int) -> Finding:
         ranks = tuple(sorted(self._cut_off[number]))
@@ -188,17 +187,18 @@ class Faults:
     def _strike(self, number: int) -> None:
         """Scheduler side: a rule that waits for no call, or whose call came a while ago."""
         rule = self.rules[number]
-        self._hit(number)
         if isinstance(rule, LinkFault | PartDown):
+            self._hit(number)
             self.network.begin(rule)
         elif isinstance(rule, RankFault):
             for rank in rule.ranks:
                 process = self.world.rank_processes.get(rank)
-                if process is not None:
+                if process is not None and process.phase in (Phase.RUNNING, Phase.ABSENT):  # ABSENT: on its way in
+                    self._hit(number)
                     self._fell(process, rule)
 
     def _fell(self, process: SimProcess, rule: RankFault) -> None:
-        if not process.alive:
+        if process.phase not in (Phase.RUNNING, Phase.ABSENT):
             return
         main = process.main_task
         frame = main.frame() if main is not None else None
@@ -313,14 +313,6 @@ class Faults:
 
     # -- calls
 
-    def on_arrival(self, arrival: Arrival) -> None:
-        """In the rank's own thread: the tensors that it gives to a call."""
-        if "nan" in self.guards and not self._seen_nan and any(guards.holds_nan(t) for t in arrival.inputs):
-            self._seen_nan = True  # it spreads: the first is the one
-            self._found.append(seen.nan(arrival.record))
-        if "buffers" in self.guards and arrival.record.is_async:
-            arrival.sums = [guards.checksum(tensor) for tensor in arrival.inputs]
-
     def on_start(self, members: Sequence[Arrival]) -> None:
         """A call has all its members: its first byte moves now."""
         for number in sorted(self._waiting):
@@ -334,10 +326,6 @@ class Faults:
     def may_finish(self, members: Sequence[Arrival], again: Callable[[], None]) -> bool:
         """Whether a call whose bytes have moved ends now: not while a member is stopped, never once one is dead."""
         for member in members:
-            if member.sums is not None:
-                if [guards.checksum(tensor) for tensor in member.inputs] != member.sums:
-                    self._found.append(seen.modified(member.record))
-                member.sums = None
             process = member.process
             if process.phase in (Phase.KILLED, Phase.EXITED) and process.exit_code:
                 return False
@@ -381,7 +369,7 @@ class Faults:
         def slow(real: Callable[..., Any], position: int) -> Callable[..., Any]:
             def access(*args: Any, **kwargs: Any) -> Any:
                 task = current_task()
-                if task is not None and is_user_file(sys._getframe(1).f_code.co_filename):
+                if task is not None and owner(sys._getframe(1).f_code.co_filename) is Owner.USER:
                     path = args[position] if len(args) > position else kwargs.get("f", kwargs.get("file", ""))
                     self._storage(task, str(getattr(path, "name", path)))
                 return real(*args, **kwargs)
@@ -389,7 +377,7 @@ class Faults:
             return access
 
         for holder, name, real in saved:
-            setattr(holder, name, slow(real, 1 if name == "save" else 0))
+            setattr(holder, name, resembling(real, slow(real, 1 if name == "save" else 0)))
         try:
             yield
         finally:
@@ -435,4 +423,5 @@ class Faults:
             try:
                 task.wait(reached, why, timeout.total_seconds(), lambda: refused, explicit)  # noqa: B023
             finally:
-                process.phase = Phase.RUNNING
+                if process.phase is Phase.ABSENT:  # it may have been killed, or stopped, meanwhile
+                    process.phase = Phase.RUNNING

@@ -21,11 +21,12 @@ from distsim.debug import seen
 from distsim.debug.records import CallRecord, CallWait, Group
 from distsim.sim import refusals
 from distsim.sim.barrier import monitored_barrier
+from distsim.sim.buffers import as_gloo_sees
 from distsim.sim.communicator import Arrival, Communicator
 from distsim.sim.data import reduce_op_name
 from distsim.sim.operations import OPERATIONS
 from distsim.sim.process import SimProcess
-from distsim.sim.sites import user_stack
+from distsim.sim.sites import handle_is_the_users, user_stack
 from distsim.sim.task import Task, current_task, require_task
 from distsim.sim.work import SimWork
 
@@ -188,7 +189,11 @@ class SimGroup(dist.ProcessGroup):
             issued_s=task.now_s(),
             index=len(process.records),
         )
+        if record.is_async and not handle_is_the_users(sys._getframe(2)):
+            record.waited = True
         process.records.append(record)
+        if process.recorder is not None:
+            process.recorder.call(record, self.name(), any(tensor.is_sparse for tensor in inputs))
         if any(_inside(other, record) for other in process.tasks if other is not task) and world.lookahead is None:
             world.findings.append(seen.race(record))
             world.stop_for_fault()
@@ -209,8 +214,7 @@ class SimGroup(dist.ProcessGroup):
             lambda error: self._communicator.break_up(error, work),
         )
         arrival = Arrival(process, record, work, tuple(inputs), tuple(outputs), extra)
-        if world.faults is not None:
-            world.faults.on_arrival(arrival)
+        world.guards.on_arrival(arrival)
         return arrival
 
     def _collective(
@@ -219,7 +223,9 @@ class SimGroup(dist.ProcessGroup):
         some = (*inputs, *outputs)
         flavour = self._flavour(some[0].device) if some else self.name()
         refusals.refuse(op, flavour, some, facts.get("reduce_op"))
+        memory = as_gloo_sees(op, self.rank(), inputs, outputs)
         arrival = self._call(op, inputs, outputs, opts, **facts)
+        arrival.inputs, arrival.outputs = memory
         operation = OPERATIONS[op]
         communicator = self._communicator
         communicator.arrive(

@@ -72,6 +72,8 @@ def interruptible(world: World) -> Iterator[None]:
         if world.interrupted:
             raise KeyboardInterrupt
         world.interrupted = True
+        if world.beacon is not None:
+            world.beacon.noted_interrupt()
 
     _real_signal(signal.SIGINT, ask)
     try:

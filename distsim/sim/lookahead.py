@@ -2,7 +2,8 @@
 
 `A B` against `B A`, a skipped call and an extra one look alike at the first call that differs. So
 before the world stops, its ranks go on for a few calls that move nothing and end at once, with
-their output muted: the calls they make are recorded, and all else is put back as it was.
+their output muted, and no effect of theirs leaves them (effects.py): the calls they make are recorded,
+and all else is put back as it was.
 """
 
 from __future__ import annotations

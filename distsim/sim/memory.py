@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, UntypedStorage
 
+from distsim.sim.resemblance import resembling
+
 if TYPE_CHECKING:
     from distsim.sim.process import SimProcess
 
@@ -93,7 +95,7 @@ class Memory:
                 self._count(known[1], storage)
             return answer
 
-        setattr(UntypedStorage, "resize_", resize)  # noqa: B010 - a method of a class of torch's
+        setattr(UntypedStorage, "resize_", resembling(real, resize))  # noqa: B010 - a method of a class of torch's
         try:
             yield
         finally:

@@ -74,13 +74,19 @@ def _broadcast(members: list[Arrival]) -> None:
 
 def _all_reduce(members: list[Arrival]) -> None:
     op = reduce_op_name(members[0].extra)
-    for position in range(len(members[0].inputs)):
-        if members[0].inputs[position].is_sparse:
+    if any(tensor.is_sparse for tensor in members[0].inputs):
+        for position in range(len(members[0].inputs)):
             _all_reduce_sparse(members, position)
-            continue
-        total = reduce_tensors([m.inputs[position] for m in members], op)
-        for member in members:
-            copy_into(member.outputs[position], total)
+        return
+    totals = _totals(members, op)  # all of them first: one tensor may be there twice, or overlap another
+    for member in members:
+        for target, total in zip(member.outputs, totals, strict=True):
+            copy_into(target, total)
+
+
+def _totals(members: list[Arrival], op: str) -> list[Tensor]:
+    positions = range(len(members[0].inputs))
+    return [reduce_tensors([m.inputs[position] for m in members], op) for position in positions]
 
 
 def _all_reduce_sparse(members: list[Arrival], position: int) -> None:
@@ -100,32 +106,34 @@ def _reduce(members: list[Arrival]) -> None:
 
 
 def _all_gather(members: list[Arrival]) -> None:
+    sources = [member.inputs[0].detach().clone() for member in members]  # one may be among the outputs
     for member in members:
-        for target, source in zip(member.outputs, members, strict=True):
-            copy_into(target, source.inputs[0])
+        for target, source in zip(member.outputs, sources, strict=True):
+            copy_into(target, source)
 
 
 def _all_gather_coalesced(members: list[Arrival]) -> None:
     """Outputs are flat: output_lists[rank][position]."""
-    width = len(members[0].inputs)
+    sources = [tensor.detach().clone() for member in members for tensor in member.inputs]
     for member in members:
-        for rank, source in enumerate(members):
-            for position in range(width):
-                copy_into(member.outputs[rank * width + position], source.inputs[position])
+        for target, source in zip(member.outputs, sources, strict=True):
+            copy_into(target, source)
 
 
 def _all_gather_into(members: list[Arrival]) -> None:
     """One output for each input: the members' inputs one behind the other."""
-    for position in range(len(members[0].inputs)):
-        whole = torch.cat([m.inputs[position].detach().reshape(-1) for m in members])
-        for member in members:
-            copy_into(member.outputs[position], whole)
+    positions = range(len(members[0].inputs))
+    wholes = [torch.cat([m.inputs[position].detach().reshape(-1) for m in members]) for position in positions]
+    for member in members:
+        for target, whole in zip(member.outputs, wholes, strict=True):
+            copy_into(target, whole)
 
 
 def _gather(members: list[Arrival]) -> None:
     root = members[_int(members[0].extra)]
+    own = root.inputs[0].detach().clone()  # it may be among the outputs
     for target, source in zip(root.outputs, members, strict=True):
-        copy_into(target, source.inputs[0])
+        copy_into(target, own if source is root else source.inputs[0])
 
 
 def _scatter(members: list[Arrival]) -> None:
@@ -135,16 +143,14 @@ def _scatter(members: list[Arrival]) -> None:
 
 
 def _reduce_scatter(members: list[Arrival]) -> None:
-    op = reduce_op_name(members[0].extra)
-    for i, member in enumerate(members):
-        copy_into(member.outputs[0], reduce_tensors([m.inputs[i] for m in members], op))
+    totals = _totals(members, reduce_op_name(members[0].extra))
+    for member, total in zip(members, totals, strict=True):
+        copy_into(member.outputs[0], total)
 
 
 def _reduce_scatter_single(members: list[Arrival]) -> None:
-    op = reduce_op_name(members[0].extra)
-    for position in range(len(members[0].inputs)):
-        total = reduce_tensors([m.inputs[position] for m in members], op).reshape(-1)
-        for member, part in zip(members, total.chunk(len(members)), strict=True):
+    for position, total in enumerate(_totals(members, reduce_op_name(members[0].extra))):
+        for member, part in zip(members, total.reshape(-1).chunk(len(members)), strict=True):
             copy_into(member.outputs[position], part)
 
 

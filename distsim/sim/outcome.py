@@ -8,6 +8,7 @@ from typing import Any
 
 from distsim.debug.diagnosis import Diagnosis
 from distsim.debug.records import CallRecord, Evidence, Phase
+from distsim.units import format_time
 
 __all__ = ["CollectiveTotal", "Failure", "LinkUse", "Outcome", "Progress", "RankSummary"]
 
@@ -80,7 +81,7 @@ class Progress:
     waiting: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Outcome:
     """The whole of a run. *exit_code* as in the README: 0 finished, 1 raised, 3 hang, 4 inconsistent."""
 
@@ -108,6 +109,26 @@ class Outcome:
     interrupted: bool = False
     cut_short: bool = False
     """By a limit of its scenario."""
+
+    def __repr__(self) -> str:
+        """Three lines: what ran, how it ended, what is wrong or what came of it. The rest is in the attributes."""
+        ranks = f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}"
+        ended = {0: "finished", 1: "failed", 3: "hung", 4: "inconsistent collectives"}.get(
+            self.exit_code, f"ended with exit code {self.exit_code}"
+        )
+        first = self.diagnosis
+        if first is not None:
+            last = f"{first.kind.label}: {first.explanation}"
+        elif self.failures:
+            last = f"{self.failures[0].type}: {self.failures[0].message}"
+        else:
+            last = f"results: {self.results!r}"
+        last = " ".join(last.split())
+        return (
+            f"<Outcome of {self.program} on {self.cluster}: {ranks}, seed {self.seed}\n"
+            f" {ended} (exit code {self.exit_code}) after {format_time(self.virtual_time_s)} of virtual time\n"
+            f" {last if len(last) <= 160 else last[:157] + '...'}>"
+        )
 
     @property
     def diagnosis(self) -> Diagnosis | None:

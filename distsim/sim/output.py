@@ -72,6 +72,11 @@ class RankStream(io.TextIOBase):
     def fileno(self) -> int:
         return _descriptor(self._raw)
 
+    @property
+    def log_descriptor(self) -> int | None:
+        """Of the file the lines go to; None where there is none."""
+        return None if self._file is None or self._file.closed else self._file.fileno()
+
     def finish(self) -> None:
         """Print the last unfinished line and close the rank's file; later writes go nowhere."""
         self.buffer.finish()

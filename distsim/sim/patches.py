@@ -15,23 +15,28 @@ import torch.utils._python_dispatch
 import torch.utils.data
 
 from distsim.errors import NotSimulated, UsageError
+from distsim.sim.accelerators import accelerator_patches
 from distsim.sim.backend import backend_patches, register_backend
 from distsim.sim.clock import clock_patches, datetime_clock
 from distsim.sim.environ import environ_patches
+from distsim.sim.hosts import host_patches
 from distsim.sim.logs import log_patches
-from distsim.sim.modules import import_patches, install_finder, remove_finder
+from distsim.sim.modules import RankModules, import_patches
 from distsim.sim.output import StreamProxy
+from distsim.sim.pids import pid_patches
 from distsim.sim.profiling import profiler_patches
 from distsim.sim.randomness import random_patches
+from distsim.sim.resemblance import resembling
 from distsim.sim.sharing import sharing_patches
 from distsim.sim.signals import signal_patches
 from distsim.sim.spawn import spawn_patches
 from distsim.sim.switches import Host, switch_patches
 from distsim.sim.task import current_task
 from distsim.sim.threads import thread_patches
+from distsim.sim.torch_state import mesh_patches
 from distsim.sim.work import future_patches
 
-__all__ = ["simulation"]
+__all__ = ["all_patches", "simulation"]
 
 Patch = tuple[Any, str, Any]
 
@@ -45,37 +50,22 @@ def simulation() -> Iterator[Host]:
         )
     _active[0] = True
     register_backend()
-    patches = [
-        *clock_patches(),
-        *thread_patches(),
-        *import_patches(),
-        *backend_patches(),
-        *spawn_patches(),
-        *future_patches(),
-        *random_patches(),
-        *environ_patches(),
-        *switch_patches(),
-        *log_patches(),
-        *signal_patches(),
-        *sharing_patches(),
-        *profiler_patches(),
-        *_mode_flags(),
-        *_loader_patches(),
-        *_refusals(),
-    ]
+    modules = RankModules()
+    patches = all_patches(modules)
     saved = [(holder, name, _get(holder, name)) for holder, name, _ in patches]
     environ, argv, path = os.environ._data, sys.argv, list(sys.path)  # type: ignore[attr-defined]
     main, rng = sys.modules["__main__"], torch.get_rng_state()
     streams = sys.stdout, sys.stderr
     threads = torch.get_num_threads()
-    finder = install_finder()
     try:
         for holder, name, value in patches:
             setattr(holder, name, value)
         sys.stdout, sys.stderr = StreamProxy(streams[0], "stdout"), StreamProxy(streams[1], "stderr")
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
-        yield Host(environ)
+        host = Host(environ, modules.shared)
+        with host.torch.watching():
+            yield host
     finally:
         datetime_clock(virtual=False)
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
@@ -86,13 +76,40 @@ def simulation() -> Iterator[Host]:
             else:
                 setattr(holder, name, value)
         _tell_guards()
-        remove_finder(finder)
         os.environ._data = os.environb._data = environ  # type: ignore[attr-defined]
         sys.argv, sys.path[:] = argv, path
         sys.modules["__main__"] = main
         torch.set_rng_state(rng)
         torch.set_num_threads(threads)
         _active[0] = False
+
+
+def all_patches(modules: RankModules) -> list[Patch]:
+    """(holder, attribute, replacement) of everything that is led elsewhere. A replacement has the
+    signature, names and doc of what it stands for: Lightning rebuilds a data loader by `__init__`'s."""
+    patches = [
+        *clock_patches(),
+        *thread_patches(),
+        *import_patches(modules),
+        *backend_patches(),
+        *spawn_patches(),
+        *future_patches(),
+        *random_patches(),
+        *environ_patches(),
+        *pid_patches(),
+        *host_patches(),
+        *switch_patches(),
+        *log_patches(),
+        *signal_patches(),
+        *sharing_patches(),
+        *profiler_patches(),
+        *_mode_flags(),
+        *mesh_patches(),
+        *_loader_patches(),
+        *accelerator_patches(),
+        *_refusals(),
+    ]
+    return [(holder, name, resembling(_get(holder, name), value)) for holder, name, value in patches]
 
 
 _active = [False]

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 from distsim.debug.records import CallRecord, CallWait, Phase, Site, Wait
 from distsim.sim.environ import enter_environ, leave_environ
 from distsim.sim.logs import LogState
+from distsim.sim.module_table import ModuleTable
 from distsim.sim.switches import PLACES, Switch
+from distsim.sim.torch_state import Own
 
 if TYPE_CHECKING:
     import simpy
@@ -32,12 +34,6 @@ if TYPE_CHECKING:
     from distsim.sim.world import World
 
 __all__ = ["SimProcess"]
-
-_TORCH_GLOBALS = (
-    # per-process state of torch.distributed that lives in module globals
-    ("torch.distributed.tensor._random", "_rng_tracker"),
-    ("torch.distributed.distributed_c10d", "_default_pg_init_method"),
-)
 
 
 class SimProcess:
@@ -53,7 +49,6 @@ class SimProcess:
         self.is_rank = True
         """False for a launcher that only starts others (the parent of `mp.spawn`)."""
         self.environ = {os.fsencode(key): os.fsencode(value) for key, value in environ.items()}
-        self.first_environ = dict(self.environ)
         self.changed_environ: dict[bytes, None] = {}
         """Variables that the process set or removed itself."""
         self.places = world.host.first_places()
@@ -64,9 +59,7 @@ class SimProcess:
         """Of `torch.profiler`, while the program profiles itself."""
         self.argv = argv
         self.sys_path = list(sys.path)
-        self.user_names: dict[str, None] = {}
-        """Names of the user's modules that this process has begun to import."""
-        self.modules: dict[str, ModuleType] = {}
+        self.modules: ModuleTable | None = None
         self.main: ModuleType | None = None
         self.c10d: Any = None
         self.stdout: RankStream | None = None
@@ -78,7 +71,8 @@ class SimProcess:
         """What the operating system's random numbers are in this process."""
         self.numpy_random: Any = None
         self.torch_rng: torch.Tensor | None = None
-        self.torch_globals: dict[tuple[str, str], Any] = {}
+        self.torch_own = Own()
+        """What it has changed of torch's state (torch_state.py)."""
         self.group_objects: list[Any] = []
         self.records: list[CallRecord] = []
         self.next_seq: dict[tuple[str, bool], int] = {}
@@ -88,6 +82,8 @@ class SimProcess:
         self.exit_code: int | None = None
         self.result: Any = None
         self.exception: BaseException | None = None
+        self.error_text = ""
+        """What `str` says of the exception; asked once, in the rank's own thread: it is the user's code."""
         self.traceback_text: str | None = None
         self.end_s: float | None = None
         self.thaw: simpy.Event | None = None
@@ -101,10 +97,18 @@ class SimProcess:
         self.slices: list[tuple[float, float, str]] = []
         self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         self.signals: dict[Any, Any] = {}
+        """The handlers it has set."""
+        self.signals_due: deque[tuple[Callable[..., Any], int]] = deque()
+        """Handlers to call in its main thread, with their signals."""
+        self.parent: SimProcess | None = None
         self.children: list[SimProcess] = []
         self.daemonic = False
         self.ended_by_program = False
         """Its parent terminated it: no fault of its own."""
+        self.is_noticed = False
+        """Its parent has seen it ended: its number is free for another."""
+        self.is_code_read = False
+        """Its parent has read its exit code."""
         self.main_thread: threading.Thread | None = None
         self.threads: list[weakref.ref[threading.Thread]] = []
         self.program: Any = None
@@ -116,6 +120,9 @@ class SimProcess:
 
     def enter(self) -> None:
         """Put this process's state where Python and torch look for it."""
+        if self.modules is None:
+            self.modules = ModuleTable(self.world.host.imports)
+        self.modules.enter()
         enter_environ(self.environ, self.changed_environ)
         sys.argv = self.argv
         for (holder, name), value in zip(PLACES, self.places, strict=True):
@@ -127,16 +134,12 @@ class SimProcess:
         for switch in self.world.host.turned:
             if switch in self.switches:
                 switch.set(self.switches[switch])
-        sys.modules.update(self.modules)
-        if self.main is not None:
-            sys.modules["__main__"] = self.main
         import torch
 
         if self.torch_rng is None:
             self.torch_rng = self.world.initial_torch_rng
         torch.default_generator.set_state(self.torch_rng)
-        for (module, name), value in self.torch_globals.items():
-            setattr(sys.modules[module], name, value)
+        self.world.host.torch.enter(self.torch_own)
 
     def leave(self) -> None:
         """Take it away again, with whatever the process has changed."""
@@ -154,14 +157,10 @@ class SimProcess:
             if switch in self.switches:
                 self.switches[switch] = switch.get()
                 switch.set(shared)
-        modules = sys.modules
-        self.modules = {name: modules.pop(name) for name in self.user_names if name in modules}
         self.torch_rng = torch.default_generator.get_state()
-        for module, name in _TORCH_GLOBALS:
-            holder = modules.get(module)
-            if holder is not None:
-                self.torch_globals[module, name] = getattr(holder, name)
-                setattr(holder, name, None)
+        self.world.host.torch.leave(self.torch_own)
+        if self.modules is not None:
+            self.modules.leave()
 
     # -- bookkeeping
 
@@ -195,6 +194,24 @@ class SimProcess:
         """Carry out completions that fell due while this process slept."""
         while self.due:
             self.due.popleft()()
+
+    def call_signal_handlers(self) -> None:
+        while self.signals_due:
+            handler, number = self.signals_due.popleft()
+            handler(number, None)
+
+    @property
+    def told_its_parent(self) -> bool:
+        """Whether its exit code was a message to a parent that read it and ended well: no fault."""
+        parent = self.parent
+        return (
+            self.phase is Phase.EXITED
+            and self.is_code_read
+            and self.exception is None
+            and parent is not None
+            and parent.phase in (Phase.FINISHED, Phase.EXITED)
+            and not parent.exit_code
+        )
 
     @property
     def alive(self) -> bool:

@@ -6,6 +6,7 @@ simulation. The real one measures the laptop, and is made for one thread that pr
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,55 @@ from distsim.errors import NotSimulated
 from distsim.sim.task import current_process, current_task
 
 if TYPE_CHECKING:
+    from distsim.debug.records import CallRecord
     from distsim.sim.process import SimProcess
 
 __all__ = ["Recorder", "profiler_patches"]
 
-_COLLECTIVES_THREAD = 2
-"""Calls run beside the program: they have a line of their own in the trace."""
+_MAIN_THREAD, _BACKEND_THREAD = 1, 2
+"""Collectives run beside the program: they have a line of their own in the trace."""
+
+_DISPATCHED = {
+    "all_reduce": "allreduce_",
+    "all_reduce_coalesced": "allreduce_coalesced_",
+    "broadcast": "broadcast_",
+    "reduce": "reduce_",
+    "all_gather": "allgather_",
+    "all_gather_coalesced": "allgather_coalesced_",
+    "all_gather_into_tensor": "_allgather_base_",
+    "all_gather_into_tensor_coalesced": "allgather_into_tensor_coalesced_",
+    "gather": "gather_",
+    "scatter": "scatter_",
+    "reduce_scatter": "reduce_scatter_",
+    "reduce_scatter_tensor": "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced_",
+    "all_to_all": "alltoall_",
+    "all_to_all_single": "alltoall_base_",
+    "barrier": "barrier",
+    "monitored_barrier": "monitored_barrier_",
+    "send": "send",
+    "recv": "recv_",
+}
+"""The operator `c10d::...` through which torch's dispatcher leads each call, on the caller's own thread."""
+
+_TITLES = {
+    "gloo": {
+        "all_reduce_coalesced": "all_reduce",
+        "all_gather_coalesced": "all_gather",
+        "all_gather_into_tensor": "all_gather",
+        "all_gather_into_tensor_coalesced": "all_gather",
+        "reduce_scatter": "all_reduce",
+        "reduce_scatter_tensor": "all_reduce",
+        "reduce_scatter_tensor_coalesced": "all_reduce",
+        "all_to_all_single": "all_to_all",
+    },
+    "nccl": {
+        "all_gather_into_tensor": "_all_gather_base",
+        "reduce_scatter_tensor": "_reduce_scatter_base",
+        "all_to_all_single": "all_to_all",
+    },
+}
+"""What a backend calls the work that it does (ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp), where not as torch does."""
 
 _ANSWERS: dict[str, Any] = {
     "device_type": DeviceType.CPU,
@@ -66,7 +110,9 @@ _ANSWERS: dict[str, Any] = {
 class _Event:
     """One slice, with the questions torch asks of a Kineto event."""
 
-    def __init__(self, number: int, name: str, start_s: float, end_s: float, thread: int, **answers: Any) -> None:
+    def __init__(
+        self, number: int, name: str, start_s: float, end_s: float, *, thread: int = _MAIN_THREAD, **answers: Any
+    ) -> None:
         start_ns = round(start_s * 1e9)
         end_ns = round(end_s * 1e9)
         own: dict[str, Any] = {"name": name, "correlation_id": number, "start_ns": start_ns, "end_ns": end_ns}
@@ -87,41 +133,79 @@ class Recorder:
         self._process = process
         self._start_s = start_s
         self._with_shapes = with_shapes
-        self._first_record = len(process.records)
         self._slices: list[tuple[str, float, float, dict[str, Any]]] = []
+        self._works: list[tuple[str, CallRecord, list[Any]]] = []
+        """What backends do beside the program: name, call, shapes."""
         self.labels: list[tuple[str, float]] = []
 
     def operator(self, name: str, start_s: float, seconds: float, inputs: Any) -> None:
-        answers: dict[str, Any] = {}
-        if self._with_shapes:
-            answers["shapes"] = [list(x.shape) if isinstance(x, torch.Tensor) else [] for x in inputs]
-        self._slices.append((name, start_s, start_s + seconds, answers))
+        self._slice(name, start_s, start_s + seconds, [_shape(value) for value in inputs])
 
     def label(self, name: str, start_s: float, end_s: float) -> None:
-        self._slices.append(
-            (name, start_s, end_s, {"is_user_annotation": True, "activity_type": "user_annotation", "scope": 7})
-        )
+        self._slice(name, start_s, end_s, [], is_user_annotation=True, activity_type="user_annotation", scope=7)
+
+    def call(self, record: CallRecord, backend: str, sparse: bool) -> None:
+        """A call of torch.distributed begins: torch shows an operator of its own and the work of the backend."""
+        name = _DISPATCHED.get(record.op)
+        if name is None:
+            return
+        title = _TITLES.get(backend, {}).get(record.op, record.op)
+        if backend == "gloo" and sparse:
+            title = "sparse_all_reduce"
+        elif record.op == "recv" and record.peer is None:
+            name, title = "recv_any_source_", "recvAnySource"
+        elif backend == "nccl" and record.is_p2p:
+            me, other = map(record.group.ranks.index, (record.rank, record.peer))
+            title = f"send {me}->{other}" if record.op == "send" else f"recv {me}<-{other}"
+        overhead_s = self._process.world.cluster.cpu.op_overhead_s
+        self._slice(f"c10d::{name}", record.issued_s - overhead_s, record.issued_s, _argument_shapes(name, record))
+        if record.op == "monitored_barrier":  # gloo makes it of messages of one byte with rank 0
+            peers = len(record.group.ranks) - 1 if record.rank == record.group.ranks[0] else 1
+            steps = ["recv", "send"] if record.rank == record.group.ranks[0] else ["send", "recv"]
+            works = [(step, [[1]]) for step in steps for _ in range(peers)]
+        elif backend == "gloo" and record.op == "reduce_scatter":  # one reduction for each of its inputs
+            works = [(title, [list(shape)]) for shape in record.input_shapes]
+        else:
+            shapes = record.output_shapes if record.op == "recv" else record.input_shapes
+            works = [(title, [list(shape) for shape in shapes])]
+        self._works += [(f"{backend}:{title}", record, shapes) for title, shapes in works]
+
+    def _slice(self, name: str, start_s: float, end_s: float, shapes: list[Any], **answers: Any) -> None:
+        if self._with_shapes:
+            answers["shapes"] = shapes
+        self._slices.append((name, start_s, end_s, answers))
 
     def result(self, end_s: float) -> _Result:
-        events = [
-            _Event(number, name, begin, end, 1, **answers)
-            for number, (name, begin, end, answers) in enumerate(
-                sorted(self._slices, key=lambda s: (s[1], -s[2], not s[3].get("is_user_annotation"))), 1
-            )
-        ]
-        for record in self._process.records[self._first_record :]:
-            if record.started_s is not None:
-                name = f"{self._backend()}:{record.op}"
-                shapes = [list(shape) for shape in record.input_shapes or record.output_shapes]
+        for name, record, shapes in self._works:
+            if record.started_s is not None or record.completed_s is not None:
                 done_s = end_s if record.completed_s is None else record.completed_s
-                events.append(
-                    _Event(len(events) + 1, name, record.issued_s, done_s, _COLLECTIVES_THREAD, shapes=shapes)
-                )
+                thread = _MAIN_THREAD if record.is_p2p or record.op == "monitored_barrier" else _BACKEND_THREAD
+                facts = {"is_async": True, "is_user_annotation": True, "activity_type": "user_annotation", "scope": 7}
+                self._slice(name, record.issued_s, done_s, shapes, thread=thread, **facts)
+        in_order = sorted(self._slices, key=lambda s: (s[1], -s[2], not s[3].get("is_user_annotation")))
+        events = [
+            _Event(number, name, begin, end, **answers)
+            for number, (name, begin, end, answers) in enumerate(in_order, 1)
+        ]
         return _Result(events, self._start_s, self._process.rank)
 
-    def _backend(self) -> str:
-        groups = self._process.group_objects
-        return str(groups[0].name()) if groups else "gloo"
+
+def _shape(value: Any) -> list[int]:
+    return list(value.shape) if isinstance(value, torch.Tensor) else []
+
+
+def _argument_shapes(name: str, record: CallRecord) -> list[list[int]]:
+    """Of the operator's arguments: of those that are one tensor, the shape; of all others nothing."""
+    packet = getattr(torch.ops.c10d, name)
+    overload = getattr(packet, packet.overloads()[0])
+    shapes: list[list[int]] = [[] for _ in overload._schema.arguments]
+    if name in ("_allgather_base_", "_reduce_scatter_base_", "alltoall_base_"):
+        shapes[0], shapes[1] = list(record.output_shapes[0]), list(record.input_shapes[0])
+    elif name == "barrier":  # a tensor that only says which device
+        shapes[0] = [1]
+    elif name == "monitored_barrier_":
+        shapes[0] = [0]
+    return shapes
 
 
 class _Result:
@@ -168,6 +252,24 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
     real_disable, label = torch_profiler._disable_profiler, torch_profiler.record_function
     real_enter, real_exit = label.__enter__, label.__exit__
     real_metadata = torch.autograd._add_metadata_json
+    real_config = torch_profiler.profile.config
+    reducer = torch._C._distributed_c10d.Reducer
+    real_prepare_backward = reducer.prepare_for_backward
+
+    @functools.wraps(real_config)
+    def config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        process = current_process()
+        if process is not None:  # the C++ object made here does not tell
+            process.inbox["profile with shapes"] = self.record_shapes
+        return real_config(self, *args, **kwargs)
+
+    @functools.wraps(real_prepare_backward)
+    def prepare_for_backward(self: Any, outputs: Any) -> None:
+        process, task = current_process(), current_task()
+        if outputs and process is not None and task is not None and process.recorder is not None:
+            now_s = task.now_s()
+            process.recorder.operator("torch.distributed.ddp.reducer::search_unused_parameters", now_s, 0.0, ())
+        real_prepare_backward(self, outputs)
 
     def prepare(*args: Any, **kwargs: Any) -> None:
         if current_task() is None:
@@ -178,7 +280,8 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
         if task is None:
             real_enable(*args, **kwargs)
         else:
-            task.process.recorder = Recorder(task.process, task.now_s(), True)
+            with_shapes = bool(task.process.inbox.get("profile with shapes"))
+            task.process.recorder = Recorder(task.process, task.now_s(), with_shapes)
 
     def disable() -> Any:
         task = current_task()
@@ -215,6 +318,8 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
         (torch_profiler, "_enable_profiler", enable),
         (torch_profiler, "_disable_profiler", disable),
         (torch.autograd, "_add_metadata_json", metadata),
+        (torch_profiler.profile, "config", config),
+        (reducer, "prepare_for_backward", prepare_for_backward),
         (label, "__enter__", enter),
         (label, "__exit__", leave),
     ]

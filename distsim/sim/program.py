@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import sys
 import threading
 import time
@@ -18,9 +19,14 @@ import torch
 
 from distsim.cluster import Cluster, Slot, load_cluster
 from distsim.debug.diagnosis import diagnose
+from distsim.debug.frames import shown_from
+from distsim.debug.render import render_diagnoses
 from distsim.errors import RankFailure, UsageError
 from distsim.network import Network
+from distsim.overseer import watch_from_outside
 from distsim.sim.conditions import Conditions
+from distsim.sim.environ import without_launchers
+from distsim.sim.hosts import master_address
 from distsim.sim.interrupts import interruptible
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.output import open_streams
@@ -120,6 +126,8 @@ def simulate(
     outcome = _run(request, lambda process: lambda: fn(*args, **call), request.program)
     if check and outcome.failures:
         raise RankFailure(outcome.failures, _beside(outcome))
+    if check and outcome.diagnoses and hasattr(sys, "ps1"):  # at a prompt nobody looks into an outcome unasked
+        print(render_diagnoses(outcome.diagnoses, outcome.evidence).plain(shutil.get_terminal_size().columns), end="")
     return outcome
 
 
@@ -129,8 +137,6 @@ def _beside(outcome: Outcome) -> str:
     told = [d for d in outcome.diagnoses if d.adds_to(raised)]
     if not told:
         return ""
-    from distsim.debug.render import render_diagnoses
-
     evidence = outcome.evidence
     if evidence is not None:  # their tracebacks are there already
         states = {r: dataclasses.replace(s, traceback=None) for r, s in evidence.ranks.items()}
@@ -167,7 +173,7 @@ def _module_spec(name: str) -> ModuleSpec | None:
 
 def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> dict[str, str]:
     """What torchrun puts into a worker's environment."""
-    environ = dict(os.environ)
+    environ = without_launchers(os.environ)
     environ.update(
         RANK=str(slot.rank),
         LOCAL_RANK=str(slot.local_rank),
@@ -178,7 +184,7 @@ def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> di
         ROLE_RANK=str(slot.rank),
         ROLE_NAME="default",
         ROLE_WORLD_SIZE=str(len(slots)),
-        MASTER_ADDR="127.0.0.1",
+        MASTER_ADDR=master_address([slot.host for slot in slots]),
         MASTER_PORT=str(MASTER_PORT),
         TORCHELASTIC_RESTART_COUNT="0",
         TORCHELASTIC_MAX_RESTARTS="0",
@@ -190,6 +196,8 @@ def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> di
 
 def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str) -> Outcome:
     started = _real_perf_counter()
+    shown_from(os.getcwd())
+    watch_from_outside()
     cluster = request.on if isinstance(request.on, Cluster) else load_cluster(request.on)
     slots = cluster.place(request.nnodes, request.nproc_per_node)
     env = simpy.Environment()
@@ -209,6 +217,15 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
     nodes = len({slot.host for slot in slots})
     world.cpu = dataclasses.replace(cluster.cpu.share(per_node), ranks_per_node=per_node)
     world.slots, world.world_size = list(slots), len(slots)
+    if world.beacon is not None:
+        world.beacon.describe(
+            world.host_timeout_s,
+            program=name,
+            cluster=request.on if isinstance(request.on, str) else cluster.name,
+            world_size=len(slots),
+            seed=request.seed,
+        )
+        world.beacon.listen()
     width = len(str(len(slots) - 1))
     out, err = sys.stdout, sys.stderr
     world.open_streams = lambda process: open_streams(process, width, request.log_dir, out, err)

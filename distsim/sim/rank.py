@@ -9,19 +9,20 @@ import sys
 import threading
 import tokenize
 from collections.abc import Callable, Iterator
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
 
+from distsim.debug.error_text import message
+from distsim.debug.frames import raised_at
 from distsim.debug.records import HostWait, Phase
 from distsim.errors import UsageError
 from distsim.sim.backend import adopt_groups
 from distsim.sim.compute import ComputeMode
-from distsim.sim.modules import is_user_file
 from distsim.sim.process import SimProcess
-from distsim.sim.sites import user_stack
 from distsim.sim.spawn import begin_multiprocessing, end_children
+from distsim.sim.stores import close_files
 from distsim.sim.task import Killed, Unwind, require_task
 from distsim.sim.threads import close_pools
 from distsim.sim.tracebacks import format_user_traceback
@@ -62,9 +63,7 @@ class Program:
             main.__dict__["__cached__"] = None
         process.main = main
         sys.modules["__main__"] = main
-        if name != "__main__":
-            process.user_names[name] = None
-            sys.modules[name] = main
+        sys.modules["__mp_main__"] = main  # multiprocessing's name of it, in every process
         exec(self.code(), main.__dict__)
         return main
 
@@ -115,6 +114,9 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
     except BaseException as exc:
         phase, code = Phase.RAISED, 1
         keep_failure(process, exc)
+        repeats = any(child.exception is not None for child in process.children)
+        if process is process.world.launcher and process.stderr is not None and not repeats:
+            process.stderr.write(process.traceback_text or "")  # no report on the ranks would show it
     if phase is Phase.RUNNING:
         return
     try:
@@ -124,6 +126,7 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
             function, args, kwargs = process.at_exit.pop()
             function(*args, **kwargs)
         end_children(process)
+        close_files(process)
         logging.shutdown()
         task.flush()
     except Unwind:
@@ -146,7 +149,7 @@ def _name_main_thread(process: SimProcess) -> None:
 
 def _exit_code(exit_: SystemExit, process: SimProcess) -> int:
     if process.exception is None:
-        process.last_stack = _stack_of(exit_.__traceback__)
+        process.last_stack = raised_at(exit_.__traceback__)
     if exit_.code is None:
         return 0
     if isinstance(exit_.code, int):
@@ -158,24 +161,9 @@ def _exit_code(exit_: SystemExit, process: SimProcess) -> int:
 
 def keep_failure(process: SimProcess, exc: BaseException) -> None:
     process.exception = exc
+    process.error_text = message(exc)
     process.traceback_text = format_user_traceback(exc)
-    process.last_stack = _stack_of(exc.__traceback__)
-
-
-def _stack_of(trace: TracebackType | None) -> tuple[Any, ...]:
-    """The user's frames where an exception was raised, innermost first."""
-    last = None
-    while trace is not None:
-        if is_user_file(trace.tb_frame.f_code.co_filename):
-            last = trace
-        trace = trace.tb_next
-    if last is None:
-        return ()
-    stack = user_stack(last.tb_frame)
-    if stack and stack[0].line != last.tb_lineno:
-        first = type(stack[0])(stack[0].file, last.tb_lineno, stack[0].function)
-        stack = (first, *stack[1:])
-    return stack
+    process.last_stack = raised_at(exc.__traceback__)
 
 
 def _join_threads(process: SimProcess) -> None:

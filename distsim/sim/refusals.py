@@ -200,9 +200,10 @@ def timeout_error(backend: str, record: CallRecord, seconds: float) -> Exception
 
 
 def connect_error(group: Group, seconds: float) -> Exception:
-    error: Exception = dist.DistBackendError(
-        f"Gloo connectFullMesh failed: timed out after {int(seconds * 1000)}ms "
-        f"waiting for the members {list(group.ranks)}"
+    """gloo's members find each other through the store, and wait there for the addresses of the others."""
+    error: Exception = dist.DistStoreError(
+        f"wait timeout after {int(seconds * 1000)}ms, keys: /{group.name}//cpu//... "
+        f"(the addresses of the members {list(group.ranks)})"
     )
     return error
 

@@ -6,7 +6,7 @@ constructors. Sent to another process, each stays the same object.
 
 from __future__ import annotations
 
-import multiprocessing.connection
+import functools
 import multiprocessing.context
 import multiprocessing.managers
 import multiprocessing.pool
@@ -17,26 +17,40 @@ import pickle
 import queue
 import sys
 import threading
-from collections import deque
 from concurrent.futures import process as process_pool
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import simpy
 
 from distsim.errors import NotSimulated
 from distsim.sim.task import current_task, require_task
 from distsim.sim.threads import CoopLock
 
-__all__ = ["pickled", "sharing_patches"]
+if TYPE_CHECKING:
+    from distsim.sim.process import SimProcess
+
+__all__ = ["Shared", "Waitable", "crossing", "pickled", "sharing_patches"]
 
 
 def _find(number: int) -> Any:
-    return require_task().world.host.shared[number]
+    found = require_task().world.host.shared[number]
+    found.arrived(require_task().process)
+    return found
 
 
-class _Shared:
+class Shared:
     """Crosses between processes as itself."""
 
+    def departs(self) -> None:
+        """This is on its way to some process."""
+
+    def arrived(self, process: SimProcess) -> None:
+        """*process* has been given this."""
+
     def __reduce__(self) -> Any:
+        self.departs()
+        _departed.append(self)
         shared = require_task().world.host.shared
         number = self.__dict__.get("_number")
         if number is None or shared[number] is not self:
@@ -48,9 +62,44 @@ class _Shared:
         return self
 
 
-def _copied(value: Any) -> Any:
-    """What the other process gets of *value*: its own copy, made as multiprocessing makes it."""
-    return pickle.loads(pickled(value))
+class Waitable:
+    """What `multiprocessing.connection.wait` takes: something that becomes ready."""
+
+    def ready(self) -> bool:
+        """Whether there is something, or nothing can come."""
+        raise NotImplementedError
+
+    def signs(self) -> list[simpy.Event]:
+        """What may make it ready."""
+        raise NotImplementedError
+
+
+class _Reader(Waitable):
+    """`_reader` of a queue."""
+
+    def __init__(self, source: Queue) -> None:
+        self._source = source
+        self._waiting: list[simpy.Event] = []
+
+    def ready(self) -> bool:
+        return not self._source.empty()
+
+    def signs(self) -> list[simpy.Event]:
+        self._waiting.append(require_task().world.env.event())
+        return self._waiting[-1:]
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        return self.ready()
+
+    def wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for event in waiting:
+            if not event.triggered:
+                event.succeed()
+
+
+_departed: list[Shared] = []
+"""What is shared in that which is being pickled."""
 
 
 class _Crossing:
@@ -70,80 +119,37 @@ class _Crossing:
 
 def pickled(value: Any) -> Any:
     """*value* as it crosses into another simulated process."""
+    return crossing(value)[0]
+
+
+def crossing(value: Any) -> tuple[Any, list[Shared]]:
+    """*value* as it crosses, and the shared things in it."""
+    _departed.clear()
     multiprocessing.context.set_spawning_popen(_Crossing())  # type: ignore[arg-type]
     try:
-        return ForkingPickler.dumps(value)
+        return ForkingPickler.dumps(value), list(_departed)
     finally:
         multiprocessing.context.set_spawning_popen(None)
 
 
-class Queue(_Shared, queue.Queue[Any]):
-    """`multiprocessing.Queue`, `SimpleQueue` and `JoinableQueue`."""
+class Queue(Shared, queue.Queue[Any]):
+    """`multiprocessing.Queue`, `SimpleQueue` and `JoinableQueue`. An item is made anew by who gets it."""
 
     def __init__(self, maxsize: int = 0, *, ctx: Any = None) -> None:
         super().__init__(max(0, maxsize))
+        self._reader = _Reader(self)
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        super().put(_copied(item), block, timeout)
+        super().put(pickled(item), block, timeout)
+        self._reader.wake()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        return pickle.loads(super().get(block, timeout))
 
     def close(self) -> None:
         """Nothing to close: the items are in memory."""
 
     join_thread = cancel_join_thread = close
-
-
-class Connection(_Shared):
-    """One end of a `multiprocessing.Pipe`."""
-
-    def __init__(self, inbox: queue.Queue[Any], outbox: queue.Queue[Any], readable: bool, writable: bool) -> None:
-        self._inbox, self._outbox = inbox, outbox
-        self._held: deque[Any] = deque()
-        self.readable, self.writable = readable, writable
-        self.closed = False
-
-    def _check(self, may: bool, what: str) -> None:
-        if self.closed:
-            raise OSError("handle is closed")
-        if not may:
-            raise OSError(f"connection is {what}-only")
-
-    def send(self, item: Any) -> None:
-        self._check(self.writable, "read")
-        self._outbox.put(_copied(item))
-
-    def send_bytes(self, data: Any, offset: int = 0, size: int | None = None) -> None:
-        self._check(self.writable, "read")
-        self._outbox.put(bytes(memoryview(data)[offset : None if size is None else offset + size]))
-
-    def poll(self, timeout: float | None = 0.0) -> bool:
-        self._check(self.readable, "write")
-        if not self._held:
-            try:
-                self._held.append(self._inbox.get(timeout=timeout) if timeout else self._inbox.get(timeout is None))
-            except queue.Empty:
-                return False
-        return True
-
-    def recv(self) -> Any:
-        self.poll(None)
-        return self._held.popleft()
-
-    def recv_bytes(self, maxlength: int | None = None) -> bytes:
-        return bytes(self.recv())
-
-    def close(self) -> None:
-        """Only the handle of the process that closes it is meant; the other processes' ends stay open."""
-
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-def _pipe(duplex: bool = True) -> tuple[Connection, Connection]:
-    one, other = queue.Queue[Any](), queue.Queue[Any]()
-    return Connection(one, other, True, duplex), Connection(other, one, duplex, True)
 
 
 def _with_context(base: type, name: str) -> type:
@@ -152,7 +158,7 @@ def _with_context(base: type, name: str) -> type:
     def __init__(self: Any, *args: Any, ctx: Any = None, **kwargs: Any) -> None:
         base.__init__(self, *args, **kwargs)  # type: ignore[misc]
 
-    return type(name, (_Shared, base), {"__init__": __init__})
+    return type(name, (Shared, base), {"__init__": __init__})
 
 
 def _switch(real: Any, simulated: Any) -> Any:
@@ -166,16 +172,28 @@ def _switch(real: Any, simulated: Any) -> Any:
 
 def _refused(real: Any, name: str) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise NotSimulated(name, "use Process, spawn, Queue, Pipe, Event, Lock or Value")
+        raise NotSimulated(name, "use Process, spawn, ThreadPool, Queue, Pipe, Event or Lock")
 
     return _switch(real, refuse)
+
+
+def _pool_init(real: Any) -> Any:
+    """A pool of processes is refused; `ThreadPool` is a subclass that needs threads only."""
+
+    @functools.wraps(real)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if current_task() is not None and not isinstance(self, multiprocessing.pool.ThreadPool):
+            self._state = multiprocessing.pool.TERMINATE  # its __del__ asks
+            raise NotSimulated("multiprocessing.Pool", "use Process, spawn, ThreadPool, Queue, Pipe, Event or Lock")
+        real(self, *args, **kwargs)
+
+    return init
 
 
 def sharing_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) of everything that processes share."""
     synchronize, queues = multiprocessing.synchronize, multiprocessing.queues
     patches: list[tuple[Any, str, Any]] = [
-        (multiprocessing.connection, "Pipe", _switch(multiprocessing.connection.Pipe, _pipe)),
         (synchronize, "Lock", _switch(synchronize.Lock, _with_context(CoopLock, "Lock"))),
         (synchronize, "RLock", _switch(synchronize.RLock, _with_context(threading._PyRLock, "RLock"))),  # type: ignore[attr-defined]
     ]
@@ -186,17 +204,10 @@ def sharing_patches() -> list[tuple[Any, str, Any]]:
         for name in ("Queue", "SimpleQueue", "JoinableQueue"):
             if hasattr(holder, name):
                 patches.append((holder, name, _switch(getattr(holder, name), Queue)))
-    manager, pool, executor = (
-        multiprocessing.managers.SyncManager,
-        multiprocessing.pool.Pool,
-        process_pool.ProcessPoolExecutor,
-    )
+    manager, executor = multiprocessing.managers.SyncManager, process_pool.ProcessPoolExecutor
     patches += [
         (multiprocessing.managers, "SyncManager", _refused(manager, "multiprocessing.Manager")),
-        (multiprocessing.pool, "Pool", _refused(pool, "multiprocessing.Pool")),
+        (multiprocessing.pool.Pool, "__init__", _pool_init(multiprocessing.pool.Pool.__init__)),
         (executor, "__init__", _refused(executor.__init__, "concurrent.futures.ProcessPoolExecutor")),
     ]
-    torch_pool = sys.modules.get("torch.multiprocessing.pool")
-    if torch_pool is not None:
-        patches.append((torch_pool, "Pool", _refused(torch_pool.Pool, "torch.multiprocessing.Pool")))
     return patches

@@ -15,23 +15,20 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from distsim.debug.records import HostWait
 from distsim.errors import UsageError
+from distsim.sim.environ import launcher_environ
+from distsim.sim.pids import pid_of
+from distsim.sim.pipes import Sentinel, pipe_patches, wait_for_any
 from distsim.sim.process import SimProcess
-from distsim.sim.sharing import pickled
-from distsim.sim.signals import FIRST_PID
+from distsim.sim.sharing import Shared, crossing
+from distsim.sim.signals import send
 from distsim.sim.task import current_task, require_task
 
 __all__ = ["begin_multiprocessing", "end_children", "spawn_patches"]
-
-_TORCHRUN = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-    *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"),
-)
 
 
 def _new_child() -> SimProcess:
@@ -40,14 +37,11 @@ def _new_child() -> SimProcess:
     parent, world = task.process, task.world
     if parent.is_rank and world.only_first_has_begun():
         world.become_launcher(parent)
-        for name in _TORCHRUN:  # a plain `python script.py` has none of these, unless the script sets them
-            key = os.fsencode(name)
-            if parent.environ.get(key) is parent.first_environ.get(key):
-                parent.environ.pop(key, None)
+        launcher_environ(parent)
     task.flush()
     rank, slot = None, parent.slot
     if not parent.is_rank:
-        held = {child.rank for child in parent.children if child.alive}
+        held = {child.rank for child in parent.children if child.alive or not child.is_noticed}
         rank = next(number for number in itertools.count() if number not in held)
         slot = world.slots[rank % len(world.slots)]
     environ = {os.fsdecode(k): os.fsdecode(v) for k, v in parent.environ.items()}
@@ -56,6 +50,7 @@ def _new_child() -> SimProcess:
     child.sys_path = list(sys.path)
     child.program = parent.program
     parent.children.append(child)
+    child.parent = parent
     return child
 
 
@@ -64,20 +59,26 @@ class SimPopen:
 
     def __init__(self, process: Any, method: str) -> None:
         parent = require_task().process
-        data = self._pickled(process, must=method != "fork" and parent.program is not None)
+        data, shared = self._pickled(process, must=method != "fork" and parent.program is not None)
         child = self._child = _new_child()
-        self.pid = FIRST_PID + child.index
+        for item in shared:
+            item.arrived(child)
+        for pipe in parent.inbox.get("pipes", ()) if method == "fork" else ():
+            pipe.inherited(parent, child)
+        self.pid = pid_of(child)
         self.sentinel = Sentinel(child)
         self.returncode: int | None = None
         name, identity, config = process.name, process._identity, process._config
+        own = multiprocessing.process.current_process()
+        parent_name, parent_pid = own.name, pid_of(parent)
 
         def program() -> None:
             current = multiprocessing.process.BaseProcess.__new__(type(process))
             current.__dict__.update(_name=name, _identity=identity, _config=dict(config), _popen=None, _closed=False)
-            current.__dict__.update(_parent_pid=os.getpid(), _parent_name="MainProcess")
+            current.__dict__.update(_parent_pid=parent_pid, _parent_name=parent_name)
             multiprocessing.process._current_process = current  # type: ignore[attr-defined]
             multiprocessing.process._parent_process = multiprocessing.process._ParentProcess(  # type: ignore[attr-defined]
-                "MainProcess", os.getpid(), None
+                parent_name, parent_pid, None
             )
             if child.program is not None:
                 self._run_main(child, parent, method == "fork")
@@ -88,18 +89,18 @@ class SimPopen:
         child.daemonic = bool(process.daemon)
         child.world.start_process(child, program)
 
-    def _pickled(self, process: Any, must: bool) -> Any:
+    def _pickled(self, process: Any, must: bool) -> tuple[Any, list[Shared]]:
         """What crosses into the child; None where a forked child has the parent's own objects."""
         try:
-            return pickled(process)
+            return crossing(process)
         except Exception:
             if must:
                 raise
-            return None
+            return None, []
 
     def _run_main(self, child: SimProcess, parent: SimProcess, fork: bool) -> None:
         """The child's own run of the main script, as spawned children do it. A forked child does not run
-        it again: it prints nothing, and takes over the plain values its parent has by now."""
+        it again: it prints nothing, and takes over the plain values and shared things its parent has by now."""
         streams = [s for s in (child.stdout, child.stderr) if s is not None] if fork else []
         for stream in streams:
             stream.muted = True
@@ -109,12 +110,23 @@ class SimPopen:
         if fork and parent.main is not None:
             for name, value in parent.main.__dict__.items():
                 plain = isinstance(value, bool | int | float | str | bytes)
-                if not name.startswith("__") and (plain or name not in main.__dict__):
+                taken = plain or isinstance(value, Shared) or name not in main.__dict__
+                if not name.startswith("__") and taken:
                     main.__dict__[name] = value
 
     # -- the interface of multiprocessing's Popen
 
     def poll(self, flag: int = 0) -> int | None:
+        asked_by = sys._getframe(1)
+        code = self._poll(flag)
+        if code is not None and asked_by.f_code.co_name != "_cleanup":  # multiprocessing's own, before each start
+            self._child.is_noticed = True
+            reader = asked_by.f_back if asked_by.f_code.co_name == "exitcode" else None
+            if reader is not None and reader.f_globals.get("__name__") != "torch.multiprocessing.spawn":
+                self._child.is_code_read = True  # by the program: torch's spawn raises for any that is not 0
+        return code
+
+    def _poll(self, flag: int) -> int | None:
         if self._child.ended.triggered:
             self.returncode = self._child.exit_code
         elif self.returncode is None and flag == 0:
@@ -126,7 +138,7 @@ class SimPopen:
     def wait(self, timeout: float | None = None) -> int | None:
         if timeout == 0:
             return self.poll()
-        _wait_for_any([self._child], timeout)
+        _wait_for(self._child, timeout)
         return self.poll(1)
 
     def terminate(self) -> None:
@@ -143,31 +155,19 @@ class SimPopen:
         """Nothing is held open."""
 
 
-class Sentinel:
-    """What `Process.sentinel` is for a simulated child: `multiprocessing.connection.wait` takes it."""
-
-    def __init__(self, child: SimProcess) -> None:
-        self.child = child
-
-
 def end_child(child: SimProcess, number: signal.Signals) -> None:
-    """The program ends a process that it started."""
-    child.ended_by_program = True
-    child.world.kill_process(child, number.name, -number)
+    """The program ends a process that it started, or asks it to end where that has a handler."""
+    if callable(child.signals.get(number)) and number != signal.SIGKILL:
+        child.is_code_read = True
+        send(child, number)
+    elif child.signals.get(number) is not signal.SIG_IGN or number == signal.SIGKILL:
+        child.ended_by_program = True
+        child.world.kill_process(child, number.name, -number)
 
 
-def _wait_for_any(children: list[SimProcess], timeout: float | None) -> None:
-    if any(child.ended.triggered for child in children):
-        return
-    task = require_task()
-    event = task.world.env.any_of([child.ended for child in children])
-    ranks = tuple(child.rank for child in children if child.is_rank)
-    expired = TimeoutError()
-    try:
-        task.wait(event, HostWait("its child processes to end", ranks), timeout, lambda: expired, timeout is not None)
-    except TimeoutError as exc:
-        if exc is not expired:
-            raise
+def _wait_for(child: SimProcess, timeout: float | None) -> None:
+    ranks = (child.rank,) if child.is_rank else ()
+    wait_for_any([Sentinel(child)], timeout, HostWait("its child processes to end", ranks))
 
 
 def begin_multiprocessing() -> None:
@@ -183,7 +183,7 @@ def end_children(process: SimProcess) -> None:
             end_child(child, signal.SIGTERM)
     for child in process.children:
         if not child.ended.triggered:
-            _wait_for_any([child], None)
+            _wait_for(child, None)
 
 
 def _popen(real: Callable[..., Any], method: str) -> Any:
@@ -191,19 +191,6 @@ def _popen(real: Callable[..., Any], method: str) -> Any:
         return real(process) if current_task() is None else SimPopen(process, method)
 
     return staticmethod(make)
-
-
-def _connection_wait(real: Callable[..., Any]) -> Callable[..., Any]:
-    def wait(objects: Iterable[Any], timeout: float | None = None) -> list[Any]:
-        held = list(objects)
-        sentinels = [item for item in held if isinstance(item, Sentinel)]
-        if not sentinels or len(sentinels) != len(held):
-            return list(real(held, timeout))
-        if timeout is None or timeout > 0:
-            _wait_for_any([item.child for item in sentinels], timeout)
-        return [item for item in sentinels if item.child.ended.triggered]
-
-    return wait
 
 
 def _torch_wrap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -235,7 +222,7 @@ def spawn_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) of everything that starts processes or waits for them."""
     context, torch_spawn = multiprocessing.context, sys.modules["torch.multiprocessing.spawn"]
     patches: list[tuple[Any, str, Any]] = [
-        (multiprocessing.connection, "wait", _connection_wait(multiprocessing.connection.wait)),
+        *pipe_patches(),
         (torch_spawn, "_wrap", _torch_wrap(torch_spawn._wrap)),
     ]
     for kind in (context.ForkProcess, context.SpawnProcess, context.ForkServerProcess):

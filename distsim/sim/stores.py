@@ -7,23 +7,30 @@ C++ accept them. Errors are those of torch 2.13's stores, type and words.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import simpy
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from distsim.debug.records import CallWait, StoreWait, Wait
+from distsim.sim.hosts import machine_of, meant
 from distsim.sim.task import Task, require_task
 
-__all__ = ["FileStore", "HashStore", "KeyValues", "PrefixStore", "SimStore", "TCPStore"]
+if TYPE_CHECKING:
+    from distsim.sim.process import SimProcess
+
+__all__ = ["FileStore", "HashStore", "KeyValues", "PrefixStore", "SimStore", "TCPStore", "close_files"]
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
+_EPHEMERAL_PORT = 32_768
 
 
 class KeyValues:
@@ -34,6 +41,8 @@ class KeyValues:
         self.data: dict[str, bytes] = {}
         self.queues: dict[str, deque[bytes]] = {}
         self.clients = 0
+        self.closed = 0
+        """FileStores that were closed."""
         self._changed: list[simpy.Event] = []
 
     def change(self) -> None:
@@ -49,7 +58,11 @@ class KeyValues:
 
 
 def _bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"incompatible function arguments: a value must be str, not {type(value).__name__}")
+    return bytes(value)
 
 
 def _same(error: Exception) -> Exception:
@@ -95,11 +108,11 @@ class SimStore(Store):
         )
         error = self._error(text)
         data = self._values.data
-        while not all(key in data for key in keys):
+        while not all(key in data or self._values.queues.get(key) for key in keys):
             left_s = give_up_s - task.now_s()
             if left_s <= 0:
                 raise error
-            missing = tuple(key for key in keys if key not in data)
+            missing = tuple(key for key in keys if key not in data and not self._values.queues.get(key))
             task.wait(self._values.next_change(), StoreWait(missing), left_s, lambda: error, explicit)
 
     # -- the interface of torch.distributed.Store
@@ -141,10 +154,11 @@ class SimStore(Store):
         task, why = require_task(), StoreWait(tuple(keys), "check")
         if not task.quiet_polls:  # a loop that only checks goes on when something has happened
             self._turn(why)
-        there = all(key in self._values.data for key in keys)
+        held = self._values
+        there = all(key in held.data or held.queues.get(key) for key in keys)
         if not there:
             task.poll(why)
-            there = all(key in self._values.data for key in keys)
+            there = all(key in held.data or held.queues.get(key) for key in keys)
         return there
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
@@ -245,11 +259,17 @@ class TCPStore(SimStore):
             raise TypeError("__init__(): incompatible constructor arguments: host_name must be str and port int")
         task = require_task()
         world = task.world
+        if world_size == 0:
+            raise ValueError("TCPStore world size cannot be 0")
         if port == 0 and is_master:
             port = world.free_port()
-        address = ("tcp", port)
+        if master_listen_fd is not None:  # the store would own the socket
+            os.close(master_listen_fd)
+        here = machine_of(task.process)
+        address: tuple[str, tuple[int | None, int]] = ("tcp", (here, port))
         if is_master:
-            if address in world.stores and not multi_tenant:
+            agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") and os.environ.get("MASTER_PORT") == str(port)
+            if address in world.stores and not (multi_tenant or agents):
                 raise dist.DistNetworkError(
                     "The server socket has failed to listen on any local network address. "
                     f"port: {port}, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
@@ -264,20 +284,25 @@ class TCPStore(SimStore):
         if world.faults is not None:
             world.faults.connect(task, host_name, port, timeout, timeout != DEFAULT_TIMEOUT)
         give_up_s = task.now_s() + timeout.total_seconds()
+        machine = meant(host_name, task.process)
+        address = ("tcp", (machine, port))
+        task.process.inbox["connecting"] = (host_name, port)
         while address not in world.stores:
             left_s = give_up_s - task.now_s()
             if left_s <= 0:
                 raise refused
             where = _waiting(task, StoreWait((f"{host_name}:{port}",), "the store's server"))
             task.wait(world.next_store(), where, left_s, lambda: refused, timeout != DEFAULT_TIMEOUT)
+        del task.process.inbox["connecting"]
         super().__init__(world.stores[address], timeout)
         self.host, self.port, self.libuvBackend = host_name, port, use_libuv
-        self._values.clients += 1
+        self._is_server = is_master
         if wait_for_workers and world_size:
+            self._values.clients += 1
             self._values.data["init/"] = str(self._values.clients).encode()
-            self._wait_for_workers(task, world_size, give_up_s)
-        else:
             self._values.change()
+            if is_master:  # keeps the server alive until all have come
+                self._wait_for_workers(task, world_size, give_up_s)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         if len(keys) != len(values):
@@ -286,7 +311,6 @@ class TCPStore(SimStore):
 
     def _wait_for_workers(self, task: Task, world_size: int, give_up_s: float) -> None:
         values = self._values
-        values.change()
         while values.clients < world_size:
             seconds, joined = int(self._timeout.total_seconds()) + 1, f"{values.clients}/{world_size}"
             text = f"Timed out after {seconds} seconds waiting for clients. {joined} clients joined."
@@ -298,7 +322,9 @@ class TCPStore(SimStore):
             task.wait(values.next_change(), why, left_s, functools.partial(_same, error), self._explicit)
 
     def __repr__(self) -> str:
-        return f"TCPStore(client=TCPClient(simulated, remote={self.host}:{self.port}))"
+        server = f"TCPServer(port={self.port})" if self._is_server else "<nullptr>"
+        ends = f"addr=[{self.host}]:{_EPHEMERAL_PORT}, remote=[{self.host}]:{self.port}"
+        return f"TCPStore(client=TCPClient(SocketImpl(fd=3, {ends})), server={server})"
 
 
 def _waiting(task: Task, why: Wait) -> Wait:
@@ -307,8 +333,37 @@ def _waiting(task: Task, why: Wait) -> Wait:
     return why if joining is None else CallWait(joining)
 
 
+class _File:
+    """One FileStore's hold on its file: it goes with the last, once as many stores as were said are closed."""
+
+    def __init__(self, stores: dict[tuple[str, Any], Any], address: tuple[str, str], world_size: int) -> None:
+        self._stores, self._address, self._world_size = stores, address, world_size
+        self._values: KeyValues = stores[address]
+        self._is_open = True
+
+    def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        values = self._values
+        values.clients -= 1
+        values.closed += 1
+        if values.clients == 0 and 0 <= self._world_size <= values.closed:
+            with contextlib.suppress(OSError):
+                os.remove(self._address[1])
+            if self._stores.get(self._address) is values:
+                del self._stores[self._address]
+
+
+def close_files(process: SimProcess) -> None:
+    """A process that ends closes its FileStores."""
+    for file in process.inbox.pop("file stores", {}).values():
+        file.close()
+
+
 class FileStore(SimStore):
-    """`torch.distributed.FileStore`: ranks that name the same path share it; no file is written."""
+    """`torch.distributed.FileStore`: ranks that name the same path share it. The file is there and goes as
+    torch's does, and stays empty."""
 
     _absent = "Wait timeout"
     _shown_prefix = ""
@@ -321,8 +376,15 @@ class FileStore(SimStore):
         if values is None:
             values = task.world.stores[address] = KeyValues(task.world.env)
             values.data["efcount/"] = b"0"
+        os.close(os.open(file_name, os.O_RDWR | os.O_CREAT, 0o644))
         super().__init__(values, DEFAULT_TIMEOUT)
         self.path = file_name
+        values.clients += 1
+        files: dict[int, _File] = task.process.inbox.setdefault("file stores", {})
+        own = _File(task.world.stores, address, world_size)
+        number = len(files)
+        files[number] = own
+        weakref.finalize(self, _File.close, own).atexit = False
 
     def get(self, key: str) -> bytes:
         self._wait_for([_key(key, "get")], None, "Timeout waiting for key: {key} after {ms} ms")
@@ -362,6 +424,8 @@ class PrefixStore(Store):
     """`torch.distributed.PrefixStore` over a simulated store."""
 
     def __init__(self, prefix: str, store: Store) -> None:
+        if store is None:
+            raise ValueError("store argument cannot be None")
         super().__init__()
         self._prefix = prefix
         self._store = store
@@ -385,7 +449,7 @@ class PrefixStore(Store):
         return [self._name(key) for key in keys]
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._store.set(self._name(key), value)
+        self._store.set(self._name(key), _bytes(value))
 
     def get(self, key: str) -> bytes:
         return bytes(self._store.get(self._name(key)))
@@ -394,13 +458,13 @@ class PrefixStore(Store):
         return int(self._store.add(self._name(key), amount))
 
     def append(self, key: str, value: str | bytes) -> None:
-        self._store.append(self._name(key), value)
+        self._store.append(self._name(key), _bytes(value))
 
     def check(self, keys: Sequence[str]) -> bool:
         return bool(self._store.check(self._names(keys)))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        return bytes(self._store.compare_set(self._name(key), expected, desired))
+        return bytes(self._store.compare_set(self._name(key), _bytes(expected), _bytes(desired)))
 
     def delete_key(self, key: str) -> bool:
         return bool(self._store.delete_key(self._name(key)))
@@ -409,7 +473,7 @@ class PrefixStore(Store):
         return list(self._store.multi_get(self._names(keys)))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        self._store.multi_set(self._names(keys), values)
+        self._store.multi_set(self._names(keys), [_bytes(value) for value in values])
 
     def num_keys(self) -> int:
         return int(self._store.num_keys())
@@ -435,7 +499,7 @@ class PrefixStore(Store):
         return bool(self._store.has_extended_api())
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        self._store.queue_push(self._name(key), value)
+        self._store.queue_push(self._name(key), _bytes(value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         return bytes(self._store.queue_pop(self._name(key), block))

@@ -37,18 +37,19 @@ def summing_up(
     world: World, evidence: Evidence, request: RunRequest, name: str, interrupted: bool, wall_s: float
 ) -> Outcome:
     ranks = [world.rank_processes[r] for r in sorted(world.rank_processes) if r < world.world_size]
-    failures = _failures([*ranks, *([world.launcher] if world.launcher is not None else [])])
+    started = ranks if world.launcher is None else [*ranks, world.launcher]
+    failures = _failures(started)
     virtual_s = world.stopped_at_s or max([float(world.env.now), *(p.end_s or 0.0 for p in ranks)])
     backend = next((b for p in ranks for b in _backends(p)), "none")
     diagnoses = list(world.diagnoses)
-    notes = list(world.notes)
+    notes = [*world.notes, *_of_launcher(world)]
     return Outcome(
         world_size=world.world_size,
         cluster=world.cluster.name if not isinstance(request.on, str) else request.on,
         backend=backend,
         seed=world.seed,
         program=name,
-        exit_code=_exit_code(diagnoses, failures, ranks, interrupted),
+        exit_code=_exit_code(diagnoses, failures, started, interrupted),
         virtual_time_s=virtual_s,
         wall_time_s=wall_s,
         events=world.events,
@@ -67,6 +68,20 @@ def summing_up(
     )
 
 
+def _of_launcher(world: World) -> list[str]:
+    """What became of the parent of the ranks, where a report on its children would not say it."""
+    parent = world.launcher
+    if parent is None:
+        return []
+    if parent.exception is not None and world.diagnoses:
+        where = f" at {parent.last_stack[0].file}:{parent.last_stack[0].line}" if parent.last_stack else ""
+        kind, text = type(parent.exception).__name__, str(parent.exception).strip().split("\n", 1)[0]
+        return [f"the process that started the ranks (main) raised {kind}{where}: {text}"]
+    if parent.exit_code and parent.exception is None:
+        return [f"the process that started the ranks (main) ended with exit code {parent.exit_code}"]
+    return []
+
+
 def _exit_code(
     diagnoses: Sequence[object], failures: Sequence[Failure], ranks: Sequence[SimProcess], interrupted: bool
 ) -> int:
@@ -76,7 +91,7 @@ def _exit_code(
         code = getattr(diagnosis, "exit_code", 0)
         if code:
             return int(code)
-    if failures or any(p.exit_code and not p.ended_by_program for p in ranks):
+    if failures or any(p.exit_code and not (p.ended_by_program or p.told_its_parent) for p in ranks):
         return 1
     return 0
 
@@ -98,7 +113,7 @@ def _failures(processes: Sequence[SimProcess]) -> list[Failure]:
         Failure(
             ranks=tuple(p.rank for p in group if p.is_rank),
             type=kind,
-            message=str(group[0].exception),
+            message=group[0].error_text,
             traceback=group[0].traceback_text or "",
         )
         for (kind, _), group in merged.items()

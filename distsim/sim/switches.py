@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import builtins
 import copy
+import gc
+import locale
 import logging
 import multiprocessing.context
 import multiprocessing.process
 import os
+import socket
 import sys
 import threading
 import warnings
@@ -23,7 +26,11 @@ from typing import Any
 
 import torch
 
+from distsim.sim.effects import descriptors
+from distsim.sim.module_table import SharedImports
 from distsim.sim.task import current_process
+from distsim.sim.torch_flags import FLAGS
+from distsim.sim.torch_state import STATE, TorchState
 
 __all__ = ["PLACES", "SWITCHES", "Host", "Switch", "switch_patches"]
 
@@ -32,6 +39,12 @@ PLACES: tuple[tuple[Any, str], ...] = (
     (sys, "stdout"),
     (sys, "stderr"),
     (sys, "excepthook"),
+    (sys, "unraisablehook"),
+    (sys, "displayhook"),
+    (sys, "breakpointhook"),
+    (sys, "meta_path"),
+    (sys, "path_hooks"),
+    (sys, "dont_write_bytecode"),
     (threading, "excepthook"),
     (warnings, "showwarning"),
     (multiprocessing.context._default_context, "_actual_context"),  # what set_start_method sets
@@ -49,17 +62,23 @@ class Host:
     """What the simulated processes find when they begin, and what is put back when they have ended."""
 
     environ: dict[bytes, bytes]
+    imports: SharedImports
     places: list[Any] = field(default_factory=lambda: [getattr(holder, name) for holder, name in PLACES])
     turned: dict[Switch, Any] = field(default_factory=dict)
     """Switches that some process has turned, with the position of all that have not."""
     shared: list[Any] = field(default_factory=list)
     """Queues, locks and their like that have crossed from one process into another."""
+    torch: TorchState = STATE
+    descriptors: frozenset[int] = field(default_factory=descriptors)
+    """Files that were open before any rank began."""
 
     def first_places(self) -> list[Any]:
         """What a new process finds in the places: hooks and start method of the
         surrounding program are not its."""
         fresh = {
             PLACES.index((sys, "excepthook")): sys.__excepthook__,
+            PLACES.index((sys, "meta_path")): list(sys.meta_path),
+            PLACES.index((sys, "path_hooks")): list(sys.path_hooks),
             PLACES.index((threading, "excepthook")): threading.__excepthook__,
             PLACES.index((multiprocessing.context._default_context, "_actual_context")): None,
         }
@@ -107,6 +126,30 @@ _set_default_dtype = torch._C._set_default_dtype
 _chdir = os.chdir
 _shown = sys.modules["torch._tensor_str"].PRINT_OPTS
 
+_set_umask = os.umask
+_set_recursion_limit, _set_switch_interval = sys.setrecursionlimit, sys.setswitchinterval
+_set_max_digits, _set_socket_timeout = sys.set_int_max_str_digits, socket.setdefaulttimeout
+_real_setlocale = locale.setlocale
+_gc_enable, _gc_disable, _gc_threshold, _gc_debug = gc.enable, gc.disable, gc.set_threshold, gc.set_debug
+
+
+def _umask() -> int:
+    mask = _set_umask(0o077)  # to read it is to set it
+    _set_umask(mask)
+    return mask
+
+
+def _set_collector(value: tuple[bool, tuple[int, int, int], int]) -> None:
+    enabled, thresholds, debug = value
+    (_gc_enable if enabled else _gc_disable)()
+    _gc_threshold(*thresholds)
+    _gc_debug(debug)
+
+
+def _set_locale(value: str) -> None:
+    _real_setlocale(locale.LC_ALL, value)
+
+
 SWITCHES: tuple[Switch, ...] = (
     Switch(
         _warning_filters,
@@ -142,6 +185,18 @@ SWITCHES: tuple[Switch, ...] = (
         ((torch, "set_printoptions"), (sys.modules["torch._tensor_str"], "set_printoptions")),
     ),
     Switch(os.getcwd, _chdir, ((os, "chdir"), (os, "fchdir"))),
+    *(Switch(get, put, setters) for get, put, setters in FLAGS),
+    Switch(_umask, _set_umask, ((os, "umask"),)),
+    Switch(
+        lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
+        _set_collector,
+        ((gc, "enable"), (gc, "disable"), (gc, "set_threshold"), (gc, "set_debug")),
+    ),
+    Switch(sys.getrecursionlimit, _set_recursion_limit, ((sys, "setrecursionlimit"),)),
+    Switch(sys.getswitchinterval, _set_switch_interval, ((sys, "setswitchinterval"),)),
+    Switch(sys.get_int_max_str_digits, _set_max_digits, ((sys, "set_int_max_str_digits"),)),
+    Switch(socket.getdefaulttimeout, _set_socket_timeout, ((socket, "setdefaulttimeout"),)),
+    Switch(lambda: locale.setlocale(locale.LC_ALL), _set_locale, ((locale, "setlocale"),)),
 )
 
 

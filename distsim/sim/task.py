@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
+from distsim.beacon import crash_stack_for_this_thread
 from distsim.debug.records import CallWait, HostWait, Wait
 
 if TYPE_CHECKING:
     from distsim.sim.process import SimProcess
     from distsim.sim.world import World
 
-__all__ = ["Killed", "Task", "Unwind", "current_process", "current_task", "require_task"]
+__all__ = ["Killed", "SignalArrived", "Task", "Unwind", "current_process", "current_task", "require_task"]
 
 CLOCK_READ_S = 1e-7
 """What reading a clock from Python takes (timeit of time.perf_counter on a 2020s server CPU: 50 to 100 ns)."""
@@ -61,6 +62,10 @@ class Killed(Unwind):
     """The rank died by `os._exit`, a signal or a planted crash: no cleanup of its own runs."""
 
 
+class SignalArrived(BaseException):
+    """Wakes a process's main thread so that it calls its signal handlers; it then goes on waiting."""
+
+
 @dataclass(slots=True)
 class Request:
     """What a thread asks of the scheduler when it hands the baton back."""
@@ -80,8 +85,11 @@ class Task:
         self.world = world
         self.process = process
         self.name = name
+        self.number = world.next_task_number()
         self.daemon = daemon
         self.ident: int | None = None
+        self.native = 0
+        """What the kernel calls its thread, once it runs."""
         self.finished = False
         self.abandoned = False
         self.done: simpy.Event = world.env.event()
@@ -168,14 +176,22 @@ class Task:
             self._refuse_to_go_on(self.doom)
         if _here.task is not self:
             raise RuntimeError("a rank's thread used another thread's task")
-        self.request = request
-        self.world.baton.release()
-        self._go.acquire()
-        self.request = None
-        throw, self._throw = self._throw, None
-        self.process.complete_futures()
-        if throw is not None:
-            raise throw
+        while True:
+            self.request = request
+            self.world.baton.release()
+            self._go.acquire()
+            self.request = None
+            throw, self._throw = self._throw, None
+            self.process.complete_futures()
+            if self.process.signals_due and self is self.process.main_task:
+                rest_s, self.debt_s = self.debt_s, 0.0
+                self.process.call_signal_handlers()
+                self.debt_s += rest_s
+            if isinstance(throw, SignalArrived):
+                continue  # as system calls do (PEP 475)
+            if throw is not None:
+                raise throw
+            return
 
     def _refuse_to_go_on(self, doom: Unwind) -> None:
         """The thread has to end. One that swallows this again and again is left where it is, asleep."""
@@ -190,8 +206,11 @@ class Task:
 
     def _thread_main(self) -> None:
         _here.task = self
-        self.ident = threading.get_ident()
+        self.ident, self.native = threading.get_ident(), _thread.get_native_id()  # the machine's, not the simulated one
         self._go.acquire()
+        if self.world.beacon is not None:
+            self.world.beacon.runs_in(self.native)
+            crash_stack_for_this_thread()
         try:
             if self.doom is None:
                 self._body()
@@ -220,9 +239,9 @@ class Task:
             request = self.request
             assert request is not None
             deadline = None
+            begun_s, debt, self.debt_s = float(env.now), self.debt_s, 0.0
             try:
-                if self.debt_s > 0.0:
-                    debt, self.debt_s = self.debt_s, 0.0
+                if debt > 0.0:
                     yield env.timeout(debt)
                 if request.event is not None:
                     self.blocked_since_s = float(env.now)
@@ -231,6 +250,8 @@ class Task:
                     yield request.event
             except simpy.Interrupt as interrupt:
                 throw = interrupt.cause
+                if isinstance(throw, SignalArrived):
+                    self._keep_the_rest(request, begun_s, debt)
             except Exception as exc:  # the event failed: its exception belongs to the thread
                 throw = exc
             finally:
@@ -249,6 +270,13 @@ class Task:
         if self is self.process.main_task:
             self.world.process_ended(self.process)
 
+    def _keep_the_rest(self, request: Request, begun_s: float, debt: float) -> None:
+        """What is left of a wait that a signal has cut in two."""
+        passed_s = float(self.world.env.now) - begun_s
+        self.debt_s = max(0.0, debt - passed_s)
+        if request.timeout_s is not None:
+            request.timeout_s = max(0.0, request.timeout_s - max(0.0, passed_s - debt))
+
     def _stopped(self, throw: BaseException | None) -> Generator[simpy.Event, Any, BaseException | None]:
         """Until the process goes on, or is killed."""
         while self.process.thaw is not None and self.doom is None:
@@ -264,8 +292,13 @@ class Task:
             return False
         self._throw = throw
         self.world.enter(self.process)
+        beacon = self.world.beacon
+        if beacon is not None:
+            beacon.give(self.process.rank, self.native, float(self.world.env.now), self.world.events)
         self._go.release()
         self.world.take_baton_from(self)
+        if beacon is not None:
+            beacon.take()
         if self.finished or self.abandoned:
             self.world.live_tasks -= 1
             return False

@@ -185,25 +185,24 @@ def _main_thread() -> threading.Thread:
     return _real_main() if process is None or process.main_thread is None else process.main_thread
 
 
-def _new_name(template: str = "Thread-%d") -> str:
+def _new_name(name_template: str) -> str:
     process = current_process()
     if process is None:
-        return str(_real_new_name(template))
-    if template.startswith("Dummy"):  # stands for a process's main thread, which has a name
-        return template % 0
-    return str(template % next(process.inbox.setdefault("thread names", itertools.count(1))))
+        return str(_real_new_name(name_template))
+    if name_template.startswith("Dummy"):  # stands for a process's main thread, which has a name
+        return name_template % 0
+    return str(name_template % next(process.inbox.setdefault("thread names", itertools.count(1))))
 
 
-class _PoolNumbers:
-    """`ThreadPoolExecutor._counter`: pools are numbered per process."""
+_real_pool_number = pool_threads.ThreadPoolExecutor._counter  # type: ignore[attr-defined]
 
-    _real = pool_threads.ThreadPoolExecutor._counter  # type: ignore[attr-defined]
 
-    def __call__(self) -> int:
-        process = current_process()
-        if process is None:
-            return int(type(self)._real())
-        return int(next(process.inbox.setdefault("pool numbers", itertools.count())))
+def _pool_number() -> int:
+    """Pools are numbered per process."""
+    process = current_process()
+    if process is None:
+        return int(_real_pool_number())
+    return int(next(process.inbox.setdefault("pool numbers", itertools.count())))
 
 
 def close_pools(tasks: list[Task]) -> None:
@@ -247,7 +246,7 @@ def thread_patches() -> list[tuple[Any, str, Any]]:
         (threading, "main_thread", _main_thread),
         (threading, "_newname", _new_name),
         (threading, "_make_invoke_excepthook", _make_invoke_excepthook),
-        (pool_threads.ThreadPoolExecutor, "_counter", _PoolNumbers()),
+        (pool_threads.ThreadPoolExecutor, "_counter", staticmethod(_pool_number)),
         (selectors.EpollSelector, "select", _select),
         (threading, "_allocate_lock", CoopLock),
         (threading, "Lock", CoopLock),

@@ -7,8 +7,12 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
+from distsim.debug.error_text import error_line
+from distsim.debug.frames import absolute
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, HostWait, Phase, RankState, Wait
+from distsim.debug.stragglers import PLANTED, straggler_findings
+from distsim.sim.hosts import lost_clients
 from distsim.sim.sites import user_stack
 from distsim.sim.tracebacks import format_user_traceback
 
@@ -37,10 +41,23 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         records,
         float(world.env.now),
         notes=(*world.notes, *(() if faults is None else faults.notes)),
-        findings=(*world.findings, *(() if faults is None else faults.findings()), *_ddp_findings(world)),
+        findings=(
+            *world.findings,
+            *world.guards.found,
+            *_planted(world, records),
+            *_ddp_findings(world),
+            *lost_clients(world),
+        ),
         sources=_sources(states, records),
         hang_after_s=hang_after_s,
     )
+
+
+def _planted(world: World, records: dict[int, list[CallRecord]]) -> list[Finding]:
+    """What a scenario's faults do, as somebody with an eye on links, payloads and arrivals would see it."""
+    if world.faults is None:
+        return []
+    return [*world.faults.findings(), *straggler_findings(records, PLANTED)]
 
 
 def _state(world: World, rank: int, asleep: bool) -> RankState:
@@ -62,14 +79,18 @@ def _state(world: World, rank: int, asleep: bool) -> RankState:
             frame = sys._current_frames().get(task.ident)
             stack = () if frame is None else user_stack(frame)
     phase = Phase.EXITED if process.ended_by_program else process.phase
+    if phase is Phase.HOST_STUCK:
+        since_s = None  # it used up wall time; that of the simulation passes for the others alone
     if not asleep and waits and all(isinstance(w, HostWait) and w.what == "sleep" for w in waits):
         waits = []  # it will wake by itself: late, not stuck
     if phase is Phase.RUNNING and waits:
         phase = Phase.BLOCKED
     error, text = process.exception, process.traceback_text
+    line = None if error is None else f"{type(error).__name__}: {process.error_text}"
     if phase is Phase.BLOCKED and any(isinstance(w, CallWait) for w in waits):
         error = _on_its_way(process)
         text = None if error is None else format_user_traceback(error)
+        line = None if error is None else error_line(error)
     return RankState(
         rank,
         phase,
@@ -77,8 +98,8 @@ def _state(world: World, rank: int, asleep: bool) -> RankState:
         site=stack[0] if stack else process.last_site,
         stack=stack,
         since_s=since_s,
-        exit_code=0 if process.ended_by_program else process.exit_code,
-        exception=None if error is None else f"{type(error).__name__}: {error}",
+        exit_code=0 if process.ended_by_program or process.told_its_parent else process.exit_code,
+        exception=line,
         traceback=text,
         signal=process.signal_name,
         host=f"node{process.slot.host}",
@@ -114,8 +135,8 @@ def _ddp_findings(world: World) -> tuple[Finding, ...]:
     """DDP's error about parameters without gradient, with their names."""
     found: dict[str, list[SimProcess]] = {}
     for process in world.rank_processes.values():
-        if process.exception is not None and _DDP_UNFINISHED in str(process.exception):
-            found.setdefault(_unused(process.exception), []).append(process)
+        if process.exception is not None and _DDP_UNFINISHED in process.error_text:
+            found.setdefault(_unused(process.exception, process.error_text), []).append(process)
     return tuple(
         Finding(
             Kind.DDP_UNUSED_PARAMETER,
@@ -128,8 +149,8 @@ def _ddp_findings(world: World) -> tuple[Finding, ...]:
     )
 
 
-def _unused(error: BaseException) -> str:
-    match = _DDP_INDICES.search(str(error))
+def _unused(error: BaseException, text: str) -> str:
+    match = _DDP_INDICES.search(text)
     indices = [int(word) for word in match[1].split()] if match else []
     trace = error.__traceback__
     model: Any = None
@@ -152,5 +173,5 @@ def _sources(states: dict[int, RankState], records: dict[int, list[CallRecord]])
             for site in record.stack:
                 files[site.file] = None
     for file in files:
-        linecache.checkcache(file)
-    return {file: "".join(linecache.getlines(file)) for file in files}
+        linecache.checkcache(absolute(file))
+    return {file: "".join(linecache.getlines(absolute(file))) for file in files}

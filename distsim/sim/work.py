@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
+from distsim.debug.error_text import message
 from distsim.debug.records import CallRecord, CallWait, HostWait, State
 from distsim.sim.task import Unwind, current_task, require_task
 
@@ -81,7 +82,7 @@ class SimWork(Work):
     def _give_up(self, error: BaseException) -> None:
         self._error = self._error or error
         self.record.state = State.FAILED
-        self.record.error = str(error)
+        self.record.error = message(error)
         self._on_give_up(error)
 
     def is_completed(self) -> bool:
@@ -169,7 +170,7 @@ class SimWork(Work):
         if self._error is None and not self.done.triggered:
             self._error = error
             self.record.state = State.FAILED
-            self.record.error = str(error)
+            self.record.error = message(error)
             self.done.succeed()
 
 

@@ -7,6 +7,7 @@ simpy process (task.py); a deadlock is an empty event heap with ranks still bloc
 from __future__ import annotations
 
 import _thread
+import contextlib
 import heapq
 import itertools
 import sys
@@ -17,12 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import simpy
 
+from distsim import beacon
 from distsim.cluster import Cluster, CpuModel, Slot
 from distsim.debug.diagnosis import Diagnosis, diagnose
 from distsim.debug.records import CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
+from distsim.debug.stragglers import SIMULATED, straggler_findings
 from distsim.debug.unwaited import unwaited
 from distsim.errors import UsageError
 from distsim.network import Network
+from distsim.sim.effects import withheld
+from distsim.sim.guards import Guards
 from distsim.sim.interrupts import Interrupts
 from distsim.sim.lookahead import Lookahead
 from distsim.sim.process import SimProcess
@@ -45,6 +50,8 @@ __all__ = ["Deadline", "PollEvent", "World"]
 QUIET_LIMIT_S = 3_600.0
 """A world in which ranks only poll for this long (virtual) is a deadlock."""
 
+RECENT = 2_000
+"""Calls of each rank that are looked at for stragglers."""
 _real_monotonic = time.monotonic
 
 
@@ -87,6 +94,8 @@ class World:
         self.communicators: dict[tuple[Any, ...], Communicator] = {}
         self.current: SimProcess | None = None
         self.running: Task | None = None
+        self.beacon = beacon.here()
+        """Where somebody outside sees which rank runs (overseer.py); None: nobody looks."""
         self.baton = _thread.allocate_lock()
         self.baton.acquire()
         self.initial_torch_rng: Any = None
@@ -116,6 +125,7 @@ class World:
         self.final: Evidence | None = None
         self.interrupts = Interrupts()
         self.faults: Faults | None = None
+        self.guards = Guards()
         self.limits: Limits | None = None
         self.memory: Memory | None = None
         self.schedule: Schedule | None = None
@@ -127,6 +137,7 @@ class World:
         self._count = itertools.count()
         self._store_waiters: list[simpy.Event] = []
         self._next_port = 40_000
+        self._tasks_made = 0
         self._next_progress_s = 0.0
 
     # -- building
@@ -148,6 +159,10 @@ class World:
         self._next_port += 1
         return self._next_port
 
+    def next_task_number(self) -> int:
+        self._tasks_made += 1
+        return self._tasks_made
+
     def next_store(self) -> simpy.Event:
         event = self.env.event()
         self._store_waiters.append(event)
@@ -166,10 +181,21 @@ class World:
         if world_size > len(self.slots):
             raise UsageError(
                 f"the program makes a group of {world_size} ranks, the cluster {self.cluster.name!r} has room for "
-                f"{len(self.slots)}: take a larger one (--on), or start fewer ranks"
+                f"{len(self.slots)}{self._limited_by()} (--on), or start fewer ranks"
             )
         if self.launcher is not None:
             self.world_size = max(self.world_size, world_size)
+
+    def _limited_by(self) -> str:
+        """What makes the room smaller than the cluster."""
+        whole = len(self.cluster.place())
+        if len(self.slots) >= whole:
+            return ": take a larger one"
+        nodes, places = len({slot.host for slot in self.slots}), max(slot.local_rank for slot in self.slots) + 1
+        said = [f"--nnodes {nodes} (nnodes)"] if nodes < self.cluster.num_nodes else []
+        if places < whole // self.cluster.num_nodes:
+            said.append(f"--nproc-per-node {places} (nproc_per_node)")
+        return f" of its {whole}, because of {' and '.join(said)}: lift that, take a larger one"
 
     def new_process(self, slot: Slot, environ: dict[str, str], argv: list[str], rank: int | None) -> SimProcess:
         """A process on *slot*; *rank* None where it is only a helper of a rank."""
@@ -281,6 +307,8 @@ class World:
         ticks, begun = self.ticks, _real_monotonic()
         since = begun
         while not self.baton.acquire(timeout=0.1):
+            if self.beacon is not None:
+                self.beacon.beat()
             limit_s = 2.0 if task.doom is not None else self.host_timeout_s  # a debugger lifts it meanwhile
             if self.interrupts.pending and task.doom is None:
                 self.interrupts.deliver()
@@ -293,6 +321,8 @@ class World:
             now = _real_monotonic()
             if over or now - since > limit_s or now - begun > limit_s * self.patience:
                 task.abandoned = True
+                if self.beacon is not None:
+                    self.beacon.leave_threads_behind()
                 if task.doom is None:
                     self.stuck = task
                 else:
@@ -379,7 +409,8 @@ class World:
             if self.lookahead is not None:
                 self.final = self.evidence()
                 self.stopped_at_s = float(env.now)
-                self.lookahead.run()
+                with withheld(self):
+                    self.lookahead.run()
                 self.diagnoses = diagnose(self.final)
                 return
             if self.stuck is not None:
@@ -396,8 +427,13 @@ class World:
             self.diagnoses = []
         if not self.diagnoses:  # what hung nobody but is wrong all the same: calls in another order, a crash
             self.final = self.evidence()
-            self.final.findings = (*self.final.findings, *unwaited(self.final))
+            self.final.findings = (*self.final.findings, *unwaited(self.final), *self._slow(self.final))
             self.diagnoses = diagnose(self.final)
+
+    def _slow(self, final: Evidence) -> list[Finding]:
+        if self.faults is not None:  # they are among the evidence's findings
+            return []
+        return straggler_findings({rank: calls[-RECENT:] for rank, calls in final.records.items()}, SIMULATED)
 
     def _only_sleeps(self) -> bool:
         """Whether nothing but naps and looks at a store has happened for an hour: `while not ready: sleep(1)`."""
@@ -491,8 +527,9 @@ class World:
                 if stream is not None:
                     stream.finish()
                     stream.muted = True
-        for process in self.processes:
-            for task in process.tasks:
+        left = [task for process in self.processes for task in process.tasks if not task.finished]
+        with withheld(self) if left else contextlib.nullcontext():
+            for task in left:
                 if task.abandoned:
                     task.raise_inside(Unwind)
                 elif not task.finished:

@@ -116,8 +116,16 @@ def shapes_of_errors(rank: int, world_size: int) -> dict[str, Any]:
     return found
 
 
+def no_time_at_all(rank: int, world_size: int) -> dict[str, Any]:
+    """monitored_barrier(timeout=0) fails at rank 0 and waits for nobody."""
+    if rank:
+        return {"rank": rank}
+    return {"says": says(dist.monitored_barrier, timeout=timedelta(0))}
+
+
 BODIES = [
     monitored_barrier,
+    no_time_at_all,
     one_is_missing,
     all_missing_are_named,
     debug_level,

@@ -49,8 +49,10 @@ def env(rank: int, world_size: int, place: Place) -> dict[str, Any]:
     dist.init_process_group(backend="gloo", init_method="env://", timeout=timedelta(seconds=30))
     found["second"] = works()
     dist.destroy_process_group()
-    # The arguments win over the environment.
+    # The arguments win over the environment. The last rank's machine is then the master's.
     meet(place, "arguments", world_size)
+    if os.environ["MASTER_ADDR"] != "127.0.0.1":
+        os.environ["MASTER_ADDR"] = "node1"
     os.environ["MASTER_PORT"] = str(place.ports[1])
     dist.init_process_group("gloo", rank=world_size - 1 - rank, world_size=world_size)
     found["turned round"] = works()
@@ -75,16 +77,17 @@ def env_missing(rank: int, world_size: int, place: Place) -> dict[str, Any]:
 
 @own_init
 def tcp(rank: int, world_size: int, place: Place) -> dict[str, Any]:
+    master = os.environ["MASTER_ADDR"]
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         del os.environ[name]
     os.environ["RANK"] = str(rank)
     found: dict[str, Any] = {}
-    url = f"tcp://127.0.0.1:{place.ports[0]}"
+    url = f"tcp://{master}:{place.ports[0]}"
     dist.init_process_group("gloo", init_method=url, rank=rank, world_size=world_size)
     found["arguments"] = works()
     dist.destroy_process_group()
     meet(place, "tcp", world_size)
-    url = f"tcp://127.0.0.1:{place.ports[1]}?rank={rank}&world_size={world_size}"
+    url = f"tcp://{master}:{place.ports[1]}?rank={rank}&world_size={world_size}"
     dist.init_process_group("gloo", init_method=url)
     found["in the address"] = works()
     dist.destroy_process_group()
@@ -108,7 +111,7 @@ def file(rank: int, world_size: int, place: Place) -> dict[str, Any]:
 @own_init
 def store(rank: int, world_size: int, place: Place) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    tcp_store = dist.TCPStore("127.0.0.1", place.ports[0], world_size, rank == 0)
+    tcp_store = dist.TCPStore(os.environ["MASTER_ADDR"], place.ports[0], world_size, rank == 0)
     dist.init_process_group("gloo", store=tcp_store, rank=rank, world_size=world_size)
     found["tcp"] = works()
     dist.destroy_process_group()
@@ -247,7 +250,7 @@ def nobody_comes(rank: int, world_size: int, place: Place) -> dict[str, Any]:
     said = error_of(
         dist.init_process_group,
         "gloo",
-        init_method=f"tcp://127.0.0.1:{place.ports[0]}",
+        init_method=f"tcp://{os.environ['MASTER_ADDR']}:{place.ports[0]}",
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=1),

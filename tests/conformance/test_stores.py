@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -9,16 +11,16 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from conformance.arms import Conform, Place, own_init
-from conformance.plain import error_of
+from conformance.plain import error_of, says
 
 SHORT = timedelta(milliseconds=200)
 
 
 def make(kind: str, rank: int, world_size: int, place: Place) -> Any:
     if kind == "TCPStore":
-        return dist.TCPStore("127.0.0.1", place.ports[0], world_size, rank == 0)
+        return dist.TCPStore(os.environ["MASTER_ADDR"], place.ports[0], world_size, rank == 0)
     if kind == "TCPStore without libuv":
-        return dist.TCPStore("127.0.0.1", place.ports[1], world_size, rank == 0, use_libuv=False)
+        return dist.TCPStore(os.environ["MASTER_ADDR"], place.ports[1], world_size, rank == 0, use_libuv=False)
     if kind == "FileStore":
         return dist.FileStore(f"{place.directory}/store", world_size)
     if kind == "FileStore of one":
@@ -154,7 +156,7 @@ def queues(rank: int, world_size: int, place: Place) -> dict[str, Any]:
 def attributes(rank: int, world_size: int, place: Place) -> dict[str, Any]:
     found: dict[str, Any] = {}
     store = make("TCPStore", rank, world_size, place)
-    found["host"] = store.host
+    found["host"] = store.host == os.environ["MASTER_ADDR"]
     found["port"] = store.port == place.ports[0]
     found["libuv"] = store.libuvBackend
     found["is Store"] = isinstance(store, dist.Store)
@@ -239,10 +241,80 @@ def subclass(rank: int, world_size: int, place: Place) -> dict[str, Any]:
     return {"a": store.get("a"), "keys": sorted(store.values)}
 
 
+class Listening(dist.Store):
+    """A store of the program's own that keeps what it is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[Any] = []
+
+    def append(self, key: str, value: Any) -> None:
+        self.heard.append(("append", key, value))
+
+    def multi_set(self, keys: list[str], values: list[Any]) -> None:
+        self.heard.append(("multi_set", keys, values))
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        self.heard.append(("compare_set", key, expected, desired))
+        return b"held"
+
+    def has_extended_api(self) -> bool:
+        return True
+
+
+@own_init
+def values_are_bytes(rank: int, world_size: int, place: Place) -> dict[str, Any]:
+    """What reaches a program's own store through a prefix is bytes, as from C++."""
+    store = Listening()
+    prefixed = dist.PrefixStore("p", store)
+    prefixed.append("a", "1")
+    prefixed.multi_set(["b"], ["2"])
+    prefixed.compare_set("c", "", "3")
+    return {"heard": store.heard, "of nothing": says(dist.PrefixStore, "p", None)}
+
+
+@own_init
+def files(rank: int, world_size: int, place: Place) -> dict[str, Any]:
+    """A FileStore's file is there while it is used, and goes with the last of as many stores as were said."""
+    path = f"{place.directory}/file-{rank}"
+    there = []
+    for sizes in ((1, 1), (3, 3), (-1,)):
+        stores = [dist.FileStore(path, size) for size in sizes]
+        there.append(os.path.exists(path))
+        while stores:
+            del stores[0]
+            there.append(os.path.exists(path))
+        if os.path.exists(path):
+            os.remove(path)
+    return {"there": there}
+
+
+@own_init
+def clients(rank: int, world_size: int, place: Place) -> dict[str, Any]:
+    """Only the server waits for all its clients; an agent's store may be opened twice."""
+    if rank:
+        return {"rank": rank}
+    server = dist.TCPStore("127.0.0.1", place.ports[5], 5, True, wait_for_workers=False)
+    port = server.port
+    others = [dist.TCPStore("127.0.0.1", port, 5, False, timedelta(seconds=10)) for _ in range(3)]
+    counted = [len(others), server.num_keys()]
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "1"
+    os.environ["MASTER_PORT"] = str(port)
+    again = dist.TCPStore("localhost", port, 1, True, wait_for_workers=False)
+    del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+    return {
+        "counted": counted,
+        "again": again.port == port,
+        "size 0": says(dist.TCPStore, "localhost", 0, world_size=0, is_master=False),
+        "name": says(dist.TCPStore, "dnsnotexist", 23_456, 2, True, timedelta(milliseconds=300)),
+        "shown": re.sub(r"\d+", "N", repr(others[0])).split("(")[0:3],
+    }
+
+
 TCP = ["TCPStore", "TCPStore without libuv", "PrefixStore over TCPStore", "PrefixStore twice"]
 KINDS = [*TCP, "HashStore", "FileStore of one", "PrefixStore over FileStore of one"]
 SHARED = [*TCP, "FileStore", "PrefixStore over FileStore"]
-BODIES: list[Any] = [queues, attributes, refusals, default_store, subclass]
+BODIES: list[Any] = [queues, attributes, refusals, default_store, subclass, values_are_bytes, files, clients]
 BODIES_WITH_ARGUMENTS: list[Any] = [*((alone, k) for k in KINDS), *((together, k) for k in SHARED)]
 
 

@@ -1,22 +1,30 @@
-"""The monitor's own knowledge of who has started the job."""
+"""What the monitor knows by itself: who has started the job, what it has told and takes back, when it was away."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from distsim.debug.jobdir import ring_path, write_whole
+from distsim.debug.diagnosis import diagnose
+from distsim.debug.host import Host
+from distsim.debug.jobdir import ring_path
+from distsim.debug.kinds import Kind
 from distsim.debug.levels import Settings
-from distsim.debug.monitor import MOST_FAULTS, Monitor, Steady
+from distsim.debug.monitor import Monitor
 from distsim.debug.orphans import ORPHANS_S
+from distsim.debug.private import write_private
 from distsim.debug.procfs import own_process
+from distsim.debug.records import Evidence
 from distsim.debug.ring import W_JOINED, RingWriter
+from distsim.debug.steady import MOST_FAULTS, Steady
 from distsim.debug.together import Together
+from tests.debug.builders import Step, all_reduce, finding, frozen, play
 
 NOBODY = 2**22 + 1
 """Above the kernel's largest process number."""
@@ -51,6 +59,96 @@ def test_calls_that_all_have_made_are_forgotten(tmp_path: Path, level: str) -> N
     assert not any(lane.waiting for lane in comparer._lanes.values())
 
 
+class Watching(Monitor):
+    """A monitor whose looks are given, and that says and ends nothing."""
+
+    def __init__(self, folder: Path, *looks: Evidence) -> None:
+        super().__init__(folder, Settings.read({"on_hang": "abort", "directory": str(folder)}), None)
+        self.looks = list(looks)
+        self.said: list[str] = []
+        self.ended = 0
+
+    def look(self, stacks: bool = False, focus: Any = None) -> Evidence:
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+    def _say(self, note: str) -> None:  # type: ignore[override]
+        self.said.append(note)
+
+    def _print(self, new: Any, evidence: Evidence) -> None:
+        self.said += [f"{d.kind} {d.provisional}" for d in new]
+
+    def abort(self) -> None:
+        self.ended += 1
+        self.aborted = True
+
+
+def waiting(last: Step, waited_s: float = 5.0) -> Evidence:
+    """Rank 0 ends in *last*, rank 1 waits for it; patience lasts a minute."""
+    evidence = play(2, {0: [last], 1: [all_reduce(11)]}, hang_after_s=60.0)
+    evidence.now_s = waited_s
+    return evidence
+
+
+def test_a_warning_is_withdrawn_when_it_went_on(tmp_path: Path) -> None:
+    """One line takes it back, the report is empty, and what comes back later is told again."""
+    stopped, goes_on = waiting(frozen(10)), play(2, lambda r: [all_reduce(11)], hang_after_s=60.0)
+    monitor = Watching(tmp_path, stopped, stopped, goes_on)
+    monitor.tell(diagnose(stopped), stopped)
+    monitor.tell(diagnose(stopped), stopped)
+    assert (monitor.said, monitor.exit_code, monitor.ended) == (["process_frozen True"], 0, 0)
+    assert json.loads((tmp_path / "verdict.json").read_text())["diagnoses"][0]["provisional"] is True
+    monitor._withdraw(at_the_end=True)
+    monitor._withdraw(at_the_end=True)
+    assert len(monitor.diagnoses) == 1
+    monitor._withdraw(at_the_end=True)
+    assert monitor.said[1:] == [
+        "rank 0 went on by itself: the warning (process frozen, all_reduce #1) is withdrawn",
+    ]
+    assert monitor.diagnoses == []
+    assert json.loads((tmp_path / "verdict.json").read_text())["diagnoses"] == []
+    monitor.tell(diagnose(stopped), stopped)
+    assert monitor.said[-1] == "process_frozen True"
+
+
+def test_a_warning_becomes_a_verdict_when_patience_is_over(tmp_path: Path) -> None:
+    """It is told once more, with its exit code, in the place of the warning, and ends the job."""
+    early, late = waiting(frozen(10)), waiting(frozen(10), 61.0)
+    monitor = Watching(tmp_path, late)
+    monitor.tell(diagnose(early), early)
+    monitor.tell(diagnose(late), late)
+    assert (monitor.said, monitor.ended) == (["process_frozen True", "process_frozen False"], 1)
+    assert [(d.kind, d.exit_code) for d in monitor.diagnoses] == [(Kind.PROCESS_FROZEN, 3)]
+
+
+def test_what_a_guard_saw_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    """NaN has an exit code; the job may know what to do with it."""
+    evidence = play(2, lambda r: [all_reduce(11)], hang_after_s=60.0)
+    evidence.findings = [finding(Kind.NAN, 1, text="NaN", call=evidence.records[1][0])]
+    monitor = Watching(tmp_path, evidence)
+    monitor.tell(diagnose(evidence), evidence)
+    assert (monitor.exit_code, monitor.ended) == (1, 0)
+
+
+def test_a_nap_that_lasts_too_long_is_the_monitors_own(tmp_path: Path) -> None:
+    """What it did not see counts for nobody's wait, and it judges a little later."""
+    host = Host(tmp_path, None)
+    began_ns = time.monotonic_ns() - int(30e9)
+    assert not host.slept(time.monotonic_ns(), 0.05)
+    assert host.slept(began_ns, 0.05)
+    known = host.knowledge(60.0, 10.0)
+    now_ns = time.monotonic_ns()
+    assert known.watched_ns(began_ns - int(5e9), now_ns) < 6e9
+    assert known.watched_ns(now_ns - int(1e9), now_ns) <= 1e9
+    monitor = Watching(tmp_path, waiting(frozen(10)))
+    monitor._first_death = 1.0
+    monitor._back(now := time.monotonic())
+    assert monitor._first_death is None
+    due = monitor._next_judgement
+    assert due > now
+    monitor._back(now + 1.5)
+    assert monitor._next_judgement == due, "on a host that is always too busy it judges at last"
+
+
 def rank(folder: Path, number: int = 0) -> RingWriter:
     """The ring of a rank that lives: this process."""
     path = ring_path(folder, number, 0, "job")
@@ -61,7 +159,7 @@ def test_a_monitor_that_gives_up_leaves_the_rings_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing but faults of its own: the job is not called healthy, and what its ranks have noted stays."""
-    monkeypatch.setattr("distsim.debug.monitor.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("distsim.debug.steady.time.sleep", lambda seconds: None)
     monkeypatch.setattr("distsim.debug.monitor.default_directory", lambda job: tmp_path / job)
     folder = tmp_path / "job"  # one that we chose ourselves: a healthy job's goes
     folder.mkdir()
@@ -79,7 +177,7 @@ def test_a_monitor_that_gives_up_leaves_the_rings_and_says_so(
 
 def test_a_good_turn_ends_a_row_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault now and then over a long job is no reason to give up."""
-    monkeypatch.setattr("distsim.debug.monitor.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("distsim.debug.steady.time.sleep", lambda seconds: None)
     monitor = Steady(tmp_path, Settings.read({}, {}), None)
     turns = iter([False, True] * (2 * MOST_FAULTS))
 
@@ -98,7 +196,7 @@ def test_a_killed_launcher_is_noticed(
 ) -> None:
     """Said once. Ranks that still wait for each other in its store can never meet: they are ended after a while, where
     a hang is to end the job; ranks that have met run on."""
-    write_whole(tmp_path / "launcher.json", json.dumps({**own_process(), "pid": NOBODY}))
+    write_private(tmp_path / "launcher.json", json.dumps({**own_process(), "pid": NOBODY}))
     rings = [rank(tmp_path, number) for number in (0, 1)]
     if joined:
         rings[0].header(W_JOINED, 1)
@@ -130,13 +228,3 @@ def test_a_half_written_introduction_is_read_again(tmp_path: Path, said: str) ->
     together = Together(tmp_path)
     together._choose(Monitor(tmp_path, Settings.read({}, {}), None))
     assert together.follower is None
-
-
-def test_a_small_file_is_written_whole(tmp_path: Path) -> None:
-    """Only its owner may read it; nothing is left beside it; a link in its place is replaced, not followed."""
-    (tmp_path / "other").write_text("theirs")
-    (tmp_path / "follow.json").symlink_to(tmp_path / "other")
-    write_whole(tmp_path / "follow.json", "ours")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["follow.json", "other"]
-    assert ((tmp_path / "follow.json").read_text(), (tmp_path / "other").read_text()) == ("ours", "theirs")
-    assert (tmp_path / "follow.json").stat().st_mode & 0o777 == 0o600

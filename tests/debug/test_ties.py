@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
-from distsim.debug.diagnosis import diagnose
+from distsim.debug.diagnosis import Diagnosis, diagnose
 from distsim.debug.kinds import Kind
-from distsim.debug.records import Site
-from tests.debug.builders import Step, all_reduce, barrier, coll, group, play, recv, send
+from distsim.debug.records import Phase, Site, State
+from distsim.debug.render import render_diagnoses
+from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, group, play, recv, run, send
 
 
 def test_without_history_the_lowest_rank_is_the_reference() -> None:
@@ -117,3 +121,105 @@ def test_as_often_as_the_others_is_no_shorter_loop() -> None:
     once = all_reduce(10)
     found = diagnose(play(3, lambda r: [once, once] if r else [once, all_reduce(11), once]))
     assert {(d.kind, d.culprits) for d in found} == {(Kind.EXTRA_COLLECTIVE, (0,))}
+
+
+PROGRAM = """\
+def mean(value):
+    all_reduce(value)
+
+
+def train(batches):
+    for batch in range(batches):
+        mean(batch)
+
+
+def main():
+    for epoch in range(2):
+        for step in range(3):
+            mean(step)
+        if get_rank() == 0:
+            mean(epoch)
+        if epoch == 1:
+            barrier()
+    train(4)
+    barrier()
+"""
+
+
+def told(steps: Callable[[int], list[Step]], size: int = 2) -> Diagnosis:
+    """The diagnosis of ranks that run parts of PROGRAM."""
+    (d,) = diagnose(replace(play(size, steps), sources={FILE: PROGRAM}))
+    return d
+
+
+def mean(line: int, *above: Site) -> Step:
+    """The helper's all_reduce, called at *line* of main."""
+    return all_reduce(2, function="mean", callers=(*above, Site(FILE, line, "main")))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_call_for_rank_0_only_is_that_ranks_extra_one(size: int) -> None:
+    """Through a helper that all use, also in a world of two, whose call is under `if get_rank() == 0` is named."""
+    d = told(lambda r: [mean(13)] * 3 + [mean(15)] * (r == 0) + [barrier(17)], size)
+    assert (d.kind, d.culprits, str(d.call)) == (Kind.EXTRA_COLLECTIVE, (0,), "all_reduce #4")
+    assert "rank order" not in d.explanation
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_an_extra_call_in_mid_training_is_told_where_it_was_made(size: int) -> None:
+    """The helper's line is the same for both: only the lines above it tell that rank 0 made one call more."""
+    d = told(lambda r: [mean(13)] * 3 + [mean(15)] * (r == 0) + [mean(13)] * 3 + [barrier(17)], size)
+    assert (d.kind, d.culprits, str(d.call)) == (Kind.EXTRA_COLLECTIVE, (0,), "all_reduce #4")
+
+
+def test_one_barrier_for_rank_0_is_no_uneven_loop() -> None:
+    """Rank 0 leaves the loop for a call of its own, and would come back: drop_last would be no help."""
+    own = [barrier(2, function="mean", callers=(Site(FILE, 15, "main"),))]
+    d = told(lambda r: [mean(13)] * 3 + own * (r == 0) + [mean(13)] * 3)
+    assert (d.kind, d.culprits) == (Kind.EXTRA_COLLECTIVE, (0,))
+    assert "drop_last" not in d.suggestion
+
+
+def test_an_uneven_loop_of_two_stays_a_tie() -> None:
+    """One went round once more than the other, in a function of its own: nobody knows who is right, which is said."""
+    train = Site(FILE, 7, "train")
+    d = told(lambda r: [mean(18, train)] * (4 + (r == 0)) + [barrier(19)])
+    assert (d.kind, d.culprits) == (Kind.UNEVEN_ITERATIONS, (1,))
+    assert "rank order" in d.explanation
+
+
+def test_a_loop_that_one_of_two_has_finished_is_a_tie() -> None:
+    """Rank 1 is done after four rounds, rank 0 waits in its fifth: nobody knows whose number is right."""
+    train = Site(FILE, 7, "train")
+    d = told(lambda r: [mean(18, train)] * (4 + (r == 0)))
+    assert d.kind is Kind.UNEVEN_ITERATIONS
+    assert "nothing says whose number is the right one" in d.explanation
+
+
+def test_a_round_that_is_cut_short_is_no_call_too_many() -> None:
+    """A rank that always made one call before another left it out, however far it went on with wrong data."""
+    usual = [mean(13), all_reduce(15, shape=(1,))]
+    d = told(lambda r: usual * 2 + ([usual[1], *usual] if r == 1 else usual), 4)
+    assert (d.kind, d.culprits) == (Kind.MISSING_RANK, (1,))
+
+
+def test_nobody_hangs_in_a_call_that_strict_refused() -> None:
+    """Every rank is told, or about to be told, that its call did not go out: the verdict is no hang."""
+    evidence = play(2, lambda r: [mean(13)] * 3 + [mean(15)] * (r == 0) + [barrier(17)])
+    last = evidence.records[0][-1]
+    last.state, last.error = State.FAILED, "CollectiveMismatch: op_mismatch: ..."
+    evidence.ranks[0].phase, evidence.ranks[0].waits = Phase.RAISED, ()
+    (d,) = diagnose(replace(evidence, sources={FILE: PROGRAM}))
+    assert d.stuck == {}
+    assert "HANG" not in render_diagnoses([d]).plain().splitlines()[0]
+
+
+def test_a_rank_that_hung_up_after_fewer_rounds_left_the_loop() -> None:
+    """Rank 1 has destroyed its group and still runs; rank 0 lost it in a round more: a loop, not a missing barrier."""
+    evidence = play(2, lambda r: [mean(13)] * (3 + (r == 0)) + [run(19)] * (r == 1))
+    last = evidence.records[0][-1]
+    last.state, last.error = State.FAILED, "RuntimeError: [gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:5"
+    state = evidence.ranks[0]
+    state.phase, state.exception, state.exit_code = Phase.RAISED, last.error, 1
+    (d,) = diagnose(replace(evidence, sources={FILE: PROGRAM}))
+    assert (d.kind, d.culprits) == (Kind.UNEVEN_ITERATIONS, (1,))

@@ -10,13 +10,16 @@ from tests.house.tree import ROOT, imports_of, modules
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "beacon": set(),
+    "overseer": {"beacon", "report"},  # the report of a run that cannot tell, when there is one
     "units": {"errors"},
-    "debug": {"debug", "errors", "units"},
-    "realexec": {"realexec", "debug", "errors", "units"},
-    "cluster": {"cluster", "errors", "units"},
+    "strangers": set(),
+    "debug": {"debug", "errors", "units", "strangers"},
+    "realexec": {"realexec", "debug", "errors", "units", "strangers"},
+    "cluster": {"cluster", "errors", "units", "strangers"},
     "constants": {"constants"},
-    "collectives": {"collectives", "constants", "cluster", "errors", "units"},
-    "network": {"network", "collectives", "cluster", "errors", "units"},
+    "collectives": {"collectives", "constants", "cluster", "errors", "units", "strangers"},
+    "network": {"network", "collectives", "cluster", "errors", "units", "strangers"},
     "calibration": {
         "calibration",
         "constants",
@@ -26,10 +29,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "cluster",
         "errors",
         "units",
+        "strangers",
     },
-    "bench": {"bench", "network", "collectives", "cluster", "errors", "units"},
-    "sim": {"sim", "network", "collectives", "cluster", "debug", "errors", "units"},
-    "report": {"report", "sim", "debug", "errors", "units", "__version__"},
+    "bench": {"bench", "network", "collectives", "cluster", "errors", "units", "strangers"},
+    "sim": {"sim", "network", "collectives", "cluster", "debug", "errors", "units", "strangers", "beacon", "overseer"},
+    "report": {"report", "sim", "debug", "errors", "units", "strangers", "__version__", "overseer"},
 }
 """Which parts of distsim a part may import. Parts that are not here (the command line, the Python
 API, the pytest plugin, the scenario runner) see everything."""
@@ -42,6 +46,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "rich": (
         "distsim.report",
         "distsim.cli",
+        "distsim.debug.console",
         "distsim.debug.render",
         "distsim.debug.monitor",  # prints what render makes
         "distsim.debug.live",  # the table of `distsim watch`

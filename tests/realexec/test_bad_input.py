@@ -120,12 +120,12 @@ def test_done_but_for_a_rank_without_a_ring(
         ring.finish(issue(ring, 1), rings.COMPLETED)
     if left == "junk":
         (tmp_path / "rank00002.a0.x.ring").write_bytes(b"junk")
-    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=None)) == 2
+    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=None, sources=None)) == 2
     out = " ".join(capsys.readouterr().out.split())
     assert out.startswith("INCONCLUSIVE nothing is wrong in the records of ranks 0,1, but rank 2 left none")
     assert "next: Read the log of rank 2" in out
     (tmp_path / "exit.00002.a0.json").write_text(json.dumps({"rank": 2, "attempt": 0, "code": 0}))
-    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=None)) == 0
+    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=None, sources=None)) == 0
     assert capsys.readouterr().out.startswith("HEALTHY")
 
 
@@ -228,7 +228,7 @@ def test_each_job_of_a_folder_is_judged(tmp_path: Path, capsys: pytest.CaptureFi
     """`diagnose` has a heading a job, the newest first; the report has all, the older one's hang is the exit code."""
     two_jobs(tmp_path)
     report = tmp_path.parent / "report.json"
-    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=str(report))) == 3
+    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=str(report), sources=None)) == 3
     out = capsys.readouterr().out
     first, second = out.index("job newer (3 ranks, began "), out.index("job older (2 ranks, began ")
     assert first < second < out.index("missing rank")
@@ -244,7 +244,7 @@ def test_one_job_has_no_heading(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """A folder of one job reads as ever, and its report has no list of jobs."""
     hang(tmp_path)
     report = tmp_path.parent / "report.json"
-    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=str(report))) == 3
+    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=str(report), sources=None)) == 3
     assert capsys.readouterr().out.startswith("HANG  missing rank")
     assert "jobs" not in json.loads(report.read_text())
 
@@ -256,7 +256,7 @@ def test_columns_holds_where_there_is_no_terminal(
     """Piped, the report is as wide as COLUMNS says, else 110 columns."""
     hang(tmp_path)
     monkeypatch.setenv("COLUMNS", said)
-    diagnose.run(argparse.Namespace(directory=tmp_path, report=None))
+    diagnose.run(argparse.Namespace(directory=tmp_path, report=None, sources=None))
     widest = max(len(line) for line in capsys.readouterr().out.splitlines())
     assert width - 20 < widest <= width
 

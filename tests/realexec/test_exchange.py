@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from distsim.debug import exchange
 from distsim.debug.exchange import Follower, Leader
 from distsim.debug.kinds import Kind
+from distsim.debug.link import Link
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, Phase, RankState, Site, State
+from distsim.debug.together import Together
 from distsim.debug.wire import evidence_from_json, evidence_to_json
+from distsim.realexec import hosts as real_hosts
+from distsim.realexec.hosts import job_addresses
 
 STATUS: dict[str, Any] = {"ranks": [2, 3], "counts": [5, 5], "ended": 0}
+
+
+SECRET = "a secret of this job"
+
+
+def port_of(folder: Path) -> int:
+    """Where the leader listens."""
+    said = json.loads((folder / "monitor.json").read_text())
+    assert said == {"address": "127.0.0.1", "port": said["port"], "salt": "salt"}
+    return int(said["port"])
 
 
 @contextmanager
 def pair(tmp_path: Path, secret: str | None = None) -> Iterator[tuple[Leader, Follower]]:
     """A leader and a follower on this machine."""
-    leader = Leader(tmp_path)
-    said = json.loads((tmp_path / "monitor.json").read_text())
-    follower = Follower("127.0.0.1", said["port"], secret or said["secret"], "other")
+    leader = Leader(tmp_path, ["192.0.2.1", "127.0.0.1"], SECRET, "salt")
+    follower = Follower("127.0.0.1", port_of(tmp_path), secret or SECRET, "other")
     yield leader, follower
     leader.close()
     follower.close()
@@ -74,6 +91,258 @@ def test_a_wrong_secret_is_shown_the_door(tmp_path: Path) -> None:
         assert until(lambda: follower.link is not None and not follower.link.open, step)
         assert got == []
         assert not any(link.known for link in leader.links)
+
+
+RUBBISH: dict[str, bytes] = {
+    "a proof that is no ASCII": json.dumps({"nonce": "0" * 64, "proof": "\u00e9" * 64}, ensure_ascii=False).encode(),
+    "a wrong proof": json.dumps({"nonce": "0" * 64, "proof": "0" * 64}).encode(),
+    "deep JSON": b"[" * 900,
+    "a list": b"[1, 2]",
+    "a number": b"1",
+    "null": b"null",
+    "no nonce": b'{"proof": "x"}',
+    "a nonce that is a list": b'{"nonce": [1], "proof": {}}',
+    "a message before any proof": b'{"rows": [[0, ["0", [0], 0], "AAAA"]]}',
+    "a verdict before any proof": b'{"looked": 1, "evidence": {}}',
+    "no JSON": b"GET / HTTP/1.1",
+    "no UTF-8": b"\xff\xfe\x00",
+    "nothing": b"",
+    "a line without an end": b"x" * 100_000,
+}
+
+
+@pytest.mark.parametrize("what", RUBBISH)
+def test_sixty_strangers_change_nothing(what: str, tmp_path: Path) -> None:
+    """Whatever they send before any proof: they are shown the door, no fault is counted, the follower goes on."""
+    with pair(tmp_path) as (leader, follower):
+
+        def step() -> None:
+            leader.step(lambda *data: None)
+            follower.step(STATUS, [], lambda request: None)
+
+        assert until(lambda: bool(leader.links and leader.links[0].status), step)
+        strangers = []
+        for _ in range(60):
+            stranger = socket.create_connection(("127.0.0.1", port_of(tmp_path)), timeout=5)
+            with suppress(OSError):  # shown the door already
+                stranger.sendall(RUBBISH[what] + b"\n")
+            strangers.append(stranger)
+            leader.step(lambda *data: None)
+        assert until(lambda: len(leader.links) == 1, step)
+        for stranger in strangers:
+            stranger.close()
+        assert follower.connected
+        assert leader.lost == []
+        assert leader.notes == []
+
+
+def test_connections_that_say_nothing_make_room_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred that only knock: never more than a few are kept, none for long, and a follower still gets in."""
+    with pair(tmp_path) as (leader, follower):
+        knocking = [socket.create_connection(("127.0.0.1", port_of(tmp_path)), timeout=5) for _ in range(100)]
+
+        def step() -> None:
+            leader.step(lambda *data: None)
+            follower.step(STATUS, [], lambda request: None)
+
+        assert until(lambda: bool([link for link in leader.links if link.status]), step)
+        assert len(leader.links) <= exchange.MOST_UNKNOWN + 1
+        assert until(lambda: follower.connected, step)
+        monkeypatch.setattr(exchange, "MEET_S", 0.0)
+        assert until(lambda: len(leader.links) == 1, step)
+        assert follower.connected
+        for stranger in knocking:
+            stranger.close()
+
+
+def test_a_leader_that_does_not_know_the_secret_is_told_nothing(tmp_path: Path) -> None:
+    """Somebody else at the leader's address: it gets a proof that it can use nowhere, and no word more."""
+    server = socket.create_server(("127.0.0.1", 0))
+    follower = Follower("127.0.0.1", server.getsockname()[1], SECRET, "other")
+    follower.step(STATUS, [], lambda request: {"all": "evidence"})
+    false, _ = server.accept()
+    false.sendall(json.dumps({"nonce": "0" * 64}).encode() + b"\n")
+    heard = bytearray()
+    false.settimeout(5)
+
+    def step() -> None:
+        follower.step(STATUS, [(2, ("0", (0, 2), 0), np.zeros((1, 3), dtype=np.uint64))], lambda request: "evidence")
+
+    step()
+    false.sendall(json.dumps({"proof": "0" * 64}).encode() + b"\n" + b'{"look": 1, "focus": []}\n')
+    assert until(lambda: follower.link is not None and not follower.link.open, step)
+    with suppress(OSError):
+        while data := false.recv(4096):
+            heard += data
+    assert [sorted(json.loads(line)) for line in heard.splitlines()] == [["nonce", "proof"]]
+    false.close()
+    server.close()
+
+
+def _met() -> tuple[Link, Link]:
+    """Two ends that know each other."""
+    one, other = socket.socketpair()
+    leader, follower = Link(one, SECRET, leads=True), Link(other, SECRET, leads=False)
+    assert until(lambda: leader.known and follower.known, lambda: (leader.receive(), follower.receive()))
+    return leader, follower
+
+
+@pytest.mark.parametrize("attack", ["replayed", "changed", "turned around", "put in"])
+def test_a_sealed_line_is_good_once_in_its_place_and_direction(attack: str) -> None:
+    """Whoever is on the wire can end the connection; he can not make either end believe anything."""
+    leader, follower = _met()
+    real = follower.socket
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    follower.socket = ours
+    follower.send({"status": 1})
+    line = theirs.recv(4096)
+    follower.socket = real
+    victim = leader
+    match attack:
+        case "replayed":
+            real.send(line + line)
+            assert len(leader.receive()) <= 1
+        case "changed":
+            real.send(line.replace(b"1}", b"2}"))
+            assert leader.receive() == []
+        case "turned around":
+            leader.socket.send(line)
+            assert follower.receive() == []
+            victim = follower
+        case _:
+            real.send(b"0" * 64 + b' {"abort": 1}\n')
+            assert leader.receive() == []
+    assert not victim.open
+    for end in (ours, theirs, real, leader.socket):
+        end.close()
+
+
+def test_a_known_host_whose_message_makes_no_sense_loses_its_link_only(tmp_path: Path) -> None:
+    """It is said in one line, the other host goes on, and the link is made anew without a false `host is down`."""
+    with pair(tmp_path) as (leader, follower):
+        other = Follower("127.0.0.1", port_of(tmp_path), SECRET, "third")
+
+        def step() -> None:
+            leader.step(lambda *data: None)
+            follower.step(STATUS, [], lambda request: None)
+            other.step({**STATUS, "ranks": [4, 5]}, [], lambda request: None)
+
+        assert until(lambda: sorted(link.ranks for link in leader.links) == [(2, 3), (4, 5)], step)
+        assert until(lambda: other.connected, step)
+        assert other.link is not None
+        other.link.send({"rows": [["x", None, 3]]})
+        assert until(lambda: bool(leader.notes), step)
+        assert "the link to host third is dropped" in leader.notes[0]
+        assert follower.connected
+        assert until(lambda: all(link.open for link in leader.links) and len(leader.links) == 2, step)
+        assert leader.lost == []
+        other.close()
+
+
+@pytest.mark.parametrize(
+    ("master", "interface"), [("127.0.0.1", ""), ("localhost", ""), ("192.0.2.7", "lo"), ("192.0.2.7", "=lo")]
+)
+def test_the_leader_listens_on_the_jobs_interface(master: str, interface: str) -> None:
+    """The one gloo is told to use, else that of the rendezvous; never on all."""
+    found = job_addresses(master, {"GLOO_SOCKET_IFNAME": interface})
+    assert found[0] in ("127.0.0.1", "::1")
+    assert not {"0.0.0.0", "::", ""} & set(found)
+
+
+def test_a_leader_without_an_address_of_the_job_says_so(tmp_path: Path) -> None:
+    """It does not listen elsewhere instead."""
+    with pytest.raises(OSError, match=r"none of the job's addresses is this host's \(192.0.2.1: "):
+        Leader(tmp_path, ["192.0.2.1"], SECRET)
+
+
+class Store:
+    """What the job's store would hold."""
+
+    host = "127.0.0.1"
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self.held[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.held[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.held for key in keys)
+
+
+def _introduced(tmp_path: Path, secrets: tuple[str, str]) -> tuple[Store, dict[str, Any], dict[str, Any]]:
+    """What the store holds, and what the two monitors were told, after both hosts' ranks met in it."""
+    store, ended = Store(), threading.Event()
+    for name in ("lead", "follow"):
+        (tmp_path / name).mkdir()
+    where = {"address": "127.0.0.1", "port": 5, "salt": "00"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DISTSIM_SECRET", secrets[0])
+        patch.setenv("MASTER_ADDR", "127.0.0.1")
+        patch.setattr(real_hosts, "PATIENCE_S", 0.0)
+        real_hosts._lead(tmp_path / "lead", store, ended)
+        led = json.loads((tmp_path / "lead" / "lead.json").read_text())
+        (tmp_path / "lead" / "monitor.json").write_text(json.dumps({**where, "salt": led["salt"]}))
+        patch.setattr(real_hosts, "PATIENCE_S", 5.0)
+        real_hosts._lead(tmp_path / "lead", store, ended)
+        patch.setenv("DISTSIM_SECRET", secrets[1])
+        real_hosts._follow(tmp_path / "follow", store, ended)
+    return store, led, json.loads((tmp_path / "follow" / "follow.json").read_text())
+
+
+@pytest.mark.parametrize("given", ["", "a secret that the user gives"])
+def test_the_secret_is_not_in_the_store(tmp_path: Path, given: str) -> None:
+    """Both ends come to the same one, given or derived, and the store holds an address and a salt."""
+    store, led, followed = _introduced(tmp_path, (given, given))
+    assert led["secret"] == followed["secret"]
+    (told,) = store.held.values()
+    assert sorted(json.loads(told)) == ["address", "port", "salt"]
+    assert led["secret"].encode() not in told
+
+
+def test_different_secrets_do_not_meet(tmp_path: Path) -> None:
+    """A given secret counts, not the job's names."""
+    _, led, followed = _introduced(tmp_path, ("one that is given", "another that is"))
+    assert led["secret"] != followed["secret"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_secret_that_others_can_read_is_none(
+    tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file must be its user's alone; the guard goes on without meeting, and says so."""
+    path = tmp_path / "secret"
+    path.write_text("twenty letters, more")
+    path.chmod(mode)
+    monkeypatch.setenv("DISTSIM_SECRET_FILE", str(path))
+    found = real_hosts._secret("salt")
+    said = capsys.readouterr().err
+    assert (found is None) == (mode == 0o644)
+    assert ("expected a file of your own that nobody else may read" in said) == (mode == 0o644)
+
+
+@pytest.mark.parametrize("told", [b"", b"[]", b"{", b'{"address": 1}', b'{"address": "x", "port": "y", "salt": ""}'])
+def test_a_store_that_somebody_else_filled_is_not_believed(tmp_path: Path, told: bytes) -> None:
+    """No traceback in the rank, and nothing for its monitor."""
+    store = Store()
+    store.held[real_hosts._key()] = told
+    real_hosts._follow(tmp_path, store, threading.Event())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("said", ["", "{", "{}", '{"address": "x"}', "[]", "null", '{"secret": "x"}'])
+def test_half_written_words_of_a_rank_are_waited_for(tmp_path: Path, said: str) -> None:
+    """The monitor neither leads nor follows yet, and meets no fault."""
+    for name in ("lead.json", "follow.json"):
+        (tmp_path / name).write_text(said)
+        together = Together(tmp_path)
+        together._choose(None)  # type: ignore[arg-type]
+        assert (together.leader, together.follower) == (None, None)
+        (tmp_path / name).unlink()
 
 
 def test_evidence_survives_the_wire() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from jobs import HERE, Case, Zygote
 
+from distsim.sim.program import RunRequest, run_program
+
 SCENARIOS = HERE.parents[1] / "scenarios" / "healthy"
 STARTS_ITS_OWN_RANKS = {"ddp_two_layers", "distributed_sgd", "point_to_point"}
 """Programs of one process that call mp.spawn: see `test_spawn.py`."""
@@ -53,3 +55,22 @@ def test_level_off_leaves_nothing(case: Case, zygote: Zygote, folder: Path) -> N
     result = zygote.run(case.path, case.ranks, directory=folder, level="off")
     assert result.codes == dict.fromkeys(range(case.ranks), 0), result.outputs
     assert list(folder.glob("*.ring")) == []
+
+
+NOT_SIMULATED = {
+    "replaces_itself": "os.execv would replace all ranks at once, and is refused by its name",
+    "ddp_dist_autograd": "torch.distributed.rpc is refused by its name",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # a program's warnings are its own
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case.path.parent.parent == HERE and case.path.stem not in NOT_SIMULATED],
+    ids=lambda case: case.path.stem,
+)
+def test_no_alarm_in_a_simulation(case: Case) -> None:
+    """Simulated, too, it runs to its end and nobody is accused of anything."""
+    outcome = run_program(RunRequest(str(case.path), on="ethernet-cpu:1", nproc_per_node=case.ranks))
+    assert (outcome.exit_code, outcome.diagnoses) == (0, []), (outcome.failures, outcome.diagnoses)

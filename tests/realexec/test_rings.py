@@ -15,7 +15,7 @@ from distsim.debug.findings import findings, merged
 from distsim.debug.jobdir import ring_path
 from distsim.debug.kinds import Kind
 from distsim.debug.postmortem import examine, load_rings
-from distsim.debug.records import Group, Site, State
+from distsim.debug.records import Group, Phase, Site, State
 from distsim.debug.ring import RingWriter
 from distsim.debug.ring_reader import RingReader
 from distsim.errors import UsageError
@@ -214,3 +214,27 @@ def test_an_abort_before_the_end(tmp_path: Path) -> None:
     (found,) = examine(tmp_path).diagnoses
     assert found.kind is Kind.RANK_KILLED
     assert "had ended" not in found.explanation
+
+
+def test_the_newest_of_heartbeat_and_record_says_where_a_killed_rank_was(tmp_path: Path) -> None:
+    """A call made after the last heartbeat that saw the rank stand still is where it was; before it, that heartbeat."""
+    ring = writer(tmp_path)
+    first = issue(ring, 1)
+    ring.finish(first, rings.COMPLETED)
+    ring.position(["load.py", 3, "load"], [["load.py", 3, "load"]])
+    known = Knowledge(exits={(0, 0): -9}, post_mortem=True)
+    assert build_evidence([RingReader(ring.path)], known, 2).ranks[0].site == Site("load.py", 3, "load")
+    second = issue(ring, 2)
+    ring.finish(second, rings.COMPLETED)
+    state = build_evidence([RingReader(ring.path)], known, 2).ranks[0]
+    assert (state.phase, state.site) == (Phase.KILLED, Site("train.py", 7, "step"))
+
+
+def test_keys_of_a_store_that_a_rank_waited_for_once_are_no_wait(tmp_path: Path) -> None:
+    """A rank that has made calls since it was seen waiting for a store waits for it no longer."""
+    ring = writer(tmp_path)
+    ring.position(["store.py", 3, "wait"], [["store.py", 3, "wait"]], ["key"])
+    later = Knowledge(now_ns=ring.words[rings.WORDS_AT // 8 + rings.W_POSITION_SINCE] + 10**10)
+    assert build_evidence([RingReader(ring.path)], later, 2).ranks[0].phase is Phase.BLOCKED
+    ring.finish(issue(ring, 1), rings.COMPLETED)
+    assert build_evidence([RingReader(ring.path)], later, 2).ranks[0].phase is Phase.RUNNING

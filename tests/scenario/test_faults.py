@@ -76,6 +76,30 @@ def test_a_fault_that_stops_the_job_is_the_diagnosis(tmp_path: Path, fault: str)
     assert "note: injected: " in result.report
 
 
+IN_RENDEZVOUS = {
+    "what = 'crash', ranks = [1], at_s = 1": "rank_killed",
+    "what = 'exit', ranks = [1], at_s = 1, code = 5": "rank_exited",
+    "what = 'freeze', ranks = [1], at_s = 1": "process_frozen",
+    "what = 'exception', ranks = [1], at_s = 1": "rank_raised",
+}
+
+
+@pytest.mark.parametrize("fault", IN_RENDEZVOUS)
+def test_a_rank_may_be_struck_while_it_still_connects(tmp_path: Path, fault: str) -> None:
+    """It tries to reach the store for 30 s, and dies, leaves, stops or raises after one."""
+    away = "what = 'store_unreachable', ranks = [1], for_s = 30"
+    result = ran(tmp_path, f"faults = [{{ {away} }}, {{ {fault} }}]\n[expect]", SAVES)
+    assert (result.kind, result.culprits) == (IN_RENDEZVOUS[fault], (1,))
+    assert result.exit_code != 0
+
+
+def test_a_fault_that_finds_its_rank_gone_has_not_struck(tmp_path: Path) -> None:
+    """Two ends of one rank: the second strikes nobody, and the scenario says so."""
+    first, second = ("what = 'crash', ranks = [1], at_s = '1ms'", "what = 'crash', ranks = [1], at_s = '2ms'")
+    result = ran(tmp_path, f"faults = [{{ {first} }}, {{ {second} }}]\n[expect]\nkind = 'rank_killed'", SAVES)
+    assert any(line.startswith("faults[1]: never struck") for line in result.wrong)
+
+
 @pytest.mark.parametrize("fault", LATER)
 def test_a_fault_that_passes_costs_time_and_nothing_else(tmp_path: Path, fault: str, undisturbed_s: float) -> None:
     """The run ends well, later by at least what the fault takes."""
@@ -175,7 +199,7 @@ def test_a_straggler_is_named_once_it_is_a_habit(tmp_path: Path) -> None:
     habit = _with(tmp_path, "what = 'straggler', ranks = [2], factor = 1000", "[expect]\nkind = 'straggler'")
     assert habit.wrong == []
     assert habit.culprits == (2,)
-    assert "came late to 4 of 5 collectives" in habit.report
+    assert "came late to 3 of 4 collectives" in habit.report
     assert _with(tmp_path, "what = 'delay', ranks = [2], call = 2, delay_s = 5").kind == "healthy"
 
 

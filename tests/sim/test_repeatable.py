@@ -183,7 +183,7 @@ def test_simulations_in_a_row_are_independent() -> None:
 
         def body() -> Any:
             dist.init_process_group("gloo")
-            store = dist.TCPStore("localhost", 29_900, 2, dist.get_rank() == 0)
+            store = dist.TCPStore(os.environ["MASTER_ADDR"], 29_900, 2, dist.get_rank() == 0)
             return store.add("count", 1), time.perf_counter(), len(dist.distributed_c10d._world.pg_map)
 
         results.append(ranks(body).results)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import logging
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -176,3 +178,41 @@ print("quiet", sys.excepthook is sys.__excepthook__)
     assert len(ran.of(1)) == 1
     assert ran.of(1)[0].startswith("quiet ")
     assert (sys.excepthook, sys.stdout) == (hook, out)
+
+
+def test_interpreter_settings_per_rank(script: Scripts) -> None:
+    """umask, garbage collection, recursion limit and their like, as one rank sets them, are its own."""
+    before = (gc.isenabled(), gc.get_threshold(), sys.getrecursionlimit(), sys.getswitchinterval())
+    mask = os.umask(0o022)
+    os.umask(mask)
+    ran = script(
+        HEAD
+        + """
+import gc, socket
+finder = type("Finder", (), {"find_spec": staticmethod(lambda *given: None)})
+def state():
+    mask = os.umask(0); os.umask(mask)
+    return [gc.isenabled(), gc.get_threshold()[0], sys.getrecursionlimit(), oct(mask), socket.getdefaulttimeout(),
+            sys.get_int_max_str_digits(), len(sys.meta_path), sys.displayhook is sys.__displayhook__]
+os.umask(0o022); gc.enable(); gc.set_threshold(700, 10, 10); sys.setrecursionlimit(1000)
+dist.barrier()
+first = state()
+dist.barrier()
+if rank == 1:
+    gc.disable(); gc.set_threshold(50); sys.setrecursionlimit(5000); os.umask(0o077); socket.setdefaulttimeout(3)
+    sys.set_int_max_str_digits(0); sys.meta_path.append(finder); sys.displayhook = print
+dist.barrier()
+print([new if new == old else (old, new) for old, new in zip(first, state())])
+"""
+    )
+    assert ran.outcome.exit_code == 0, ran.outcome.failures
+    found = [eval(ran.of(rank)[0]) for rank in range(2)]
+    assert found[0] == [True, 700, 1000, "0o22", None, 4300, found[0][6], True]
+    count = found[0][6]
+    assert found[1] == [
+        (True, False), (700, 50), (1000, 5000), ("0o22", "0o77"), (None, 3), (4300, 0), (count, count + 1),
+        (True, False),
+    ]  # fmt: skip
+    assert (gc.isenabled(), gc.get_threshold(), sys.getrecursionlimit(), sys.getswitchinterval()) == before
+    assert os.umask(mask) == mask
+    assert not any(getattr(finder, "__name__", "") == "Finder" for finder in sys.meta_path)

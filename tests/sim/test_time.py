@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import pickle
 import time
 import timeit
@@ -128,7 +129,7 @@ def test_polling_a_call_and_a_store() -> None:
         while not work.is_completed():
             pass
         met = time.perf_counter()
-        store = dist.TCPStore("localhost", 29_700, 2, rank == 0)
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], 29_700, 2, rank == 0)
         if rank == 0:
             time.sleep(3)
             store.set("go", "1")

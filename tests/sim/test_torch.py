@@ -125,7 +125,7 @@ def test_profiler_shows_operators_labels_and_collectives(tmp_path: Path) -> None
         )
 
     for names, label_us, shapes in ranks(body, 3).results:
-        assert names == {"aten::ones": 1, "aten::add_": 1, "mine": 1, "gloo:all_reduce": 1}
+        assert names == {"aten::ones": 1, "aten::add_": 1, "mine": 1, "c10d::allreduce_": 1, "gloo:all_reduce": 1}
         assert label_us == pytest.approx(2e6, rel=1e-3)
         assert shapes == [[1000]]
     trace = json.loads((tmp_path / "trace2.json").read_text())

@@ -2,6 +2,7 @@
 # kind: process_frozen
 # culprits: 1
 # exit: 3
+# hang_after: 1.5
 
 import torch
 import torch.distributed as dist

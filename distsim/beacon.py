@@ -1,0 +1,220 @@
+"""What a simulation is doing, in memory that another process can read: the page a watcher looks at.
+
+A rank that holds the interpreter (the GIL) in C code cannot be asked, and one that crashes cannot tell. So
+the scheduler writes which rank it lets run into a shared page, a few machine words a turn, and whoever
+watches (overseer.py) reads it without the simulating process having to do anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import mmap
+import os
+import re
+import signal
+import time
+from typing import Any
+
+__all__ = ["Beacon", "crash_stack_for_this_thread", "here", "light"]
+
+_TURN, _BEAT, _RANK, _THREAD, _LIMIT_MS, _JOB, _ASKED, _BUSY, _EVENTS = range(9)
+_TIME_AT = 16
+"""Word (a double) with the virtual time; the numbers above are words as well."""
+_TEXT_AT = 256
+"""Byte where the description of the run begins: 4 bytes of length, then JSON."""
+_PAGE_BYTES = 8192
+_STACK_BYTES = 1 << 20
+STACK_SIGNAL = signal.SIGRTMAX - 5
+"""Asks a thread for its stack. Programs that use real-time signals begin at SIGRTMIN."""
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$', re.MULTILINE)
+_ALTERNATE_STACK_BYTES = 1 << 16
+
+
+class Beacon:
+    """The shared page and the file for stacks; both are memory (memfd), inherited or handed on by number."""
+
+    def __init__(self, page_fd: int | None = None, stack_fd: int | None = None) -> None:
+        self.page_fd = os.memfd_create("distsim-beacon") if page_fd is None else page_fd
+        self.stack_fd = os.memfd_create("distsim-stack", os.MFD_CLOEXEC) if stack_fd is None else stack_fd
+        if page_fd is None:
+            os.truncate(self.page_fd, _PAGE_BYTES)
+        self._page = mmap.mmap(self.page_fd, _PAGE_BYTES)
+        self._words = memoryview(self._page).cast("q")
+        self._times = memoryview(self._page).cast("d")
+        self._text: bytes = b""
+        if page_fd is None:
+            self._words[_RANK] = self._words[_JOB] = -1
+
+    # -- the simulating process
+
+    def describe(self, limit_s: float, **facts: Any) -> None:
+        """What is about to run, for a report from outside; *limit_s*: how long one turn may last."""
+        self._words[_LIMIT_MS] = int(limit_s * 1e3)
+        self._words[_RANK] = -1
+        text = json.dumps({**facts, "began_s": time.monotonic()}).encode()
+        if len(text) > _PAGE_BYTES - _TEXT_AT - 4:
+            text = b"{}"
+        self._page[_TEXT_AT : _TEXT_AT + 4 + len(text)] = len(text).to_bytes(4, "little") + text
+
+    def give(self, rank: int, thread: int, now_s: float, events: int) -> None:
+        """A thread of *rank* (its native id) has the baton from now on."""
+        words = self._words
+        words[_TURN] += 1
+        words[_THREAD] = thread
+        words[_EVENTS] = events
+        self._times[_TIME_AT] = now_s
+        words[_RANK] = rank
+
+    def runs_in(self, thread: int) -> None:
+        """The thread that has just got its first baton says which it is."""
+        self._words[_THREAD] = thread
+
+    def take(self) -> None:
+        """The scheduler has the baton."""
+        self._words[_RANK] = -1
+
+    def beat(self) -> None:
+        """The scheduler, too, gets the interpreter now and then: nobody holds it."""
+        self._words[_BEAT] += 1
+
+    def noted_interrupt(self) -> None:
+        """Ctrl-C has come in: nobody needs to pass it on."""
+        self._words[_ASKED] = 1
+
+    def job(self, number: int) -> None:
+        """Which of several runs this is; -1: none."""
+        self._words[_JOB] = number
+
+    def leave_threads_behind(self) -> None:
+        """A thread was given up that may never end: the interpreter must not wait for it."""
+        self._words[_BUSY] = 1
+
+    def listen(self) -> None:
+        """Have this process answer `STACK_SIGNAL`, and leave a stack when it crashes. Where somebody has
+        switched faulthandler on before, crashes are left to it."""
+        faulthandler.register(STACK_SIGNAL, file=self.stack_fd, all_threads=False, chain=False)
+        if not faulthandler.is_enabled():
+            faulthandler.enable(file=self.stack_fd, all_threads=False)
+
+    # -- the watcher
+
+    @property
+    def turn(self) -> tuple[int, int, int]:
+        """What changes when anything moves."""
+        words = self._words
+        return words[_TURN], words[_BEAT], words[_RANK]
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that runs; None: the scheduler, or nothing."""
+        rank = self._words[_RANK]
+        return None if rank < 0 else rank
+
+    @property
+    def thread(self) -> int:
+        return self._words[_THREAD]
+
+    @property
+    def now_s(self) -> float:
+        return self._times[_TIME_AT]
+
+    @property
+    def events(self) -> int:
+        return self._words[_EVENTS]
+
+    @property
+    def limit_s(self) -> float:
+        return self._words[_LIMIT_MS] / 1e3
+
+    @property
+    def running_job(self) -> int:
+        return self._words[_JOB]
+
+    @property
+    def interrupt_seen(self) -> bool:
+        return bool(self._words[_ASKED])
+
+    @property
+    def threads_left(self) -> bool:
+        return bool(self._words[_BUSY])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What `describe` was told; empty before the simulation has begun."""
+        size = int.from_bytes(self._page[_TEXT_AT : _TEXT_AT + 4], "little")
+        with contextlib.suppress(ValueError):
+            said = json.loads(self._page[_TEXT_AT + 4 : _TEXT_AT + 4 + size])
+            if isinstance(said, dict):
+                return said
+        return {}
+
+    @property
+    def crash(self) -> str | None:
+        """What faulthandler called the crash of this process: `Segmentation fault`; None: it left no word."""
+        found = re.findall(r"^Fatal Python error: (.*)$", self._left(), re.MULTILINE)
+        return found[-1] if found else None
+
+    def _left(self) -> str:
+        size = os.fstat(self.stack_fd).st_size
+        return os.pread(self.stack_fd, _STACK_BYTES, max(0, size - _STACK_BYTES)).decode(errors="replace")
+
+    def stack(self) -> list[tuple[str, int, str]]:
+        """File, line and function of the frames of the last stack that was left, innermost first."""
+        text = self._left()
+        last = text[max(text.rfind("\nCurrent thread"), text.rfind("\nThread "), 0) :]
+        return [
+            (found["file"], int(found["line"]) if found["line"].isdigit() else 0, found["function"])
+            for found in _FRAME.finditer(last)
+        ]
+
+    def ask(self, pid: int, wait_s: float = 1.0) -> None:
+        """Have the thread that runs in process *pid* write its stack; it needs no interpreter for that."""
+        import ctypes
+
+        before = os.fstat(self.stack_fd).st_size
+        if ctypes.CDLL(None).tgkill(pid, self.thread, int(STACK_SIGNAL)) != 0:
+            return
+        size, deadline = before, time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            time.sleep(0.02)
+            now = os.fstat(self.stack_fd).st_size
+            if now == size > before:
+                return
+            size = now
+
+
+_here: Beacon | None = None
+_lit_by = 0
+_alternate_stack: Any = None
+
+
+def here() -> Beacon | None:
+    """The page of this process; None where nobody watches it, as after a fork of a watched one."""
+    return _here if _lit_by == os.getpid() else None
+
+
+def light(beacon: Beacon | None) -> None:
+    """Make *beacon* the page of this process."""
+    global _here, _lit_by
+    _here, _lit_by = beacon, os.getpid()
+
+
+def crash_stack_for_this_thread() -> None:
+    """Give the calling thread somewhere to run faulthandler's handler when its own stack has overflowed. All
+    threads share it: one that crashes ends the process."""
+    import ctypes
+
+    global _alternate_stack
+    libc = ctypes.CDLL(None)
+    if _alternate_stack is None:
+
+        class Stack(ctypes.Structure):
+            _fields_ = (("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+        memory = ctypes.create_string_buffer(_ALTERNATE_STACK_BYTES)
+        whole = Stack(ctypes.cast(memory, ctypes.c_void_p), 0, _ALTERNATE_STACK_BYTES)
+        _alternate_stack = (memory, whole, ctypes.byref(whole), libc.sigaltstack)
+    _, _, reference, sigaltstack = _alternate_stack
+    sigaltstack(reference, None)

@@ -1,0 +1,122 @@
+"""The outcome of a run that could not end by itself, from what its watcher saw of it."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from distsim.debug.diagnosis import Diagnosis, diagnose
+from distsim.debug.records import Evidence, Phase, RankState, Site
+
+if TYPE_CHECKING:
+    from distsim.overseer import Fate
+    from distsim.sim.outcome import Outcome
+
+__all__ = ["fatal_outcome", "fatal_text"]
+
+RECURRING = 30
+"""Frames at one line among the innermost hundred that make an endless recursion; faulthandler shows a hundred."""
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+_OTHERS = "The other ranks stood still meanwhile: a simulation lets one run at a time."
+_CRASHED = (
+    "Look at the C code that it calls at that line (an extension, ctypes); under `python -X faulthandler`, without "
+    "distsim, the crash is the same."
+)
+_TOO_DEEP = "Look at the call at that line: it comes back to itself without an end, and the recursion limit is high."
+
+
+def fatal_outcome(fate: Fate) -> Outcome:
+    """What a run leaves whose process crashed, or was ended because a rank held the interpreter.
+
+    Of the other ranks nothing is known but that they stood still: a simulation lets one run at a time.
+    """
+    from distsim.sim.outcome import Outcome
+
+    facts = fate.facts
+    size = int(facts.get("world_size", 0))
+    diagnoses, evidence = _judged(fate)
+    notes = [_end(fate)]
+    if fate.signal_name == "SIGKILL":
+        notes.append("SIGKILL comes from outside: the kernel where memory is used up, or somebody's kill -9")
+    return Outcome(
+        world_size=size,
+        cluster=str(facts.get("cluster", "?")),
+        backend="",
+        seed=int(facts.get("seed", 0)),
+        program=str(facts.get("program", "?")),
+        exit_code=1 if fate.signal_name else 3,
+        virtual_time_s=fate.now_s,
+        wall_time_s=fate.wall_s,
+        events=fate.events,
+        diagnoses=diagnoses,
+        evidence=evidence,
+        notes=notes,
+    )
+
+
+def fatal_text(fate: Fate) -> str:
+    """The same for a process that is not the command line's: a report as text."""
+    from distsim.debug.render import piped_width, render_diagnoses
+
+    diagnoses, evidence = _judged(fate)
+    program = fate.facts.get("program", "a simulation")
+    shown = render_diagnoses(diagnoses, evidence).plain(piped_width(120)) if diagnoses else ""
+    return f"\n{shown}{program}: {_end(fate)}\n"
+
+
+def _judged(fate: Fate) -> tuple[list[Diagnosis], Evidence | None]:
+    if fate.rank is None:
+        return [], None
+    evidence = _evidence(fate, max(int(fate.facts.get("world_size", 0)), fate.rank + 1))
+    return [_with_advice(d, fate) for d in diagnose(evidence)], evidence
+
+
+def _end(fate: Fate) -> str:
+    if fate.signal_name:
+        return f"the simulating process crashed ({fate.signal_name})"
+    return f"the simulating process was ended after {fate.stuck_s:.1f} s in which nothing in it could move"
+
+
+def _evidence(fate: Fate, size: int) -> Evidence:
+    assert fate.rank is not None
+    frames = tuple(Site(*frame) for frame in fate.stack if not frame[0].startswith(_OURS))
+    mine = tuple(site for site in frames if not site.file.startswith((*_LIBRARIES, "<frozen")))
+    stack = mine or frames
+    state = RankState(
+        fate.rank,
+        Phase.HOST_STUCK if fate.signal_name is None else Phase.KILLED,
+        site=stack[0] if stack else None,
+        stack=stack,
+        signal=fate.signal_name,
+        silent_s=fate.stuck_s if fate.signal_name is None else None,
+        reason="it recurses without an end" if _recurses(stack) else None,
+    )
+    ranks = {rank: RankState(rank) for rank in range(size)} | {fate.rank: state}
+    return Evidence(size, ranks, now_s=fate.now_s, sources=_sources(stack))
+
+
+def _recurses(stack: Sequence[Site]) -> bool:
+    return any(times >= RECURRING for times in Counter(stack).values())
+
+
+def _with_advice(told: Diagnosis, fate: Fate) -> Diagnosis:
+    told = replace(told, explanation=told.explanation.replace("No other rank waits for it.", _OTHERS))
+    if _recurses([Site(*frame) for frame in fate.stack]):
+        return replace(told, suggestion=_TOO_DEEP)
+    return told if fate.signal_name in (None, "SIGKILL") else replace(told, suggestion=_CRASHED)
+
+
+def _sources(stack: Sequence[Site]) -> dict[str, str]:
+    found = {}
+    for site in stack[:4]:
+        try:
+            with open(site.file, encoding="utf-8") as file:
+                found[site.file] = file.read(1 << 20)
+        except (OSError, UnicodeDecodeError):
+            continue
+    return found

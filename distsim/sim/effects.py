@@ -1,0 +1,116 @@
+"""Nothing leaves a rank that is over: no file, socket, process or line of output.
+
+After a mismatch ranks hold unreduced data; they may go on for some calls, to name the mistake better
+(lookahead.py), and in the end every thread unwinds through the program's `finally` blocks. On machines
+they would be dead. So from then on what a rank has open for writing leads nowhere, and the rank ends at
+the first attempt to open, remove, connect or start something.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from distsim.sim.task import Unwind, current_task
+
+if TYPE_CHECKING:
+    from distsim.sim.world import World
+
+__all__ = ["descriptors", "withheld"]
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_EVENTS = frozenset(
+    [f"os.{name}" for name in ("chmod", "chown", "exec", "fork", "forkpty", "kill", "killpg", "link", "mkdir")]
+    + [f"os.{name}" for name in ("posix_spawn", "remove", "removexattr", "rename", "rmdir", "setxattr", "spawn")]
+    + [f"os.{name}" for name in ("startfile", "symlink", "system", "truncate", "utime")]
+    + [f"socket.{name}" for name in ("bind", "connect", "sendmsg", "sendto")]
+    + ["subprocess.Popen", "sqlite3.connect", "pty.spawn", "signal.pthread_kill"]
+)
+"""Audit events (docs.python.org/3/library/audit_events.html) of what others can see. `open` is looked at
+more closely; `shutil`, `tempfile` and `pathlib` come down to these."""
+_UNAUDITED = ("write", "pwrite", "writev", "pwritev", "sendfile", "copy_file_range", "splice")
+"""Functions of `os` that write without an audit event."""
+
+_depth = [0]
+_listening = [False]
+
+
+def descriptors() -> frozenset[int]:
+    """The file descriptors that are open now."""
+    return frozenset(filter(_is_open, [int(name) for name in os.listdir("/dev/fd") if name.isdigit()]))
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:  # the listing's own
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def withheld(world: World) -> Iterator[None]:
+    """While ranks of *world* run that are over."""
+    if _depth[0]:
+        yield
+        return
+    if not _listening[0]:  # an audit hook cannot be taken away again: it costs nothing before the first need
+        sys.addaudithook(_heard)
+        _listening[0] = True
+    _lead_nowhere(world)
+    names = [name for name in _UNAUDITED if hasattr(os, name)]
+    real = [(os, name, getattr(os, name)) for name in names]
+    real.append((torch._C, "PyTorchFileWriter", torch._C.PyTorchFileWriter))  # torch.save opens files in C++
+    _depth[0] += 1
+    try:
+        for holder, name, value in real:
+            setattr(holder, name, _ending(value))
+        yield
+    finally:
+        _depth[0] -= 1
+        for holder, name, value in real:
+            setattr(holder, name, value)
+
+
+def _heard(event: str, args: tuple[Any, ...]) -> None:
+    if not _depth[0] or (event != "open" and event not in _EVENTS):
+        return
+    if event == "open" and (args[0] == os.devnull or not (args[2] or 0) & _WRITES):
+        return
+    _end_rank()
+
+
+def _ending(real: Callable[..., Any]) -> Callable[..., Any]:
+    def attempt(*args: Any, **kwargs: Any) -> Any:
+        _end_rank()
+        return real(*args, **kwargs)
+
+    return attempt
+
+
+def _end_rank() -> None:
+    task = current_task()
+    if task is not None:
+        if task.doom is None:
+            task.doom = Unwind()
+        raise task.doom
+
+
+def _lead_nowhere(world: World) -> None:
+    """What ranks have opened for writing, with what is still in their buffers."""
+    ours = {s.log_descriptor for p in world.processes for s in (p.stdout, p.stderr) if s is not None}
+    for number in descriptors() - world.host.descriptors - ours:
+        with contextlib.suppress(OSError):
+            kind = os.fstat(number).st_mode
+            writes = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR)
+            if writes and (stat.S_ISREG(kind) or stat.S_ISSOCK(kind)):
+                nowhere = os.open(os.devnull, os.O_RDWR)
+                os.dup2(nowhere, number)
+                os.close(nowhere)

@@ -1,0 +1,69 @@
+"""`sys.modules` per process: one dict object, whose content is exchanged with the baton.
+
+A process may have some thousand modules of its own (a framework and what it needs). To put them in and
+take them out one by one would cost more than all the rest of a hand-over; so the dict stays the object
+that Python, C code and programs hold, and what it holds is exchanged as a whole, in constant time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+__all__ = ["ModuleTable", "SharedImports"]
+
+_HEAD_BYTES = object.__basicsize__
+_BODY_BYTES = dict.__basicsize__ - _HEAD_BYTES
+_KNOWN_BYTES = 4 * ctypes.sizeof(ctypes.c_void_p)
+"""ma_used, a version tag, ma_keys, ma_values: CPython 3.6 to 3.14 (Include/cpython/dictobject.h)."""
+if _BODY_BYTES != _KNOWN_BYTES:
+    raise ImportError(f"distsim knows dicts of {_KNOWN_BYTES} bytes beside the head, this Python's have {_BODY_BYTES}")
+_Body = ctypes.c_char * _BODY_BYTES
+_ALL = slice(None)
+
+
+class SharedImports:
+    """Names of the modules that a simulation shares between processes, in the order of their first import.
+    The host's own `sys.modules` is where all others find them."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.collected = 0
+
+
+class ModuleTable:
+    """What `sys.modules` holds for one process. Begins with what the host has imported."""
+
+    def __init__(self, shared: SharedImports) -> None:
+        self._shared = shared
+        self._seen = shared.collected
+        self._held = dict(sys.modules)
+        self._here = _Body.from_address(id(sys.modules) + _HEAD_BYTES)
+        self._there = _Body.from_address(id(self._held) + _HEAD_BYTES)
+
+    def enter(self) -> None:
+        """`sys.modules` is the process's, with what others have imported for all meanwhile."""
+        names, host = self._shared.names, sys.modules
+        self._shared.collected = len(names)  # what the host imported itself since, it has
+        if self._seen < len(names):
+            for name in names[self._seen :]:
+                if name in host:
+                    self._held.setdefault(name, host[name])
+            self._seen = len(names)
+        self._exchange()
+
+    def leave(self) -> None:
+        """`sys.modules` is the host's again, which learns what was imported for all."""
+        names = self._shared.names
+        self._exchange()
+        if self._shared.collected < len(names):
+            for name in names[self._shared.collected :]:
+                if name in self._held:
+                    sys.modules.setdefault(name, self._held[name])
+            self._seen = self._shared.collected = len(names)
+
+    def _exchange(self) -> None:
+        # No call, no allocation that the collector knows, no backward jump: neither another thread nor a
+        # finalizer can see the dicts between the two stores.
+        here, there = self._here, self._there
+        here[_ALL], there[_ALL] = there[_ALL], here[_ALL]

@@ -1,0 +1,33 @@
+"""What stands in for a function of Python's or torch's looks like it: programs ask (`inspect.signature`, pickle)."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+__all__ = ["resembling"]
+
+_NAMES = ("__name__", "__qualname__", "__module__", "__doc__")
+
+
+def resembling(real: Any, replacement: Any) -> Any:
+    """*replacement*, with the name, module, doc and signature of the function or class *real*.
+
+    What is not called (a flag, a tuple of defaults) is returned as it is. A compiled function that does
+    not tell its signature leaves the replacement's own.
+    """
+    shown, looks = _function(replacement), _function(real)
+    if shown is looks or not callable(looks) or not hasattr(shown, "__qualname__"):
+        return replacement
+    for name in _NAMES:
+        setattr(shown, name, getattr(looks, name, None))
+    try:
+        signature = inspect.signature(looks)
+    except (TypeError, ValueError):
+        return replacement
+    shown.__signature__ = signature
+    return replacement
+
+
+def _function(value: Any) -> Any:
+    return value.__func__ if isinstance(value, staticmethod | classmethod) else value

@@ -1,0 +1,127 @@
+"""Files and texts that somebody else may have made: read within bounds, shown without escape codes.
+
+Whatever reads a file that a user names reads it here, so that a pipe cannot stop it, `/dev/zero` cannot fill the
+memory, and nesting cannot overflow the stack. Whatever prints a text out of such a file prints `printable(text)`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import reprlib
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any, BinaryIO
+
+__all__ = ["brief", "folded", "load_json", "load_toml", "open_regular", "printable", "read_bytes", "within"]
+
+MOST_COMPLAINTS = 10
+DEEPEST = 100
+"""Levels of a JSON document; files of ours have under ten."""
+
+# C0 and C1 controls but for tab and newline, DEL, line and paragraph separators, bidirectional overrides and marks,
+# the invisible tag letters, and halves of surrogate pairs, which no terminal can print.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+
+
+def printable(text: str) -> str:
+    """*text* with everything that a terminal would obey, rather than show, as its backslash escape."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """A regular file, for reading; an OSError, with a plain `strerror`, for a pipe, a device, a folder."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except ValueError:  # a NUL, or half a surrogate pair, in the name
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
+    """The content of a regular file of at most *most* bytes; an OSError for all else."""
+    with open_regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it is longer than {most >> 20} MiB", str(path))
+    return data
+
+
+def load_json(text: str | bytes) -> Any:
+    """As `json.loads`, but whatever is wrong is a ValueError: nesting, numbers and constants no file of ours has."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    _shallow(value)
+    return value
+
+
+def _shallow(value: Any) -> None:
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [inner for outer in level if isinstance(outer, dict | list) for inner in _inside(outer)]
+        if not level:
+            return
+    raise ValueError("it is nested too deeply")
+
+
+def load_toml(text: str) -> dict[str, Any]:
+    """As `tomllib.loads`, but whatever is wrong is a ValueError of one line."""
+    try:
+        value = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(brief(str(error), 300)) from None
+    _shallow(value)
+    return value
+
+
+def brief(value: object, most: int = 80) -> str:
+    """A value for a message: in one line, and short however long or deep it is."""
+    if isinstance(value, str) and len(value) <= most:
+        return printable(value)
+    if isinstance(value, str):
+        return f"{printable(value[: most - 3])}..."
+    if isinstance(value, int) and abs(value) >= 1 << 200:
+        return "a number of more than 60 digits"
+    return printable(_SHORT.repr(value))
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 80, 80, 60
+
+
+def _inside(value: dict[str, Any] | list[Any]) -> Any:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def within(path: str, roots: list[Path]) -> Path | None:
+    """Where *path* leads, if that is under one of *roots* once all links are followed."""
+    try:
+        real = Path(path).resolve()
+        return real if any(real.is_relative_to(root.resolve()) for root in roots) else None
+    except (OSError, ValueError, RuntimeError):  # a NUL in it, too long, links in a circle
+        return None
+
+
+def folded(lines: list[str], most: int = MOST_COMPLAINTS) -> list[str]:
+    """The first *most* of *lines*, and how many more there are."""
+    return [*lines[:most], f"... and {len(lines) - most} more"] if len(lines) > most else list(lines)

@@ -1,0 +1,185 @@
+"""Who makes the others wait at every step, and who only looks like it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from distsim.debug.kinds import Kind
+from distsim.debug.pace import STREAK, Pace
+from distsim.debug.records import CallRecord, Group, Site, State
+from distsim.debug.stragglers import LIVE, Straggler, straggler_findings, stragglers
+
+Work = Callable[[int, int], float]
+"""Rank, step -> seconds of its own work before the step's collectives."""
+
+
+def job(
+    work: Work,
+    size: int = 4,
+    steps: int = 60,
+    buckets: int = 1,
+    op: str = "all_reduce",
+    skew_s: tuple[float, ...] = (),
+    is_async: bool = False,
+) -> dict[int, list[CallRecord]]:
+    """Steps of work and *buckets* collectives that take 1 ms once all are there; rank r's clock is off by skew_s[r]."""
+    group = Group("0", "default_pg", tuple(range(size)))
+    records: dict[int, list[CallRecord]] = {rank: [] for rank in range(size)}
+    clock = [0.0] * size
+    seq = 0
+    for step in range(steps):
+        for bucket in range(buckets):
+            seq += 1
+            arrivals = [clock[rank] + (work(rank, step) if bucket == 0 else 0.002) for rank in range(size)]
+            done = max(arrivals) + 0.001
+            for rank in range(size):
+                off = skew_s[rank] if skew_s else 0.0
+                records[rank].append(
+                    CallRecord(
+                        rank, group, seq, op, ((4,),), ((4,),), ("float32",), is_async=is_async,
+                        site=Site("train.py", 10, "step"), issued_s=arrivals[rank] + off, started_s=done - 0.001 + off,
+                        completed_s=done + off, state=State.COMPLETED, index=len(records[rank]),
+                    )
+                )  # fmt: skip
+                clock[rank] = done
+    return records
+
+
+def late(who: int, by_s: float = 0.5, base_s: float = 0.5) -> Work:
+    return lambda rank, step: base_s + (by_s if rank == who else 0.0)
+
+
+def named(records: dict[int, list[CallRecord]]) -> list[int]:
+    return [found.rank for found in stragglers(records, LIVE)]
+
+
+def test_one_second_of_two_is_told_with_both_scores() -> None:
+    """No single wait is long; the share, the relative and the individual score say what it costs."""
+    (found,) = stragglers(job(late(2, 1.0, 1.0)), LIVE)
+    assert (found.rank, found.late, found.meetings) == (2, 59, 59)
+    assert found.share == pytest.approx(0.5, abs=0.02)
+    assert found.relative == pytest.approx(0.5, abs=0.01)
+    assert found.individual == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 20])
+def test_it_is_late_to_the_first_collective_of_a_step_only(buckets: int) -> None:
+    """DDP's further buckets all come in time, and are many."""
+    assert named(job(late(1), buckets=buckets)) == [1]
+
+
+def test_a_rank_that_becomes_slow_has_a_low_individual_score() -> None:
+    """The individual score compares with its own best time: half as fast as it was is 0.5."""
+    records = job(lambda rank, step: 1.0 + (1.0 if rank == 0 and step >= 20 else 0.0))
+    (found,) = stragglers({rank: calls[12:] for rank, calls in records.items()}, LIVE)
+    assert found.rank == 0
+    assert found.individual == pytest.approx(0.5)
+
+
+def test_two_slow_ranks_of_four_are_both_told_the_worse_first() -> None:
+    """Lateness is counted from the earlier half."""
+    assert named(job(lambda rank, step: {1: 1.0, 3: 1.2}.get(rank, 0.5))) == [3, 1]
+
+
+def test_clocks_of_hosts_may_differ_by_hours() -> None:
+    """Only durations on a rank's own clock are compared."""
+    skewed = job(late(1), skew_s=(0.0, 3_600.0, -7.0, 0.3))
+    assert named(skewed) == [1]
+    assert named(job(lambda rank, step: 0.5, skew_s=(0.0, 3_600.0, -7.0, 0.3))) == []
+
+
+def noisy(rank: int, step: int) -> float:
+    return random.Random(f"{rank}:{step}").expovariate(2.0)
+
+
+HEALTHY: dict[str, dict[int, list[CallRecord]]] = {
+    "all alike": job(lambda rank, step: 0.5),
+    "noise of a loaded machine": job(noisy, steps=200),
+    "noise, two ranks": job(noisy, size=2, steps=200),
+    "a checkpoint of rank 0 every tenth step": job(
+        lambda rank, step: 0.2 + (3.0 if rank == 0 and step % 10 == 5 else 0.0)
+    ),
+    "an evaluation of rank 0 every fifth step, with buckets": job(
+        lambda rank, step: 0.2 + (1.0 if rank == 0 and step % 5 == 4 else 0.0), buckets=4
+    ),
+    "rank 1 compiles in its first steps": job(lambda rank, step: 0.2 + (8.0 if rank == 1 and step < 3 else 0.0)),
+    "late once by a minute": job(lambda rank, step: 0.5 + (60.0 if (rank, step) == (3, 30) else 0.0)),
+    "a little slower than the others": job(late(1, 0.05)),
+    "one early rank": job(lambda rank, step: 0.1 if rank == 2 else 0.5),
+    "too short to say": job(late(1), steps=6),
+    "who comes late to a broadcast keeps nobody": job(late(1), op="broadcast"),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nobody_is_accused(name: str) -> None:
+    """What happens now and then, to everybody by turns, or by a little, is no straggler."""
+    assert named(HEALTHY[name]) == []
+
+
+def test_who_was_kept_waiting_itself_is_not_blamed() -> None:
+    """A rank comes late to the world because a message came late to it; its sender is not named either: they are
+    stages of a pipeline, and do different work by design."""
+    records = job(late(1))
+    pair = Group("0", "default_pg", (0, 1, 2, 3))
+    for number, call in enumerate(list(records[1])):
+        begin = call.issued_s - 0.5
+        records[1].append(
+            CallRecord(
+                1, pair, number + 1, "recv", peer=0, issued_s=begin, completed_s=call.issued_s, state=State.COMPLETED
+            )
+        )
+    assert named(records) == []
+
+
+def test_a_replica_that_waits_for_its_own_upstream_is_not_blamed() -> None:
+    """Time inside of another group's call is not its own work: the slow rank of that group is looked at there."""
+    records = job(late(1), size=2)
+    other = Group("7", "tp", (1, 5))
+    for call in list(records[1]):
+        begin = call.issued_s - 0.5
+        records[1].append(
+            CallRecord(
+                1, other, call.seq, "all_gather", issued_s=begin, completed_s=call.issued_s, state=State.COMPLETED
+            )
+        )
+    assert named(records) == []
+
+
+def test_a_finding_names_the_worst_rank_and_its_line() -> None:
+    """What `diagnose` takes: one finding, with the line before which the time goes."""
+    (finding,) = straggler_findings(job(late(2)), LIVE)
+    assert finding.kind is Kind.STRAGGLER
+    assert finding.ranks == (2,)
+    assert finding.text.startswith("rank 2 came late to 59 of 59 collectives and kept the others waiting for 29.5 s")
+    assert str(finding.site) == "train.py:10"
+    assert straggler_findings(HEALTHY["all alike"], LIVE) == []
+
+
+def slow(rank: int) -> Straggler:
+    (found,) = stragglers(job(late(rank)), LIVE)
+    return found
+
+
+def test_a_warning_needs_several_looks_and_is_taken_back() -> None:
+    """Told once, when it stays so; withdrawn when the rank keeps pace again."""
+    pace, one = Pace(), slow(1)
+    assert [pace.judge([one])[0] for _ in range(STREAK)] == [[], [], [one]]
+    assert pace.judge([one]) == ([], [])
+    assert [pace.judge([])[1] for _ in range(STREAK)] == [[], [], [one]]
+    assert pace.told == {}
+
+
+def test_looks_that_do_not_agree_tell_nobody() -> None:
+    """One rank now, another then: that is noise."""
+    pace = Pace()
+    assert not any(pace.judge([slow(look % 2)])[0] for look in range(4 * STREAK))
+
+
+def test_the_first_look_is_a_while_after_the_start() -> None:
+    """At the first turn there is nothing to see."""
+    pace = Pace()
+    assert [pace.due(at_s) for at_s in (0.0, 1.0, 5.0, 6.0, 10.0)] == [False, False, True, False, True]

@@ -1,0 +1,505 @@
+"""Every reader of distsim's with files it is glad of: what a user would do with such a file, in this process.
+
+Each is right to answer, or to raise a UsageError; anything else is a break.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import pickle
+import socket
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from distsim.errors import UsageError
+
+__all__ = ["READERS", "Reader"]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """*act* is given a folder with the files of *seeds*, of which those in *fuzzed* are changed."""
+
+    name: str
+    seeds: Callable[[], dict[str, bytes]]
+    act: Callable[[Path], None]
+    fuzzed: str = "*"
+    weight: int = 10
+    """How many inputs, against the others."""
+
+
+def _printed(act: Callable[[], Any]) -> None:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        act()
+
+
+# Clusters ------------------------------------------------------------------------------------------------
+
+
+def _use_cluster(path: Path) -> None:
+    from distsim.cluster import load_cluster
+    from distsim.cluster.node_link import to_node_link
+    from distsim.cluster.render import render_cluster
+    from distsim.cluster.summary import to_json
+    from distsim.collectives import Compiler, Transfer
+    from distsim.debug.console import Console
+
+    cluster = load_cluster(str(path))
+    devices = tuple(cluster.devices[:4])
+    cluster.route(devices[0], devices[-1])
+    backend = "nccl" if cluster.node.num_gpus else "gloo"
+    for op in ("all_reduce", "sendrecv"):
+        members = devices[:2] if op == "sendrecv" else devices
+        if len(members) > 1:
+            compiler = Compiler(cluster)
+            compiler.compile(Transfer(op, backend, members, 1 << 20)).alone_s(compiler.links.capacity)
+    if len(cluster.links) < 3000:
+        Console(file=io.StringIO(), width=100).print(render_cluster(cluster))
+        json.dumps(to_json(cluster))
+        json.dumps(to_node_link(cluster))
+    if cluster.spec is not None:
+        cluster.to_toml()
+
+
+def _cluster(name: str, seeds: Callable[[], dict[str, bytes]], weight: int = 10) -> Reader:
+    return Reader(name, seeds, lambda folder: _use_cluster(next(iter(folder.iterdir()))), weight=weight)
+
+
+@cache
+def _toml() -> dict[str, bytes]:
+    from distsim.cluster import load_cluster
+
+    text = load_cluster("pcie-4090").to_toml().replace("nodes = 1", "nodes = 2")
+    return {"made.toml": text.encode()}
+
+
+def _based_toml() -> dict[str, bytes]:
+    text = """base = "snellius-h100"
+name = "mine"
+nodes = 3
+[node]
+gpus = 2
+[node.gpu.nvlink]
+links = 4
+bandwidth = "25GBps"
+[node.nic]
+count = 2
+bandwidth = "200Gbps"
+gpu_direct = false
+[fabric]
+kind = "leaf-spine"
+nodes_per_leaf = 2
+spines = 2
+oversubscription = 1.5
+[calibration]
+gloo_all_reduce_launch_s = 1e-4
+gloo_all_reduce_s_per_byte = 1e-9
+gloo_all_reduce_s_per_byte_large = 2e-9
+gloo_all_reduce_knee_bytes = 100000
+"""
+    return {"based.toml": text.encode()}
+
+
+@cache
+def _node_link() -> dict[str, bytes]:
+    from distsim.cluster import load_cluster
+    from distsim.cluster.node_link import to_node_link
+
+    return {"made.json": json.dumps(to_node_link(load_cluster("pcie-4090:1"))).encode()}
+
+
+def _xml() -> dict[str, bytes]:
+    from tests.cluster.test_import import HOPPER
+
+    return {"made.xml": HOPPER.encode()}
+
+
+def _other_xml() -> dict[str, bytes]:
+    from tests.cluster.test_import import AMPERE
+
+    return {"made.xml": AMPERE.encode()}
+
+
+def _astra() -> dict[str, bytes]:
+    from tests.cluster.test_import import ASTRA
+
+    return {"made.yml": ASTRA.encode()}
+
+
+# Scenarios -----------------------------------------------------------------------------------------------
+
+SCENARIO = b"""schema = "distsim.scenario/1"
+teaches = "A rank that is late."
+program = "prog.py:step"
+args = ["8", "x"]
+on = "dgx-a100:2"
+nproc_per_node = 2
+backend = "sim"
+seed = 3
+schedule = "rank1@5+0.1s,buffered,any=7"
+guards = ["nan", "buffers"]
+[env]
+A = "b"
+[limits]
+virtual_time_s = "10s"
+wall_time_s = 60.0
+events = 1000
+[[faults]]
+what = "delay"
+ranks = [1]
+call = "all_reduce #3 on dp"
+delay_s = "5ms"
+[[faults]]
+what = "link_slow"
+link = "n0/gpu0->*"
+factor = 0.5
+for_s = 1.5
+[[faults]]
+what = "jitter"
+period_s = 1e-3
+pause_s = "10us"
+[expect]
+kind = "straggler"
+culprits = [1]
+line = "# <- culprit"
+call = { op = "all_reduce", seq = 3 }
+memory_below = "512MiB"
+busbw_above = { all_reduce = "1GB/s" }
+utilisation_below = { "n*" = 0.9 }
+[expect.prints]
+all = ["x"]
+0 = ["y"]
+[expect.step_time]
+band = 0.1
+"""
+PROGRAM = b"def step(*args):\n    return 1  # <- culprit\n"
+
+
+def _scenario() -> dict[str, bytes]:
+    return {"one.toml": SCENARIO, "prog.py": PROGRAM, "one.baseline.json": b'{"virtual_time_s": 1.5, "compute_s": 2}'}
+
+
+def _use_scenario(folder: Path) -> None:
+    from distsim.scenario.baseline import baseline_path, read_baseline
+    from distsim.pytest_plugin import _looks_like_scenario
+    from distsim.scenario.find import is_scenario, load_scenarios
+
+    _looks_like_scenario(folder / "one.toml")
+    is_scenario(folder / "one.toml")
+    (scenario,) = load_scenarios([folder / "one.toml"])
+    assert scenario.world_size >= 1
+    str([scenario.teaches, scenario.name, scenario.rules, scenario.schedule, scenario.cluster])
+    read_baseline(baseline_path(scenario))
+
+
+def _use_baseline(folder: Path) -> None:
+    from distsim.scenario.baseline import read_baseline
+
+    read_baseline(folder / "one.baseline.json")
+
+
+def _vary() -> dict[str, bytes]:
+    return {
+        **_scenario(),
+        "words": b"cluster.nodes=1,2,4\nfaults[0].delay_s=1ms,2ms\nargs[1]=a,b\non=dgx-h100:1,dgx-a100:1\n",
+    }
+
+
+def _use_vary(folder: Path) -> None:
+    from distsim.scenario.load import check, load_scenario
+    from distsim.scenario.sweep import _changed, _check_path, parse_variation
+
+    scenario = load_scenario(folder / "one.toml")
+    for line in (folder / "words").read_text("utf-8", "surrogateescape").splitlines():
+        variation = parse_variation(line)
+        _check_path(variation.path)
+        for value in variation.values[:2]:
+            check(_changed(scenario, {variation.path: value}), scenario.path)
+
+
+def _words() -> dict[str, bytes]:
+    return {
+        "words": b"rank2@5+0.1s,buffered,any=7\nall_reduce #3 on dp\n400Gbps\n5us\n80GiB\n989TFLOPS\n64M\n1e3Kibps\n"
+        b"hang and not (slow or big)\ndgx-h100:2\n8,1K,64M\n"
+    }
+
+
+def _use_words(folder: Path) -> None:
+    """What a user types: every word into every parser of words."""
+    from distsim import units
+    from distsim.cluster import load_cluster
+    from distsim.scenario.suite import matching
+    from distsim.sim.fault_rules import CallPoint
+    from distsim.sim.schedule import Schedule
+
+    class Named:
+        name = "hangs/missing"
+
+    parsers: list[Callable[[str], Any]] = [
+        units.parse_bandwidth, units.parse_time, units.parse_memory, units.parse_flops, units.parse_size,
+        Schedule.parse, CallPoint.parse, lambda text: matching(text)(Named()),  # type: ignore[arg-type]
+        lambda text: load_cluster(text) if len(text) < 12 or not text.startswith(("dgx", "gb")) else None,
+    ]  # fmt: skip
+    for line in (folder / "words").read_text("utf-8", "surrogateescape").splitlines():
+        for parse in parsers:
+            with contextlib.suppress(UsageError):
+                parse(line)
+
+
+# Measurements --------------------------------------------------------------------------------------------
+
+INDEX = b"""file,op,on,nnodes,nproc_per_node,launcher,algo,nccl,use
+one.csv,all_reduce,dgx-a100,1,4,process,,2.20,fit
+"""
+ROWS = b"# source: a friend\nsize_bytes,time_us,ip_time_us\n1024,20.5,21\n65536,40,41\n33554432,300,310\n"
+
+
+def _tables() -> dict[str, bytes]:
+    return {"_index.csv": INDEX, "one.csv": ROWS}
+
+
+def _command(*words: str) -> None:
+    from distsim.cli.dispatch import _dispatch
+
+    _printed(lambda: _dispatch(list(words)))
+
+
+# Records -------------------------------------------------------------------------------------------------
+
+
+@cache
+def _rings() -> dict[str, bytes]:
+    from distsim.debug import ring as rings
+    from distsim.debug.jobdir import ring_path
+    from distsim.debug.ring import RingWriter
+
+    files: dict[str, bytes] = {}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        for rank in range(2):
+            ring = RingWriter(
+                ring_path(folder, rank, 0, "job"), rank=rank, world_size=2, local_rank=rank, job="job", attempt=0
+            )
+            group = ring.group("0", "default_pg", [0, 1])
+            site = ring.entry(rings.TABLE_SITE, "s", [["train.py", 7, "step"], ["train.py", 20, "main"]])
+            thread = ring.entry(rings.TABLE_THREAD, "t", [1, "MainThread"])
+            content = {"op": "all_reduce", "in": [[4, 4]], "dtype": "float32", "reduce": "SUM", "bytes": 64}
+            where, print_ = ring.signature("k", lambda _key, content=content: (content, False))
+            ring.header(rings.W_JOINED, 1)
+            for seq in range(1, 5 - rank):
+                state = rings.ISSUED if seq == 4 else rings.COMPLETED
+                ring.issue(
+                    state | (rings.WAITING if seq == 4 else 0), group, thread, seq, where, site, print_, 5, -1, 0
+                )
+            ring.position(("/usr/lib/x.py", 3, "wait"), [("train.py", 7, "step")], ["key"])
+            if rank == 1:
+                said = {"error": "ValueError: bad", "traceback": "Traceback ...", "frames": [["train.py", 9, "f"]]}
+                ring.header(rings.W_EXCEPTION, ring.entry(rings.TABLE_TEXT, "e", said))
+                ring.header(rings.W_FINDING, ring.entry(rings.TABLE_TEXT, "f", {"kind": "ddp", "text": "p unused"}))
+                ring.header(rings.W_LIFE, rings.LIFE_RAISED)
+                ring.header(rings.W_EXIT_CODE, 1001)
+            ring.close()
+        for path in folder.iterdir():
+            files[path.name] = path.read_bytes()
+    return files
+
+
+@cache
+def _beside() -> dict[str, bytes]:
+    diagnosis = {
+        "kind": "missing_rank", "culprits": [1], "victims": [0],
+        "sites": {"0": {"file": "a.py", "line": 3, "function": "f"}},
+        "group": {"name": "0", "description": "dp", "ranks": [0, 1]}, "call": {"op": "all_reduce", "seq": 4},
+        "stuck": {"0": {"op": "all_reduce", "group_ranks": [0, 1], "seq": 4, "file": "a.py", "line": 3}}, "cycle": None,
+        "pair": [0, 1], "detected_after_s": 1.5, "explanation": "Rank 1 never called it.", "suggestion": "Look.",
+    }  # fmt: skip
+    verdict = {"schema": "distsim.report/1", "diagnoses": [diagnosis], "exit_code": 3, "world_size": 2, "job": "job"}
+    return {
+        "verdict.job.json": json.dumps(verdict).encode(),
+        "exit.00001.a0.json": b'{"rank": 1, "attempt": 0, "code": -6}',
+        "rank00001.job.stacks": b"Fatal Python error: Aborted\n\nCurrent thread 0x00000001 (most recent call first):\n"
+        b'  File "/x/train.py", line 7 in step\n',
+        "launcher.json": b'{"pid": 1, "start": 5, "host": "x"}',
+    }
+
+
+def _use_records(folder: Path) -> None:
+    from distsim.cli import diagnose, watch
+    from distsim.debug.levels import Settings
+    from distsim.debug.monitor import Monitor
+
+    here = os.getcwd()
+    try:
+        os.chdir(folder)
+        args = argparse.Namespace(directory=folder, report=str(folder / "report.json"), sources=None)
+        _printed(lambda: diagnose.run(args))
+        if next(folder.glob("*.ring"), None) is None:
+            return
+        _printed(lambda: watch.run(argparse.Namespace(directory=folder, interval=0.1, job="")))
+    finally:
+        os.chdir(here)
+    monitor = Monitor(folder, Settings(), None)
+    monitor.host.find()
+    monitor.host.read()
+    monitor.host.comparer.check()
+    monitor.look()
+
+
+def _with_rings(more: Callable[[], dict[str, bytes]]) -> Callable[[], dict[str, bytes]]:
+    return lambda: {**_rings(), **more()}
+
+
+@cache
+def _dumps() -> dict[str, Any]:
+    from tests.realexec.test_flight_recorder import dump, entry
+
+    first = dump([entry(1), entry(2, state="scheduled")], "[0, 1]")
+    sends = dump([entry(1), entry(1, op="send 1->0", is_p2p=True, p2p_seq_id=1)], "[0, 1]")
+    return {"dump_0": first, "dump_1": sends}
+
+
+def _pickles(protocol: int) -> Callable[[], dict[str, bytes]]:
+    return lambda: {name: pickle.dumps(said, protocol=protocol) for name, said in _dumps().items()}
+
+
+def _json_dumps() -> dict[str, bytes]:
+    return {f"{name}.json": json.dumps(said).encode() for name, said in _dumps().items()}
+
+
+# Monitors ------------------------------------------------------------------------------------------------
+
+
+def _wire() -> dict[str, bytes]:
+    from distsim.debug.wire import evidence_to_json
+    from tests.debug.builders import all_reduce, barrier, play
+
+    evidence = play(2, {0: [all_reduce(3), barrier(4)], 1: [all_reduce(3)]})
+    return {"said.json": json.dumps(evidence_to_json(evidence)).encode()}
+
+
+def _use_wire(folder: Path) -> None:
+    """What another host's monitor says, heard by a leader: nothing comes out of it but a note."""
+    from distsim.debug.diagnosis import diagnose
+    from distsim.debug.records import Evidence
+    from distsim.debug.together import Together
+    from distsim.strangers import load_json
+
+    class Leading:
+        def __init__(self) -> None:
+            self.notes: list[str] = []
+            self.lost: list[Any] = []
+            self.links: list[Any] = []
+
+        def look(self, request: dict[str, Any]) -> list[Any]:
+            try:
+                return [load_json((folder / "said.json").read_bytes())]
+            except ValueError:
+                return []
+
+    together = Together(folder)
+    together.leader = Leading()  # type: ignore[assignment]
+    evidence = Evidence(2, {}, {})
+    together.add(evidence, False, {}, 0, {})
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, IndexError):
+        diagnose(evidence)
+
+
+def _handshake() -> dict[str, bytes]:
+    from distsim.debug.link import sign
+
+    nonce = "0" * 64
+    return {
+        "sent": json.dumps({"nonce": nonce, "proof": sign("s", "follower", "1" * 64, nonce)}).encode()
+        + b"\n"
+        + b"0" * 64
+        + b' {"status": {}}\n'
+    }
+
+
+def _use_link(folder: Path) -> None:
+    from distsim.debug.link import Link
+
+    for leads in (True, False):
+        ours, theirs = socket.socketpair()
+        link = Link(ours, "s", leads=leads, nonce="1" * 64)
+        theirs.setblocking(False)
+        with contextlib.suppress(OSError):
+            theirs.send((folder / "sent").read_bytes()[:100_000])
+        for _ in range(3):
+            link.receive()
+        link.close()
+        theirs.close()
+
+
+def _left_words() -> dict[str, bytes]:
+    return {
+        "lead.json": b'{"addresses": ["192.0.2.1"], "secret": "x", "salt": "y"}',
+        "follow.json": b'{"address": "127.0.0.1", "port": 5, "secret": "x"}',
+    }
+
+
+def _use_left_words(folder: Path) -> None:
+    from distsim.debug.together import Together
+
+    host = SimpleNamespace(notes=[])
+
+    for name in ("lead.json", "follow.json"):
+        together = Together(folder)
+        together._choose(SimpleNamespace(host=host))  # type: ignore[arg-type]
+        if together.leader is not None:
+            together.leader.close()
+        (folder / name).unlink()
+
+
+READERS = [
+    _cluster("cluster TOML", _toml, 8),
+    _cluster("cluster TOML with a base", _based_toml, 8),
+    _cluster("node-link JSON", _node_link, 6),
+    _cluster("NCCL XML", _xml, 6),
+    _cluster("NCCL XML, direct NVLinks", _other_xml, 4),
+    _cluster("ASTRA YAML", _astra, 6),
+    Reader("scenario TOML", _scenario, _use_scenario, "one.toml", 10),
+    Reader("scenario's program", _scenario, _use_scenario, "prog.py", 2),
+    Reader("baseline", _scenario, _use_baseline, "one.baseline.json", 10),
+    Reader("sweep --vary", _vary, _use_vary, "words", 6),
+    Reader("words", _words, _use_words, "words", 10),
+    Reader(
+        "validate --from: index", _tables, lambda folder: _command("validate", "--from", str(folder)), "_index.csv", 3
+    ),
+    Reader("validate --from: rows", _tables, lambda folder: _command("validate", "--from", str(folder)), "one.csv", 3),
+    Reader(
+        "calibrate --from: index",
+        _tables,
+        lambda f: _command("calibrate", "--from", str(f), "--rounds", "1"),
+        "_index.csv",
+        1,
+    ),
+    Reader(
+        "calibrate --from: rows",
+        _tables,
+        lambda f: _command("calibrate", "--from", str(f), "--rounds", "1"),
+        "one.csv",
+        1,
+    ),
+    Reader("rings", _rings, _use_records, "*.ring", 12),
+    Reader("verdict beside rings", _with_rings(_beside), _use_records, "verdict.job.json", 4),
+    Reader("exit codes beside rings", _with_rings(_beside), _use_records, "exit.00001.a0.json", 2),
+    Reader("stacks beside rings", _with_rings(_beside), _use_records, "rank00001.job.stacks", 2),
+    Reader("Flight Recorder pickle", _pickles(2), _use_records, "dump_*", 10),
+    Reader("Flight Recorder pickle, text", _pickles(0), _use_records, "dump_*", 6),
+    Reader("Flight Recorder pickle, framed", _pickles(5), _use_records, "dump_*", 6),
+    Reader("Flight Recorder JSON", _json_dumps, _use_records, "dump_*", 8),
+    Reader("evidence of another host", _wire, _use_wire, "*", 6),
+    Reader("a stranger at a monitor's door", _handshake, _use_link, "*", 10),
+    Reader("words of a rank to its monitor", _left_words, _use_left_words, "*", 6),
+]
+"""All of them."""

@@ -1,0 +1,21 @@
+"""Real jobs, as the tests of the guard run them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "realexec"))
+
+from jobs import Zygote
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Forks ranks."""
+    server = Zygote()
+    yield server
+    server.close()

@@ -1,0 +1,107 @@
+"""What every simulation looks for unasked, and only warns of."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distsim
+from distsim.sim.guards import Guards
+
+
+def nan() -> None:
+    dist.init_process_group("gloo")
+    t = torch.ones(4)
+    for step in range(3):
+        if dist.get_rank() == 1 and step == 1:
+            t[0] = float("nan")
+        dist.all_reduce(t)
+
+
+def infinity() -> None:
+    dist.init_process_group("gloo")
+    t = torch.tensor([float("inf"), float("-inf")])
+    dist.all_reduce(t, op=dist.ReduceOp.MIN)
+    dist.all_reduce(torch.ones(3, dtype=torch.int64))
+    dist.all_reduce(torch.ones(0))
+
+
+def in_flight() -> None:
+    dist.init_process_group("gloo")
+    t = torch.ones(8)
+    work = dist.all_reduce(t, async_op=True)
+    t[0] = 5.0
+    work.wait()
+
+
+def in_time() -> None:
+    dist.init_process_group("gloo")
+    t = torch.ones(1 << 19)
+    work = dist.all_reduce(t, async_op=True)
+    work.wait()
+    t.add_(1.0)
+    work = dist.all_reduce(t[: 1 << 18], async_op=True)
+    t[1 << 18 :].zero_()
+    work.wait()
+
+
+def late() -> None:
+    dist.init_process_group("gloo")
+    for _ in range(10):
+        time.sleep(2.0 if dist.get_rank() == 2 else 1.0)
+        dist.barrier()
+
+
+def kinds(outcome: distsim.Outcome) -> list[tuple[str, tuple[int, ...]]]:
+    return [(d.kind.value, d.culprits) for d in outcome.diagnoses]
+
+
+def test_the_first_nan_is_a_warning_with_rank_and_call() -> None:
+    """Nobody asked for it, so it fails nothing; in the JSON it is marked as a warning."""
+    outcome = distsim.simulate(nan, nproc_per_node=3)
+    assert (outcome.exit_code, kinds(outcome)) == (0, [("nan", (1,))])
+    assert str(outcome.diagnoses[0].call) == "all_reduce #2"
+    assert outcome.diagnoses[0].to_json()["warning"] is True
+
+
+def test_infinity_is_no_nan() -> None:
+    """The start of a minimum, a mask: sent on purpose."""
+    assert distsim.simulate(infinity, nproc_per_node=2).diagnoses == []
+
+
+def test_a_buffer_written_in_flight_is_a_warning() -> None:
+    """Ranks that do the same at the same line are one."""
+    outcome = distsim.simulate(in_flight, nproc_per_node=2)
+    assert (outcome.exit_code, kinds(outcome)) == (0, [("buffer_modified_in_flight", (0, 1))])
+
+
+def test_writing_after_the_wait_or_beside_the_buffer_is_fine() -> None:
+    """Also where torch's count of writes goes up for another part of the same storage."""
+    assert distsim.simulate(in_time, nproc_per_node=2).diagnoses == []
+
+
+def test_guards_cost_no_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is looked at is not what the program computes."""
+    looked = distsim.simulate(in_flight, nproc_per_node=2).virtual_time_s
+    monkeypatch.setattr(Guards, "on_arrival", lambda self, arrival: None)
+    monkeypatch.setattr(Guards, "on_finish", lambda self, members: None)
+    assert distsim.simulate(in_flight, nproc_per_node=2).virtual_time_s == looked
+
+
+def test_a_rank_that_is_a_second_late_at_every_step_is_a_warning() -> None:
+    """Half of the time is lost, and no single wait is long."""
+    outcome = distsim.simulate(late, nproc_per_node=4)
+    assert (outcome.exit_code, kinds(outcome)) == (0, [("straggler", (2,))])
+    assert "relative score 0.50" in outcome.diagnoses[0].explanation
+
+
+def test_an_outcome_shows_itself_in_three_lines() -> None:
+    """At a prompt: what ran, how it ended, what is wrong or what came of it."""
+    healthy = repr(distsim.simulate(infinity, nproc_per_node=2)).splitlines()
+    assert len(healthy) == 3
+    assert healthy[0] == "<Outcome of infinity on dgx-h100:1: 2 ranks, seed 0"
+    assert healthy[2] == " results: [None, None]>"
+    assert repr(distsim.simulate(late, nproc_per_node=4)).splitlines()[2].startswith(" straggler: Rank 2 came late")

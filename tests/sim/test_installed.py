@@ -1,0 +1,278 @@
+"""Installed packages: each rank has its own, unless they are compiled or torch stands on them."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import json
+import string
+import sys
+from pathlib import Path
+
+import pytest
+from sim.running import HEAD, Scripts
+
+from distsim.sim import modules
+from distsim.sim.modules import RankModules, _needed
+
+STATE = """\
+class State:
+    shared = {}
+    def __init__(self):
+        self.__dict__ = self.shared
+class Item:
+    pass
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for site-packages."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    for name in ("_SITE", "_SHARED"):
+        monkeypatch.setattr(modules, name, (*getattr(modules, name), f"{folder}/"))
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_state_in_a_class_is_the_ranks_own(script: Scripts, installed: Path) -> None:
+    """A singleton kept in a class of an installed package (accelerate's PartialState) knows its own rank."""
+    write(installed, {"single/__init__.py": "from .state import State\n", "single/state.py": STATE})
+    ran = script(
+        HEAD
+        + """
+from single import State
+State().rank = rank
+dist.barrier()
+import single.state as again
+print(State().rank, again.State is State, sys.modules["single"].State is State)
+"""
+    )
+    assert [ran.of(rank) for rank in range(2)] == [["0 True True"], ["1 True True"]]
+    assert not any(name.startswith("single") for name in sys.modules)
+
+
+def test_a_namespace_package(script: Scripts, installed: Path) -> None:
+    """A package without `__init__` (megatron) and its parts."""
+    parts = {"one/__init__.py": "", "one/state.py": "groups = []\n", "two.py": "import space.one.state\n"}
+    write(installed, {f"space/{name}": text for name, text in parts.items()})
+    ran = script(
+        HEAD
+        + """
+from space.one import state
+import space.two
+state.groups.append(rank)
+dist.barrier()
+print(state.groups, space.one.state.groups)
+"""
+    )
+    assert [ran.of(rank) for rank in range(2)] == [["[0] [0]"], ["[1] [1]"]]
+
+
+def test_a_module_that_replaces_itself(script: Scripts, installed: Path) -> None:
+    """A package whose module in `sys.modules` is an object that loads on demand (transformers)."""
+    package = """
+import importlib, sys, types
+class Lazy(types.ModuleType):
+    def __getattr__(self, name):
+        if name != "State":
+            raise AttributeError(name)
+        return importlib.import_module(".part", self.__name__).State
+module = Lazy(__name__)
+module.__dict__.update(__path__=__path__, __file__=__file__, __spec__=__spec__)
+sys.modules[__name__] = module
+"""
+    write(installed, {"lazy/__init__.py": package, "lazy/part.py": STATE})
+    ran = script(
+        HEAD
+        + """
+from lazy import State
+import lazy
+State().rank = rank
+dist.barrier()
+print(lazy.State().rank, type(lazy).__name__)
+"""
+    )
+    assert [ran.of(rank) for rank in range(2)] == [["0 Lazy"], ["1 Lazy"]]
+
+
+def test_an_object_arrives_as_the_receivers_class(script: Scripts, installed: Path) -> None:
+    """What one rank pickles by its module's name is of the other's own class there."""
+    write(installed, {"things.py": STATE})
+    ran = script(
+        HEAD
+        + """
+from things import Item
+box = [Item() if rank == 0 else None]
+dist.broadcast_object_list(box, src=0)
+ids = [None, None]
+dist.all_gather_object(ids, id(Item))
+print(type(box[0]) is Item, ids[0] != ids[1])
+"""
+    )
+    assert [ran.of(rank) for rank in range(2)] == [["True True"]] * 2
+
+
+def test_what_can_be_entered_once_is_entered_once(script: Scripts, installed: Path) -> None:
+    """A module that enters something into torch's registry of operators is imported by every rank; what
+    follows that statement runs in each."""
+    body = """
+from __future__ import annotations
+import torch
+before = []
+torch.library.define("distsim_test::twice", "(Tensor x) -> Tensor")
+@torch.library.impl("distsim_test::twice", "CPU")
+def twice(x):
+    return x * 2
+def own() -> list:
+    return before
+after = 1
+"""
+    write(installed, {"operators.py": body})
+    ran = script(
+        HEAD
+        + """
+import operators
+operators.before.append(rank)
+dist.barrier()
+print(torch.ops.distsim_test.twice(torch.tensor(2.0)).item(), operators.own(), operators.after)
+"""
+    )
+    assert ran.outcome.exit_code == 0, ran.outcome.failures
+    assert [ran.of(rank) for rank in range(2)] == [["4.0 [0] 1"], ["4.0 [1] 1"]]
+
+
+def test_an_error_in_a_modules_body_is_the_ranks(script: Scripts, installed: Path) -> None:
+    """A module that fails in one rank for a reason of its own fails there."""
+    body = "import os\nif os.environ['RANK'] == '1':\n    raise RuntimeError('no licence here')\n"
+    write(installed, {"picky.py": body})
+    ran = script(HEAD + "if rank == 0:\n    import picky\ndist.barrier()\nimport picky\nprint('imported')\n")
+    assert ran.of(0) == ["imported"]
+    assert [failure.ranks for failure in ran.outcome.failures] == [(1,)]
+    assert "no licence here" in str(ran.outcome.failures[0])
+
+
+def test_compiled_packages_are_shared(script: Scripts, installed: Path) -> None:
+    """Where a package has an extension module, all its modules are there once: C code may hold its classes."""
+    compiled = f"fast/_core{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    write(installed, {"fast/__init__.py": "", "fast/state.py": "found = []\n", compiled: ""})
+    ran = script(
+        HEAD
+        + """
+if rank == 0:
+    import fast.state
+dist.barrier()
+import fast.state
+fast.state.found.append(rank)
+dist.barrier()
+print(fast.state.found)
+"""
+    )
+    assert [ran.of(rank) for rank in range(2)] == [["[0, 1]"]] * 2
+    for name in ("fast.state", "fast"):
+        sys.modules.pop(name, None)
+
+
+def test_the_standard_library_is_shared(script: Scripts) -> None:
+    """A module of Python's own that one rank is the first to import is the same in all."""
+    ran = script(
+        HEAD
+        + """
+if rank == 1:
+    import stringprep
+dist.barrier()
+import stringprep
+ids = [None, None]
+dist.all_gather_object(ids, id(stringprep))
+print(len(set(ids)), "stringprep" in sys.modules)
+"""
+    )
+    assert [ran.of(rank) for rank in range(2)] == [["1 True"]] * 2
+
+
+def test_sys_modules_is_the_ranks_own(script: Scripts) -> None:
+    """What a rank puts into `sys.modules`, or takes out, no other rank and not the host sees."""
+    ran = script(
+        HEAD
+        + """
+import types
+if rank == 0:
+    sys.modules["made_up"] = types.ModuleType("made_up")
+    sys.modules["json"] = None
+dist.barrier()
+def known(name):
+    try:
+        __import__(name)
+        return True
+    except ImportError:
+        return False
+print(known("made_up"), known("json"))
+"""
+    )
+    assert [ran.of(rank) for rank in range(2)] == [["True False"], ["False True"]]
+    assert sys.modules["json"] is not None
+    assert "made_up" not in sys.modules
+
+
+def test_what_torch_and_distsim_need_is_shared() -> None:
+    """The requirements of both are known, what only others need is not among them."""
+    assert {"torch", "functorch", "distsim", "numpy", "sympy", "mpmath", "networkx", "rich", "pydantic"} <= _needed()
+    assert not {"pytest", "fsspec", "lightning", "transformers"} & _needed()
+    assert not RankModules().shared.names
+
+
+def test_attributes_of_shared_modules_are_the_ranks_own(script: Scripts) -> None:
+    """A function of Python's or numpy's that every rank replaces is replaced once in each, and what one rank
+    adds no other sees."""
+    dumps = json.dumps
+    ran = script(
+        HEAD
+        + """
+import json, numpy, string
+calls = []
+real = json.dumps
+def counted(value):
+    calls.append(value)
+    return real(value)
+json.dumps = counted
+if rank == 1:
+    numpy.house, string.digits = "mine", "01"
+dist.barrier()
+json.dumps(1)
+dist.barrier()
+print(calls, hasattr(numpy, "house"), string.digits, numpy.float32(2))
+"""
+    )
+    assert ran.outcome.exit_code == 0, ran.outcome.failures
+    assert ran.of(0) == ["[1] False 0123456789 2.0"]
+    assert ran.of(1) == ["[1] True 01 2.0"]
+    assert json.dumps is dumps
+    assert string.digits == "0123456789"
+
+
+def test_streams_are_replaced_once(script: Scripts) -> None:
+    """What is swapped by another way already (`sys.stdout`) is not swapped twice."""
+    ran = script(
+        HEAD
+        + """
+import io
+kept = sys.stdout
+if rank == 0:
+    sys.stdout = io.StringIO()
+print("quiet" if rank == 0 else "loud")
+dist.barrier()
+text = sys.stdout.getvalue() if rank == 0 else ""
+sys.stdout = kept
+dist.barrier()
+print(repr(text))
+"""
+    )
+    assert ran.of(0) == ["'quiet\\n'"]
+    assert ran.of(1) == ["loud", "''"]

@@ -1,0 +1,74 @@
+"""What stands in for Python's and torch's functions during a simulation looks like them."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+from sim.running import HEAD, Scripts
+
+from distsim.sim.modules import RankModules
+from distsim.sim.patches import _get, all_patches
+
+NAMES = ("__name__", "__qualname__", "__module__", "__doc__")
+
+
+def looks(value: Any) -> dict[str, Any]:
+    """What a program that asks a function for its looks is told."""
+    value = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+    found: dict[str, Any] = {name: getattr(value, name, None) for name in NAMES}
+    try:
+        found["signature"] = inspect.signature(value)
+    except (TypeError, ValueError):
+        found["signature"] = None
+    return found
+
+
+PATCHES = [(holder, name, _get(holder, name), value) for holder, name, value in all_patches(RankModules())]
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "real", "replacement"),
+    [pytest.param(*patch, id=f"{getattr(patch[0], '__name__', patch[0])}.{patch[1]}") for patch in PATCHES],
+)
+def test_a_patch_looks_like_what_it_replaces(holder: Any, name: str, real: Any, replacement: Any) -> None:
+    """Signature, name, qualified name, module and doc are those of the function that it stands for."""
+    if not callable(getattr(real, "__func__", real)):
+        assert not inspect.isroutine(replacement), f"{name} was no function"
+        return
+    expected, found = looks(real), looks(replacement)
+    if expected["signature"] is None:  # compiled, and does not tell
+        del expected["signature"], found["signature"]
+    assert found == expected
+
+
+def test_the_walk_meets_every_module_that_patches() -> None:
+    """The list holds patches of each of the simulator's parts, so the test above is about them all."""
+    met = {f"{getattr(holder, '__module__', None) or ''}.{getattr(holder, '__name__', '')}" for holder, *_ in PATCHES}
+    for part in ("time", "threading", "os", "signal", "random", "multiprocessing.connection", "warnings"):
+        assert any(name.endswith(part) for name in met), part
+    assert len(PATCHES) > 150
+
+
+def test_a_loader_rebuilt_by_its_signature(script: Scripts) -> None:
+    """Who makes a data loader anew from the parameters of its constructor (Lightning does) keeps its batch size."""
+    ran = script(
+        HEAD
+        + """
+import inspect
+from torch.utils.data import DataLoader
+loader = DataLoader(list(range(8)), batch_size=4)
+given = {n: getattr(loader, n) for n in inspect.signature(DataLoader.__init__).parameters if n in vars(loader)}
+print(DataLoader(**{n: given[n] for n in ("dataset", "batch_size")}).batch_size, len(given) > 5)
+"""
+    )
+    assert ran.of(0) == ran.of(1) == ["4 True"]
+
+
+def test_a_patched_function_crosses_by_its_name(script: Scripts) -> None:
+    """A clock that is pickled in a rank names Python's own module, not the simulator's."""
+    ran = script(HEAD + "import pickle\nprint(b'distsim' in pickle.dumps(time.sleep), pickle.dumps(time.time)[:1])\n")
+    assert ran.of(0) == ["False b'\\x80'"]
+    assert pickle.PROTO == b"\x80"

@@ -1,0 +1,204 @@
+"""torch's state for the whole process: each simulated rank has its own."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from sim.running import HEAD, Scripts, ranks
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from distsim.sim.task import current_process
+from distsim.sim.torch_state import STATE
+
+
+def test_caches_by_mesh_are_the_ranks_own() -> None:
+    """How to redistribute an uneven tensor depends on the rank's coordinate, and torch caches it by mesh."""
+
+    def body() -> Any:
+        dist.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (2, 2))
+        tensor = distribute_tensor(torch.arange(9).reshape(9, 1), mesh, [Shard(0), Shard(0)])
+        return tensor.redistribute(placements=[Replicate(), Replicate()]).to_local().flatten().tolist()
+
+    outcome = ranks(body, 4)
+    assert outcome.results == [list(range(9))] * 4
+    assert outcome.exit_code == 0
+
+
+def test_loss_parallel_on_every_rank() -> None:
+    """It puts handlers into DTensor's one dispatcher while it is entered."""
+
+    def body() -> float:
+        dist.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (4,))
+        torch.manual_seed(0)
+        logits = torch.randn(4, 16, requires_grad=True)
+        with loss_parallel():
+            loss = F.cross_entropy(distribute_tensor(logits, mesh, [Shard(1)]), torch.tensor([1, 2, 3, 4]))
+            loss.backward()
+        return float(loss.full_tensor().detach() if hasattr(loss, "full_tensor") else loss.detach())
+
+    torch.manual_seed(0)
+    expected = float(F.cross_entropy(torch.randn(4, 16), torch.tensor([1, 2, 3, 4])))
+    assert all(abs(result - expected) < 1e-5 for result in ranks(body, 4).results)
+
+
+def test_comm_debug_mode_counts_its_own_rank() -> None:
+    """It hooks all modules of the process."""
+
+    def body() -> int:
+        dist.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (2,))
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        with CommDebugMode() as mode:
+            model(torch.ones(2, 8, requires_grad=True)).sum().backward()
+        return int(mode.get_total_counts())
+
+    assert ranks(body, 2).results == [2, 2]  # forward of the second layer, backward of the first
+
+
+def test_what_a_rank_writes_into_torch_is_its_own() -> None:
+    """Attributes of modules and classes, taken away again too; others and the end see torch's own."""
+    real, forward = dist.all_reduce, nn.Linear.forward
+
+    def body() -> tuple[int, bool]:
+        dist.init_process_group("gloo")
+        calls, mine = [0], dist.all_reduce
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            calls[0] += 1
+            return mine(*args, **kwargs)
+
+        dist.all_reduce = timed
+        if dist.get_rank() == 1:
+            old = nn.Linear.forward
+            nn.Linear.forward = lambda self, x: calls.__setitem__(0, calls[0] + 100) or old(self, x)
+            torch.Tensor.mine = torch.our_name = True
+        layer, tensor = nn.Linear(1, 1), torch.ones(1)
+        for _ in range(3):
+            dist.all_reduce(tensor)
+            layer(tensor)
+        if dist.get_rank() == 1:
+            nn.Linear.forward = old
+            del torch.our_name
+        dist.barrier()
+        layer(tensor)
+        return calls[0], hasattr(torch.Tensor, "mine") or hasattr(torch, "our_name")
+
+    assert ranks(body, 3).results == [(3, False), (303, True), (3, False)]
+    assert dist.all_reduce is real
+    assert nn.Linear.forward is forward
+    assert not hasattr(torch.Tensor, "mine")
+    assert type(torch) is type(sys)
+
+
+def test_global_hooks_are_the_ranks_own() -> None:
+    """Module hooks and optimizer hooks for all, removed by their handles."""
+
+    def body() -> list[int]:
+        dist.init_process_group("gloo")
+        seen = [0, 0]
+        handles = [
+            register_module_forward_hook(lambda *_: seen.__setitem__(0, seen[0] + 1)),
+            register_optimizer_step_pre_hook(lambda *_: seen.__setitem__(1, seen[1] + 1)),
+        ]
+        layer = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(layer.parameters())
+        for number in range(4):
+            dist.barrier()
+            layer(torch.ones(1)).sum().backward()
+            optimizer.step()
+            if number == 2:
+                for handle in handles:
+                    handle.remove()
+        return seen
+
+    assert ranks(body, 3).results == [[3, 3]] * 3
+
+
+def test_backend_flags_are_the_ranks_own() -> None:
+    """SDPA, oneDNN, precision and distributions: where they were set, and nowhere after."""
+
+    def look() -> list[Any]:
+        return [
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.mkldnn.deterministic,
+            torch.backends.cudnn.benchmark,
+            torch.backends.mkldnn.matmul.fp32_precision,
+            torch.distributions.Distribution._validate_args,
+        ]
+
+    def body() -> list[list[Any]]:
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            torch.backends.cuda.enable_flash_sdp(False)
+            torch.backends.mkldnn.deterministic = True
+            torch.backends.cudnn.benchmark = True
+            torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+            torch.distributions.Distribution.set_default_validate_args(False)
+        dist.barrier()
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION if dist.get_rank() == 2 else SDPBackend.MATH):
+            dist.barrier()
+            inside = look()[:2]
+        dist.barrier()
+        return [inside, look()]
+
+    before = look()
+    first, second, third = ranks(body, 3).results
+    assert first == [[False, True], before]
+    assert second == [[False, True], [False, True, True, True, "bf16", False]]
+    assert third == [[True, False], before]
+    assert look() == before
+
+
+def test_a_module_of_torch_that_a_rank_imports_first(script: Scripts) -> None:
+    """What it registers with others holds for all ranks; what the rank changes then does not."""
+    ran = script(
+        HEAD
+        + """
+dist.barrier()
+import torch.distributed.tensor.experimental as experimental
+from torch.distributed.tensor import DTensor
+handlers = DTensor._op_dispatcher._custom_op_handlers
+before = len(handlers)
+if rank == 0:
+    handlers["mine"] = None
+dist.barrier()
+print(before > 4, len(handlers) - before)
+"""
+    )
+    assert ran.outcome.exit_code == 0, ran.outcome.failures
+    assert [ran.of(rank) for rank in (0, 1)] == [["True 1"], ["True 0"]]
+
+
+def test_a_rank_that_changes_nothing_keeps_nothing() -> None:
+    """Swapping is copy on write: a plain training step leaves next to nothing to swap."""
+
+    def body() -> list[str]:
+        dist.init_process_group("gloo")
+        layer = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(layer.parameters())
+        for _ in range(2):
+            layer(torch.ones(4)).sum().backward()
+            dist.all_reduce(layer.weight.grad)
+            optimizer.step()
+        process = current_process()
+        assert process is not None
+        return sorted(place.name for place in process.torch_own.values)
+
+    # torch notes the backend and the rendezvous, and wraps an optimizer's step once for each class
+    assert ranks(body).results == [["_backend", "_default_pg_init_method", "step"]] * 2
+    assert not STATE._watched
