@@ -14,7 +14,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,17 @@ from distsim.debug.interrupted import MARKER, where_ranks_were
 from distsim.debug.jobdir import default_directory, verdict_path
 from distsim.debug.kinds import Kind
 from distsim.debug.levels import Level, OnHang, Settings
-from distsim.debug.message_faults import ends, with_messages
+from distsim.debug.message_faults import with_messages
+from distsim.debug.news import news_key, still
 from distsim.debug.orphans import Orphans
-from distsim.debug.pace import WINDOW, Pace, recent_calls, recent_stragglers
+from distsim.debug.pace import Pace, recent_stragglers
 from distsim.debug.private import create_private, write_private
 from distsim.debug.procfs import look
-from distsim.debug.proof import went_on
-from distsim.debug.records import CallRecord, Evidence, Phase
+from distsim.debug.proof import Proof, went_on
+from distsim.debug.records import Evidence, Phase
 from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
 from distsim.debug.stackdump import as_text, collect
-from distsim.debug.stragglers import LIVE, as_findings, stragglers
+from distsim.debug.stragglers import as_findings
 from distsim.debug.together import Together
 from distsim.debug.unwaited import unwaited
 from distsim.debug.verdict import Diagnosis
@@ -245,20 +247,11 @@ class Monitor:
         """A rank that makes the others wait at every step is a warning, taken back when it is over."""
         if self._closing or self.aborted or not self.pace.due(time.monotonic()):
             return
-        new, over = self.pace.judge(stragglers(self._recent(), LIVE))
-        if new:
+        new = self.pace.look_back(self.host, lambda: self.look().records)
+        if new:  # among the findings of every look from now on, until it keeps pace again
             evidence = self.look()
-            evidence.findings = as_findings(new)
-            self.tell([d for d in diagnose(evidence) if d.kind is Kind.STRAGGLER], evidence)
-        for one in over:
-            self.diagnoses = [d for d in self.diagnoses if d.kind is not Kind.STRAGGLER or one.rank not in d.culprits]
-            self._say(f"rank {one.rank} keeps pace with the others again")
-            self._write()
-
-    def _recent(self) -> Mapping[int, Sequence[CallRecord]]:
-        """The last calls: of other hosts only as many as their monitors send."""
-        readers = list(self.host.readers.values())
-        return recent_calls(readers, WINDOW) if len(readers) == self.host.world_size else self.look().records
+            slow = [d for d in diagnose(evidence) if d.kind is Kind.STRAGGLER]
+            self.tell([replace(d, proof=Proof.NOT_YET) for d in slow], evidence)
 
     # Ranks that cannot go on ------------------------------------------------------------------------
 
@@ -297,8 +290,8 @@ class Monitor:
             self.together.step(self)
             if self._counts() == counts or all(ended.values()):
                 again = self._judgement(self.look())
-                same = {_key(d) for d in again}
-                found = [d for d in found if _key(d) in same]
+                same = {news_key(d) for d in again}
+                found = [d for d in found if news_key(d) in same]
             else:
                 found = []
         if found and self.host.slept(int(now * 1e9), BACK_S):
@@ -318,10 +311,10 @@ class Monitor:
             return
         self._last_withdrawn = now
         now_found = diagnose(self.look())
-        over = [d for d in warned if not any(_still(d, other) for other in now_found)]
+        over = [d for d in warned if not any(still(d, other) for other in now_found)]
         for diagnosis in over:
             self.diagnoses.remove(diagnosis)
-            self.told.discard(_key(diagnosis))
+            self.told.discard(news_key(diagnosis))
             who, call = ranks_text(diagnosis.culprits), diagnosis.call
             self._say(went_on(diagnosis.kind.label, who, None if call is None else str(call)))
         if over:
@@ -342,8 +335,8 @@ class Monitor:
             return []
         found = diagnose(evidence)
         if not any(d.exit_code for d in found):
-            return [d for d in found if _key(d) not in self.told and d.victims]
-        return [d for d in found if _key(d) not in self.told]
+            return [d for d in found if news_key(d) not in self.told and d.victims]
+        return [d for d in found if news_key(d) not in self.told]
 
     def _with_stacks(self, found: Sequence[Diagnosis]) -> None:
         """Look once more with stacks, which stop the ranks for a moment, and say it."""
@@ -351,7 +344,7 @@ class Monitor:
             self.tell(found, self.look())
             return
         evidence = self.look(stacks=True)
-        better = [d for d in diagnose(evidence) if _key(d) not in self.told]
+        better = [d for d in diagnose(evidence) if news_key(d) not in self.told]
         self.tell(better or found, evidence)
 
     def _judges(self) -> bool:
@@ -368,6 +361,7 @@ class Monitor:
         evidence = self.look_here(stacks, focus, origin)
         self.together.add(evidence, stacks, focus or {}, origin, self.host.comparer.lanes())
         settle_stuck(evidence)
+        evidence.findings = (*evidence.findings, *self.pace.findings())
         return evidence
 
     def look_here(self, stacks: bool, focus: dict[Any, int] | None, origin: int, ours_only: bool = False) -> Evidence:
@@ -390,21 +384,21 @@ class Monitor:
     def accept(self, report: dict[str, Any]) -> None:
         """The leader's verdict, so that this host's launcher knows it."""
         self.diagnoses = diagnoses_from_json(report)
-        self.told.update(_key(d) for d in self.diagnoses)
+        self.told.update(news_key(d) for d in self.diagnoses)
         self._save(report, self._verdict_paths())
 
     # What follows -----------------------------------------------------------------------------------
 
     def tell(self, found: Sequence[Diagnosis], evidence: Evidence) -> None:
         """Print what is new, write it down, and do what --on-hang asks for."""
-        new = [d for d in found if _key(d) not in self.told]
+        new = [d for d in found if news_key(d) not in self.told]
         if not new:
             return
-        self.told.update(_key(d) for d in new)
+        self.told.update(news_key(d) for d in new)
         fatal = [d for d in new if d.exit_code]
         if fatal:
             self.diagnoses = [d for d in self.diagnoses if d.exit_code]
-        self.diagnoses = [d for d in self.diagnoses if not any(_still(d, other) for other in new)]
+        self.diagnoses = [d for d in self.diagnoses if not any(still(d, other) for other in new)]
         self.diagnoses += new
         self.evidence = evidence
         self._print(new, evidence)
@@ -529,11 +523,10 @@ class Monitor:
         if self.host.readers and not self.aborted and not self._closing and not self._interrupted():
             evidence = self.look()
             seen = {(finding.kind, finding.site) for finding in evidence.findings}
-            left = unwaited(evidence, written_out=True)
-            slow = recent_stragglers(list(self.host.readers.values()))
-            left = (*left, *as_findings([one for one in slow if one.rank not in self.pace.told]))
+            slow = [one for one in recent_stragglers([*self.host.readers.values()]) if one.rank not in self.pace.told]
+            left = [*unwaited(evidence, written_out=True), *as_findings(slow)]
             evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
-            found = [d for d in diagnose(evidence) if _key(d) not in self.told]
+            found = [d for d in diagnose(evidence) if news_key(d) not in self.told and not self.pace.has_told(d)]
             if self.exit_code:
                 found = []  # what died after the verdict died of it
             self.tell(found, evidence)
@@ -553,26 +546,6 @@ class Monitor:
             and self.directory.parent == default_directory("x").parent
             and not self.settings.directory
         )
-
-
-def _key(diagnosis: Diagnosis) -> tuple[Any, ...]:
-    of_message = ends(diagnosis)
-    if of_message is not None:
-        return of_message  # two lines that do not fit do so again and again
-    call = diagnosis.call
-    return (
-        diagnosis.kind,
-        diagnosis.culprits,
-        diagnosis.group.name if diagnosis.group else None,
-        (call.op, call.seq) if call else None,
-        diagnosis.provisional,
-        diagnosis.ends_job,
-    )
-
-
-def _still(told: Diagnosis, now: Diagnosis) -> bool:
-    """What was told still holds, maybe of more ranks."""
-    return told.kind is now.kind and set(told.culprits) <= set(now.culprits) and told.call == now.call
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from distsim.debug.evidence import origin_of, wall_offsets
-from distsim.debug.records import CallRecord
+from distsim.debug.kinds import Kind
+from distsim.debug.records import CallRecord, Finding
 from distsim.debug.ring_reader import Records, RingReader
-from distsim.debug.stragglers import LIVE, MIN_SHARE, Straggler, stragglers
+from distsim.debug.stragglers import LIVE, MIN_SHARE, Straggler, as_findings, stragglers
+from distsim.debug.verdict import Diagnosis
+
+if TYPE_CHECKING:
+    from distsim.debug.host import Host
 
 __all__ = ["Pace", "recent_calls", "recent_stragglers"]
 
@@ -48,6 +54,21 @@ class Pace:
         over = [self.told.pop(rank) for rank, times in self._fine.items() if times >= STREAK]
         self.told.update({one.rank: one for one in new})
         return new, over
+
+    def look_back(self, host: Host, everywhere: Callable[[], Mapping[int, Sequence[CallRecord]]]) -> list[Straggler]:
+        """Look at a live job: who is to be told now. *everywhere* gives the last calls where a job has several hosts,
+        as many of them as their monitors send."""
+        readers = list(host.readers.values())
+        records = recent_calls(readers, WINDOW) if len(readers) == host.world_size else everywhere()
+        return self.judge(stragglers(records, LIVE))[0]
+
+    def has_told(self, diagnosis: Diagnosis) -> bool:
+        """The diagnosis says again what a warning has said while the job ran."""
+        return diagnosis.kind is Kind.STRAGGLER and set(diagnosis.culprits) <= self.told.keys()
+
+    def findings(self) -> list[Finding]:
+        """What is told and still so, a finding each."""
+        return [finding for one in self.told.values() for finding in as_findings([one])]
 
 
 def recent_stragglers(readers: Sequence[RingReader], number: int = WHOLE) -> list[Straggler]:

@@ -17,6 +17,7 @@ from rich.text import Text
 from distsim.debug.console import Console
 from distsim.debug.explain import are, call_text, group_text, numbered, place, ranks_text
 from distsim.debug.inconclusive import Inconclusive
+from distsim.debug.kinds import Kind
 from distsim.debug.proof import until_when
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
 from distsim.debug.stacks import StackNode, blank_addresses, format_ranks, merge_equal, merge_stacks
@@ -209,7 +210,7 @@ def _subjects(d: Diagnosis) -> list[str]:
 
 def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int) -> Iterator[Line]:
     yield Line(d.explanation)
-    if d.provisional:
+    if d.provisional and d.kind is not Kind.STRAGGLER:
         yield Line(until_when(None if evidence is None else evidence.hang_after_s))
     yield from _waiters(d, evidence)
     if evidence is not None:

@@ -244,8 +244,8 @@ def _turns(full: Sequence[dict[int, CallRecord]], away: Mapping[int, _Away]) -> 
         last = key
         places.append((key, position))
     begun = Counter(key for key, position in places if position == 0)
-    for turn, (key, position) in zip(turns, places, strict=True):
-        turn.section = (key, position if begun[key] >= STEPS else 0)  # else nothing shows where a step begins
+    for turn, (section, place) in zip(turns, places, strict=True):
+        turn.section = (section, place if begun[section] >= STEPS else 0)  # else nothing shows where a step begins
     return turns
 
 

@@ -88,7 +88,7 @@ def _lead(directory: Path, store: Any, ended: threading.Event) -> None:
     said = _monitor(directory)
     if said is None:  # else a restart: the monitor leads already
         salt = secrets.token_hex(16)
-        addresses = job_addresses(os.environ.get("MASTER_ADDR") or getattr(store, "host", ""), os.environ)
+        addresses = job_addresses(os.environ.get("MASTER_ADDR") or str(getattr(store, "host", "")), os.environ)
         secret = _secret(salt)
         if secret is None:
             return

@@ -27,15 +27,16 @@ __all__ = ["FAULTS", "BadFile", "Scenario", "check", "load_scenario", "read_faul
 
 
 LARGEST_FILE = 16 << 20
+LONGEST_FAULT = 600
 
 
 class BadFile(UsageError):
     """A scenario file that cannot run: all its *faults*, each one line with its path in the file."""
 
     def __init__(self, path: Path, faults: Sequence[str]) -> None:
-        self.path, self.faults = path, list(faults)
+        self.path, self.faults = path, [brief(fault, LONGEST_FAULT) for fault in faults]
         some = [f"{path}: {len(faults)} faults", *(f"  {fault}" for fault in folded(self.faults))]
-        super().__init__(f"{path}: {faults[0]}" if len(faults) == 1 else "\n".join(some))
+        super().__init__(f"{path}: {self.faults[0]}" if len(faults) == 1 else "\n".join(some))
 
     def __reduce__(self) -> tuple[type[BadFile], tuple[Path, list[str]]]:
         """Made again from its parts: it travels between processes."""

@@ -7,6 +7,7 @@ makes a group (so that "gloo", "nccl" and "mpi" land here), the stores, and `Fut
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from datetime import timedelta
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
 
 from distsim.debug.records import CallRecord, Group, State
 from distsim.errors import NotSimulated, UsageError
@@ -226,6 +228,22 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     return pg
 
 
+_BY_HAND = ("ProcessGroupGloo", "ProcessGroupNCCL", "ProcessGroupMPI", "ProcessGroupUCC")
+
+
+def _not_by_hand(kind: type, name: str) -> Any:
+    """A real group waits for the others in C++ and keeps the baton: no rank would ever come."""
+    real: Any = vars(kind)["__init__"]
+
+    @functools.wraps(real)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if current_task() is not None:
+            raise NotSimulated(f"{name}(store, rank, size) made by hand", "use init_process_group or new_group")
+        real(self, *args, **kwargs)
+
+    return init
+
+
 def backend_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) while a simulation runs."""
     patches: list[tuple[Any, str, Any]] = [
@@ -234,6 +252,20 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         (c10d, "rendezvous", _rendezvous),
         (c10d, "default_pg_nccl_timeout", timedelta(minutes=10)),
     ]
+    for name in _BY_HAND:
+        kind = getattr(dist, name, None) or getattr(c10d, name, None)
+        if isinstance(kind, type):
+            patches.append((kind, "__init__", _not_by_hand(kind, name)))
+    logged = DistributedDataParallel._get_ddp_logging_data
+
+    @functools.wraps(logged)
+    def logging_data(self: Any) -> Any:
+        data = logged(self)
+        if "backend_name" in data and isinstance(self.process_group, SimGroup):
+            data["backend_name"] = self.process_group.name()  # C++ asked getBackendName
+        return data
+
+    patches.append((DistributedDataParallel, "_get_ddp_logging_data", logging_data))
     replaced = {
         "TCPStore": (dist.TCPStore, stores.TCPStore),
         "FileStore": (dist.FileStore, stores.FileStore),

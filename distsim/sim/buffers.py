@@ -60,7 +60,7 @@ def as_gloo_sees(
 
 def _loses(op: str, output: Tensor) -> bool:
     if not output.is_conj():
-        return output.is_neg()
+        return bool(output.is_neg())
     return op in _LOSES_CONJUGATES or not output.is_contiguous()
 
 
@@ -68,7 +68,7 @@ def _is_permuted(tensor: Tensor) -> bool:
     """Its elements fill a piece of memory without a gap, in another order than theirs: gloo takes it as it lies."""
     if tensor.layout is not torch.strided or tensor.is_contiguous() or tensor.is_neg():
         return False
-    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+    return bool(torch.empty_like(tensor, device="meta").stride() == tensor.stride())
 
 
 def _memory(op: str, tensor: Tensor) -> Tensor:

@@ -98,6 +98,9 @@ class SimGroup(dist.ProcessGroup):
             raise RuntimeError(f"No backend type associated with device type {device.type}")
         return flavour
 
+    create_device = staticmethod(dist.ProcessGroupGloo.create_device)
+    create_default_device = staticmethod(dist.ProcessGroupGloo.create_default_device)
+
     supports_splitting = False
     supports_coalescing = False
 

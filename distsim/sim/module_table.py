@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from typing import Any
 
 __all__ = ["ModuleTable", "SharedImports"]
 
@@ -65,5 +66,6 @@ class ModuleTable:
     def _exchange(self) -> None:
         # No call, no allocation that the collector knows, no backward jump: neither another thread nor a
         # finalizer can see the dicts between the two stores.
-        here, there = self._here, self._there
+        here: Any = self._here
+        there: Any = self._there
         here[_ALL], there[_ALL] = there[_ALL], here[_ALL]

@@ -28,7 +28,7 @@ from distsim.sim.module_body import ModuleBodies
 from distsim.sim.module_table import SharedImports
 from distsim.sim.task import current_process
 
-__all__ = ["RankModules", "import_patches"]
+__all__ = ["RankModules", "import_patches", "is_own_file"]
 
 
 def _with_separator(paths: set[str]) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ _TEST_BODIES = "torch.testing._internal.distributed."
 """torch's own tests: programs for several processes that happen to lie among torch's modules."""
 
 
-def _is_own_file(path: str | None) -> bool:
+def is_own_file(path: str | None) -> bool:
     """Whether *path* is source of the user's own program."""
     if not path or path.startswith("<"):
         return False
@@ -160,7 +160,7 @@ class RankModules:
             return False
         folders = list(spec.submodule_search_locations or ())
         origin = spec.origin or (folders[0] if folders else None)  # a namespace package has no origin
-        if _is_own_file(origin) or fullname.startswith(_TEST_BODIES):
+        if is_own_file(origin) or fullname.startswith(_TEST_BODIES):
             return True
         if origin is not None and not origin.startswith(_SITE):
             return False
@@ -178,7 +178,7 @@ def import_patches(modules: RankModules) -> list[tuple[Any, str, Any]]:
     module that calls a collective while it is imported must not block the same import in another rank.
     And installed code is read once for all."""
     real_find, real_lock = bootstrap._find_spec, bootstrap._get_module_lock  # type: ignore[attr-defined]
-    loader = bootstrap_external._LoaderBasics  # type: ignore[attr-defined]
+    loader = bootstrap_external._LoaderBasics
     real_run = loader.exec_module
     bodies = ModuleBodies()
 

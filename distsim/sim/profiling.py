@@ -251,7 +251,7 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
     real_prepare, real_enable = torch_profiler._prepare_profiler, torch_profiler._enable_profiler
     real_disable, label = torch_profiler._disable_profiler, torch_profiler.record_function
     real_enter, real_exit = label.__enter__, label.__exit__
-    real_metadata = torch.autograd._add_metadata_json
+    real_metadata, real_script = torch.autograd._add_metadata_json, torch.jit.script
     real_config = torch_profiler.profile.config
     reducer = torch._C._distributed_c10d.Reducer
     real_prepare_backward = reducer.prepare_for_backward
@@ -313,7 +313,19 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
         if current_process() is None:
             real_metadata(key, value)
 
+    @functools.wraps(torch.jit.script)
+    def script(*args: Any, **kwargs: Any) -> Any:
+        """The compiler reads the source of `record_function`: for that time it is torch's own."""
+        if current_task() is None:
+            return real_script(*args, **kwargs)
+        label.__enter__, label.__exit__ = real_enter, real_exit
+        try:
+            return real_script(*args, **kwargs)
+        finally:
+            label.__enter__, label.__exit__ = enter, leave
+
     return [
+        (torch.jit, "script", script),
         (torch_profiler, "_prepare_profiler", prepare),
         (torch_profiler, "_enable_profiler", enable),
         (torch_profiler, "_disable_profiler", disable),

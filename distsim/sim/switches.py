@@ -90,7 +90,7 @@ class Switch:
     """One setting. *setters* are the public functions that turn it."""
 
     get: Callable[[], Any]
-    set: Callable[[Any], None]
+    set: Callable[[Any], object]
     setters: tuple[tuple[Any, str], ...]
     own: Callable[[Any], Any] = copy.copy
     """Makes of the position that all share one that a process may change in place."""

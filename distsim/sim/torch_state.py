@@ -21,7 +21,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from distsim.sim.modules import is_user_file
+from distsim.sim.modules import is_own_file
 from distsim.sim.task import current_process
 from distsim.sim.torch_places import CONTENTS, GROWING, MODULES_OF_CLASSES, RANK_KEYED, REBOUND
 
@@ -185,7 +185,7 @@ class TorchState:
     def assigned(self, module: ModuleType, name: str, value: Any) -> None:
         """An attribute of *module* is about to be assigned (or deleted)."""
         process = current_process()
-        if process is None or self._importing:
+        if process is None or self._importing or id(module) not in self._known:
             return
         from distsim.sim.switches import PLACES
 
@@ -277,9 +277,9 @@ class TorchState:
 
 def _is_shared(name: str, module: Any) -> bool:
     """Whether *module* is torch's, Python's or an installed package's: the user's own are as the host made them."""
-    if name.partition(".")[0] in ("distsim", "__main__", "__mp_main__"):
-        return False
-    return not is_user_file(getattr(module, "__file__", None))
+    if name.partition(".")[0] in ("sys", "distsim", "__main__", "__mp_main__"):
+        return False  # import makes new modules of the type that `sys` has
+    return not is_own_file(getattr(module, "__file__", None))
 
 
 def _has_guarded_classes(name: str) -> bool:

@@ -40,6 +40,7 @@ MEANT: dict[str, Any] = {
     "node.nic.net": "tcp",
     "nccl.version": "2.16.0",
     "unit_nodes": 2,
+    "node.pcie.generation": 1,
     "calibration": dict.fromkeys(
         [f"gloo_all_reduce_{figure}" for figure in ("launch_s", "s_per_byte", "more_s_per_byte", "knee_bytes")], 1e-6
     ),
@@ -183,7 +184,7 @@ def _with(data: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     table = changed
     *above, last = key.split(".")
     for part in above:
-        if table.get(part) is None:
+        if part != "nccl" and table.get(part) is None:
             return data
         table = table.setdefault(part, {})
     if key == "node.gpu.nvlink.topology":

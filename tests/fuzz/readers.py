@@ -189,8 +189,8 @@ def _scenario() -> dict[str, bytes]:
 
 
 def _use_scenario(folder: Path) -> None:
-    from distsim.scenario.baseline import baseline_path, read_baseline
     from distsim.pytest_plugin import _looks_like_scenario
+    from distsim.scenario.baseline import baseline_path, read_baseline
     from distsim.scenario.find import is_scenario, load_scenarios
 
     _looks_like_scenario(folder / "one.toml")

@@ -12,7 +12,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "beacon": set(),
     "overseer": {"beacon", "report"},  # the report of a run that cannot tell, when there is one
-    "units": {"errors"},
+    "units": {"errors", "strangers"},
     "strangers": set(),
     "debug": {"debug", "errors", "units", "strangers"},
     "realexec": {"realexec", "debug", "errors", "units", "strangers"},

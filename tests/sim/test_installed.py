@@ -276,3 +276,20 @@ print(repr(text))
     )
     assert ran.of(0) == ["'quiet\\n'"]
     assert ran.of(1) == ["loud", "''"]
+
+
+def test_a_module_made_by_hand_is_an_ordinary_one(script: Scripts) -> None:
+    """Modules that import, or a program by `type(os)`, makes while the shared ones are watched keep what they hold
+    when another rank runs and when a torch package is imported for all."""
+    ran = script(
+        HEAD
+        + """
+made = type(os)("made")
+made.value = rank
+import torch.distributed.tensor.experimental
+dist.barrier()
+print(made.value, torch.distributed.tensor.__path__ != [], type(sys) is type(type(sys)("x")))
+"""
+    )
+    assert ran.outcome.exit_code == 0, ran.outcome.failures
+    assert [ran.of(rank) for rank in range(2)] == [["0 True True"], ["1 True True"]]

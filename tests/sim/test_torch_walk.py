@@ -13,7 +13,7 @@ from distsim.sim.torch_places import CONTENTS, GROWING, MODULES_OF_CLASSES, RANK
 HARMLESS = {
     "a pure function of its arguments, or of the machine": """
         torch:get_device_module torch._custom_op.autograd:namedtuple_args_cls torch._guards:*
-        torch._jit_internal:can_compile_class torch._ops:OpOverload.* torch._sources:make_source_context
+        torch._jit_internal:can_compile_class torch._sources:make_source_context
         torch._utils:_get_device_module torch._utils_internal:* torch._weights_only_unpickler:_get_allowed_globals
         torch.accelerator:* torch.backends.opt_einsum:is_available torch.backends.python_native:*
         torch.cpu:get_capabilities
@@ -99,6 +99,8 @@ def test_every_place_is_known() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_every_place_exists() -> None:
     """What is swapped by name is there in this release of torch."""
     import importlib

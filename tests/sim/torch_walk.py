@@ -28,10 +28,9 @@ _NOT_WALKED = (
     *("_strobelight", "contrib", "utils/_config_module.py", "utils/data/datapipes", "_logging"),
     *("_C", "include", "lib", "bin", "share", "csrc", "test"),
 )
-_MUTATORS = frozenset(
-    ("append", "appendleft", "add", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft")
-    + ("remove", "setdefault", "update")
-)
+_GROW = ("append", "appendleft", "add", "extend", "insert", "setdefault", "update")
+_SHRINK = ("clear", "discard", "pop", "popitem", "popleft", "remove")
+_MUTATORS = frozenset({*_GROW, *_SHRINK})
 
 
 def found() -> dict[str, str]:
@@ -49,7 +48,7 @@ def found() -> dict[str, str]:
 class _Module:
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
-        plain = [n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
+        plain: list[ast.stmt] = [n for n in tree.body if not isinstance(n, ast.FunctionDef | ast.ClassDef)]
         self._top = {name for node in plain for name in _stored(node)}
         self._classes = {n.name: _containers(n) for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
 

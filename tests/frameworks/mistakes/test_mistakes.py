@@ -33,7 +33,7 @@ def test_the_users_line_is_named(program: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     command = [sys.executable, "-m", "distsim", "run", "--on", "gloo", "--nproc-per-node", "2"]
     command += ["--hang-after", "90", "--report", str(report), str(program)]
-    environ = dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", DISTSIM_DIR=str(tmp_path / "rings"))
+    environ = dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     done = subprocess.run(
         command, cwd=program.parent, env=environ, capture_output=True, text=True, timeout=380, check=False
     )

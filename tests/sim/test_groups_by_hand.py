@@ -1,0 +1,105 @@
+"""torch's own ways round init_process_group, and what torch compiles or loads inside a rank."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from sim.running import Scripts, ranks
+from torch.autograd.profiler import record_function
+from torch.nn.parallel import DistributedDataParallel
+
+from distsim.errors import NotSimulated
+
+
+def test_a_group_made_by_hand_is_refused() -> None:
+    """A real gloo group would wait in C++ with the baton."""
+
+    def body() -> None:
+        with pytest.raises(NotSimulated, match=r"ProcessGroupGloo\(store, rank, size\) made by hand.*new_group"):
+            dist.ProcessGroupGloo(dist.HashStore(), int(os.environ["RANK"]), 2)
+
+    assert ranks(body).exit_code == 0
+
+
+def test_a_group_makes_gloos_devices() -> None:
+    """`create_device` is asked of a group, too."""
+
+    def body() -> str:
+        dist.init_process_group("gloo")
+        group = dist.distributed_c10d._get_default_group()
+        return type(group.create_device(interface="lo")).__name__
+
+    assert ranks(body).results == ["Device", "Device"]
+
+
+def test_ddp_logs_the_backend_the_user_asked_for() -> None:
+    """Not the simulator's own name."""
+
+    def body() -> Any:
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(torch.nn.Linear(2, 2))
+        model(torch.ones(1, 2)).sum().backward()
+        return model._get_ddp_logging_data()["backend_name"]
+
+    assert ranks(body).results == ["gloo", "gloo"]
+
+
+def _labelled(x: torch.Tensor) -> torch.Tensor:
+    with record_function("labelled"):
+        return x + 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_script_compiles_labels() -> None:
+    """The JIT reads the source of `record_function`."""
+
+    def body() -> float:
+        dist.init_process_group("gloo")
+        return float(torch.jit.script(_labelled)(torch.ones(1)))
+
+    assert ranks(body).results == [2.0, 2.0]
+
+
+def test_control_collectives_on_a_store() -> None:
+    """C++ collectives over a store wait in the store, which is ours."""
+
+    def body() -> list[Any]:
+        rank, limit = int(os.environ["RANK"]), timedelta(seconds=20)
+        store = dist.TCPStore("127.0.0.1", 29_556, 2, is_master=rank == 0)
+        control = torch._C._distributed_c10d._StoreCollectives(store, rank, 2)
+        control.barrier("first", limit, True)
+        if rank == 0:
+            control.broadcast_send("word", "yes", limit)
+        else:
+            assert control.broadcast_recv("word", limit) == b"yes"
+        return [control.all_gather("all", str(rank), limit), control.all_sum("sum", rank + 1, limit)]
+
+    assert ranks(body).results == [[[b"0", b"1"], 3]] * 2
+
+
+SPAWNED = """
+import torch, torch.distributed as dist, torch.multiprocessing as mp, os
+def body(rank):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29599")
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    from torch.distributed.tensor import distribute_tensor, Shard, init_device_mesh
+    mesh = init_device_mesh("cpu", (2,))
+    t = distribute_tensor(torch.arange(8.).reshape(4, 2), mesh, [Shard(0)])
+    torch.save(t, f"FOLDER/{rank}.pt")
+    y = torch.load(f"FOLDER/{rank}.pt")
+    print((y + t).full_tensor().sum().item(), y.device_mesh == mesh)
+if __name__ == "__main__":
+    mp.spawn(body, nprocs=2)
+"""
+
+
+def test_distributed_tensors_are_loaded(script: Scripts) -> None:
+    """A DTensor saved and loaded by spawned ranks has the mesh of its rank."""
+    ran = script(SPAWNED.replace("FOLDER", str(script.folder)))
+    assert ran.outcome.exit_code == 0, ran.outcome.failures
+    assert [ran.of(rank) for rank in (0, 1)] == [["56.0 True"]] * 2
