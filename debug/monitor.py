@@ -30,8 +30,9 @@ from distsim.debug.kinds import Kind
 from distsim.debug.levels import Level, OnHang, Settings
 from distsim.debug.message_faults import with_messages
 from distsim.debug.news import news_key, still
+from distsim.debug.orphans import Orphans
 from distsim.debug.pace import Pace, recent_stragglers
-from distsim.debug.private import append_private, create_private, write_private
+from distsim.debug.private import create_private, write_private
 from distsim.debug.procfs import look
 from distsim.debug.proof import Proof, went_on
 from distsim.debug.records import Evidence, Phase
@@ -66,6 +67,9 @@ PATIENCE_S = 20.0
 class Monitor:
     """One host's watch over its ranks."""
 
+    inconclusive = ""
+    """Why nothing can be said about the job."""
+
     grace_s = 10.0
     """What an abort gives exit handlers of ranks that have raised."""
 
@@ -96,6 +100,7 @@ class Monitor:
         self._last_withdrawn = self._last_back = 0.0
         self._closing = False
         """The launcher ends the ranks: their deaths are no news."""
+        self._orphans = Orphans(directory)
 
     # The loop -----------------------------------------------------------------------------------
 
@@ -120,6 +125,7 @@ class Monitor:
             self._judge(moved)
             self._withdraw()
         self._answer()
+        self._orphans.step(self)
         if self.together.abort_asked and not self.aborted:
             self.abort()
         if self._over():
@@ -437,6 +443,8 @@ class Monitor:
             "rings": str(self.directory),
             "job": next((reader.header.job for reader in self.host.readers.values()), ""),
         }
+        if self.inconclusive:
+            report["inconclusive"] = self.inconclusive
         self._save(report, [*self._verdict_paths(), *filter(None, [self.settings.report])])
         self.together.tell(report)
 
@@ -550,31 +558,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with contextlib.suppress(OSError):
         os.nice(5)  # the ranks come first
     settings = Settings.read()
+    from distsim.debug.steady import Steady
+
     return Steady(args.directory, settings, args.job or None).run()
-
-
-class Steady(Monitor):
-    """A monitor that outlives a fault of its own: it writes it down and goes on."""
-
-    faults = 0
-    told_of_faults = False
-
-    def _turn(self) -> bool:
-        try:
-            over = super()._turn()
-            self.faults = 0  # only a fault that comes back at every turn ends the watch
-            return over
-        except Exception:
-            import traceback
-
-            self.faults += 1
-            if not self.told_of_faults:
-                self.told_of_faults = True
-                print(f"distsim: a fault in the monitor, see {self.directory}/monitor.err", file=sys.stderr)
-            with contextlib.suppress(OSError):
-                append_private(self.directory / "monitor.err", traceback.format_exc())
-            time.sleep(0.2)
-            return self.faults > 50
 
 
 if __name__ == "__main__":

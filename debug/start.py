@@ -11,7 +11,7 @@ from pathlib import Path
 from distsim.debug.levels import Settings
 from distsim.debug.private import create_private
 
-__all__ = ["start_monitor"]
+__all__ = ["gone_text", "start_monitor"]
 
 
 def start_monitor(
@@ -43,6 +43,14 @@ def start_monitor(
         os.write(descriptor, str(process.pid).encode())
     os.close(descriptor)
     return process
+
+
+def gone_text(pid: int, code: int) -> str:
+    """Said once where a monitor was killed."""
+    from distsim.debug.procfs import signal_name
+
+    how = signal_name(-code) or f"signal {-code}"
+    return f"distsim: the monitor (pid {pid}) was killed by {how}: the job goes on without a guard, a hang is not told"
 
 
 def _alive(lock: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from types import FrameType
 
 from distsim.debug import ring as rings
 from distsim.debug.frames import program_frames, shown, steps
+from distsim.debug.start import gone_text
 from distsim.realexec.recorder import Recorder
 
 __all__ = ["BEAT_S", "Heartbeat"]
@@ -36,6 +38,8 @@ class Heartbeat:
         self._kept = False
         self.look: Callable[[], None] | None = None
         """Called once whenever the main thread stands still."""
+        self.monitor: subprocess.Popen[bytes] | None = None
+        """That this process has started."""
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="distsim-heartbeat", daemon=True)
@@ -61,11 +65,20 @@ class Heartbeat:
             try:
                 words[base + rings.W_BEAT] = time.monotonic_ns()
                 self._recorder.sweep()
+                self._look_after_monitor()
                 with self._placed:
                     if not self._kept:
                         self._position()
             except (ValueError, TypeError):  # the ring was closed, or the interpreter goes down
                 return
+
+    def _look_after_monitor(self) -> None:
+        """Say it once if it was killed; one that ends by itself says why."""
+        if self.monitor is None or self.monitor.poll() is None:
+            return
+        monitor, self.monitor = self.monitor, None
+        if monitor.returncode < 0:
+            print(gone_text(monitor.pid, monitor.returncode), file=sys.stderr, flush=True)
 
     def _position(self) -> None:
         """Write where the main thread is, once it has made no call for a beat."""

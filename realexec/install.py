@@ -74,7 +74,7 @@ def install(
     from distsim.realexec.ddp import DdpHook
     from distsim.realexec.hooks import Hooks, guard_world
     from distsim.realexec.shortcut import Shortcuts
-    from distsim.realexec.spawn import SpawnHook
+    from distsim.realexec.spawn import PopenHook, SpawnHook
     from distsim.realexec.uncompiled import leave_uncompiled
 
     hooks = Hooks(_open, current_session, _leave_agent)
@@ -86,10 +86,12 @@ def install(
     passed_on = {"dir" if key == "directory" else key: value for key, value in given.items()}
     spawn = SpawnHook({**passed_on, "agent_port": _agent_port}, _is_rank)
     spawn.install()
+    popen = PopenHook(settings.environment())
+    popen.install()
     shortcuts = Shortcuts()
     shortcuts.install()
     leave_uncompiled()
-    _hooks[:] = [hooks, ends, ddp, spawn, shortcuts]
+    _hooks[:] = [hooks, ends, ddp, spawn, popen, shortcuts]
     os.register_at_fork(after_in_child=_forget)
     if dist.is_initialized():
         session = _open(dist.get_rank(), dist.get_world_size(), "")
@@ -107,7 +109,7 @@ def install_started(given: Mapping[str, Any]) -> None:
     global _started, _agent_port
     _started = True
     settings = dict(given)
-    _agent_port = settings.pop("agent_port")
+    _agent_port = settings.pop("agent_port", "")
     if not installed():  # a forked process has it already
         install(**settings)
 
@@ -155,7 +157,7 @@ def _start_monitor(session: Session) -> None:
     from distsim.debug.start import start_monitor
 
     try:
-        start_monitor(session.directory, session.settings, session.ring.job)
+        session.heartbeat.monitor = start_monitor(session.directory, session.settings, session.ring.job)
     except OSError as error:
         print(f"distsim: no monitor ({error}); distsim diagnose {session.directory} works", file=sys.stderr)
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from distsim.debug.levels import Level, OnHang, Settings
 from distsim.debug.private import create_private, private_folder, write_private
 from distsim.debug.procfs import look, own_process
 from distsim.debug.ring_reader import RingReader
-from distsim.debug.start import start_monitor
+from distsim.debug.start import gone_text, start_monitor
 from distsim.errors import UsageError
 
 __all__ = ["launch"]
@@ -49,6 +50,7 @@ def launch(args: argparse.Namespace) -> int:
     settings, directory, own = _settings(args)
     monitor: subprocess.Popen[bytes] | None = None
     failed: list[str] = []
+    over = threading.Event()
     if settings.level is not Level.OFF:
         try:
             write_private(directory / "launcher.json", json.dumps(own_process()))
@@ -61,10 +63,14 @@ def launch(args: argparse.Namespace) -> int:
             )
         else:
             os.environ.update(Settings.environment(settings), DISTSIM_MONITOR="0", **{LAUNCHED: settings.directory})
+    if monitor is not None:
+        # Daemonic: it only waits. A monitor that ends by itself has said why.
+        threading.Thread(target=_say_if_killed, args=(monitor, over), name="distsim-monitor", daemon=True).start()
     try:
         with _exits_recorded(directory):
             code = _run(args, monitor is not None, failed)
     finally:
+        over.set()
         verdict = _last_word(directory, monitor)
     if not verdict.get("exit_code"):
         print("".join(failed), end="", file=sys.stderr)
@@ -79,7 +85,13 @@ def launch(args: argparse.Namespace) -> int:
             "are watched where they run as python -m distsim.debug SCRIPT",
             file=sys.stderr,
         )
-    if own and (monitor is None or not code or without_rings):
+    if verdict.get("inconclusive"):
+        return code  # the monitor has said where the rings are
+    if monitor is not None and not directory.exists():
+        print(
+            "distsim: the flight records were removed while the job ran; nothing is left to diagnose", file=sys.stderr
+        )
+    elif own and (monitor is None or not code or without_rings):
         shutil.rmtree(directory, ignore_errors=True)
     elif code and monitor is not None and own and not interrupted:
         print(f"distsim: distsim diagnose {directory} shows this again", file=sys.stderr)
@@ -338,8 +350,14 @@ def _last_word(directory: Path, monitor: subprocess.Popen[bytes] | None) -> dict
         print("distsim: the monitor did not end by itself", file=sys.stderr)
     try:
         return dict(json.loads((directory / "verdict.json").read_text()))
-    except (OSError, ValueError):
-        return {}
+    except (OSError, ValueError, TypeError):  # the folder is gone, say: the monitor answers with its exit code, too
+        return {"exit_code": monitor.returncode} if monitor.returncode in (1, 3, 4) else {}
+
+
+def _say_if_killed(monitor: subprocess.Popen[bytes], over: threading.Event) -> None:
+    monitor.wait()
+    if monitor.returncode < 0 and not over.is_set():
+        print(gone_text(monitor.pid, monitor.returncode), file=sys.stderr, flush=True)
 
 
 def _until(condition: Any, seconds: float) -> None:

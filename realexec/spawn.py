@@ -1,13 +1,16 @@
-"""Ranks that a program starts itself, with mp.spawn or Process: the guard goes with them."""
+"""Ranks that a program starts itself, with mp.spawn, Process or as Python subprocesses: the guard goes with them."""
 
 from __future__ import annotations
 
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-__all__ = ["Guarded", "SpawnHook"]
+__all__ = ["Guarded", "PopenHook", "SpawnHook", "guarded_command"]
 
 
 class Guarded:
@@ -65,3 +68,55 @@ class SpawnHook:
             process._args = (Guarded(args[0], self._given), *args[1:])
         else:
             process._target = Guarded(target, self._given)
+
+
+def guarded_command(command: Any, environ: Any) -> list[Any] | None:
+    """The command of a rank under guard; None: this starts no rank, or nothing that we know how to guard.
+
+    A launcher inside a program (Lightning's) starts `python script` again with the numbers of another rank; a helper
+    of a rank inherits its own.
+    """
+    if not isinstance(command, (list, tuple)) or len(command) < 2 or command[0] != sys.executable or environ is None:
+        return None
+    try:
+        numbers = [environ.get(name) for name in ("RANK", "LOCAL_RANK")]
+        if int(environ.get("WORLD_SIZE") or 1) < 2 or not any(numbers):
+            return None
+    except (AttributeError, ValueError):
+        return None
+    if numbers == [os.environ.get(name) for name in ("RANK", "LOCAL_RANK")]:
+        return None
+    at = 2 if command[1] == "-u" else 1
+    script = command[at] if len(command) > at else ""
+    starts = script == "-m" or (isinstance(script, str) and not script.startswith("-") and os.path.isfile(script))
+    if not starts or list(command[at : at + 2]) == ["-m", "distsim.debug"]:
+        return None
+    return [*command[:at], "-m", "distsim.debug", *command[at:]]
+
+
+class PopenHook:
+    """Patches `subprocess.Popen`: another rank of this program comes under guard with our *settings*."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self._settings = dict(settings)
+        self._original: Any = None
+
+    def install(self) -> None:
+        self._original = original = subprocess.Popen.__init__
+        settings = self._settings
+
+        @functools.wraps(original)
+        def init(popen: Any, args: Any, *rest: Any, **kwargs: Any) -> None:
+            command = guarded_command(args, kwargs.get("env"))
+            if command is not None:
+                args, kwargs["env"] = command, {**kwargs["env"], **settings}
+            original(popen, args, *rest, **kwargs)
+
+        self._ours = init
+        kind: Any = subprocess.Popen
+        kind.__init__ = init
+
+    def remove(self) -> None:
+        kind: Any = subprocess.Popen
+        if kind.__init__ is self._ours:
+            kind.__init__ = self._original

@@ -78,7 +78,7 @@ def main() -> None:
                     codes[end(number, level, Path(folder))] += 1
                     for left in Path(folder).glob("*/*"):
                         left.unlink()
-            others = dict(codes - Counter({0: codes[0]}))
+            others = {code: number for code, number in codes.items() if code}
             print(f"{level}: {args.exits} exits, {codes[0]} with 0, others {others}", flush=True)
             bad += args.exits - codes[0]
     finally:

@@ -13,11 +13,17 @@ import pytest
 
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.host import Host
+from distsim.debug.jobdir import ring_path
 from distsim.debug.kinds import Kind
 from distsim.debug.levels import Settings
 from distsim.debug.monitor import Monitor
+from distsim.debug.orphans import ORPHANS_S
+from distsim.debug.private import write_private
 from distsim.debug.procfs import own_process
 from distsim.debug.records import Evidence
+from distsim.debug.ring import W_JOINED, RingWriter
+from distsim.debug.steady import MOST_FAULTS, Steady
+from distsim.debug.together import Together
 from tests.debug.builders import Step, all_reduce, finding, frozen, play
 
 NOBODY = 2**22 + 1
@@ -141,3 +147,84 @@ def test_a_nap_that_lasts_too_long_is_the_monitors_own(tmp_path: Path) -> None:
     assert due > now
     monitor._back(now + 1.5)
     assert monitor._next_judgement == due, "on a host that is always too busy it judges at last"
+
+
+def rank(folder: Path, number: int = 0) -> RingWriter:
+    """The ring of a rank that lives: this process."""
+    path = ring_path(folder, number, 0, "job")
+    return RingWriter(path, rank=number, world_size=2, local_rank=number, job="job", attempt=0)
+
+
+def test_a_monitor_that_gives_up_leaves_the_rings_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing but faults of its own: the job is not called healthy, and what its ranks have noted stays."""
+    monkeypatch.setattr("distsim.debug.steady.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("distsim.debug.monitor.default_directory", lambda job: tmp_path / job)
+    folder = tmp_path / "job"  # one that we chose ourselves: a healthy job's goes
+    folder.mkdir()
+    rank(folder)
+    monitor = Steady(folder, Settings.read({}, {}), "job")
+    monkeypatch.setattr(monitor.host, "read", lambda together: 1 / 0)
+    assert monitor.run() == 0
+    said = json.loads((folder / "verdict.json").read_text())
+    assert "gave up" in said["inconclusive"]
+    assert said["diagnoses"] == []
+    assert list(folder.glob("rank*.ring"))
+    assert (folder / "monitor.err").read_text().count("ZeroDivisionError: ") == MOST_FAULTS + 1
+    assert "goes on without a guard" in capsys.readouterr().err
+
+
+def test_a_good_turn_ends_a_row_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault now and then over a long job is no reason to give up."""
+    monkeypatch.setattr("distsim.debug.steady.time.sleep", lambda seconds: None)
+    monitor = Steady(tmp_path, Settings.read({}, {}), None)
+    turns = iter([False, True] * (2 * MOST_FAULTS))
+
+    def find() -> None:
+        if not next(turns):
+            raise ValueError("a fault")
+
+    monkeypatch.setattr(monitor.host, "find", find)
+    assert not any(monitor._turn() for _ in range(4 * MOST_FAULTS))
+    assert monitor.faults == 0
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_killed_launcher_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], joined: bool
+) -> None:
+    """Said once. Ranks that still wait for each other in its store can never meet: they are ended after a while, where
+    a hang is to end the job; ranks that have met run on."""
+    write_private(tmp_path / "launcher.json", json.dumps({**own_process(), "pid": NOBODY}))
+    rings = [rank(tmp_path, number) for number in (0, 1)]
+    if joined:
+        rings[0].header(W_JOINED, 1)
+    monitor = Monitor(tmp_path, Settings.read({"on_hang": "abort"}, {}), None)
+    clock = [1000.0]
+    aborted: list[float] = []
+
+    def abort() -> None:
+        monitor.aborted = True
+        aborted.append(clock[0])
+
+    monkeypatch.setattr(monitor, "abort", abort)
+    monkeypatch.setattr("distsim.debug.orphans.time.monotonic", lambda: clock[0])
+    monitor.host.find()
+    for _ in range(4):
+        monitor._orphans.step(monitor)
+        clock[0] += ORPHANS_S * 0.6
+    said = capsys.readouterr().err
+    assert said.count("the launcher is gone") == 1
+    assert ("run on" in said, aborted) == ((True, []) if joined else (False, [1000.0 + 2 * ORPHANS_S * 0.6]))
+    (tmp_path / "done.json").write_text("{}")
+    assert not monitor._orphans.launcher_died()
+
+
+@pytest.mark.parametrize("said", ["", "{", "{}", "[]", '{"address": "a", "port": "x", "secret": ""}', '{"port": 3}'])
+def test_a_half_written_introduction_is_read_again(tmp_path: Path, said: str) -> None:
+    """It is no fault of the monitor's: the next turn finds the whole."""
+    (tmp_path / "follow.json").write_text(said)
+    together = Together(tmp_path)
+    together._choose(Monitor(tmp_path, Settings.read({}, {}), None))
+    assert together.follower is None

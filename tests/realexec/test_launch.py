@@ -231,3 +231,43 @@ def test_the_last_failed_runs_stay_and_what_still_runs(tmp_path: Path) -> None:
         os.utime(folder, (1_000_000 - age, 1_000_000 - age))
     forget_old_runs(tmp_path, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-0", "run-1", "run-4"]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_nested_run_leaves_the_outer_jobs_folder_alone(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may launch a job of its own: the outer one's folder, report and monitor are not for it, a folder that the
+    rank itself chose is."""
+    from distsim.realexec import launch
+
+    for name, value in {"LAUNCHED": "/outer", "REPORT": "/r.json", "MONITOR": "0", "LEVEL": "strict"}.items():
+        monkeypatch.setenv(f"DISTSIM_{name}", value)
+    monkeypatch.setenv("DISTSIM_DIR", "/mine" if own else "/outer")
+    launch._leave_outer_job()
+    left = {name: value for name, value in os.environ.items() if name.startswith("DISTSIM_")}
+    assert left == {"DISTSIM_LEVEL": "strict", **({"DISTSIM_DIR": "/mine"} if own else {})}
+    assert launch.LAUNCHED == "DISTSIM_LAUNCHED"
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"), [("os._exit(3)", 3), ("os._exit(0)", None), ("os.kill(os.getpid(), 9)", None)]
+)
+def test_a_verdict_without_its_folder_is_the_monitors_exit_code(ends: str, code: int | None, tmp_path: Path) -> None:
+    """Rings that somebody removes while the job runs are still mapped: the hang is found, and its exit code stays."""
+    from distsim.realexec import launch
+
+    monitor = subprocess.Popen([sys.executable, "-c", f"import os; {ends}"])
+    assert launch._last_word(tmp_path / "gone", monitor).get("exit_code") == code
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_killed_monitor_is_told_while_the_job_runs(over: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    """One line says that the guard is gone; not after the job."""
+    import threading
+
+    from distsim.realexec import launch
+
+    ended = threading.Event()
+    if over:
+        ended.set()
+    launch._say_if_killed(subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]), ended)
+    assert ("was killed by SIGKILL: the job goes on without a guard" in capfd.readouterr().err) is not over

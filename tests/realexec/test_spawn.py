@@ -204,3 +204,75 @@ def test_a_process_keeps_its_settings(tmp_path: Path, monkeypatch: pytest.Monkey
     assert isinstance(started[0]._target, Guarded)
     assert started[0]._target.given == {"level": "strict", "dir": "/x"}
     assert started[1]._target is print
+
+
+RANKS = {"WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("command", "environ", "guarded"),
+    [
+        (
+            [sys.executable, __file__, "--lr", "1"],
+            RANKS,
+            [sys.executable, "-m", "distsim.debug", __file__, "--lr", "1"],
+        ),
+        ([sys.executable, "-u", __file__], RANKS, [sys.executable, "-u", "-m", "distsim.debug", __file__]),
+        ((sys.executable, "-m", "train"), RANKS, [sys.executable, "-m", "distsim.debug", "-m", "train"]),
+        ([sys.executable, "-m", "distsim.debug", __file__], RANKS, None),
+        ([sys.executable, "-c", "pass"], RANKS, None),
+        ([sys.executable, "no_such.py"], RANKS, None),
+        (["bash", __file__], RANKS, None),
+        (f"{sys.executable} {__file__}", RANKS, None),
+        ([sys.executable, __file__], None, None),
+        ([sys.executable, __file__], {"WORLD_SIZE": "1", "LOCAL_RANK": "1"}, None),
+        ([sys.executable, __file__], {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "RANK": "0"}, None),
+        ([sys.executable, __file__], {b"WORLD_SIZE": b"2"}, None),
+    ],
+)
+def test_only_other_ranks_of_the_program_come_under_guard(
+    command: object, environ: object, guarded: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Python script with the numbers of another rank is one (Lightning starts its ranks so); helpers of this rank,
+    other interpreters and what is guarded already are left as they are."""
+    from distsim.realexec.spawn import guarded_command
+
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert guarded_command(command, environ) == guarded
+
+
+SUBPROCESSES = """
+import os
+import subprocess
+import sys
+
+import torch
+import torch.distributed as dist
+
+rank = int(os.environ.get("LOCAL_RANK", "0"))
+if "LOCAL_RANK" not in os.environ:  # as Lightning's launcher does
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1], WORLD_SIZE="2")
+    other = subprocess.Popen([sys.executable, os.path.abspath(sys.argv[0])], env={**os.environ, "LOCAL_RANK": "1"})
+dist.init_process_group("gloo", rank=rank, world_size=2)
+if rank == 0:
+    dist.all_reduce(torch.ones(2))
+dist.barrier()
+"""
+
+
+def test_ranks_started_as_subprocesses_are_diagnosed(tmp_path: Path) -> None:
+    """Such a rank has a ring of its own, so what it did is known."""
+    (tmp_path / "train.py").write_text(SUBPROCESSES)
+    done = subprocess.run(
+        [sys.executable, "-m", "distsim.debug", "train.py", str(free_port())],
+        cwd=tmp_path,
+        env={**os.environ, "DISTSIM_DIR": "rings", "DISTSIM_ON_HANG": "abort", "PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    said = json.loads((tmp_path / "rings" / "verdict.json").read_text())["diagnoses"]
+    assert [one["kind"] for one in said] == ["extra_collective"], done.stderr
+    assert rings(tmp_path) == [(0, 2), (1, 2)]

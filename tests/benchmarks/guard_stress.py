@@ -1,0 +1,61 @@
+"""The healthy programs of tests/realexec on a machine with twice as many busy loops as cores: false alarms per run.
+
+python tests/benchmarks/guard_stress.py [--rounds 20] [--level check,strict] [--load 4] [--only PATTERN] [--minutes 60]
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "realexec"))
+
+from jobs import HERE, Case, Zygote, ring_directory
+
+LIMIT_S = 240.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--level", default="check,strict")
+    parser.add_argument("--load", type=int, default=2 * (os.cpu_count() or 1))
+    parser.add_argument("--only", default="*")
+    parser.add_argument("--minutes", type=float, default=1e6, help="start no further run after these")
+    args = parser.parse_args()
+    cases = [
+        Case.read(path) for path in sorted((HERE / "healthy").glob("*.py")) if fnmatch.fnmatch(path.stem, args.only)
+    ]
+    load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.load)]
+    until = time.monotonic() + 60 * args.minutes
+    runs = bad = 0
+    zygote = Zygote()
+    try:
+        for number in range(args.rounds):
+            for case in cases:
+                for level in args.level.split(","):
+                    if time.monotonic() > until:
+                        continue
+                    with ring_directory() as folder:
+                        result = zygote.run(case.path, case.ranks, directory=folder, level=level, limit_s=LIMIT_S)
+                    runs += 1
+                    if result.diagnoses or any(result.codes.values()):
+                        bad += 1
+                        kinds = [diagnosis.kind.value for diagnosis in result.diagnoses]
+                        print(f"round {number}, {case.path.stem} at {level}: {kinds}, codes {result.codes}", flush=True)
+    finally:
+        for process in load:
+            process.kill()
+            process.wait()
+    zygote.close()
+    print(f"{runs} runs under {args.load} busy loops, {bad} with an alarm or another exit code")
+    sys.exit(int(bad > 0))
+
+
+if __name__ == "__main__":
+    main()
