@@ -25,14 +25,7 @@ def private_folder(path: Path, *, chosen: bool = False) -> None:
     PermissionError with one line in `strerror` where it is not. A folder that its user has *chosen* may be a link of
     his own and may be readable by others (what we put into it is not), but nobody else may write there.
     """
-    try:
-        path.mkdir(mode=0o700)
-        return
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o700)
+    if _make(path):
         return
     found = path.lstat()
     if chosen and stat.S_ISLNK(found.st_mode):
@@ -53,6 +46,18 @@ def private_folder(path: Path, *, chosen: bool = False) -> None:
     path.chmod(0o700)  # of an earlier release, or just made by hand
     if mode & OTHERS_WRITE and any(path.iterdir()):
         raise PermissionError(errno.EPERM, f"somebody else writes there (mode {mode:04o})", str(path))
+
+
+def _make(path: Path) -> bool:
+    """Whether *path* was not there; the ranks of a job make it at the same moment."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _make(path)
+    return True
 
 
 def _ours(path: Path, found: os.stat_result) -> None:

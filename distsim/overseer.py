@@ -4,8 +4,9 @@ The command line forks before it has imported anything heavy: the child simulate
 child's exit code is the parent's. Where the child crashes, or a rank holds the interpreter for longer than
 the host timeout, the parent ends it and tells what it knows (`Fate`) in its stead.
 
-A process that is not ours (pytest, a script that calls `distsim.simulate`) is watched by a child of its own,
-a bare interpreter that is started by its first simulation and ends with it.
+A process that is not ours (pytest, a script that calls `distsim.simulate`) is watched by a process of its own,
+a bare interpreter that is started by its first simulation and ends with it. It is no child of the program's, which
+may wait for all that it has (`os.wait`).
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def die_with(parent: int) -> None:
 
 
 def watch_from_outside() -> None:
-    """Have a child watch this process from now on; at most one, and none where somebody watches already."""
+    """Have a process of its own watch this one from now on; at most one, and none where somebody watches already."""
     if beacons.here() is not None or not hasattr(os, "memfd_create") or sys.gettrace() is not None:
         return
     beacon = Beacon()
@@ -146,11 +147,21 @@ def watch_from_outside() -> None:
         words = [str(number) for number in (os.getpid(), beacon.page_fd, beacon.stack_fd, ours, error)]
         for number in (beacon.page_fd, beacon.stack_fd, ours, error):
             os.set_inheritable(number, True)
-        code = "import sys; sys.path[:] = eval(sys.argv[1]); from distsim.overseer import watch_parent; watch_parent()"
+        code = (
+            "import os, sys\n"
+            "if os.fork(): os._exit(0)\n"
+            "sys.path[:] = eval(sys.argv[1])\n"
+            "from distsim.overseer import watch_process\n"
+            "watch_process()"
+        )
         null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
         house = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         paths = repr([house, *(path for path in sys.path if path)])
-        os.posix_spawn(sys.executable, [sys.executable, "-c", code, paths, *words], os.environ, file_actions=null)
+        started = os.posix_spawn(
+            sys.executable, [sys.executable, "-c", code, paths, *words], os.environ, file_actions=null
+        )
+        with contextlib.suppress(ChildProcessError):  # a handler of the program's has seen to it
+            os.waitpid(started, 0)  # what it leaves is nobody's child: a program may wait for all of its own
     except OSError:  # no process to be had: then nobody watches
         return
     finally:
@@ -183,8 +194,20 @@ def _end_with_3_on_quit() -> None:
     libc.signal(int(signal.SIGQUIT), ctypes.cast(libc._exit, ctypes.c_void_p))
 
 
-def watch_parent() -> None:
-    """The whole life of a watching child; its arguments are those that `watch_from_outside` gives it."""
+def _gone(pid: int) -> bool:
+    """Whether the process has ended; a zombie has."""
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+
+
+def watch_process() -> None:
+    """The whole life of a watcher; its arguments are those that `watch_from_outside` gives it."""
     import select
 
     pid, page, stack, life, error = map(int, sys.argv[2:])
@@ -194,7 +217,7 @@ def watch_parent() -> None:
     watch = Watch(beacon, pid)
     while True:
         ended = bool(select.select([life], [], [], POLL_S)[0])
-        if ended or os.getppid() != pid:
+        if ended or _gone(pid):
             if beacon.rank is not None and (crash := beacon.crash) is not None:
                 _tell(watch.fate(crash=crash), error)
             elif beacon.rank is not None:  # somebody else has told how, or nobody can

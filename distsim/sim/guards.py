@@ -40,7 +40,7 @@ class Guards:
     def on_arrival(self, arrival: Arrival) -> None:
         """In the rank's own thread: the tensors that it gives to a call."""
         if "buffers" in self.watch and arrival.record.is_async:
-            arrival.sums = [(checksum(tensor), tensor._version) for tensor in arrival.inputs]
+            arrival.sums = [(checksum(tensor), _writes(tensor)) for tensor in arrival.inputs]
 
     def on_finish(self, members: Sequence[Arrival]) -> None:
         """Scheduler side: the last byte has moved, and nothing was written yet."""
@@ -78,10 +78,16 @@ def checksum(tensor: torch.Tensor) -> int | None:
     return int(raw[:words].view(np.uint64).sum(dtype=np.uint64)) ^ zlib.crc32(raw[words:].data)
 
 
-def _changed(tensor: torch.Tensor, before: tuple[int | None, int]) -> bool:
-    if before[1] == tensor._version and tensor.nbytes >= LARGE_BYTES:
+def _writes(tensor: torch.Tensor) -> int | None:
+    """How often torch has counted a write to it; None: it does not count (`torch.inference_mode`)."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _changed(tensor: torch.Tensor, before: tuple[int | None, int | None]) -> bool:
+    total, writes = before
+    if total is None or (writes is not None and writes == _writes(tensor) and tensor.nbytes >= LARGE_BYTES):
         return False
-    return checksum(tensor) != before[0]
+    return checksum(tensor) != total
 
 
 def holds_nan(tensor: torch.Tensor) -> bool:

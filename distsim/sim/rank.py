@@ -89,8 +89,11 @@ _set_num_threads = torch.set_num_threads
 
 def live(process: SimProcess, program: Callable[[], Any]) -> None:
     """Body of a process's main thread: run *program*, then end as a Python process ends."""
-    with thread_of(process):
-        _live(process, program)
+    try:
+        with thread_of(process):
+            _live(process, program)
+    finally:  # `threading.enumerate()` of the surrounding program knows it no longer
+        threading._active.pop(threading.get_ident(), None)  # type: ignore[attr-defined]
 
 
 def _live(process: SimProcess, program: Callable[[], Any]) -> None:

@@ -97,12 +97,12 @@ def _start(self: threading.Thread) -> None:
     if self._started.is_set():  # type: ignore[attr-defined]
         raise RuntimeError("threads can only be started once")
     process = parent.process
-    with threading._active_limbo_lock:  # type: ignore[attr-defined]
-        threading._limbo[self] = self  # type: ignore[attr-defined]
 
     def body() -> None:
         from distsim.sim.rank import thread_of
 
+        with threading._active_limbo_lock:  # type: ignore[attr-defined]
+            threading._limbo[self] = self  # type: ignore[attr-defined]  # not before: it may never begin
         with thread_of(process):
             self._bootstrap()  # type: ignore[attr-defined]
 

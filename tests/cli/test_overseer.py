@@ -256,3 +256,24 @@ def test_a_script_that_simulates_is_watched_too(tmp_path: Path) -> None:
     assert done.returncode == 3, done.stderr
     assert "host stuck  rank 1" in done.stderr
     assert "own.py:5" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_script_that_simulates_has_no_child_that_it_did_not_start(tmp_path: Path) -> None:
+    """Who waits for all of its children (`os.wait`) would wait for the watcher, and that for it."""
+    code = (
+        "import os, distsim\n"
+        "distsim.simulate(print, nproc_per_node=1)\n"
+        "if (child := os.fork()) == 0:\n"
+        "    os._exit(0)\n"
+        "assert os.wait()[0] == child\n"
+        "try:\n"
+        "    os.wait()\n"
+        "except ChildProcessError:\n"
+        "    print('no more')\n"
+    )
+    (tmp_path / "own.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "own.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.endswith("no more\n"), done.stderr

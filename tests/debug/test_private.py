@@ -32,6 +32,22 @@ def test_a_new_folder_is_ours_alone(tmp_path: Path, mask: int) -> None:
     assert _mode(tmp_path / "jobs" / "one") == 0o700
 
 
+def test_ranks_that_make_a_new_folder_at_the_same_moment_all_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another rank makes it between our look at the folder above it and our own attempt."""
+    wanted, real = tmp_path / "jobs" / "one", Path.mkdir
+
+    def mkdir(path: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        real(path, mode, parents, exist_ok)
+        if path == wanted.parent:
+            real(wanted, 0o700)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    private_folder(wanted)
+    assert _mode(wanted) == 0o700
+
+
 @as_root
 @pytest.mark.parametrize("chosen", [False, True])
 def test_the_folder_of_another_user_is_refused(tmp_path: Path, chosen: bool) -> None:

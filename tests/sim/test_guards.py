@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -48,6 +49,32 @@ def in_time() -> None:
     work.wait()
 
 
+def inference() -> None:
+    dist.init_process_group("gloo")
+    with torch.inference_mode():
+        dist.all_reduce(torch.ones(4), async_op=True).wait()
+        dist.all_reduce(torch.ones(1 << 19), async_op=True).wait()
+        send = dist.get_rank() == 0
+        work = (dist.isend if send else dist.irecv)(torch.ones(4), 1 - dist.get_rank())
+        assert work is not None
+        work.wait()
+
+
+def sparse() -> None:
+    dist.init_process_group("gloo")
+    t = torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([1.0, 2.0]), (4,), check_invariants=True)
+    dist.all_reduce(t, async_op=True).wait()
+
+
+def inference_in_flight() -> None:
+    dist.init_process_group("gloo")
+    with torch.inference_mode():
+        t = torch.ones(1 << 19)
+        work = dist.all_reduce(t, async_op=True)
+        t[0] = 5.0
+        work.wait()
+
+
 def late() -> None:
     dist.init_process_group("gloo")
     for _ in range(10):
@@ -76,6 +103,17 @@ def test_a_buffer_written_in_flight_is_a_warning() -> None:
     """Ranks that do the same at the same line are one."""
     outcome = distsim.simulate(in_flight, nproc_per_node=2)
     assert (outcome.exit_code, kinds(outcome)) == (0, [("buffer_modified_in_flight", (0, 1))])
+
+
+@pytest.mark.parametrize("program", [inference, sparse])
+def test_tensors_without_a_count_of_writes_or_without_plain_bytes_are_fine(program: Callable[[], None]) -> None:
+    """`torch.inference_mode` counts no writes to a tensor, a sparse one has no bytes to add up."""
+    assert kinds(distsim.simulate(program, nproc_per_node=2)) == []
+
+
+def test_a_large_buffer_written_in_flight_is_seen_without_a_count_of_writes() -> None:
+    """Where torch does not count, the bytes themselves are looked at, however many."""
+    assert kinds(distsim.simulate(inference_in_flight, nproc_per_node=2)) == [("buffer_modified_in_flight", (0, 1))]
 
 
 def test_writing_after_the_wait_or_beside_the_buffer_is_fine() -> None:

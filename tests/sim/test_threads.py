@@ -304,3 +304,16 @@ dist.barrier()
     assert ran.outcome.exit_code == 3
     assert ran.outcome.diagnoses[0].culprits == (1,)
     assert ran.outcome.diagnoses[0].kind == "host_stuck"
+
+
+def test_threads_of_ranks_are_gone_with_the_simulation() -> None:
+    """Also one that never began, and the ranks' own: who waits until no other thread is left would wait for ever."""
+
+    def body() -> None:
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+        time.sleep(1)
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+
+    before = threading.enumerate()
+    ranks(body)
+    assert [thread for thread in threading.enumerate() if thread not in before] == []
