@@ -314,8 +314,9 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
             real_metadata(key, value)
 
     @functools.wraps(torch.jit.script)
-    def script(*args: Any, **kwargs: Any) -> Any:
+    def script(obj: Any, optimize: None = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
         """The compiler reads the source of `record_function`: for that time it is torch's own."""
+        args = (obj, optimize, _frames_up + 1, *args)  # names in a class are looked up in the caller's frame
         if current_task() is None:
             return real_script(*args, **kwargs)
         label.__enter__, label.__exit__ = real_enter, real_exit

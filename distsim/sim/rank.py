@@ -165,8 +165,8 @@ def _exit_code(exit_: SystemExit, process: SimProcess) -> int:
 def keep_failure(process: SimProcess, exc: BaseException) -> None:
     process.exception = exc
     process.error_text = message(exc)
-    process.traceback_text = format_user_traceback(exc)
     process.last_stack = raised_at(exc.__traceback__)
+    process.traceback_text = format_user_traceback(exc)
 
 
 def _join_threads(process: SimProcess) -> None:

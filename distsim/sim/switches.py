@@ -126,6 +126,8 @@ _set_default_dtype = torch._C._set_default_dtype
 _chdir = os.chdir
 _shown = sys.modules["torch._tensor_str"].PRINT_OPTS
 
+DEEPEST = 50_000
+"""Frames of a rank's thread. Python unwinds and shows that many in a second; recursive algorithms stay far below."""
 _set_umask = os.umask
 _set_recursion_limit, _set_switch_interval = sys.setrecursionlimit, sys.setswitchinterval
 _set_max_digits, _set_socket_timeout = sys.set_int_max_str_digits, socket.setdefaulttimeout
@@ -137,6 +139,16 @@ def _umask() -> int:
     mask = _set_umask(0o077)  # to read it is to set it
     _set_umask(mask)
     return mask
+
+
+def _ask_for_recursion_limit(limit: int) -> None:
+    """`sys.setrecursionlimit` of a rank. An endless recursion below a limit of a billion ends when the machine's
+    memory does, and takes all other ranks with it; on its way out it needs that memory a second time."""
+    process = current_process()
+    if process is not None and limit > DEEPEST:
+        process.world.note(f"a simulated rank recurses to a depth of {DEEPEST:,} at most; the program asked for more")
+        limit = DEEPEST
+    _set_recursion_limit(limit)
 
 
 def _set_collector(value: tuple[bool, tuple[int, int, int], int]) -> None:
@@ -200,6 +212,10 @@ SWITCHES: tuple[Switch, ...] = (
 )
 
 
+_BOUNDED: dict[tuple[Any, str], Callable[..., Any]] = {(sys, "setrecursionlimit"): _ask_for_recursion_limit}
+"""Setters that in a rank do not give all they are asked for."""
+
+
 def _turning(switch: Switch, real: Callable[..., Any]) -> Callable[..., Any]:
     """The setter *real*, noting that its switch is turned in the running process."""
 
@@ -238,7 +254,7 @@ def _remembered(name: str, default: int) -> tuple[Any, Any]:
 def switch_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) of everything that turns a switch."""
     patches = [
-        (holder, name, _turning(switch, getattr(holder, name)))
+        (holder, name, _turning(switch, _BOUNDED.get((holder, name), getattr(holder, name))))
         for switch in SWITCHES
         for holder, name in switch.setters
     ]

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable
 
 from distsim.debug.error_text import error_line, error_traceback
 from distsim.debug.frames import is_ours
 
 __all__ = ["format_user_traceback"]
+
+
+class _Folding(traceback.StackSummary):
+    """A stack whose equal frames are put into words once: Python parses the source for each of a recursion's."""
+
+    def __init__(self, frames: Iterable[traceback.FrameSummary]) -> None:
+        super().__init__(frames)
+        self._texts: dict[tuple[object, ...], str] = {}
+
+    def format_frame_summary(self, frame_summary: traceback.FrameSummary) -> str:
+        place = (frame_summary.filename, frame_summary.lineno, frame_summary.name, frame_summary.colno)
+        if place not in self._texts:
+            self._texts[place] = super().format_frame_summary(frame_summary)
+        return self._texts[place]
 
 
 def format_user_traceback(exc: BaseException) -> str:
@@ -21,7 +36,6 @@ def format_user_traceback(exc: BaseException) -> str:
         part = todo.pop()
         if part is None:
             continue
-        kept = [frame for frame in part.stack if not is_ours(frame.filename)]
-        part.stack = traceback.StackSummary.from_list(kept)
+        part.stack = _Folding(frame for frame in part.stack if not is_ours(frame.filename))
         todo += [part.__cause__, part.__context__, *(part.exceptions or ())]
     return error_traceback(shown)

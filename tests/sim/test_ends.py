@@ -293,3 +293,17 @@ def test_a_recursion_error_folds_its_frames_as_python_does(script: Scripts) -> N
     assert failure.type == "RecursionError"
     assert "[Previous line repeated " in failure.traceback
     assert failure.traceback.count("in deeper") == 3
+
+
+@pytest.mark.slow
+def test_an_endless_recursion_under_a_limit_without_an_end_names_its_rank(script: Scripts) -> None:
+    """`sys.setrecursionlimit(10**9)`: a rank goes no deeper than memory and time allow, and says so."""
+    ran = script(
+        HEAD + "import sys\nt = torch.ones(1)\ndist.all_reduce(t)\nif dist.get_rank() == 1:\n"
+        "    sys.setrecursionlimit(10**9)\n    def f(): f()\n    f()\ndist.all_reduce(t)\n",
+    )
+    (failure,) = ran.outcome.failures
+    assert (failure.ranks, failure.type) == ((1,), "RecursionError")
+    assert "[Previous line repeated " in failure.traceback
+    assert ran.outcome.exit_code == 1
+    assert any("recurses to a depth of 50,000" in note for note in ran.outcome.notes)
