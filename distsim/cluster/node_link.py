@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from distsim.cluster.cluster import Cluster
 from distsim.cluster.facts import CpuModel, GpuModel, NcclFacts, NodeModel
 from distsim.cluster.graphs import graph_cluster
 from distsim.cluster.link import Link, Vertex
+from distsim.cluster.spec import NicSpec
 from distsim.errors import UsageError
 from distsim.strangers import brief, folded, load_json, printable
 from distsim.units import parse_bandwidth, parse_time
@@ -24,6 +25,7 @@ from distsim.units import parse_bandwidth, parse_time
 __all__ = ["from_node_link", "to_graphml", "to_node_link"]
 
 _KINDS = ("gpu", "cpu", "nvswitch", "pcie", "nic", "leaf", "spine", "switch")
+_NETS = ("none", *get_args(NicSpec.model_fields["net"].annotation))
 _MAX_FAULTS = 10
 
 
@@ -175,6 +177,8 @@ def _facts(data: Any, where: str) -> tuple[CpuModel, NodeModel, NcclFacts] | Non
         faults.append(
             f"graph.distsim.node.nvls: expected false without an NVSwitch (nvlink is {_brief(made[1].nvlink)})"
         )
+    if isinstance(made[2].net, str) and made[2].net not in _NETS:
+        faults.append(f"graph.distsim.nccl.net: expected one of {', '.join(_NETS)}, got {_brief(made[2].net)}")
     if not faults:
         faults = [f"graph.distsim.{name}: expected a number above zero, got 0" for name in _zeros(made)]
     if faults:

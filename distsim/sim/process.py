@@ -105,6 +105,8 @@ class SimProcess:
         self.daemonic = False
         self.ended_by_program = False
         """Its parent terminated it: no fault of its own."""
+        self.is_forked = False
+        """Its parent forked it: it ends with `os._exit`."""
         self.is_noticed = False
         """Its parent has seen it ended: its number is free for another."""
         self.is_code_read = False

@@ -7,6 +7,7 @@ do) is run once, as a launcher outside the world; its children take the cluster'
 
 from __future__ import annotations
 
+import functools
 import itertools
 import multiprocessing.connection
 import multiprocessing.context
@@ -18,9 +19,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch.distributed.launcher.api
+
 from distsim.debug.records import HostWait
 from distsim.errors import UsageError
-from distsim.sim.environ import launcher_environ
+from distsim.sim.environ import launcher_environ, place_environ, was_told_of_torchrun
 from distsim.sim.pids import pid_of
 from distsim.sim.pipes import Sentinel, pipe_patches, wait_for_any
 from distsim.sim.process import SimProcess
@@ -31,20 +34,29 @@ from distsim.sim.task import current_task, require_task
 __all__ = ["begin_multiprocessing", "end_children", "spawn_patches"]
 
 
+def _start_no_rank() -> None:
+    """The running process is about to start others. The first one, alone until now, is a launcher of ranks."""
+    task = require_task()
+    if task.process.is_rank and task.world.only_first_has_begun():
+        task.world.become_launcher(task.process)
+        launcher_environ(task.process)
+
+
 def _new_child() -> SimProcess:
     """A simulated process, child of the running one. A launcher's children are the ranks."""
+    _start_no_rank()
     task = require_task()
     parent, world = task.process, task.world
-    if parent.is_rank and world.only_first_has_begun():
-        world.become_launcher(parent)
-        launcher_environ(parent)
     task.flush()
     rank, slot = None, parent.slot
     if not parent.is_rank:
         held = {child.rank for child in parent.children if child.alive or not child.is_noticed}
         rank = next(number for number in itertools.count() if number not in held)
         slot = world.slots[rank % len(world.slots)]
-    environ = {os.fsdecode(k): os.fsdecode(v) for k, v in parent.environ.items()}
+    said = dict(parent.environ)
+    if rank is not None and was_told_of_torchrun(parent):
+        said |= place_environ(parent, rank)
+    environ = {os.fsdecode(k): os.fsdecode(v) for k, v in said.items()}
     child = world.new_process(slot, environ, list(sys.argv), rank=rank)
     child.changed_environ = dict(parent.changed_environ)
     child.sys_path = list(sys.path)
@@ -61,6 +73,7 @@ class SimPopen:
         parent = require_task().process
         data, shared = self._pickled(process, must=method != "fork" and parent.program is not None)
         child = self._child = _new_child()
+        child.is_forked = method == "fork"
         for item in shared:
             item.arrived(child)
         for pipe in parent.inbox.get("pipes", ()) if method == "fork" else ():
@@ -221,9 +234,19 @@ def _torch_wrap(real: Callable[..., Any]) -> Callable[..., Any]:
 def spawn_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) of everything that starts processes or waits for them."""
     context, torch_spawn = multiprocessing.context, sys.modules["torch.multiprocessing.spawn"]
+    launch_agent = torch.distributed.launcher.api.launch_agent
+
+    @functools.wraps(launch_agent)
+    def launch(*args: Any, **kwargs: Any) -> Any:
+        """torchrun's own launcher as a function (accelerate's `notebook_launcher`): its ranks meet only later."""
+        if current_task() is not None:
+            _start_no_rank()
+        return launch_agent(*args, **kwargs)
+
     patches: list[tuple[Any, str, Any]] = [
         *pipe_patches(),
         (torch_spawn, "_wrap", _torch_wrap(torch_spawn._wrap)),
+        (torch.distributed.launcher.api, "launch_agent", launch),
     ]
     for kind in (context.ForkProcess, context.SpawnProcess, context.ForkServerProcess):
         method = kind._start_method

@@ -278,3 +278,11 @@ def test_a_graph_says_itself_how_many_nodes_it_has(tmp_path: Path) -> None:
     """`net.yml:3` makes no sense."""
     with pytest.raises(UsageError, match="says itself how many nodes there are: leave out ':3'"):
         load_cluster(_file(tmp_path, "net.yml", ASTRA) + ":3")
+
+
+def test_a_network_nobody_knows_is_refused(tmp_path: Path) -> None:
+    """Facts of a node-link file that name no plugin of NCCL are refused with the list of those that there are."""
+    data = to_node_link(load_cluster("dgx-h100:1"))
+    data["graph"]["distsim"]["nccl"]["net"] = "t-1cp"
+    with pytest.raises(UsageError, match=r"graph\.distsim\.nccl\.net: expected one of none, ib, .*got t-1cp"):
+        load_cluster(_file(tmp_path, "c.json", json.dumps(data)))

@@ -270,7 +270,7 @@ def _tables() -> dict[str, bytes]:
 def _command(*words: str) -> None:
     from distsim.cli.dispatch import _dispatch
 
-    _printed(lambda: _dispatch(list(words)))
+    _printed(lambda: _dispatch(list(words), own_process=False))
 
 
 # Records -------------------------------------------------------------------------------------------------

@@ -365,3 +365,71 @@ def test_refused_by_name(script: Scripts, code: str, name: str) -> None:
     assert ran.outcome.exit_code == 1
     assert ran.outcome.failures[0].type == "NotSimulated"
     assert f"{name} is not simulated: use " in ran.outcome.failures[0].message
+
+
+def test_ranks_of_a_launcher_that_was_told_of_torchrun(script: Scripts) -> None:
+    """Lightning's ddp_spawn: who asked torch whether torchrun started it has built on the yes, so the ranks that
+    it starts, and itself, have torchrun's variables, each its own."""
+    ran = script(
+        main(
+            """
+def run(rank):
+    dist.init_process_group("gloo")
+    print(os.environ["RANK"], os.environ["WORLD_SIZE"], dist.get_rank(), dist.is_torchelastic_launched())
+""",
+            """
+asked = dist.is_torchelastic_launched()
+mp.spawn(run, nprocs=2)
+print(asked, os.environ["RANK"], os.environ["WORLD_SIZE"])
+""",
+        )
+    )
+    assert ran.outcome.exit_code == 0, ran.outcome.failures
+    assert [ran.of(rank) for rank in range(2)] == [[f"{rank} 2 {rank} True"] for rank in range(2)]
+    assert ran.of("main") == ["True 0 2"]
+    assert any("as many ranks as it starts" in note for note in ran.outcome.notes)
+
+
+def test_elastic_launch_is_a_launcher(script: Scripts) -> None:
+    """torchrun's launcher called as a function (accelerate's notebook_launcher): the script runs once."""
+    ran = script(
+        main(
+            """
+def run(word):
+    dist.init_process_group("gloo")
+    print(word, dist.get_rank(), dist.get_world_size())
+""",
+            """
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+config = LaunchConfig(
+    min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_endpoint="127.0.0.1:29500", rdzv_backend="static",
+    rdzv_configs={"rank": 0}, run_id="none", max_restarts=0, start_method="fork",
+)
+print("starts", flush=True)
+elastic_launch(config, run)("hello")
+print("done")
+""",
+        )
+    )
+    assert ran.outcome.exit_code == 0, ran.outcome.failures
+    assert [ran.of(1), ran.of("main")] == [["hello 1 2"], ["done"]]
+    assert ran.of(0) == ["starts", "hello 0 2"]
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_a_forked_child_leaves_its_file_store(script: Scripts, tmp_path: Path, method: str) -> None:
+    """A forked process ends with os._exit: the file of its FileStore stays (accelerate's debug_launcher removes it)."""
+    ran = script(
+        main(
+            f"""
+def run(rank):
+    store = dist.FileStore({str(tmp_path / "met")!r}, 2)
+    dist.init_process_group("gloo", rank=rank, world_size=2, store=store)
+""",
+            f"""
+mp.start_processes(run, nprocs=2, start_method={method!r})
+print(os.path.exists({str(tmp_path / "met")!r}))
+""",
+        )
+    )
+    assert ran.of("main") == [str(method == "fork")], ran.err
