@@ -87,6 +87,10 @@ class Zygote:
     """The forking server; one job at a time."""
 
     def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """The server's process: torch imported once, every rank a fork of it."""
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "zygote.py")],
             stdin=subprocess.PIPE,
@@ -138,6 +142,8 @@ class Zygote:
                 **(environ or {}),
             },
         }
+        if self.process.poll() is not None:  # the watchdog of a job that never ended: one test fails, not all after it
+            self.start()
         (directory / "launcher.json").write_text("{}")
         monitor = QuietMonitor(directory, given, None)
         assert self.process.stdin is not None

@@ -329,7 +329,7 @@ def test_py_spy_is_not_permitted(
         tool.chmod(0o755)
     monkeypatch.setattr("distsim.debug.stackdump.sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    result = zygote.run(HERE / "faults" / "process_frozen.py", 3, directory=folder)
+    result = zygote.run(HERE / "faults" / "process_frozen.py", 3, directory=folder, hang_after_s=2.0)
     assert (result.diagnoses[0].kind, result.diagnoses[0].culprits) == (Kind.PROCESS_FROZEN, (1,))
     said = [line for line in result.report.splitlines() if line.startswith("distsim: no stack of rank 1")]
     assert len(said) == 1, result.report
