@@ -20,6 +20,7 @@ Importing this package imports nothing else: torch comes with the first name tha
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,10 +47,10 @@ __all__ = ["DistsimError", "NotSimulated", "Outcome", "RankFailure", "UsageError
 def __getattr__(name: str) -> Any:
     if name in _OWN:
         return getattr(importlib.import_module(_OWN[name]), name)
-    if name in _PACKAGES:
-        return importlib.import_module(f"distsim.{name}")
     if name.startswith("__"):
         raise AttributeError(f"module 'distsim' has no attribute {name!r}")
+    if importlib.util.find_spec(f"distsim.{name}"):  # `from distsim import beacon` must not import torch to look there
+        return importlib.import_module(f"distsim.{name}")
     try:
         return getattr(importlib.import_module("torch.distributed"), name)
     except AttributeError:
