@@ -216,7 +216,7 @@ def test_distsim_run_ends_with_a_report_and_its_json(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert "host stuck  rank 1" in done.stdout
-    assert "held.py:4" in done.stdout
+    assert "host stuck  rank 1  held.py:4\n" in done.stdout  # relative to the working folder, as in every report
     assert '"kind": "host_stuck"' in (tmp_path / "r.json").read_text()
 
 
