@@ -47,6 +47,9 @@ PLACES: tuple[tuple[Any, str], ...] = (
     (sys, "dont_write_bytecode"),
     (threading, "excepthook"),
     (warnings, "showwarning"),
+    (warnings, "_showwarnmsg_impl"),
+    (warnings, "filters"),
+    (logging, "_warnings_showwarning"),  # of `captureWarnings`
     (multiprocessing.context._default_context, "_actual_context"),  # what set_start_method sets
     (multiprocessing.process, "_current_process"),
     (multiprocessing.process, "_parent_process"),
@@ -80,6 +83,7 @@ class Host:
             PLACES.index((sys, "meta_path")): list(sys.meta_path),
             PLACES.index((sys, "path_hooks")): list(sys.path_hooks),
             PLACES.index((threading, "excepthook")): threading.__excepthook__,
+            PLACES.index((warnings, "filters")): list(warnings.filters),
             PLACES.index((multiprocessing.context._default_context, "_actual_context")): None,
         }
         return [fresh.get(number, value) for number, value in enumerate(self.places)]
@@ -94,19 +98,6 @@ class Switch:
     setters: tuple[tuple[Any, str], ...]
     own: Callable[[Any], Any] = copy.copy
     """Makes of the position that all share one that a process may change in place."""
-
-
-def _warning_filters() -> Any:
-    return warnings.filters, warnings._showwarnmsg_impl  # type: ignore[attr-defined]
-
-
-def _set_warning_filters(value: Any) -> None:
-    warnings.filters, warnings._showwarnmsg_impl = value  # type: ignore[attr-defined]
-
-
-def _own_warning_filters(value: Any) -> Any:
-    filters, show = value
-    return list(filters), show
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -163,18 +154,6 @@ def _set_locale(value: str) -> None:
 
 
 SWITCHES: tuple[Switch, ...] = (
-    Switch(
-        _warning_filters,
-        _set_warning_filters,
-        (
-            (warnings, "simplefilter"),
-            (warnings, "filterwarnings"),
-            (warnings, "resetwarnings"),
-            (warnings.catch_warnings, "__enter__"),
-            (logging, "captureWarnings"),
-        ),
-        _own_warning_filters,
-    ),
     Switch(
         torch.get_default_dtype,
         _set_default_dtype,
