@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from distsim.sim.effects import descriptors
 from distsim.sim.module_table import SharedImports
 from distsim.sim.task import current_process
 from distsim.sim.torch_flags import FLAGS
@@ -72,8 +71,6 @@ class Host:
     shared: list[Any] = field(default_factory=list)
     """Queues, locks and their like that have crossed from one process into another."""
     torch: TorchState = STATE
-    descriptors: frozenset[int] = field(default_factory=descriptors)
-    """Files that were open before any rank began."""
 
     def first_places(self) -> list[Any]:
         """What a new process finds in the places: hooks and start method of the

@@ -175,6 +175,26 @@ def test_a_monitor_that_gives_up_leaves_the_rings_and_says_so(
     assert "goes on without a guard" in capsys.readouterr().err
 
 
+def test_rings_removed_unseen_accuse_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing will ever be known of a rank whose ring was taken away before it was mapped: that it is missing in a call
+    is no hang, and one line says that none will be told."""
+    rings = [rank(tmp_path, number) for number in (0, 1)]
+    ring_of_1 = next(path for path in tmp_path.glob("rank00001*.ring"))
+    ring_of_1.unlink()
+    monitor = Monitor(tmp_path, Settings.read({}, {}), None)
+    monitor.host.find()
+    monitor._miss_rings()
+    assert not monitor.inconclusive  # it may still come
+    for path in tmp_path.glob("rank*.ring"):
+        path.unlink()
+    for _ in range(2):
+        monitor._miss_rings()
+    assert monitor._judgement(waiting(frozen(10))) == []
+    assert capsys.readouterr().err.count("the job goes on without a guard, a hang is not told") == 1
+    for ring in rings:
+        ring.close()
+
+
 def test_a_good_turn_ends_a_row_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault now and then over a long job is no reason to give up."""
     monkeypatch.setattr("distsim.debug.steady.time.sleep", lambda seconds: None)
