@@ -6,12 +6,9 @@ A `UsageError` is a user's mistake: the command line prints its one line and exi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-if TYPE_CHECKING:
-    from distsim.sim.outcome import Failure
-
-__all__ = ["DistsimError", "NotSimulated", "RankFailure", "UsageError"]
+__all__ = ["DistsimError", "Failure", "NotSimulated", "RankFailure", "UsageError"]
 
 
 class DistsimError(Exception):
@@ -28,6 +25,16 @@ class NotSimulated(DistsimError, NotImplementedError):
     def __init__(self, call: str, remedy: str = "") -> None:
         self.call = call
         super().__init__(f"{call} is not simulated" + (f": {remedy}" if remedy else ""))
+
+
+@dataclass(slots=True)
+class Failure:
+    """An exception, and every rank that raised it."""
+
+    ranks: tuple[int, ...]
+    type: str
+    message: str
+    traceback: str
 
 
 class RankFailure(DistsimError):

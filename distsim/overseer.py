@@ -18,13 +18,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from distsim import beacon as beacons
 from distsim.beacon import Beacon
+from distsim.fate import Fate
 
-__all__ = ["Fate", "Watch", "can_watch", "fork_watched", "watch_from_outside"]
+__all__ = ["Watch", "can_watch", "fork_watched", "watch_from_outside"]
 
 POLL_S = 0.2
 MARGIN_S = 1.0
@@ -34,25 +34,6 @@ FORWARD_S = 0.3
 """A signal of a whole process group has reached the child by then, too."""
 CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGKILL", "SIGSYS", "SIGTRAP")
 """What a process does not ask for. Other signals are somebody's wish, and the parent obeys it alike."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fate:
-    """How a process that simulated came to an end that it could not tell."""
-
-    rank: int | None
-    """The rank that ran; None: none did."""
-    stack: tuple[tuple[str, int, str], ...]
-    """File, line and function, innermost first."""
-    signal_name: str | None
-    """Of what crashed it; None: it was stuck, and ended from outside."""
-    stuck_s: float
-    now_s: float
-    """Virtual time."""
-    events: int
-    wall_s: float
-    """Since the simulation began."""
-    facts: dict[str, Any]
 
 
 class Watch:

@@ -21,7 +21,6 @@ the rest of distsim before a test asks for them.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -29,6 +28,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from distsim.plugin.terminal import keep_stderr
 
 if TYPE_CHECKING:
     from distsim.plugin.place import World
@@ -50,17 +51,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini(f"distsim_{name}", what, default="")
 
 
-stderr_fd: int | None = None
-"""The real stderr, which pytest captures during tests: for the report of a test that never comes back."""
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known."""
     config.addinivalue_line("markers", MARK)
-    global stderr_fd
-    if stderr_fd is None and sys.__stderr__ is not None:
-        with contextlib.suppress(OSError, ValueError):
-            stderr_fd = os.dup(sys.__stderr__.fileno())
+    keep_stderr()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

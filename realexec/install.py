@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from distsim.debug.levels import Level, Settings
 from distsim.realexec.session import EndHooks, Session
 
-__all__ = ["current_session", "install", "install_started", "installed", "remove"]
+__all__ = ["current_session", "install", "install_started", "installed", "remove", "run_started"]
 
 _session: Session | None = None
 _settings: Settings | None = None
@@ -84,7 +84,7 @@ def install(
     ddp = DdpHook()
     ddp.install()
     passed_on = {"dir" if key == "directory" else key: value for key, value in given.items()}
-    spawn = SpawnHook({**passed_on, "agent_port": _agent_port}, _is_rank)
+    spawn = SpawnHook(run_started, {**passed_on, "agent_port": _agent_port}, _is_rank)
     spawn.install()
     popen = PopenHook(settings.environment())
     popen.install()
@@ -112,6 +112,19 @@ def install_started(given: Mapping[str, Any]) -> None:
     _agent_port = settings.pop("agent_port", "")
     if not installed():  # a forked process has it already
         install(**settings)
+
+
+def run_started(
+    given: Mapping[str, Any], target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The *target* of a process that a process under guard has started, under guard with its settings."""
+    install_started(given)
+    try:
+        return target(*args, **kwargs)
+    except BaseException as error:
+        if _session is not None:
+            _session.raised(error)
+        raise
 
 
 def _leave_agent(port: int) -> None:

@@ -13,30 +13,27 @@ from typing import Any
 __all__ = ["Guarded", "PopenHook", "SpawnHook", "guarded_command"]
 
 
+Run = Callable[[Mapping[str, Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Runs a target in a process of its own, under guard with the settings given: a function of a module, to be pickled."""
+
+
 class Guarded:
     """What a new process runs: its own target under guard, with the settings of its parent."""
 
-    def __init__(self, target: Callable[..., Any], given: Mapping[str, Any]) -> None:
-        self.target = target
+    def __init__(self, run: Run, given: Mapping[str, Any], target: Callable[..., Any]) -> None:
+        self.run = run
         self.given = dict(given)
+        self.target = target
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        from distsim.realexec import install as guard
-
-        guard.install_started(self.given)
-        try:
-            return self.target(*args, **kwargs)
-        except BaseException as error:
-            session = guard.current_session()
-            if session is not None:
-                session.raised(error)
-            raise
+        return self.run(self.given, self.target, args, kwargs)
 
 
 class SpawnHook:
     """Patches `Process.start`. Processes of a rank (a data loader's workers) are no ranks and stay as they are."""
 
-    def __init__(self, given: Mapping[str, Any], is_rank: Callable[[], bool]) -> None:
+    def __init__(self, run: Run, given: Mapping[str, Any], is_rank: Callable[[], bool]) -> None:
+        self._run = run
         self._given = dict(given)
         self._is_rank = is_rank
         self._original: Any = None
@@ -65,9 +62,9 @@ class SpawnHook:
             return
         # mp.spawn's own target turns an exception into an exit code: the user's function is the one to guard.
         if getattr(target, "__module__", "") == "torch.multiprocessing.spawn" and args and callable(args[0]):
-            process._args = (Guarded(args[0], self._given), *args[1:])
+            process._args = (Guarded(self._run, self._given, args[0]), *args[1:])
         else:
-            process._target = Guarded(target, self._given)
+            process._target = Guarded(self._run, self._given, target)
 
 
 def guarded_command(command: Any, environ: Any) -> list[Any] | None:

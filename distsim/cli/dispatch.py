@@ -20,7 +20,7 @@ from distsim.errors import DistsimError, UsageError
 from distsim.strangers import printable
 
 if TYPE_CHECKING:
-    from distsim.overseer import Fate
+    from distsim.fate import Fate
 
 __all__ = ["COMMANDS", "REAL_BACKENDS", "main", "parse", "present"]
 

@@ -19,7 +19,7 @@ from distsim.cli.dispatch import REAL_BACKENDS, parse
 from distsim.errors import UsageError
 
 if TYPE_CHECKING:
-    from distsim.overseer import Fate
+    from distsim.fate import Fate
     from distsim.sim import RunRequest
     from distsim.sim.outcome import Outcome
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from distsim.cluster.cluster import Cluster
@@ -29,8 +29,8 @@ _MAX_NPUS = 65_536
 _LINE_RE = re.compile(r"([A-Za-z_][\w-]*)\s*:\s*(.*)")
 
 
-def from_astra(text: str, where: str) -> Cluster:
-    """A cluster from an ASTRA-sim network file; every fault at once."""
+def from_astra(text: str, where: str, usual: Callable[[], Cluster]) -> Cluster:
+    """A cluster from an ASTRA-sim network file; every fault at once. See `graph_cluster` for *usual*."""
     table = _read(text, where)
     faults = [f"{key}: expected a list, got nothing" for key in _KEYS if key not in table]
     sizes = {key: len(table[key]) for key in _KEYS if key in table}
@@ -55,11 +55,17 @@ def from_astra(text: str, where: str) -> Cluster:
         [value * 1e9 for value in bandwidths],
         [value * 1e-9 for value in latencies],
         where,
+        usual,
     )
 
 
 def _build(
-    topologies: list[str], counts: list[int], bandwidths: list[float], latencies: list[float], where: str
+    topologies: list[str],
+    counts: list[int],
+    bandwidths: list[float],
+    latencies: list[float],
+    where: str,
+    usual: Callable[[], Cluster],
 ) -> Cluster:
     total, per_host = math.prod(counts), counts[0]
     names = [f"n{i // per_host}/gpu{i % per_host}" for i in range(total)]
@@ -83,7 +89,7 @@ def _build(
                 for src, dst in ((a, b), (b, a)):
                     links.append(Link(len(links), src, dst, bandwidths[axis], latencies[axis], kind))
         stride *= count
-    return graph_cluster(Path(where).stem, vertices, links, where)
+    return graph_cluster(Path(where).stem, vertices, links, where, usual)
 
 
 def _first_of_groups(total: int, stride: int, count: int) -> Iterator[int]:

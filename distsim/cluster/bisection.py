@@ -8,13 +8,12 @@ fabric; that a host could also send through PCIe what its NVLinks cannot carry i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from distsim.cluster.fabric import Fabric
+from distsim.cluster.host import HostTemplate
 from distsim.cluster.link import Link
 from distsim.errors import UsageError
-
-if TYPE_CHECKING:
-    from distsim.cluster.hosts import HostsOnFabric
 
 __all__ = ["MAX_LINKS", "bisect_hosts", "max_flow"]
 
@@ -22,6 +21,18 @@ MAX_LINKS = 60_000
 """Above this many links (after hosts are folded into their NICs) a maximum flow takes longer than a user
 waits.
 """
+
+
+class EqualHosts(Protocol):
+    """Hosts from one template on a fabric; *domain* of them share an NVLink domain."""
+
+    num_hosts: int
+    domain: int
+    template: HostTemplate
+    fabric: Fabric | None
+    nic_bytes_per_s: float
+    devices: list[str]
+    links: list[Link]
 
 
 def max_flow(links: Iterable[tuple[str, str, float]], sources: list[str], sinks: list[str]) -> float:
@@ -43,7 +54,7 @@ def max_flow(links: Iterable[tuple[str, str, float]], sources: list[str], sinks:
     return float(networkx.maximum_flow_value(graph, "<source>", "<sink>"))
 
 
-def bisect_hosts(wiring: HostsOnFabric) -> float:
+def bisect_hosts(wiring: EqualHosts) -> float:
     """The bisection of equal hosts on a fabric, each host folded into what it can send through each NIC."""
     if wiring.num_hosts == 1 or (wiring.template.port is not None and wiring.num_hosts <= wiring.domain):
         return _within_domain(wiring)
@@ -69,7 +80,7 @@ def bisect_hosts(wiring: HostsOnFabric) -> float:
     return max_flow(links, ["<a>"], ["<b>"])
 
 
-def _within_domain(wiring: HostsOnFabric) -> float:
+def _within_domain(wiring: EqualHosts) -> float:
     kinds = {link.kind for link in wiring.links}
     usable: list[Link] = [
         link

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from distsim.cluster.cluster import Cluster
@@ -11,7 +12,10 @@ from distsim.cluster.facts import CpuModel, NcclFacts, NodeModel
 from distsim.cluster.link import Link, Vertex
 from distsim.errors import UsageError
 
-__all__ = ["GraphWiring", "graph_cluster"]
+__all__ = ["USUAL", "GraphWiring", "graph_cluster"]
+
+USUAL = "dgx-h100"
+"""The preset that says what an imported graph does not."""
 
 # A route is the quickest for a transfer of this size, in whole picoseconds so that equal ways compare equal.
 _TYPICAL_BYTES = 1 << 20
@@ -80,9 +84,10 @@ def graph_cluster(
     vertices: Sequence[Vertex],
     links: list[Link],
     where: str,
+    usual: Callable[[], Cluster],
     facts: tuple[CpuModel, NodeModel, NcclFacts] | None = None,
 ) -> Cluster:
-    """A cluster from bare vertices and links; without *facts*, what no graph says is as on dgx-h100."""
+    """A cluster from bare vertices and links; without *facts*, what no graph says is as on the *usual* cluster."""
     wiring = GraphWiring(vertices, links)
     if not wiring.devices:
         raise UsageError(f"{where}: expected nodes of kind 'gpu' or 'cpu' to place ranks on, got none")
@@ -96,24 +101,19 @@ def graph_cluster(
     sizes = sorted(set(per_host.values()))
     if len(sizes) > 1:
         raise UsageError(f"{where}: expected the same number of devices on every host, got {sizes[0]} to {sizes[-1]}")
-    described = f"imported from {where}" + ("" if facts else "; what it does not say is as on dgx-h100")
+    described = f"imported from {where}" + ("" if facts else f"; what it does not say is as on {USUAL}")
     order = {device: position for position, device in enumerate(wiring.devices)}
     wiring.devices.sort(key=lambda device: (host_of[device] or 0, order[device]))
     return Cluster(
         name,
         len(per_host),
         wiring,
-        *(facts or _guess(wiring, sizes[0])),
+        *(facts or _guess(wiring, sizes[0], usual())),
         description=described,
     )
 
 
-def _guess(wiring: GraphWiring, per_host: int) -> tuple[CpuModel, NodeModel, NcclFacts]:
-    from dataclasses import replace
-
-    from distsim.cluster.load import load_cluster
-
-    usual = load_cluster("dgx-h100")
+def _guess(wiring: GraphWiring, per_host: int, usual: Cluster) -> tuple[CpuModel, NodeModel, NcclFacts]:
     gpu = next((vertex for vertex in wiring.vertices if vertex.kind == "gpu"), None)
     first = wiring.devices[0]
     nvlinks = [link for link in wiring.links if link.src == first and link.kind == "nvlink"]

@@ -134,13 +134,19 @@ def _load_file(path: Path, nodes: int | None) -> Cluster:
         case ".json":
             from distsim.cluster.node_link import from_node_link
 
-            return from_node_link(text, str(path))
+            return from_node_link(text, str(path), _usual)
         case ".yml" | ".yaml":
             from distsim.cluster.astra import from_astra
 
-            return from_astra(text, str(path))
+            return from_astra(text, str(path), _usual)
         case other:
             raise UsageError(f"{path}: expected a file ending in {', '.join(_SUFFIXES)}, got {other!r}")
+
+
+def _usual() -> Cluster:
+    from distsim.cluster.graphs import USUAL
+
+    return load_cluster(USUAL)
 
 
 def _parse_toml(text: str, path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ every edge.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -63,8 +63,8 @@ def to_graphml(cluster: Cluster, path: Path) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def from_node_link(text: str, where: str) -> Cluster:
-    """A cluster from node-link JSON; every fault at once."""
+def from_node_link(text: str, where: str, usual: Callable[[], Cluster]) -> Cluster:
+    """A cluster from node-link JSON; every fault at once. See `graph_cluster` for *usual*."""
     try:
         data = load_json(text)
     except ValueError as error:
@@ -85,9 +85,8 @@ def from_node_link(text: str, where: str) -> Cluster:
         raise UsageError("\n".join([head, *listed, *more]))
     graph = data.get("graph")
     graph = graph if isinstance(graph, dict) else {}
-    return graph_cluster(
-        _name(graph.get("name")) or Path(where).stem, vertices, links, where, _facts(graph.get("distsim"), where)
-    )
+    name = _name(graph.get("name")) or Path(where).stem
+    return graph_cluster(name, vertices, links, where, usual, _facts(graph.get("distsim"), where))
 
 
 def _vertices(nodes: list[Any], faults: list[str]) -> list[Vertex]:

@@ -1,4 +1,4 @@
-"""A test's body on every rank: what pytest calls instead of it, and what each rank runs."""
+"""A test's body on every rank: what pytest calls instead of it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from distsim.plugin.place import Options
-from distsim.plugin.shared_fixtures import on_this_rank, refuse_shared, sub_tests_of
+from distsim.plugin.shared_fixtures import refuse_shared, sub_tests_of
 from distsim.plugin.verdict import Verdict, judge
 
-__all__ = ["everywhere", "rank_body"]
+__all__ = ["everywhere"]
 
 
 def everywhere(item: pytest.Function, body: Callable[..., Any], marker: pytest.Mark) -> Callable[..., None]:
@@ -58,20 +58,3 @@ def _arm(on: str) -> Callable[..., Verdict]:
     from distsim.plugin.gloo_arm import run_real
 
     return run_real
-
-
-def rank_body(body: Callable[..., Any], kwargs: Mapping[str, Any], options: Options) -> Callable[[], None]:
-    """The body as one rank runs it. It raises what the test raises; `describe` tells it afterwards."""
-
-    def run() -> None:
-        __tracebackhide__ = True
-        import torch.distributed as dist
-
-        if options.init and not dist.is_initialized():
-            dist.init_process_group(options.backend)
-        with on_this_rank(options.values(dict(kwargs)), share_memory=options.on == "sim") as arguments:
-            body(**arguments)
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-    return run

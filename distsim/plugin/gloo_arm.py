@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from distsim.plugin.everywhere import rank_body
 from distsim.plugin.place import Options
+from distsim.plugin.rank_body import rank_body
 from distsim.plugin.rank_report import RankReport, describe
 from distsim.plugin.verdict import Verdict, whole
 

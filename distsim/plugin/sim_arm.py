@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distsim.errors import UsageError
-from distsim.plugin.everywhere import rank_body
 from distsim.plugin.place import Options
+from distsim.plugin.rank_body import rank_body
 from distsim.plugin.rank_report import describe
 from distsim.plugin.shared_fixtures import NoCopy
 from distsim.plugin.verdict import Verdict, columns, whole
@@ -31,10 +31,11 @@ def run_simulated(
     """Run *body* on `options.n` simulated ranks."""
     __tracebackhide__ = True
     import distsim
-    from distsim import overseer, pytest_plugin
+    from distsim import overseer
+    from distsim.plugin import terminal
     from distsim.sim.task import Unwind
 
-    overseer.REPORT_FD = pytest_plugin.stderr_fd
+    overseer.REPORT_FD = terminal.stderr_fd
 
     errors: dict[int, BaseException] = {}
     run = rank_body(body, kwargs, options)

@@ -12,7 +12,7 @@ from distsim.debug.frames import absolute, program_frames
 from distsim.debug.records import Evidence, Phase, RankState, Site
 
 if TYPE_CHECKING:
-    from distsim.overseer import Fate
+    from distsim.fate import Fate
     from distsim.sim.outcome import Outcome
 
 __all__ = ["fatal_outcome", "fatal_text"]

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 from distsim import beacon as beacons
 from distsim.beacon import Beacon
-from distsim.overseer import CRASHES, POLL_S, Fate, Watch, die_with
+from distsim.fate import Fate
+from distsim.overseer import CRASHES, POLL_S, Watch, die_with
 from distsim.scenario.load import Scenario
+from distsim.scenario.replay import replay_command
 from distsim.scenario.result import Result
-from distsim.scenario.run import replay_command
 
 __all__ = ["run_apart"]
 

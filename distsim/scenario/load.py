@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from distsim.cluster import Cluster, load_cluster
 from distsim.errors import UsageError
-from distsim.scenario.cuts import cut_off
+from distsim.scenario.cut_off import cut_off
 from distsim.scenario.fault_schema import FaultSpec, to_rule
 from distsim.scenario.functions import lacks, module_source
 from distsim.scenario.schema import ScenarioSpec

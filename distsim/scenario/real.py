@@ -25,6 +25,7 @@ from distsim.scenario.expect import Observed, mistakes
 from distsim.scenario.load import Scenario
 from distsim.scenario.namespaces import hosts, missing
 from distsim.scenario.processes import end
+from distsim.scenario.replay import WIDTH, never_struck, replay_command
 from distsim.scenario.result import Result
 from distsim.scenario.seen import seen
 from distsim.sim.limits import Limits
@@ -37,7 +38,6 @@ _monotonic = time.monotonic
 
 def run_for_real(scenario: Scenario) -> Result:
     """`distsim run --on gloo` with the scenario's program, and its expectations held against the report."""
-    from distsim.scenario.run import WIDTH, never_struck, replay_command
 
     with tempfile.TemporaryDirectory(prefix="distsim-scenario-") as name:
         folder = Path(name)

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import io
 import os
-import shlex
 import sys
 import tempfile
 import time
@@ -23,20 +22,18 @@ from distsim.scenario.baseline import baseline_path
 from distsim.scenario.expect import Observed, mistakes
 from distsim.scenario.figures import figures
 from distsim.scenario.load import Scenario
+from distsim.scenario.replay import WIDTH, never_struck, replay_command
 from distsim.scenario.result import NOT_RUN, Result
 from distsim.sim.conditions import Conditions
 from distsim.sim.fault_rules import Rule
 from distsim.sim.limits import Limits
 from distsim.sim.schedule import Schedule
-from distsim.units import format_time
 
 if TYPE_CHECKING:
     from distsim.sim import Outcome
 
-__all__ = ["never_struck", "observe", "replay_command", "run_scenario", "simulate_scenario"]
+__all__ = ["observe", "run_scenario", "simulate_scenario"]
 
-WIDTH = 100
-"""Columns of a report in a log."""
 _perf_counter = time.perf_counter
 
 
@@ -55,15 +52,6 @@ def run_scenario(scenario: Scenario, *, update_baseline: bool = False) -> Result
         result = Result(scenario.name, str(scenario.path), [str(error)], replay=replay_command(scenario), kind=NOT_RUN)
     result.wall_s = _perf_counter() - started
     return result
-
-
-def replay_command(scenario: Scenario, schedule: Schedule | None = None) -> str:
-    """What to type to see the same run again."""
-    words = ["distsim", "scenario", "run", os.path.relpath(scenario.path), "--seed", str(scenario.spec.seed)]
-    schedule = schedule or scenario.schedule
-    if schedule is not None:
-        words += ["--schedule", str(schedule)]
-    return shlex.join(words)
 
 
 def simulate_scenario(scenario: Scenario, schedule: Schedule | None = None) -> tuple[Outcome, str, Conditions]:
@@ -149,14 +137,6 @@ def _never(rule: Rule, outcome: Outcome) -> str:
     last = [outcome.records[r][-1] for r in ranks if outcome.records.get(r)]
     where = f"; the last of {made} calls was {last[0].op} #{last[0].seq}" if last else "; no call was made"
     return never_struck(rule) + where
-
-
-def never_struck(rule: Rule, ended_s: float | None = None) -> str:
-    """That *rule*'s moment never came, and what to do where the run ended before it, after *ended_s*."""
-    text = f"{rule.path}: never struck ({rule}, {rule.when})"
-    if ended_s is None or ended_s > rule.when.at_s + rule.when.after_s:
-        return text
-    return f"{text}; the run was over after {format_time(ended_s)}: choose an earlier at_s, or a call (call = 3)"
 
 
 def _report(outcome: Outcome) -> str:

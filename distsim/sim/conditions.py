@@ -1,20 +1,22 @@
-"""Under which conditions a program is simulated: faults, limits, and the schedule of its ranks."""
+"""What is simulated, and under which conditions: the program, its cluster, faults, limits, the ranks' schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from distsim.cluster import Cluster
 from distsim.debug.records import Evidence
 from distsim.sim.fault_rules import Rule
 from distsim.sim.limits import Limits
+from distsim.sim.outcome import Progress
 from distsim.sim.schedule import Schedule
 
 if TYPE_CHECKING:
     from distsim.sim.world import World
 
-__all__ = ["Conditions"]
+__all__ = ["Conditions", "RunRequest"]
 
 
 @dataclass(slots=True)
@@ -61,3 +63,26 @@ class Conditions:
             self.limits.reached = None
         if self.limits.reached is not None:
             world.note(f"ended by a limit: {self.limits.reached}")
+
+
+@dataclass
+class RunRequest:
+    """All that describes one simulated run; the names are the command line's."""
+
+    program: str
+    """Path of a script, or the name of a module with *module*."""
+    module: bool = False
+    args: list[str] = field(default_factory=list)
+    on: str | Cluster = "dgx-h100:1"
+    nnodes: int | None = None
+    nproc_per_node: int | None = None
+    seed: int = 0
+    fidelity: str = "fluid"
+    algo: str | None = None
+    proto: str | None = None
+    nccl_version: str | None = None
+    log_dir: str | None = None
+    host_timeout_s: float | None = None
+    progress: Callable[[Progress], None] | None = None
+    conditions: Conditions | None = None
+    """Faults, limits and schedule; None: an ordinary run."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from distsim.debug.diagnosis import Diagnosis
 from distsim.debug.records import CallRecord, Evidence, Phase
+from distsim.errors import Failure
 from distsim.units import format_time
 
 __all__ = ["CollectiveTotal", "Failure", "LinkUse", "Outcome", "Progress", "RankSummary"]
@@ -29,16 +30,6 @@ class RankSummary:
     exit_code: int | None
     peak_memory_bytes: int | None = None
     """Of its tensors (memory.py); None where nobody asked for it."""
-
-
-@dataclass(slots=True)
-class Failure:
-    """An exception, and every rank that raised it."""
-
-    ranks: tuple[int, ...]
-    type: str
-    message: str
-    traceback: str
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
@@ -24,7 +23,7 @@ from distsim.debug.render import render_diagnoses
 from distsim.errors import RankFailure, UsageError
 from distsim.network import Network
 from distsim.overseer import watch_from_outside
-from distsim.sim.conditions import Conditions
+from distsim.sim.conditions import Conditions, RunRequest
 from distsim.sim.environ import without_launchers
 from distsim.sim.hosts import master_address
 from distsim.sim.interrupts import interruptible
@@ -43,29 +42,6 @@ DEFAULT_HOST_TIMEOUT_S = 30.0
 DEFAULT_PATIENCE = 20.0
 _real_perf_counter = time.perf_counter
 _STACK_BYTES = 16 << 20
-
-
-@dataclass
-class RunRequest:
-    """All that describes one simulated run; the names are the command line's."""
-
-    program: str
-    """Path of a script, or the name of a module with *module*."""
-    module: bool = False
-    args: list[str] = field(default_factory=list)
-    on: str | Cluster = "dgx-h100:1"
-    nnodes: int | None = None
-    nproc_per_node: int | None = None
-    seed: int = 0
-    fidelity: str = "fluid"
-    algo: str | None = None
-    proto: str | None = None
-    nccl_version: str | None = None
-    log_dir: str | None = None
-    host_timeout_s: float | None = None
-    progress: Callable[[Progress], None] | None = None
-    conditions: Conditions | None = None
-    """Faults, limits and schedule; None: an ordinary run."""
 
 
 def run_program(request: RunRequest) -> Outcome:

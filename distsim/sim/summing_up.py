@@ -12,8 +12,8 @@ from distsim.debug.records import P2P, CallRecord, Evidence
 from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
 
 if TYPE_CHECKING:
+    from distsim.sim.conditions import RunRequest
     from distsim.sim.process import SimProcess
-    from distsim.sim.program import RunRequest
     from distsim.sim.world import World
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")

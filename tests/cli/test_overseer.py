@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from distsim.beacon import Beacon
-from distsim.overseer import Fate, Watch
+from distsim.fate import Fate
+from distsim.overseer import Watch
 
 WATCHED = """\
 import os, signal, sys, time

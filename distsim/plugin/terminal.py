@@ -1,0 +1,20 @@
+"""The real stderr, which pytest captures during tests: for the report of a test that never comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+__all__ = ["keep_stderr", "stderr_fd"]
+
+stderr_fd: int | None = None
+"""Its descriptor, copied before pytest captures it; None where there is none."""
+
+
+def keep_stderr() -> None:
+    """Copy it, once."""
+    global stderr_fd
+    if stderr_fd is None and sys.__stderr__ is not None:
+        with contextlib.suppress(OSError, ValueError):
+            stderr_fd = os.dup(sys.__stderr__.fileno())
