@@ -103,6 +103,7 @@ class Host:
             return together is not None and together.route(rank, key, rows, here)
 
         for rank, reader in self.readers.items():
+            reader.refresh()
             records, self._next[rank] = reader.since(self._next[rank])
             total += len(records)
             lane_of = partial(self._lane, reader)
