@@ -16,6 +16,9 @@ __all__ = ["Weigher", "longest_waits"]
 ENDED = frozenset({Phase.FINISHED, Phase.EXITED, Phase.RAISED, Phase.KILLED})
 """Phases of a process, or a program, that is over for good."""
 
+UNSEEN_BY_WAITS = frozenset({Kind.NETWORK_FAULT, Kind.NEVER_JOINED})
+"""Somebody else tells of these (`Evidence.findings`): by the records all have come to the call, and none is missing."""
+
 
 def longest_waits(world: World, ranks: Collection[int]) -> dict[int, CallRecord]:
     """Those of *ranks* that others wait for in a call -> the call that was waited in the longest."""
@@ -61,13 +64,24 @@ class Weigher:
                 return alone
         over = all(self._is_over(rank) for rank in found.culprits)
         if not over and self.stuck.isdisjoint((*found.culprits, *found.victims)):
-            return Proof.NOT_YET
+            return Proof.PATIENCE if found.kind in UNSEEN_BY_WAITS and self._was_waited(found) else Proof.NOT_YET
         if over and Proof.GONE in fits:
             return Proof.GONE
         phases = {self._world.states[rank].phase for rank in found.culprits if rank in self._world.states}
         if phases == {Phase.BLOCKED} and Proof.CIRCLE in fits:
             return Proof.CIRCLE
         return next(proof for proof in (Proof.PATIENCE, Proof.GONE, Proof.CIRCLE, Proof.MET) if proof in fits)
+
+    def _was_waited(self, found: Diagnosis) -> bool:
+        """Somebody has waited in vain for as long as patience lasts."""
+        states = (self._world.states.get(rank) for rank in found.victims or found.culprits)
+        return any(
+            state is not None
+            and state.phase is Phase.BLOCKED
+            and state.since_s is not None
+            and self._world.evidence.watched_s(state.since_s) >= (self._patience_s or 0.0)
+            for state in states
+        )
 
     def _is_over(self, rank: int) -> bool:
         """It has ended, or has not come up in all the time it had."""
