@@ -98,6 +98,7 @@ class Monitor:
         self._answered: set[str] = set()
         self._asked: float | None = None
         self._last_withdrawn = self._last_back = 0.0
+        self._absences = 0
         self._closing = False
         """The launcher ends the ranks: their deaths are no news."""
         self._orphans = Orphans(directory)
@@ -106,6 +107,7 @@ class Monitor:
 
     def run(self) -> int:
         """Watch until the ranks are gone; answers the exit code of the verdict."""
+        self.host.away.start()
         while not self._turn():
             pass
         self._farewell()
@@ -130,11 +132,18 @@ class Monitor:
             self.abort()
         if self._over():
             return True
-        nap_s, began_ns = BUSY_POLL_S if moved else QUIET_POLL_S, time.monotonic_ns()
-        time.sleep(nap_s)
-        if self.host.slept(began_ns, nap_s):
-            self._back(time.monotonic())
+        time.sleep(BUSY_POLL_S if moved else QUIET_POLL_S)
+        self._was_away()
         return False
+
+    def _was_away(self) -> bool:
+        """Whether the monitor has been away itself since it was last asked."""
+        times = self.host.away.look()
+        if times == self._absences:
+            return False
+        self._absences = times
+        self._back(time.monotonic())
+        return True
 
     def _back(self, now: float) -> None:
         """The monitor was away itself: nothing may be judged on what it did not see, before the ranks had time to
@@ -294,10 +303,8 @@ class Monitor:
                 found = [d for d in found if news_key(d) in same]
             else:
                 found = []
-        if found and self.host.slept(int(now * 1e9), BACK_S):
-            self._back(time.monotonic())  # the monitor was stopped while it judged
-            if self._next_judgement > time.monotonic():
-                return
+        if found and self._was_away() and self._next_judgement > time.monotonic():
+            return  # it was stopped while it judged
         if found:
             self._with_stacks(found)
         self._delay = min(self._delay * 1.5, 2.0)
