@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -439,7 +440,18 @@ class Monitor:
 
     @staticmethod
     def _say(note: str) -> None:
-        print(f"distsim: {printable(note)}", file=sys.stderr)
+        """One line, wrapped as the reports are: on a terminal, and where COLUMNS asks for it."""
+        from distsim.debug.render import piped_width
+
+        said, width = f"distsim: {printable(note)}", 0
+        with contextlib.suppress(OSError, ValueError):
+            width = os.get_terminal_size(sys.stderr.fileno()).columns
+        if width := width or piped_width(0):
+            said = textwrap.fill(
+                said, max(width, 20), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            )
+        with contextlib.suppress(OSError):
+            print(said, file=sys.stderr, flush=True)
 
     def _write(self) -> None:
         report: dict[str, Any] = {

@@ -21,6 +21,7 @@ from distsim.debug.monitor import Monitor
 from distsim.debug.orphans import ORPHANS_S
 from distsim.debug.private import write_private
 from distsim.debug.procfs import own_process
+from distsim.debug.proof import went_on
 from distsim.debug.records import Evidence
 from distsim.debug.ring import W_JOINED, RingWriter
 from distsim.debug.steady import MOST_FAULTS, Steady
@@ -252,9 +253,23 @@ def test_a_killed_launcher_is_noticed(
         clock[0] += ORPHANS_S * 0.6
     said = capsys.readouterr().err
     assert said.count("the launcher is gone") == 1
+    assert (f"(kill {os.getpid()} ends them)" in said) is joined
     assert ("run on" in said, aborted) == ((True, []) if joined else (False, [1000.0 + 2 * ORPHANS_S * 0.6]))
     (tmp_path / "done.json").write_text("{}")
     assert not monitor._orphans.launcher_died()
+
+
+@pytest.mark.parametrize(("columns", "lines"), [("80", 2), ("", 1)])
+def test_what_a_monitor_says_is_wrapped_where_columns_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str, lines: int
+) -> None:
+    """The line that withdraws a warning is as wide as the report before it; in a log without a width it is one."""
+    monkeypatch.setenv("COLUMNS", columns)
+    Monitor._say(went_on("process frozen", "rank 3", "all_reduce #12 on group data_parallel"))
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == lines
+    assert all(len(line) <= int(columns or 999) for line in told)
+    assert " ".join(line.strip() for line in told).endswith("is withdrawn")
 
 
 @pytest.mark.parametrize("said", ["", "{", "{}", "[]", '{"address": "a", "port": "x", "secret": ""}', '{"port": 3}'])
