@@ -324,7 +324,7 @@ class RingReader:
         if offset + length > rings.TABLE_BYTES:
             return None
         try:
-            content = load_json(self._map[at + rings._ENTRY.size : at + rings._ENTRY.size + length])
+            content = load_json(bytes(self._map[at + rings._ENTRY.size : at + rings._ENTRY.size + length]))
         except ValueError:  # still being written
             return None
         self._table[offset] = content
@@ -401,7 +401,7 @@ class RingReader:
             length, check = rings._PAYLOAD.unpack_from(self._map, at)
             if position % rings.PAYLOAD_BYTES + rings._PAYLOAD.size + length > rings.PAYLOAD_BYTES:
                 return UNKNOWN
-            data = self._map[at + rings._PAYLOAD.size : at + rings._PAYLOAD.size + length]
+            data = bytes(self._map[at + rings._PAYLOAD.size : at + rings._PAYLOAD.size + length])
             if not data or zlib.crc32(data) != check or position + rings.PAYLOAD_BYTES < self.word(rings.W_PAYLOAD_END):
                 return UNKNOWN
             found = self._signatures[key] = self._payload(position, check, data)
@@ -429,7 +429,7 @@ class RingReader:
             if before == 0:
                 return None, (), ()
             length = min(int(self._words[rings.POSITION_AT // 8]), rings.POSITION_BYTES - 8)
-            data = self._map[rings.POSITION_AT + 8 : rings.POSITION_AT + 8 + length]
+            data = bytes(self._map[rings.POSITION_AT + 8 : rings.POSITION_AT + 8 + length])
             if before % 2 == 0 and self.word(rings.W_POSITION) == before:
                 try:
                     inner, frames, keys = load_json(data)

@@ -61,7 +61,7 @@ class _Writer:
         }
 
     def record(self, call: CallRecord) -> dict[str, Any]:
-        said = {"group": self._group(call.group), "stack": self._stack(call.stack)}
+        said: dict[str, Any] = {"group": self._group(call.group), "stack": self._stack(call.stack)}
         if call.site != next(iter(call.stack), None):
             said["site"] = _site(call.site)
         for name, field in _CALL.items():
