@@ -94,6 +94,11 @@ def _classify(world: World, lane: Lane, mismatch: Mismatch) -> Divergence:
             found = replace(found, tie=False, expected=met[reference[0]], got=met[culprits[0]])
         return replace(found, kind=kind, culprits=culprits, reference=reference)
     relation = relate(mine, theirs, world.evidence.sources)
+    relation = replace(  # what the other rank has called, too, is not for some ranks only: `rank != 1 or step != 2`
+        relation,
+        mine_for_some=relation.mine_for_some and not _called_before(lane, mine, theirs.rank),
+        theirs_for_some=relation.theirs_for_some and not _called_before(lane, theirs, mine.rank),
+    )
     found = replace(found, relation=relation)
     mine_ahead, theirs_ahead = (
         calls_from(lane, culprit, mismatch.seq),

@@ -103,6 +103,9 @@ class Monitor:
         self._closing = False
         """The launcher ends the ranks: their deaths are no news."""
         self._orphans = Orphans(directory)
+        self._launcher: Any = None
+        """What `launcher.json` says of it."""
+        self._launched()
 
     # The loop -----------------------------------------------------------------------------------
 
@@ -122,6 +125,7 @@ class Monitor:
         self.together.step(self)
         self._new_attempt()
         self._compare()
+        self._miss_rings()
         if self._judges():
             self._notice()
             self._keep_pace()
@@ -145,6 +149,19 @@ class Monitor:
         self._absences = times
         self._back(time.monotonic())
         return True
+
+    def _miss_rings(self) -> None:
+        """Rings that were taken away before they were mapped: of their ranks nothing will ever be known, so no call
+        can be said to miss one."""
+        readers = self.host.readers.values()
+        if self.inconclusive or not readers or len(readers) >= self.host.local_world:
+            return
+        if not all(reader.path.exists() for reader in readers):
+            self.inconclusive = (
+                f"the flight records in {self.directory} were removed before the monitor had seen those of all ranks: "
+                "the job goes on without a guard, a hang is not told"
+            )
+            self._say(self.inconclusive)
 
     def _back(self, now: float) -> None:
         """The monitor was away itself: nothing may be judged on what it did not see, before the ranks had time to
@@ -199,8 +216,12 @@ class Monitor:
     def _launched(self) -> bool:
         """A launcher is there, who tells when all is over; one that was killed tells nobody."""
         try:
-            said = json.loads((self.directory / "launcher.json").read_text())
-            return "pid" not in said or look(int(said["pid"]), int(said.get("start", 0))) is not None
+            with contextlib.suppress(FileNotFoundError):  # removed with the folder: the launcher is there all the same
+                self._launcher = json.loads((self.directory / "launcher.json").read_text())
+            said = self._launcher
+            return said is not None and (
+                "pid" not in said or look(int(said["pid"]), int(said.get("start", 0))) is not None
+            )
         except (OSError, ValueError, AttributeError, TypeError):
             return False
 
@@ -255,7 +276,7 @@ class Monitor:
 
     def _keep_pace(self) -> None:
         """A rank that makes the others wait at every step is a warning, taken back when it is over."""
-        if self._closing or self.aborted or not self.pace.due(time.monotonic()):
+        if self._closing or self.aborted or self.inconclusive or not self.pace.due(time.monotonic()):
             return
         new = self.pace.look_back(self.host, lambda: self.look().records)
         if new:  # among the findings of every look from now on, until it keeps pace again
@@ -339,7 +360,7 @@ class Monitor:
         return running and now - self._first_found <= ON_THEIR_WAY_S
 
     def _judgement(self, evidence: Evidence) -> list[Diagnosis]:
-        if self._interrupted():
+        if self._interrupted() or self.inconclusive:
             return []
         found = diagnose(evidence)
         if not any(d.exit_code for d in found):
@@ -440,13 +461,11 @@ class Monitor:
 
     @staticmethod
     def _say(note: str) -> None:
-        """One line, wrapped as the reports are: on a terminal, and where COLUMNS asks for it."""
-        from distsim.debug.render import piped_width
-
+        """One line, wrapped on a terminal as the reports are; whole in a log, where it is looked for."""
         said, width = f"distsim: {printable(note)}", 0
         with contextlib.suppress(OSError, ValueError):
             width = os.get_terminal_size(sys.stderr.fileno()).columns
-        if width := width or piped_width(0):
+        if width:
             said = textwrap.fill(
                 said, max(width, 20), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
             )
@@ -480,8 +499,8 @@ class Monitor:
             try:
                 write_private(wanted, json.dumps(report, indent=1), mode)
             except OSError as error:
-                if not report.get("exit_code") and not wanted.parent.is_dir():
-                    continue  # whoever owns the folder took it away after a job that ended well
+                if wanted.name.startswith("verdict.") and not wanted.parent.is_dir():
+                    continue  # whoever owns the folder took it away: its launcher says so
                 print(f"distsim: no report in {path} ({error.strerror})", file=sys.stderr)
 
     def abort(self) -> None:
@@ -539,7 +558,8 @@ class Monitor:
             self._lines_due = 0.0
             self._compare()
         self._withdraw(at_the_end=True)
-        if self.host.readers and not self.aborted and not self._closing and not self._interrupted():
+        ended_by_others = self.aborted or self._closing or self._interrupted()
+        if self.host.readers and not ended_by_others and not self.inconclusive:
             evidence = self.look()
             seen = {(finding.kind, finding.site) for finding in evidence.findings}
             slow = [one for one in recent_stragglers([*self.host.readers.values()]) if one.rank not in self.pace.told]

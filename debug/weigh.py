@@ -74,14 +74,9 @@ class Weigher:
 
     def _was_waited(self, found: Diagnosis) -> bool:
         """Somebody has waited in vain for as long as patience lasts."""
-        states = (self._world.states.get(rank) for rank in found.victims or found.culprits)
-        return any(
-            state is not None
-            and state.phase is Phase.BLOCKED
-            and state.since_s is not None
-            and self._world.evidence.watched_s(state.since_s) >= (self._patience_s or 0.0)
-            for state in states
-        )
+        waiting = found.victims or found.culprits
+        since = [call.issued_s for rank in waiting for call in self._world.call_waits(rank)]
+        return bool(since) and self._world.evidence.watched_s(min(since)) >= (self._patience_s or 0.0)
 
     def _is_over(self, rank: int) -> bool:
         """It has ended, or has not come up in all the time it had."""

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -49,7 +50,6 @@ def launch(args: argparse.Namespace) -> int:
     _leave_outer_job()
     settings, directory, own = _settings(args)
     monitor: subprocess.Popen[bytes] | None = None
-    failed: list[str] = []
     over = threading.Event()
     if settings.level is not Level.OFF:
         try:
@@ -66,12 +66,29 @@ def launch(args: argparse.Namespace) -> int:
     if monitor is not None:
         # Daemonic: it only waits. A monitor that ends by itself has said why.
         threading.Thread(target=_say_if_killed, args=(monitor, over), name="distsim-monitor", daemon=True).start()
+    kept = _Folder(directory, monitor)
     try:
-        with _exits_recorded(directory):
+        return _to_the_end(args, kept, own, over)
+    except (SignalException, KeyboardInterrupt) as error:  # a second one, or the first after the ranks have ended
+        over.set()
+        number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else error.sigval
+        for other in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(other, signal.SIG_IGN)
+        kept.kill_all()
+        name = signal.Signals(number).name
+        print(f"distsim: {name} before the monitor's last word: the ranks are gone, no verdict", file=sys.stderr)
+        return 128 + int(number)
+
+
+def _to_the_end(args: argparse.Namespace, kept: _Folder, own: bool, over: threading.Event) -> int:
+    directory, monitor = kept.directory, kept.monitor
+    failed: list[str] = []
+    try:
+        with _exits_recorded(kept):
             code = _run(args, monitor is not None, failed)
     finally:
         over.set()
-        verdict = _last_word(directory, monitor)
+    verdict = _last_word(kept)
     if not verdict.get("exit_code"):
         print("".join(failed), end="", file=sys.stderr)
     if code and verdict.get("exit_code"):
@@ -85,12 +102,15 @@ def launch(args: argparse.Namespace) -> int:
             "are watched where they run as python -m distsim.debug SCRIPT",
             file=sys.stderr,
         )
-    if verdict.get("inconclusive"):
+    if kept.restored or (monitor is not None and not directory.exists()):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not verdict.get("inconclusive"):
+            print(
+                "distsim: the flight records were removed while the job ran; nothing is left to diagnose",
+                file=sys.stderr,
+            )
+    elif verdict.get("inconclusive"):
         return code  # the monitor has said where the rings are
-    if monitor is not None and not directory.exists():
-        print(
-            "distsim: the flight records were removed while the job ran; nothing is left to diagnose", file=sys.stderr
-        )
     elif own and (monitor is None or not code or without_rings):
         shutil.rmtree(directory, ignore_errors=True)
     elif code and monitor is not None and own and not interrupted:
@@ -98,6 +118,39 @@ def launch(args: argparse.Namespace) -> int:
     elif code and monitor is not None and not without_rings:
         print(f"distsim: the flight records are in {directory}; distsim diagnose {directory}", file=sys.stderr)
     return code
+
+
+class _Folder:
+    """Where launcher and monitor leave each other notes, beside the rings."""
+
+    def __init__(self, directory: Path, monitor: subprocess.Popen[bytes] | None) -> None:
+        self.directory = directory
+        self.monitor = monitor
+        self.restored = False
+        """Somebody took it away, with the rings in it, while the job ran."""
+        self.contexts: list[Any] = []
+        """What torch elastic started: the ranks of each attempt."""
+
+    def restore(self) -> None:
+        """Make it anew where it is gone: the monitor, which has the rings mapped, still looks there for notes."""
+        if self.monitor is None or (self.directory / "launcher.json").exists():
+            return
+        self.restored = True
+        with contextlib.suppress(OSError):
+            self.directory.mkdir(0o700, parents=True, exist_ok=True)
+            write_private(self.directory / "launcher.json", json.dumps(own_process()))
+            write_private(self.directory / "monitor..lock", str(self.monitor.pid))
+
+    def kill_all(self) -> None:
+        """Every rank, with what it has started, and the monitor."""
+        for context in self.contexts:
+            over = _codes(context)
+            for pid in (pid for local_rank, pid in context.pids().items() if local_rank not in over):
+                with contextlib.suppress(OSError):
+                    (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, signal.SIGKILL)
+        if self.monitor is not None:
+            self.monitor.kill()
+            self.monitor.wait()
 
 
 def _check_backend(on: str) -> None:
@@ -259,13 +312,16 @@ def _failure(error: ChildFailedError) -> str:
 
 
 @contextlib.contextmanager
-def _exits_recorded(directory: Path) -> Iterator[None]:
+def _exits_recorded(kept: _Folder) -> Iterator[None]:
     """Before torch elastic ends the peers of a failed rank: note who ended how, let the monitor look."""
     patched = []
+    directory = kept.directory
     for kind in (processes.SubprocessContext, processes.MultiprocessContext):
         original = kind.close
 
         def close(self: Any, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
+            kept.restore()
+            kept.contexts.append(self)
             if isinstance(sys.exception(), SignalException):
                 with contextlib.suppress(OSError):
                     write_private(directory / MARKER, "{}")
@@ -337,9 +393,11 @@ def _ask(directory: Path) -> None:
     _until(answer.exists, VERDICT_WAIT_S)
 
 
-def _last_word(directory: Path, monitor: subprocess.Popen[bytes] | None) -> dict[str, Any]:
+def _last_word(kept: _Folder) -> dict[str, Any]:
+    directory, monitor = kept.directory, kept.monitor
     if monitor is None:
         return {}
+    kept.restore()
     with contextlib.suppress(OSError):
         write_private(directory / "done.json", "{}")
     try:

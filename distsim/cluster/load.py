@@ -45,9 +45,10 @@ def load_cluster(name: str) -> Cluster:
     path = Path(stem)
     file_like = path.suffix.lower() in _SUFFIXES or "/" in stem or _exists(path)
     if path.suffix == ".py":
+        script = brief(str(path), 300)
         raise UsageError(
-            f"expected a cluster (a preset or a .toml file), got the Python script {brief(path)}; the script comes "
-            f"last: distsim run [--on CLUSTER] {brief(path)}"
+            f"expected a cluster (a preset or a .toml file), got the Python script {script}; the script comes last: "
+            f"distsim run [--on CLUSTER] {script}"
         )
     if file_like and stem not in preset_names():
         return _load_file(path, nodes)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sysconfig
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distsim.debug.diagnosis import Diagnosis, diagnose
+from distsim.debug.frames import absolute, program_frames
 from distsim.debug.records import Evidence, Phase, RankState, Site
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ __all__ = ["fatal_outcome", "fatal_text"]
 
 RECURRING = 30
 """Frames at one line among the innermost hundred that make an endless recursion; faulthandler shows a hundred."""
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 _OTHERS = "The other ranks stood still meanwhile: a simulation lets one run at a time."
 _CRASHED = (
     "Look at the C code that it calls at that line (an extension, ctypes); under `python -X faulthandler`, without "
@@ -84,9 +81,7 @@ def _end(fate: Fate) -> str:
 
 def _evidence(fate: Fate, size: int) -> Evidence:
     assert fate.rank is not None
-    frames = tuple(Site(*frame) for frame in fate.stack if not frame[0].startswith(_OURS))
-    mine = tuple(site for site in frames if not site.file.startswith((*_LIBRARIES, "<frozen")))
-    stack = mine or frames
+    stack = program_frames(fate.stack, depth=len(fate.stack))
     state = RankState(
         fate.rank,
         Phase.HOST_STUCK if fate.signal_name is None else Phase.KILLED,
@@ -115,7 +110,7 @@ def _sources(stack: Sequence[Site]) -> dict[str, str]:
     found = {}
     for site in stack[:4]:
         try:
-            with open(site.file, encoding="utf-8") as file:
+            with open(absolute(site.file), encoding="utf-8") as file:
                 found[site.file] = file.read(1 << 20)
         except (OSError, UnicodeDecodeError):
             continue

@@ -119,13 +119,13 @@ def _set(data: dict[str, Any], path: str, value: Any) -> None:
         try:
             place = place.setdefault(part, {}) if isinstance(place, dict) else place[part]
         except (IndexError, TypeError):
-            raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(part)!r} there") from None
+            raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(str(part))} there") from None
         if isinstance(following, int) != isinstance(place, list):
-            raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(following)!r} there")
+            raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(str(following))} there")
     try:
         place[parts[-1]] = str(value) if parts[0] in ("args", "env") else value
     except (IndexError, TypeError):
-        raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(parts[-1])!r} there") from None
+        raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(str(parts[-1]))} there") from None
 
 
 def _on_ray(scenarios: Sequence[Scenario], address: str) -> Iterator[Result]:

@@ -24,7 +24,7 @@ from distsim.sim.task import Unwind, current_task
 if TYPE_CHECKING:
     from distsim.sim.world import World
 
-__all__ = ["descriptors", "withheld"]
+__all__ = ["note_opened", "socket_patches", "withheld"]
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _EVENTS = frozenset(
@@ -43,17 +43,32 @@ _depth = [0]
 _listening = [False]
 
 
-def descriptors() -> frozenset[int]:
-    """The file descriptors that are open now."""
-    return frozenset(filter(_is_open, [int(name) for name in os.listdir("/dev/fd") if name.isdigit()]))
+def note_opened(number: int) -> None:
+    """Descriptor *number* has just been opened: it is the rank's whose thread calls this, if one does.
+
+    Told apart at the opening: later the machine does not say which thread a descriptor belongs to, and threads
+    of the surrounding program open files of their own while a simulation runs."""
+    task = current_task()
+    if task is not None:
+        with contextlib.suppress(OSError):
+            task.world.opened[number] = _identity(number)
 
 
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:  # the listing's own
-        return False
-    return True
+def _identity(number: int) -> tuple[int, int]:
+    """Of what a descriptor stands for: the number alone is soon another's."""
+    state = os.fstat(number)
+    return state.st_dev, state.st_ino
+
+
+def socket_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement): sockets that ranks make."""
+    real = socket.socket.__init__
+
+    def init(self: socket.socket, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        note_opened(self.fileno())
+
+    return [(socket.socket, "__init__", init)]
 
 
 @contextlib.contextmanager
@@ -107,8 +122,12 @@ def _end_rank() -> None:
 def _lead_nowhere(world: World) -> None:
     """What ranks have opened for writing, with what is still in their buffers."""
     ours = {s.log_descriptor for p in world.processes for s in (p.stdout, p.stderr) if s is not None}
-    for number in descriptors() - world.host.descriptors - ours:
+    for number, identity in world.opened.items():
+        if number in ours:
+            continue
         with contextlib.suppress(OSError):
+            if _identity(number) != identity:  # closed since, and the number is another's
+                continue
             kind = os.fstat(number).st_mode
             writes = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR)
             if writes and (stat.S_ISREG(kind) or (stat.S_ISSOCK(kind) and _reaches_out(number))):

@@ -134,7 +134,7 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
 
     @functools.wraps(asked)
     def is_torchelastic_launched() -> bool:
-        process, answer = current_process(), asked()
+        process, answer = current_process(), bool(asked())
         if process is not None and answer:
             process.inbox["told of torchrun"] = True
         return answer

@@ -18,6 +18,7 @@ from distsim.errors import NotSimulated, UsageError
 from distsim.sim.accelerators import accelerator_patches
 from distsim.sim.backend import backend_patches, register_backend
 from distsim.sim.clock import clock_patches, datetime_clock
+from distsim.sim.effects import socket_patches
 from distsim.sim.environ import environ_patches
 from distsim.sim.hosts import host_patches
 from distsim.sim.logs import log_patches
@@ -99,6 +100,7 @@ def all_patches(modules: RankModules) -> list[Patch]:
         *environ_patches(),
         *pid_patches(),
         *host_patches(),
+        *socket_patches(),
         *switch_patches(),
         *log_patches(),
         *signal_patches(),

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from distsim.sim.effects import note_opened
 from distsim.sim.task import current_process, current_task
 
 if TYPE_CHECKING:
@@ -119,6 +120,15 @@ class _Led:
         return self._real(*args, **kwargs)
 
 
+class _Descriptor(_Led):
+    """`os.open`, `os.dup`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        number = super().__call__(*args, **kwargs)
+        note_opened(number)
+        return number
+
+
 class _Readlink(_Led):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         process = current_process()
@@ -133,6 +143,8 @@ class _Open(_Led):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         file = super().__call__(*args, **kwargs)
         process = current_process()
+        if process is not None and args and not isinstance(args[0], int) and file.writable():
+            note_opened(file.fileno())
         told = _TELLS_PID.match(args[0]) if process is not None and args and isinstance(args[0], str) else None
         if process is None or told is None or told[1] not in ("self", str(pid_of(process))):
             return file
@@ -165,9 +177,8 @@ def pid_patches() -> list[tuple[Any, str, Any]]:
         (io, "open", opened),
         (os, "readlink", _Readlink(os.readlink)),
     ]
-    patches += [
-        (os, name, _Led(getattr(os, name))) for name in ("open", "stat", "lstat", "listdir", "scandir", "access")
-    ]
+    patches += [(os, name, _Descriptor(getattr(os, name))) for name in ("open", "dup")]
+    patches += [(os, name, _Led(getattr(os, name))) for name in ("stat", "lstat", "listdir", "scandir", "access")]
     for module in list(sys.modules.values()):  # `from os import getpid`
         if getattr(module, "__dict__", {}).get("getpid") is _real_getpid and module.__name__ != "posix":
             patches.append((module, "getpid", getpid))

@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 
-from distsim.sim.effects import descriptors
 from distsim.sim.module_table import SharedImports
 from distsim.sim.task import current_process
 from distsim.sim.torch_flags import FLAGS
@@ -47,6 +46,9 @@ PLACES: tuple[tuple[Any, str], ...] = (
     (sys, "dont_write_bytecode"),
     (threading, "excepthook"),
     (warnings, "showwarning"),
+    (warnings, "_showwarnmsg_impl"),
+    (warnings, "filters"),
+    (logging, "_warnings_showwarning"),  # of `captureWarnings`
     (multiprocessing.context._default_context, "_actual_context"),  # what set_start_method sets
     (multiprocessing.process, "_current_process"),
     (multiprocessing.process, "_parent_process"),
@@ -69,8 +71,6 @@ class Host:
     shared: list[Any] = field(default_factory=list)
     """Queues, locks and their like that have crossed from one process into another."""
     torch: TorchState = STATE
-    descriptors: frozenset[int] = field(default_factory=descriptors)
-    """Files that were open before any rank began."""
 
     def first_places(self) -> list[Any]:
         """What a new process finds in the places: hooks and start method of the
@@ -80,6 +80,7 @@ class Host:
             PLACES.index((sys, "meta_path")): list(sys.meta_path),
             PLACES.index((sys, "path_hooks")): list(sys.path_hooks),
             PLACES.index((threading, "excepthook")): threading.__excepthook__,
+            PLACES.index((warnings, "filters")): list(warnings.filters),
             PLACES.index((multiprocessing.context._default_context, "_actual_context")): None,
         }
         return [fresh.get(number, value) for number, value in enumerate(self.places)]
@@ -94,19 +95,6 @@ class Switch:
     setters: tuple[tuple[Any, str], ...]
     own: Callable[[Any], Any] = copy.copy
     """Makes of the position that all share one that a process may change in place."""
-
-
-def _warning_filters() -> Any:
-    return warnings.filters, warnings._showwarnmsg_impl  # type: ignore[attr-defined]
-
-
-def _set_warning_filters(value: Any) -> None:
-    warnings.filters, warnings._showwarnmsg_impl = value  # type: ignore[attr-defined]
-
-
-def _own_warning_filters(value: Any) -> Any:
-    filters, show = value
-    return list(filters), show
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -163,18 +151,6 @@ def _set_locale(value: str) -> None:
 
 
 SWITCHES: tuple[Switch, ...] = (
-    Switch(
-        _warning_filters,
-        _set_warning_filters,
-        (
-            (warnings, "simplefilter"),
-            (warnings, "filterwarnings"),
-            (warnings, "resetwarnings"),
-            (warnings.catch_warnings, "__enter__"),
-            (logging, "captureWarnings"),
-        ),
-        _own_warning_filters,
-    ),
     Switch(
         torch.get_default_dtype,
         _set_default_dtype,

@@ -113,6 +113,8 @@ class World:
         self.children_started = 0
         self.launcher: SimProcess | None = None
         self.host: Host
+        self.opened: dict[int, tuple[int, int]] = {}
+        """Descriptors that ranks have opened for writing, and what they stood for."""
         self.interrupted = False
         """Ctrl-C was pressed."""
         self.crash: BaseException | None = None

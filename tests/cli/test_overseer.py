@@ -216,10 +216,11 @@ def test_distsim_run_ends_with_a_report_and_its_json(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert "host stuck  rank 1" in done.stdout
-    assert "held.py:4" in done.stdout
+    assert "host stuck  rank 1  held.py:4\n" in done.stdout  # relative to the working folder, as in every report
     assert '"kind": "host_stuck"' in (tmp_path / "r.json").read_text()
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_scenario_that_holds_the_interpreter_fails_alone(tmp_path: Path) -> None:
     """The others run, and the count is right."""
@@ -258,6 +259,7 @@ def test_a_script_that_simulates_is_watched_too(tmp_path: Path) -> None:
     assert "own.py:5" in done.stderr
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_script_that_simulates_has_no_child_that_it_did_not_start(tmp_path: Path) -> None:
     """Who waits for all of its children (`os.wait`) would wait for the watcher, and that for it."""

@@ -32,6 +32,7 @@ COMPUTE = {
 }
 """Keys of computing, not of traffic: they become facts that the simulator reads (the test of facts' readers)."""
 MEANT: dict[str, Any] = {
+    "node.gpu.compute_capability": 80,
     "node.gpu.nvlink.topology": "mesh",
     "node.gpu.nvlink.domain_nodes": 2,
     "node.gpu.flops": {"bf16": 1e12},

@@ -17,10 +17,14 @@ def test_inside_a_node_gpus_talk_through_the_nvswitch() -> None:
 
 
 def test_without_nvlink_gpus_talk_over_their_sockets() -> None:
-    """PCIe to the socket, across, and down again."""
-    cluster = load_cluster("pcie-4090")
-    assert hop_names(cluster, "n0/gpu0", "n0/gpu7") == ["n0/gpu0", "n0/cpu0", "n0/cpu1", "n0/gpu7"]
-    assert hop_names(cluster, "n0/gpu0", "n0/gpu1") == ["n0/gpu0", "n0/cpu0", "n0/gpu1"]
+    """PCIe to the socket, across, and down again; GeForce cards, which do not reach each other, by way of the host
+    memory of the receiver's socket."""
+    direct = made("pcie-4090", node={"pcie": {"peer_to_peer": True}})
+    assert hop_names(direct, "n0/gpu0", "n0/gpu7") == ["n0/gpu0", "n0/cpu0", "n0/cpu1", "n0/gpu7"]
+    assert hop_names(direct, "n0/gpu0", "n0/gpu1") == ["n0/gpu0", "n0/cpu0", "n0/gpu1"]
+    staged = load_cluster("pcie-4090")
+    assert hop_names(staged, "n0/gpu0", "n0/gpu7") == ["n0/gpu0", "n0/cpu0", "n0/cpu1", "n0/cpu1", "n0/gpu7"]
+    assert hop_names(staged, "n0/gpu0", "n0/gpu1") == ["n0/gpu0", "n0/cpu0", "n0/cpu0", "n0/gpu1"]
 
 
 def test_a_gpu_uses_the_nic_beside_it() -> None:

@@ -113,6 +113,7 @@ def test_a_calibration_of_gloo_predicts_what_it_was_not_shown() -> None:
     assert median < 5.0
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_better_times_than_torchs_own_estimator() -> None:
     """At least twice as close in the median, on the tables torch's estimator knows."""

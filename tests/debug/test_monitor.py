@@ -212,6 +212,26 @@ def test_a_monitor_that_gives_up_leaves_the_rings_and_says_so(
     assert "goes on without a guard" in capsys.readouterr().err
 
 
+def test_rings_removed_unseen_accuse_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing will ever be known of a rank whose ring was taken away before it was mapped: that it is missing in a call
+    is no hang, and one line says that none will be told."""
+    rings = [rank(tmp_path, number) for number in (0, 1)]
+    ring_of_1 = next(path for path in tmp_path.glob("rank00001*.ring"))
+    ring_of_1.unlink()
+    monitor = Monitor(tmp_path, Settings.read({}, {}), None)
+    monitor.host.find()
+    monitor._miss_rings()
+    assert not monitor.inconclusive  # it may still come
+    for path in tmp_path.glob("rank*.ring"):
+        path.unlink()
+    for _ in range(2):
+        monitor._miss_rings()
+    assert monitor._judgement(waiting(frozen(10))) == []
+    assert capsys.readouterr().err.count("the job goes on without a guard, a hang is not told") == 1
+    for ring in rings:
+        ring.close()
+
+
 def test_a_good_turn_ends_a_row_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault now and then over a long job is no reason to give up."""
     monkeypatch.setattr("distsim.debug.steady.time.sleep", lambda seconds: None)
@@ -259,16 +279,17 @@ def test_a_killed_launcher_is_noticed(
     assert not monitor._orphans.launcher_died()
 
 
-@pytest.mark.parametrize(("columns", "lines"), [("80", 2), ("", 1)])
-def test_what_a_monitor_says_is_wrapped_where_columns_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str, lines: int
+@pytest.mark.parametrize(("columns", "lines"), [(80, 2), (0, 1)])
+def test_what_a_monitor_says_is_wrapped_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int, lines: int
 ) -> None:
-    """The line that withdraws a warning is as wide as the report before it; in a log without a width it is one."""
-    monkeypatch.setenv("COLUMNS", columns)
+    """The line that withdraws a warning is as wide as the report before it; in a log it is one."""
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+    monkeypatch.setattr("sys.stderr.fileno", lambda: 2)
     Monitor._say(went_on("process frozen", "rank 3", "all_reduce #12 on group data_parallel"))
     told = capsys.readouterr().err.splitlines()
     assert len(told) == lines
-    assert all(len(line) <= int(columns or 999) for line in told)
+    assert all(len(line) <= (columns or 999) for line in told)
     assert " ".join(line.strip() for line in told).endswith("is withdrawn")
 
 

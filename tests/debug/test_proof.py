@@ -9,7 +9,7 @@ import pytest
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.kinds import INCONSISTENT, WARNINGS, Kind
 from distsim.debug.proof import END_A_JOB, PROOFS, Proof, ends
-from distsim.debug.records import Evidence, Phase, RankState, Site
+from distsim.debug.records import CallWait, Evidence, Phase, RankState, Site
 from distsim.debug.render import render_diagnoses
 from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
 from distsim.debug.verdict import Diagnosis
@@ -166,6 +166,20 @@ def test_a_host_that_is_not_heard_of_may_answer_again() -> None:
     evidence.ranks = {**evidence.ranks, 0: RankState(0, Phase.ABSENT)}
     told = diagnose(evidence)[0]
     assert (told.kind, told.culprits, told.victims, told.provisional) == (Kind.NETWORK_FAULT, (0,), (1, 2), True)
+    evidence.now_s += PATIENCE_S
+    assert diagnose(evidence)[0].ends_job
+
+
+@pytest.mark.parametrize("kind", [Kind.NETWORK_FAULT, Kind.NEVER_JOINED])
+def test_who_is_cut_off_in_a_call_that_all_have_reached_is_given_up(kind: Kind) -> None:
+    """Nobody is missing in the call; that it never ends is proof when patience is over, and not before."""
+    evidence = live(run(10))
+    own = replace(evidence.records[1][-1], rank=0)
+    evidence.records = {**evidence.records, 0: [own]}
+    evidence.ranks = {**evidence.ranks, 0: replace(evidence.ranks[1], rank=0, waits=(CallWait(own),))}
+    evidence.findings = [finding(kind, 0, text="rank 0 looks for the store on another machine")]
+    told = diagnose(evidence)[0]
+    assert (told.kind, told.culprits, told.provisional) == (kind, (0,), True)
     evidence.now_s += PATIENCE_S
     assert diagnose(evidence)[0].ends_job
 

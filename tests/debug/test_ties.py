@@ -203,6 +203,13 @@ def test_a_round_that_is_cut_short_is_no_call_too_many() -> None:
     assert (d.kind, d.culprits) == (Kind.MISSING_RANK, (1,))
 
 
+def test_a_call_that_both_have_made_is_not_for_some_ranks_only() -> None:
+    """`if rank != 1 or step != 2` asks for the rank, and yet rank 1 has been there in each round before."""
+    usual = [mean(13), barrier(15)]
+    d = told(lambda r: [*usual, *usual, mean(13), *([barrier(15)] if r == 0 else []), *usual])
+    assert (d.kind, d.culprits) == (Kind.MISSING_RANK, (1,))
+
+
 def test_nobody_hangs_in_a_call_that_strict_refused() -> None:
     """Every rank is told, or about to be told, that its call did not go out: the verdict is no hang."""
     evidence = play(2, lambda r: [mean(13)] * 3 + [mean(15)] * (r == 0) + [barrier(17)])

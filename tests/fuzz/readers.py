@@ -103,7 +103,7 @@ oversubscription = 1.5
 [calibration]
 gloo_all_reduce_launch_s = 1e-4
 gloo_all_reduce_s_per_byte = 1e-9
-gloo_all_reduce_s_per_byte_large = 2e-9
+gloo_all_reduce_more_s_per_byte = 2e-9
 gloo_all_reduce_knee_bytes = 100000
 """
     return {"based.toml": text.encode()}

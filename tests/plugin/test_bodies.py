@@ -232,6 +232,7 @@ def test_seed(seed):
     result.stdout.fnmatch_lines(["*mark the test with @pytest.mark.world_size(n)*", "*fixtures are set up once*"])
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_xdist_and_x(run: Run) -> None:
     """Distributed over workers, and stopped at the first failure."""
@@ -245,6 +246,7 @@ def test_many(i, rank):
     run(text, "-x").assert_outcomes(passed=2, failed=1)
 
 
+@pytest.mark.soak
 def test_nothing_grows(run: Run) -> None:
     """Many tests leave no thread behind."""
     text = """

@@ -127,6 +127,7 @@ def test_real_ranks_are_judged_like_simulated_ones(pytester: pytest.Pytester) ->
     )
 
 
+@pytest.mark.soak
 def test_limits_of_real_ranks_say_where_everybody_is(pytester: pytest.Pytester) -> None:
     """The test's own limit, pytest-timeout's, and torch's: none of them is told as a rank that was killed."""
     pytester.makepyfile(LIMITS)
@@ -149,6 +150,7 @@ def test_limits_of_real_ranks_say_where_everybody_is(pytester: pytest.Pytester) 
     assert "killed" not in result.stdout.str()
 
 
+@pytest.mark.soak
 def test_fixtures_on_real_ranks(pytester: pytest.Pytester) -> None:
     """What a rank prints, its subtests and what it raises reach the test though it is another process."""
     pytester.makepyfile(FIXTURES)

@@ -163,6 +163,7 @@ def test_a_handler_of_pytest_timeout_that_returns_ends_nothing(monkeypatch: pyte
     assert (last.left_behind, world.host_timeout_s, world.limits.wall_time_s) == (1, 0.0, timeouts.CALLS_S)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_fixture_that_never_ends_is_pytest_timeouts_own(pytester: pytest.Pytester) -> None:
     """No rank is simulated yet, so the timer thread does what it always does: it ends pytest."""

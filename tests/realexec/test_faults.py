@@ -47,6 +47,16 @@ ELSEWHERE = {
 }
 """Kinds whose real jobs are in another file."""
 
+
+def by_kind(cases: list[Case]) -> list[Any]:
+    """Every program; the first of each kind of diagnosis runs always."""
+    first = {case.head["kind"]: case.path.stem for case in reversed(cases)}
+    return [
+        pytest.param(case, id=case.path.stem, marks=[] if case.path.stem in first.values() else pytest.mark.soak)
+        for case in cases
+    ]
+
+
 _ran: dict[str, Result] = {}
 
 
@@ -103,7 +113,8 @@ def lines(found: Diagnosis) -> set[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.path.stem)
+@pytest.mark.xdist_group("faults")
+@pytest.mark.parametrize("case", by_kind(CASES))
 def test_fault_is_named(case: Case, zygote: Zygote) -> None:
     """The first diagnosis of a faulty program is the fault that was planted."""
     result = on_gloo(case, zygote)
@@ -113,9 +124,8 @@ def test_fault_is_named(case: Case, zygote: Zygote) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # a program's warnings are its own
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case.path.stem not in NOT_SIMULATED], ids=lambda case: case.path.stem
-)
+@pytest.mark.xdist_group("faults")
+@pytest.mark.parametrize("case", by_kind([case for case in CASES if case.path.stem not in NOT_SIMULATED]))
 def test_its_simulation_says_the_same(case: Case, zygote: Zygote, tmp_path: Path) -> None:
     """A program simulated and the program on gloo have one diagnosis: kind, culprits, group, line."""
     name = case.path.stem

@@ -9,6 +9,7 @@ import pytest
 from jobs import HERE, Case, Zygote
 
 from distsim.sim.program import RunRequest, run_program
+from tests.kin import one_in
 
 SCENARIOS = HERE.parents[1] / "scenarios" / "healthy"
 STARTS_ITS_OWN_RANKS = {"ddp_two_layers", "distributed_sgd", "point_to_point"}
@@ -24,32 +25,49 @@ WAYS: dict[str, dict[str, Any]] = {
     "strict": {"level": "strict"},
     "watching": {"level": "check", "nan": True, "checksum": True},
 }
-EVERY_EIGHTH = [
-    pytest.param(case, id=case.path.stem, marks=[] if number % 8 == 0 else pytest.mark.soak)
-    for number, case in enumerate(CASES)
-]
-"""For the levels at which the guard does less than at `check`."""
+
+
+def programs(every: int, first: int = 0) -> pytest.MarkDecorator:
+    """Every program; one in *every* runs always."""
+    return pytest.mark.parametrize("case", one_in(every, CASES, first=first), ids=lambda case: case.path.stem)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["check", "strict", "watching"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.path.stem)
-def test_no_alarm(case: Case, way: str, zygote: Zygote, folder: Path) -> None:
+@programs(4)
+def test_no_alarm(case: Case, zygote: Zygote, folder: Path) -> None:
     """A legal program runs to its end with exit code 0 and an empty list of diagnoses."""
+    runs_without_an_alarm(case, "check", zygote, folder)
+
+
+@pytest.mark.slow
+@programs(6, first=1)
+def test_no_alarm_where_collectives_are_held(case: Case, zygote: Zygote, folder: Path) -> None:
+    """At level strict, too."""
+    runs_without_an_alarm(case, "strict", zygote, folder)
+
+
+@pytest.mark.slow
+@programs(8, first=2)
+def test_no_alarm_where_tensors_are_looked_at(case: Case, zygote: Zygote, folder: Path) -> None:
+    """With the checks for NaN and for buffers written in flight."""
+    runs_without_an_alarm(case, "watching", zygote, folder)
+
+
+def runs_without_an_alarm(case: Case, way: str, zygote: Zygote, folder: Path) -> None:
     result = zygote.run(case.path, case.ranks, directory=folder, **WAYS[way])
     assert result.codes == dict.fromkeys(range(case.ranks), 0), result.outputs
     assert result.diagnoses == [], result.report
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", EVERY_EIGHTH)
+@programs(12, first=3)
 def test_no_alarm_where_calls_are_recorded_only(case: Case, zygote: Zygote, folder: Path) -> None:
     """At level record, too."""
-    test_no_alarm(case, "record", zygote, folder)
+    runs_without_an_alarm(case, "record", zygote, folder)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", EVERY_EIGHTH)
+@programs(12, first=4)
 def test_level_off_leaves_nothing(case: Case, zygote: Zygote, folder: Path) -> None:
     """At level off the program runs as it does without a guard, and writes no ring."""
     result = zygote.run(case.path, case.ranks, directory=folder, level="off")
@@ -67,7 +85,7 @@ NOT_SIMULATED = {
 @pytest.mark.filterwarnings("ignore")  # a program's warnings are its own
 @pytest.mark.parametrize(
     "case",
-    [case for case in CASES if case.path.parent.parent == HERE and case.path.stem not in NOT_SIMULATED],
+    one_in(2, [case for case in CASES if case.path.parent.parent == HERE and case.path.stem not in NOT_SIMULATED]),
     ids=lambda case: case.path.stem,
 )
 def test_no_alarm_in_a_simulation(case: Case) -> None:

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,47 @@ def test_ctrl_c_blames_nobody_and_says_where_the_ranks_were(tmp_path: Path) -> N
     assert all("all_reduce #" in place and "train.py:9" in place for place in places), said
     assert "rank raised" not in said
     assert job.returncode == 130, said
+
+
+HOLDS_THE_MONITOR = """
+import os
+import signal
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.barrier()
+with open(os.path.join(os.environ["DISTSIM_DIR"], "monitor..lock")) as file:
+    os.kill(int(file.read()), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_at_the_very_end_is_one_line(number: signal.Signals, tmp_path: Path) -> None:
+    """The launcher waits for the monitor's last word: it ends at once, with the monitor, and no traceback of ours."""
+    (tmp_path / "train.py").write_text(HOLDS_THE_MONITOR)
+    command = [sys.executable, "-m", "distsim", "run", "--on", "gloo", "--nproc-per-node", "1", "--rings", "rings"]
+    job = subprocess.Popen(
+        [*command, "train.py"],
+        cwd=tmp_path,
+        env=dict(os.environ, PYTHONPATH=str(HERE.parents[1]), OMP_NUM_THREADS="1"),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    waits_for(tmp_path / "rings" / "done.json")
+    monitor = int((tmp_path / "rings" / "monitor..lock").read_text())
+    job.send_signal(number)
+    _, said = job.communicate(timeout=60)
+    assert job.returncode == 128 + number, said
+    assert "Traceback" not in said
+    assert f"distsim: {number.name} before the monitor's last word" in said
+    assert not Path(f"/proc/{monitor}").exists()
+
+
+def waits_for(path: Path) -> None:
+    """Until a file is there; fails after a minute and a half."""
+    deadline = time.monotonic() + 90
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)

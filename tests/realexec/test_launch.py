@@ -256,7 +256,47 @@ def test_a_verdict_without_its_folder_is_the_monitors_exit_code(ends: str, code:
     from distsim.realexec import launch
 
     monitor = subprocess.Popen([sys.executable, "-c", f"import os; {ends}"])
-    assert launch._last_word(tmp_path / "gone", monitor).get("exit_code") == code
+    assert launch._last_word(launch._Folder(tmp_path / "gone", monitor)).get("exit_code") == code
+
+
+REMOVED = """
+import os, shutil, signal, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, t = dist.get_rank(), torch.ones(2)
+for _ in range(3):
+    dist.all_reduce(t)
+    time.sleep(0.3)
+if rank == 0:
+    shutil.rmtree(os.environ["DISTSIM_DIR"])
+dist.all_reduce(t)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "code", "told"),
+    [
+        ("", 0, ()),
+        ("if rank: os._exit(7)\ntime.sleep(60)", 1, ("rank exited  rank 1",)),
+        ("dist.barrier() if rank else dist.recv(t, 1)", 3, ("unmatched send / recv  rank 1",)),
+    ],
+    ids=["healthy", "exit", "hang"],
+)
+def test_a_job_whose_folder_is_removed_ends_as_any_other(
+    end: str, code: int, told: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Its exit code and its verdict stay; one line says that nothing is left, and nobody blames the rank that the
+    launcher ended."""
+    (tmp_path / "train.py").write_text(REMOVED + end)
+    command = [sys.executable, "-m", "distsim", "run", "--on", "gloo", "--nproc-per-node", "2", "train.py"]
+    job = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert job.returncode == code, job.stderr
+    ours = [line for line in job.stderr.splitlines() if line.startswith("distsim:")]
+    assert ours == ["distsim: the flight records were removed while the job ran; nothing is left to diagnose"]
+    assert all(one in job.stderr for one in told), job.stderr
+    assert "rank killed" not in job.stderr
+    assert "no report" not in job.stderr
 
 
 @pytest.mark.parametrize("over", [False, True])

@@ -184,7 +184,8 @@ def test_namespaces_reach_each_other_until_the_plug_is_pulled() -> None:
 def test_a_host_that_is_cut_off_is_the_diagnosis_simulated_and_for_real(tmp_path: Path, backend: str) -> None:
     """The same file, the same verdict: the ranks behind the cut, at the call at which it struck."""
     fault = "faults = [{ what = 'nic_down', nic = 'n2/nic0', call = 'all_reduce #50' }]"
-    expect = "[expect]\nkind = 'network_fault'\nculprits = [4, 5]\nexit_code = 3"
+    limits = "[limits]\nwall_time_s = 240.0"
+    expect = f"{limits}\n[expect]\nkind = 'network_fault'\nculprits = [4, 5]\nexit_code = 3"
     result = ran(tmp_path, f"backend = '{backend}'\n{BOTH}{fault}\n{expect}", STEPS)
     assert result.wrong == [], result.text
     assert "done" not in result.output
@@ -197,7 +198,8 @@ def test_of_two_halves_the_one_that_was_cut_off_is_named_with_its_line(tmp_path:
     """Each host takes the other for lost; the scenario knows whose plug it pulled, and where its ranks stood."""
     place = 'backend = "gloo"\non = "ethernet-cpu:2"\nnproc_per_node = 2\n'
     fault = "faults = [{ what = 'nic_down', nic = 'n0/nic0', call = 'all_reduce #50' }]"
-    result = ran(tmp_path, f"{place}{fault}\n[expect]\nkind = 'network_fault'\nculprits = [0, 1]", STEPS)
+    expect = "[limits]\nwall_time_s = 240.0\n[expect]\nkind = 'network_fault'\nculprits = [0, 1]"
+    result = ran(tmp_path, f"{place}{fault}\n{expect}", STEPS)
     assert result.wrong == [], result.text
     assert result.place == (str(tmp_path / "made.py"), 7)
     assert "made.py:7  |  dist.all_reduce(t)" in result.report

@@ -9,6 +9,7 @@ from scenarios.printed import lines_of, printed_for_real
 
 from distsim.scenario import find_scenarios, load_scenario, run_scenario
 from distsim.sim import RunRequest, run_program
+from tests.kin import one_in
 
 ROOT = Path(__file__).parents[2] / "scenarios"
 FILES = find_scenarios([ROOT / "healthy"])
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # a program's warnings are it
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", one_in(2, FILES), ids=lambda path: path.stem)
 def test_prints_what_gloo_prints(path: Path) -> None:
     """A simulated program is healthy and prints the very lines that it prints on gloo."""
     result = run_scenario(load_scenario(path))
@@ -27,6 +28,7 @@ def test_prints_what_gloo_prints(path: Path) -> None:
     assert lines_of(result.output, prefixed=True) == expected
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_first_command_of_the_readme_is_deterministic(capfd: pytest.CaptureFixture[str]) -> None:
     """ddp_mlp.py on two GPU nodes prints the same twice, speeds included, and its loss falls."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
+import time
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from sim.running import HEAD, Scripts
@@ -60,3 +64,39 @@ def test_nothing_leaves_a_rank_that_is_over(
     assert [(tmp_path / f"log{rank}").read_text() for rank in (0, 1)] == ["before", "before"]
     assert (tmp_path / "good.pt").stat().st_size > 500
     assert "after" not in ran.out + ran.err + capfd.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files left open
+@pytest.mark.parametrize("stop", ["mismatch", "hang"])
+def test_threads_beside_a_simulation_keep_what_they_write(
+    script: Scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: str
+) -> None:
+    """A thread of the surrounding program has opened its file and its descriptor while the ranks ran."""
+    monkeypatch.chdir(tmp_path)
+    kept: list[tuple[TextIO, int]] = []
+
+    def beside() -> None:
+        while not Path("begun").exists():
+            time.sleep(0.001)
+        log = Path("host.log").open("w")  # noqa: SIM115
+        log.write("early, ")
+        kept.append((log, os.open("host.raw", os.O_WRONLY | os.O_CREAT)))
+        Path("opened").touch()
+
+    thread = threading.Thread(target=beside, daemon=True)
+    thread.start()
+    text = HEAD + 'log = open(f"log{rank}", "w")\nlog.write("after")\nopen("begun", "w").close()\n'
+    text += 'while not os.path.exists("opened"): pass\n'
+    text += "dist.all_reduce(torch.ones(2 + rank))\n" if stop == "mismatch" else "dist.recv(torch.ones(1), 1 - rank)\n"
+    ran = script(text)
+    thread.join()
+    ((log, number),) = kept
+    assert ran.outcome.exit_code == (4 if stop == "mismatch" else 3)
+    log.write("late")
+    log.close()
+    os.write(number, b"raw")
+    os.close(number)
+    assert (tmp_path / "host.log").read_text() == "early, late"
+    assert (tmp_path / "host.raw").read_text() == "raw"
+    gc.collect()
+    assert [(tmp_path / f"log{rank}").read_text() for rank in (0, 1)] == ["", ""]

@@ -70,7 +70,7 @@ def test_control_collectives_on_a_store() -> None:
 
     def body() -> list[Any]:
         rank, limit = int(os.environ["RANK"]), timedelta(seconds=20)
-        store = dist.TCPStore("127.0.0.1", 29_556, 2, is_master=rank == 0)
+        store = dist.TCPStore("node0", 29_556, 2, is_master=rank == 0)
         control = torch._C._distributed_c10d._StoreCollectives(store, rank, 2)
         control.barrier("first", limit, True)
         if rank == 0:

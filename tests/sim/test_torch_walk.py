@@ -17,8 +17,8 @@ HARMLESS = {
         torch._utils:_get_device_module torch._utils_internal:* torch._weights_only_unpickler:_get_allowed_globals
         torch.accelerator:* torch.backends.opt_einsum:is_available torch.backends.python_native:*
         torch.cpu:get_capabilities
-        torch.distributed.fsdp._flat_param:_get_dtype_size torch.distributed.tensor._op_schema:*
-        torch.distributed.pipelining.schedules:_get_profiler_function_name torch.nn.modules.linear_cross_entropy:*
+        torch.distributed.fsdp._flat_param:_get_dtype_size
+        torch.distributed.pipelining.schedules:_get_profiler_function_name
         torch.nn.attention.varlen:_should_use_cudnn torch.overrides:* torch.storage:_new_dtypes
         torch.storage:_dtype_to_storage_type_map torch.storage:_storage_type_to_dtype_map torch.utils._cxx_pytree:*
         torch.utils._device:_device_constructors torch.utils._helion:* torch.utils._import_utils:* torch.utils._pallas:*
