@@ -68,7 +68,8 @@ class Case:
     def unknown(self, rank: int) -> bool:
         """It left no record, and nobody saw it end: it may be anywhere."""
         evidence = self.world.evidence
-        return rank in evidence.unrecorded and self.world.states[rank].phase is Phase.RUNNING
+        unrecorded = rank in evidence.unrecorded or rank in self.world.strangers
+        return unrecorded and self.world.states[rank].phase is Phase.RUNNING
 
     def where(self, rank: int) -> str:
         """Where a rank is, as the rest of a sentence."""

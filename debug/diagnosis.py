@@ -170,7 +170,11 @@ def _never_came(
     """A rank that ended well, or still runs, and is waited for: sort it by the call it never made."""
     call = case.first_wait([rank])
     if call is None:  # only host or store waits point at it
-        waiter, _need = case.graph.waiters_on([rank])[0]
+        waiting = case.graph.waiters_on([rank])
+        if not waiting:  # it died in a call itself, at its very end, and those it waited for may still move
+            found.append(death(case, [rank], victims))
+            return
+        waiter = waiting[0][0]
         if not any(d.kind is Kind.HOST_STUCK and waiter in d.culprits for d in found):
             found.append(host_wait(case, waiter, [v for v in victims if v != waiter]))
         return

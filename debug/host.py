@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from distsim.debug import ring as rings
+from distsim.debug.away import Away
 from distsim.debug.compare import Comparer, LaneKey
 from distsim.debug.evidence import Knowledge, given_up, read_exits
 from distsim.debug.exchange import Rows
@@ -22,9 +23,6 @@ __all__ = ["Host"]
 FAILED_MESSAGE = rings.P2P_CALL | rings.STATE_MASK, rings.P2P_CALL | rings.FAILED
 """Bits of a record's flags to look at, and what they are."""
 
-AWAY_S = 1.0
-"""A nap that lasts so much longer than it was meant to: the monitor was away itself."""
-MOST_ABSENCES = 64
 MOST_FLAGGED = 256
 """Calls of a rank that a guard has flagged, of which each is looked at; NaN stays for the rest of a job."""
 
@@ -42,8 +40,7 @@ class Host:
         self._bad: set[Path] = set()
         self._newest = 0
         self.notes: list[str] = []
-        self.away_ns: list[tuple[int, int]] = []
-        """When this monitor was away: from, to."""
+        self.away = Away()
         self._flagged: dict[tuple[int, int], set[tuple[int, int]]] = {}
         """(attempt, rank) -> flags seen, and on which calls."""
 
@@ -103,6 +100,7 @@ class Host:
             return together is not None and together.route(rank, key, rows, here)
 
         for rank, reader in self.readers.items():
+            reader.refresh()
             records, self._next[rank] = reader.since(self._next[rank])
             total += len(records)
             lane_of = partial(self._lane, reader)
@@ -125,18 +123,8 @@ class Host:
             hang_after_s=hang_after_s,
             straggler_after_s=straggler_after_s,
             directory=self.directory,
-            away_ns=tuple(self.away_ns),
+            away_ns=tuple(self.away.spans_ns),
         )
-
-    def slept(self, began_ns: int, meant_s: float) -> bool:
-        """Note that a nap of *meant_s* was over only now; True when the monitor itself was away: stopped (with its
-        container), or on a suspended host."""
-        now = time.monotonic_ns()
-        if (now - began_ns) / 1e9 < meant_s + AWAY_S:
-            return False
-        self.away_ns.append((began_ns, now))
-        del self.away_ns[:-MOST_ABSENCES]
-        return True
 
     def missing_states(self, ranks: Mapping[int, object], grace_s: float) -> dict[int, RankState]:
         """States of ranks of this host without a ring: dead before they could make one, or not there yet."""
@@ -145,7 +133,7 @@ class Host:
         now = time.monotonic_ns()
         first = min((reader.word(rings.W_OPENED) for reader in self.readers.values()), default=now)
         # Once a rank has joined, all have: one without a ring found no place for it.
-        away = sum(max(0, end - max(begin, first)) for begin, end in self.away_ns)
+        away = sum(max(0, end - max(begin, first)) for begin, end in self.away.spans_ns)
         late = (now - first - away) / 1e9 > grace_s and not self.joined()
         given = self._given()
         for rank in range(self.world_size):

@@ -67,7 +67,7 @@ def hypotheses(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: 
             scored.append((score, longer == k, Kind.EXTRA_COLLECTIVE))
     if least < 2:
         score = support(mine[1:], theirs[1:], least, exact=False) or 0
-        same_line = mine[0].site is not None and mine[0].site == theirs[0].site
+        same_line = bool(mine and theirs) and mine[0].site is not None and mine[0].site == theirs[0].site
         scored.append((score + same_line, longer == 0, Kind.OP_MISMATCH))
     scored.sort(key=lambda s: (-s[0], not s[1]))
     return [(score, kind) for score, _, kind in scored]

@@ -95,20 +95,27 @@ def group_rows(readers: Sequence[RingReader]) -> list[GroupRow]:
 def live_table(readers: Sequence[RingReader]) -> Table:
     """The rows as a rich table."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("group", "ranks", "call", "where the ranks are", "longest wait", "state"):
-        table.add_column(name)
+    for name in ("group", "ranks", "call", "where the ranks are"):
+        table.add_column(name, overflow="fold")  # on more lines, never cut
+    table.add_column("longest wait", no_wrap=True)
+    table.add_column("state", overflow="fold")
     for row in group_rows(readers):
-        places = "  ".join(f"#{number}: {format_ranks(ranks)}" for number, ranks in row.by_number.items())
+        places = "  ".join(f"#{number}: {_breakable(ranks)}" for number, ranks in row.by_number.items())
         longest = max(row.waiting.values(), default=0.0)
         table.add_row(
             row.group.label,
-            format_ranks(row.group.ranks),
+            _breakable(row.group.ranks),
             row.op,
             places,
             f"{longest:.1f} s" if longest else "",
             _state(row, longest),
         )
     return table
+
+
+def _breakable(ranks: Sequence[int]) -> str:
+    """A line ends between two ranks, not within a number."""
+    return format_ranks(ranks).replace(",", ", ")
 
 
 def straggler_lines(readers: Sequence[RingReader]) -> list[str]:

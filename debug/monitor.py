@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -98,6 +99,7 @@ class Monitor:
         self._answered: set[str] = set()
         self._asked: float | None = None
         self._last_withdrawn = self._last_back = 0.0
+        self._absences = 0
         self._closing = False
         """The launcher ends the ranks: their deaths are no news."""
         self._orphans = Orphans(directory)
@@ -109,6 +111,7 @@ class Monitor:
 
     def run(self) -> int:
         """Watch until the ranks are gone; answers the exit code of the verdict."""
+        self.host.away.start()
         while not self._turn():
             pass
         self._farewell()
@@ -134,11 +137,18 @@ class Monitor:
             self.abort()
         if self._over():
             return True
-        nap_s, began_ns = BUSY_POLL_S if moved else QUIET_POLL_S, time.monotonic_ns()
-        time.sleep(nap_s)
-        if self.host.slept(began_ns, nap_s):
-            self._back(time.monotonic())
+        time.sleep(BUSY_POLL_S if moved else QUIET_POLL_S)
+        self._was_away()
         return False
+
+    def _was_away(self) -> bool:
+        """Whether the monitor has been away itself since it was last asked."""
+        times = self.host.away.look()
+        if times == self._absences:
+            return False
+        self._absences = times
+        self._back(time.monotonic())
+        return True
 
     def _miss_rings(self) -> None:
         """Rings that were taken away before they were mapped: of their ranks nothing will ever be known, so no call
@@ -315,10 +325,8 @@ class Monitor:
                 found = [d for d in found if news_key(d) in same]
             else:
                 found = []
-        if found and self.host.slept(int(now * 1e9), BACK_S):
-            self._back(time.monotonic())  # the monitor was stopped while it judged
-            if self._next_judgement > time.monotonic():
-                return
+        if found and self._was_away() and self._next_judgement > time.monotonic():
+            return  # it was stopped while it judged
         if found:
             self._with_stacks(found)
         self._delay = min(self._delay * 1.5, 2.0)
@@ -453,7 +461,16 @@ class Monitor:
 
     @staticmethod
     def _say(note: str) -> None:
-        print(f"distsim: {printable(note)}", file=sys.stderr)
+        """One line, wrapped on a terminal as the reports are; whole in a log, where it is looked for."""
+        said, width = f"distsim: {printable(note)}", 0
+        with contextlib.suppress(OSError, ValueError):
+            width = os.get_terminal_size(sys.stderr.fileno()).columns
+        if width:
+            said = textwrap.fill(
+                said, max(width, 20), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            )
+        with contextlib.suppress(OSError):
+            print(said, file=sys.stderr, flush=True)
 
     def _write(self) -> None:
         report: dict[str, Any] = {

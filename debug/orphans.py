@@ -19,6 +19,9 @@ __all__ = ["ORPHANS_S", "Orphans"]
 ORPHANS_S = 10.0
 """Ranks whose launcher was killed while they met have this long to meet all the same."""
 
+SHOWN = 16
+"""Process numbers in the line that is said."""
+
 
 class Orphans:
     """Notices that the launcher of a job is gone before the job is over."""
@@ -42,7 +45,9 @@ class Orphans:
                 text += " while its ranks meet in init_process_group, in a store that was the launcher's: they would "
                 text += "wait there until their timeout (10 minutes). Start the job again"
             else:
-                text += "; its ranks run on, and are watched to their end"
+                pids = sorted({str(host.readers[rank].header.pid) for rank, over in host.ended().items() if not over})
+                text += "; its ranks run on, and are watched to their end "
+                text += f"(kill {' '.join(pids[:SHOWN])}{' ...' if len(pids) > SHOWN else ''} ends them)"
             monitor._say(text)
         elif meeting and now - self._since > ORPHANS_S and monitor.settings.on_hang is OnHang.ABORT:
             monitor._say(f"its ranks have not met in {ORPHANS_S:.0f} s, and are ended")

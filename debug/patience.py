@@ -62,9 +62,9 @@ def patience(world: World, late: Mapping[int, CallRecord]) -> tuple[list[int], C
                     ranks,
                     waiting,
                     call=call,
-                    explanation=f"{capital(who)} {are(ranks, 'is', 'are')} late for {call_text(call)} on "
+                    explanation=f"{capital(who)} {are(ranks, 'is', 'are')} late for {_awaited(call)} on "
                     f"{group_text(call.group)} but still {are(ranks, 'runs', 'run')}"
-                    f"{f', at {place(at)}' if (at := world.states[ranks[0]].site) else ''}. "
+                    f"{_where(world, ranks[0])}. "
                     f"{num} {'rank waits' if num == 1 else 'ranks wait'} at {place(call.site)} for "
                     f"{evidence.now_s - call.issued_s:.1f} s so far.",
                     suggestion=advice(Kind.STRAGGLER, who=who),
@@ -74,3 +74,16 @@ def patience(world: World, late: Mapping[int, CallRecord]) -> tuple[list[int], C
         return found
 
     return moving, stragglers
+
+
+def _awaited(call: CallRecord) -> str:
+    """What a late rank is to do: a message is the other end's call, not its own."""
+    return f"rank {call.rank}'s {call_text(call)}" if call.is_p2p else call_text(call)
+
+
+def _where(world: World, rank: int) -> str:
+    """Where it is; where nobody knows that, where it was last."""
+    at, last = world.states[rank].site, world.last(rank)
+    if at is not None:
+        return f", at {place(at)}"
+    return "" if last is None or last.site is None else f"; its last call was {call_text(last)} at {place(last.site)}"

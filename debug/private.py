@@ -27,24 +27,42 @@ def private_folder(path: Path, *, chosen: bool = False) -> None:
     """
     if _make(path):
         return
-    found = path.lstat()
-    if chosen and stat.S_ISLNK(found.st_mode):
-        _ours(path, found)
+    if chosen and stat.S_ISLNK((link := path.lstat()).st_mode):
+        _ours(path, link)
         path = path.resolve()
-        found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        kind = "a link" if stat.S_ISLNK(found.st_mode) else "no folder"
-        raise PermissionError(errno.EPERM, f"expected a folder of your own, got {kind}", str(path))
+    # One folder is judged and closed, by its descriptor: another may be put under its name meanwhile.
+    folder = _open(path)
+    try:
+        _close_to_others(folder, path, chosen)
+        found, now = os.fstat(folder), path.lstat()
+    finally:
+        os.close(folder)
+    if (found.st_dev, found.st_ino) != (now.st_dev, now.st_ino):
+        raise PermissionError(errno.EPERM, "somebody has put something else in its place just now", str(path))
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        kind = "a link" if path.is_symlink() else "no folder"
+        raise PermissionError(errno.EPERM, f"expected a folder of your own, got {kind}", str(path)) from None
+
+
+def _close_to_others(folder: int, path: Path, chosen: bool) -> None:
+    found = os.fstat(folder)
     _ours(path, found)
     mode = stat.S_IMODE(found.st_mode)
-    if not mode & OTHERS or (chosen and not mode & OTHERS_WRITE and any(path.iterdir())):
+    if not mode & OTHERS or (chosen and not mode & OTHERS_WRITE and os.listdir(folder)):
         return
-    if mode & OTHERS_WRITE and any(path.iterdir()):
+    if mode & OTHERS_WRITE and os.listdir(folder):
         raise PermissionError(
             errno.EPERM, f"others may write there (mode {mode:04o}), and may have; empty it, or chmod 700", str(path)
         )
-    path.chmod(0o700)  # of an earlier release, or just made by hand
-    if mode & OTHERS_WRITE and any(path.iterdir()):
+    os.fchmod(folder, 0o700)  # of an earlier release, or just made by hand
+    if mode & OTHERS_WRITE and os.listdir(folder):
         raise PermissionError(errno.EPERM, f"somebody else writes there (mode {mode:04o})", str(path))
 
 

@@ -12,7 +12,7 @@ import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,7 +135,7 @@ LATEST = 1 << 62
 
 
 class RingReader:
-    """One ring file, mapped read-only."""
+    """One ring file, mapped read-only; another user's is copied, at each `refresh`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Map the file; a file that is no ring of this version is a UsageError of one line."""
@@ -156,13 +156,13 @@ class RingReader:
                 if size < rings.file_bytes():
                     raise UsageError(f"{self.path.name}: truncated, {size} of {rings.file_bytes()} bytes")
                 self._inode = status.st_ino
-                self._map: mmap.mmap | bytes
-                if status.st_uid == os.geteuid():
+                self._map: mmap.mmap | bytearray
+                self._is_copy = status.st_uid != os.geteuid()
+                if not self._is_copy:
                     self._map = mmap.mmap(file.fileno(), rings.file_bytes(), access=mmap.ACCESS_READ)
                 else:  # its owner could cut it off under our hands, which ends a process that has mapped it
-                    file.seek(0)
-                    self._map = file.read(rings.file_bytes())
-                    if len(self._map) < rings.file_bytes():
+                    self._map = bytearray(rings.file_bytes())
+                    if not self._copy(file):
                         raise UsageError(f"{self.path.name}: truncated while it was read")
         except OSError as error:
             raise UsageError(f"{self.path.name}: cannot be read ({error.strerror})") from None
@@ -193,6 +193,29 @@ class RingReader:
         """What was found that no rank writes; a live job's monitor goes on with the rest."""
         self._groups: dict[int, GroupEntry] = {}
         self._sites: dict[int, tuple[Site, ...]] = {}
+
+    def refresh(self) -> bool:
+        """Look at the file again, where it is not mapped; False when that cannot be done, and what is here stays."""
+        if not self._is_copy:
+            return True
+        try:
+            with open_regular(self.path) as file:
+                return os.fstat(file.fileno()).st_ino == self._inode and self._copy(file)
+        except OSError:
+            return False
+
+    def _copy(self, file: BinaryIO) -> bool:
+        """A record that changes meanwhile counts as still being written, as it would in a mapped ring."""
+        copies = [os.pread(file.fileno(), rings.file_bytes(), 0) for _ in range(2)]
+        if any(len(copy) < rings.file_bytes() for copy in copies):
+            return False
+        first, second = (
+            np.frombuffer(copy, dtype=RECORD, count=rings.RECORDS, offset=rings.RECORDS_AT) for copy in copies
+        )
+        self._map[:] = copies[0]
+        own = np.frombuffer(self._map, dtype=RECORD, count=rings.RECORDS, offset=rings.RECORDS_AT)
+        own["commit"][first["commit"] != second["commit"]] = 0
+        return True
 
     def current(self) -> bool:
         """The file of this name is still the one that is mapped: a process that replaces itself (`os.execv`) makes
@@ -301,7 +324,7 @@ class RingReader:
         if offset + length > rings.TABLE_BYTES:
             return None
         try:
-            content = load_json(self._map[at + rings._ENTRY.size : at + rings._ENTRY.size + length])
+            content = load_json(bytes(self._map[at + rings._ENTRY.size : at + rings._ENTRY.size + length]))
         except ValueError:  # still being written
             return None
         self._table[offset] = content
@@ -378,7 +401,7 @@ class RingReader:
             length, check = rings._PAYLOAD.unpack_from(self._map, at)
             if position % rings.PAYLOAD_BYTES + rings._PAYLOAD.size + length > rings.PAYLOAD_BYTES:
                 return UNKNOWN
-            data = self._map[at + rings._PAYLOAD.size : at + rings._PAYLOAD.size + length]
+            data = bytes(self._map[at + rings._PAYLOAD.size : at + rings._PAYLOAD.size + length])
             if not data or zlib.crc32(data) != check or position + rings.PAYLOAD_BYTES < self.word(rings.W_PAYLOAD_END):
                 return UNKNOWN
             found = self._signatures[key] = self._payload(position, check, data)
@@ -406,7 +429,7 @@ class RingReader:
             if before == 0:
                 return None, (), ()
             length = min(int(self._words[rings.POSITION_AT // 8]), rings.POSITION_BYTES - 8)
-            data = self._map[rings.POSITION_AT + 8 : rings.POSITION_AT + 8 + length]
+            data = bytes(self._map[rings.POSITION_AT + 8 : rings.POSITION_AT + 8 + length])
             if before % 2 == 0 and self.word(rings.W_POSITION) == before:
                 try:
                     inner, frames, keys = load_json(data)

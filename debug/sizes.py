@@ -106,7 +106,7 @@ def split_conflicts(ordered: Sequence[CallRecord]) -> list[SplitConflict]:
     group = ordered[0].group.ranks
     sends = {r.rank: s for r in ordered if (s := _splits(r, len(group), r.input_splits, r.input_shapes)) is not None}
     takes = {r.rank: s for r in ordered if (s := _splits(r, len(group), r.output_splits, r.output_shapes)) is not None}
-    if len(sends) == len(takes) == len(group):  # all there: compare whole columns at once
+    if sends.keys() == takes.keys() == set(group):  # all there: compare whole columns at once
         columns = zip(*(sends[rank] for rank in group), strict=True)
         if all(column == takes[rank] for rank, column in zip(group, columns, strict=True)):
             return []
@@ -140,6 +140,8 @@ def _splits(
     record: CallRecord, num_ranks: int, splits: tuple[int, ...] | None, shapes: tuple[Shape, ...]
 ) -> tuple[int, ...] | None:
     """Elements for (or from) each group rank; None where the record does not tell."""
+    if not num_ranks:
+        return None
     if record.op == "all_to_all":
         return tuple(prod(s) for s in shapes) if len(shapes) == num_ranks else None
     if len(shapes) != 1:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
 from typing import Any
 
 from distsim.debug.kinds import Kind
@@ -23,104 +24,83 @@ from distsim.debug.records import (
 
 __all__ = ["evidence_from_json", "evidence_to_json"]
 
-_PLAIN = (
-    "seq",
-    "op",
-    "reduce_op",
-    "root",
-    "peer",
-    "tag",
-    "nbytes",
-    "device",
-    "is_async",
-    "waited",
-    "thread",
-    "issued_s",
-    "started_s",
-    "completed_s",
-    "error",
-    "rejected",
-    "index",
-)
-_STATE = (
-    "since_s",
-    "exit_code",
-    "signal",
-    "exception",
-    "traceback",
-    "host",
-    "pid",
-    "over",
-    "silent_s",
-    "reason",
-    "at_large",
-    "leaving",
-)
-_TUPLES = ("dtypes", "input_splits", "output_splits", "new_ranks")
-_SHAPES = ("input_shapes", "output_shapes")
+_CALL = {f.name: f for f in fields(CallRecord) if f.name not in ("rank", "group", "site", "stack")}
+"""Fields of a call that are said as they are; most have their default, and are left out then."""
+_STATE = [f.name for f in fields(RankState) if f.name not in ("rank", "phase", "waits", "site", "stack")]
+_FINDING = [f.name for f in fields(Finding) if f.name not in ("kind", "ranks", "group", "call", "site")]
 
 
 def evidence_to_json(evidence: Evidence) -> dict[str, Any]:
-    """One host's part of the evidence; groups and stacks that repeat are written once."""
-    groups: dict[Group, int] = {}
-    stacks: dict[tuple[Site, ...], int] = {}
+    """One host's part of the evidence; groups, stacks and calls that repeat are written once."""
+    writer = _Writer(evidence)
     said: dict[str, Any] = {
-        "states": [_state(state, stacks) for state in evidence.ranks.values()],
-        "records": {
-            str(rank): [_record(call, groups, stacks) for call in calls] for rank, calls in evidence.records.items()
-        },
-        "findings": [_finding(finding) for finding in evidence.findings],
+        "states": [writer.state(state) for state in evidence.ranks.values()],
+        "records": {str(rank): [[writer.record(call)] for call in calls] for rank, calls in evidence.records.items()},
+        "findings": [writer.finding(finding) for finding in evidence.findings],
         "sources": dict(evidence.sources),
     }
-    said["groups"] = [[group.name, group.description, list(group.ranks)] for group in groups]
-    said["stacks"] = [[site.to_json() for site in stack] for stack in stacks]
+    said["groups"] = [[group.name, group.description, list(group.ranks)] for group in writer.groups]
+    said["stacks"] = [[site.to_json() for site in stack] for stack in writer.stacks]
     return said
 
 
-def _state(state: RankState, stacks: dict[tuple[Site, ...], int]) -> dict[str, Any]:
-    return {
-        "rank": state.rank,
-        "phase": state.phase.value,
-        "waits": [_wait(wait) for wait in state.waits],
-        "site": _site(state.site),
-        "stack": stacks.setdefault(tuple(state.stack), len(stacks)),
-        **{name: getattr(state, name) for name in _STATE},
-    }
+class _Writer:
+    def __init__(self, evidence: Evidence) -> None:
+        self.groups: dict[Group, int] = {}
+        self.stacks: dict[tuple[Site, ...], int] = {}
+        self._written = {(rank, call.index) for rank, calls in evidence.records.items() for call in calls}
 
+    def state(self, state: RankState) -> dict[str, Any]:
+        return {
+            "rank": state.rank,
+            "phase": state.phase.value,
+            "waits": [self._wait(wait) for wait in state.waits],
+            "site": _site(state.site),
+            "stack": self._stack(state.stack),
+            **{name: getattr(state, name) for name in _STATE},
+        }
 
-def _wait(wait: Wait) -> dict[str, Any]:
-    if isinstance(wait, CallWait):
-        return {"call": wait.record.index}
-    if isinstance(wait, StoreWait):
-        return {"keys": list(wait.keys), "purpose": wait.purpose}
-    return {"what": wait.what, "on_ranks": list(wait.on_ranks)}
+    def record(self, call: CallRecord) -> dict[str, Any]:
+        said: dict[str, Any] = {"group": self._group(call.group), "stack": self._stack(call.stack)}
+        if call.site != next(iter(call.stack), None):
+            said["site"] = _site(call.site)
+        for name, field in _CALL.items():
+            value = getattr(call, name)
+            if field.default is MISSING or value != field.default:
+                said[name] = value
+        return said
+
+    def finding(self, finding: Finding) -> dict[str, Any]:
+        return {
+            "kind": finding.kind.value,
+            "ranks": list(finding.ranks),
+            "group": None if finding.group is None else self._group(finding.group),
+            "call": None if finding.call is None else self._call(finding.call),
+            "site": _site(finding.site),
+            **{name: getattr(finding, name) for name in _FINDING},
+        }
+
+    def _wait(self, wait: Wait) -> dict[str, Any]:
+        if isinstance(wait, CallWait):
+            return {"call": self._call(wait.record)}
+        if isinstance(wait, StoreWait):
+            return {"keys": list(wait.keys), "purpose": wait.purpose}
+        return {"what": wait.what, "on_ranks": list(wait.on_ranks)}
+
+    def _call(self, call: CallRecord) -> list[Any]:
+        """A call that is among the records by its number, another one whole."""
+        where = [call.rank, call.index]
+        return where if tuple(where) in self._written else [*where, self.record(call)]
+
+    def _group(self, group: Group) -> int:
+        return self.groups.setdefault(group, len(self.groups))
+
+    def _stack(self, stack: Sequence[Site]) -> int:
+        return self.stacks.setdefault(tuple(stack), len(self.stacks))
 
 
 def _site(site: Site | None) -> list[Any] | None:
     return None if site is None else site.to_json()
-
-
-def _record(call: CallRecord, groups: dict[Group, int], stacks: dict[tuple[Site, ...], int]) -> list[Any]:
-    said: dict[str, Any] = {"group": groups.setdefault(call.group, len(groups)), "state": call.state.value}
-    said["stack"] = stacks.setdefault(tuple(call.stack), len(stacks))
-    for name in (*_PLAIN, *_TUPLES, *_SHAPES):
-        value = getattr(call, name)
-        if value not in (None, (), 0, False):
-            said[name] = value
-    return [said]
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "kind": finding.kind.value,
-        "ranks": list(finding.ranks),
-        "text": finding.text,
-        "call": [finding.call.rank, finding.call.index] if finding.call is not None else None,
-        "site": _site(finding.site),
-        "suggestion": finding.suggestion,
-        "at_s": finding.at_s,
-        "guess": finding.guess,
-    }
 
 
 def evidence_from_json(
@@ -133,44 +113,40 @@ def evidence_from_json(
         int(rank): [_read_record(int(rank), call[0], groups, stacks) for call in calls]
         for rank, calls in said["records"].items()
     }
+    by_number = {(rank, call.index): call for rank, calls in records.items() for call in calls}
+
+    def read_call(where: Sequence[Any]) -> CallRecord:
+        rank, index, *whole = where
+        return _read_record(rank, whole[0], groups, stacks) if whole else by_number[rank, index]
+
     states = {}
     for entry in said["states"]:
         rank = int(entry["rank"])
-        by_index = {call.index: call for call in records.get(rank, ())}
         states[rank] = RankState(
             rank=rank,
             phase=Phase(entry["phase"]),
-            waits=tuple(w for wait in entry["waits"] if (w := _read_wait(wait, by_index)) is not None),
+            waits=tuple(_read_wait(wait, read_call) for wait in entry["waits"]),
             site=_read_site(entry["site"]),
             stack=stacks[entry["stack"]],
             **{name: entry[name] for name in _STATE},
         )
-    findings = []
-    for entry in said["findings"]:
-        call = None
-        if entry["call"] is not None:
-            rank, index = entry["call"]
-            call = next((c for c in records.get(rank, ()) if c.index == index), None)
-        findings.append(
-            Finding(
-                Kind(entry["kind"]),
-                tuple(entry["ranks"]),
-                entry["text"],
-                group=call.group if call is not None else None,
-                call=call,
-                site=_read_site(entry["site"]),
-                suggestion=entry["suggestion"],
-                at_s=entry["at_s"],
-                guess=bool(entry["guess"]),
-            )
+    findings = [
+        Finding(
+            kind=Kind(entry["kind"]),
+            ranks=tuple(entry["ranks"]),
+            group=None if entry["group"] is None else groups[entry["group"]],
+            call=None if entry["call"] is None else read_call(entry["call"]),
+            site=_read_site(entry["site"]),
+            **{name: entry[name] for name in _FINDING},
         )
+        for entry in said["findings"]
+    ]
     return states, records, findings, dict(said["sources"])
 
 
-def _read_wait(said: dict[str, Any], records: dict[int, CallRecord]) -> Wait | None:
+def _read_wait(said: dict[str, Any], read_call: Callable[[Sequence[Any]], CallRecord]) -> Wait:
     if "call" in said:
-        record = records.get(said["call"])
-        return None if record is None else CallWait(record)
+        return CallWait(read_call(said["call"]))
     if "keys" in said:
         return StoreWait(tuple(said["keys"]), said["purpose"])
     return HostWait(said["what"], tuple(said["on_ranks"]))
@@ -184,14 +160,16 @@ def _read_record(
     rank: int, said: dict[str, Any], groups: Sequence[Group], stacks: Sequence[tuple[Site, ...]]
 ) -> CallRecord:
     stack = stacks[said["stack"]]
-    given: dict[str, Any] = {name: said[name] for name in _PLAIN if name in said}
-    given.update({name: tuple(said[name]) for name in _TUPLES if name in said})
-    given.update({name: tuple(tuple(shape) for shape in said[name]) for name in _SHAPES if name in said})
+    given = {name: _tuples(said[name]) for name in _CALL if name in said}
     return CallRecord(
+        **{**given, "state": State(said["state"]) if "state" in said else State.ISSUED},
         rank=rank,
         group=groups[said["group"]],
-        state=State(said["state"]),
-        site=stack[0] if stack else None,
+        site=_read_site(said["site"]) if "site" in said else next(iter(stack), None),
         stack=stack,
-        **given,
     )
+
+
+def _tuples(value: Any) -> Any:
+    """JSON has no tuples, and a call no lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -58,6 +58,8 @@ class World:
         self.states: dict[int, RankState] = {
             rank: evidence.ranks.get(rank) or _unknown(evidence, rank) for rank in range(evidence.world_size)
         }
+        self.strangers: set[int] = set()
+        """Ranks that records name, though the world has no such rank (damaged records): nothing is known of them."""
         self._records: dict[int, Sequence[CallRecord]] = {
             rank: [call for call in calls if not call.rejected] if any(call.rejected for call in calls) else calls
             for rank, calls in evidence.records.items()
@@ -75,7 +77,18 @@ class World:
     def _index(self) -> None:
         for rank in sorted(self.evidence.records):
             current: dict[int, tuple[Lane, list[CallRecord]]] = {}  # id(group) -> lane, and the rank's calls
+            groups: dict[int, bool] = {}  # id(group) -> whether the rank is a member
             for record in self.records(rank):
+                member = groups.get(id(record.group))
+                if member is None:
+                    self._know(record.group.ranks)
+                    member = groups[id(record.group)] = rank in record.group.ranks
+                if record.peer is not None and record.peer not in self.states:
+                    self._know((record.peer,))
+                if record.new_ranks is not None:
+                    self._know(record.new_ranks)
+                if not member:
+                    continue  # a group whose members could not be read: who met whom is not known
                 if record.op in P2P:
                     self._p2p.append(record)
                     continue
@@ -97,6 +110,19 @@ class World:
                     calls.append(record)
         for calls in self._unsorted:
             calls.sort(key=lambda r: r.seq)
+        for lane in self.lanes:  # of a rank that has only destroyed the group, nothing is known in it
+            lane.calls = {rank: calls for rank, calls in lane.calls.items() if calls}
+
+        for state in list(self.states.values()):
+            for wait in state.waits:  # in a call that its own rank refused, too
+                if isinstance(wait, CallWait):
+                    self._know(wait.record.members)
+
+    def _know(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            if rank not in self.states:
+                self.states[rank] = RankState(rank)
+                self.strangers.add(rank)
 
     def _open(self, record: CallRecord) -> Lane:
         """The lane that takes the record: a number 1 that the rank has made already begins a new one."""

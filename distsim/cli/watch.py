@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
     from distsim.debug.console import Console
     from distsim.debug.postmortem import load_jobs, load_rings
+    from distsim.debug.render import piped_width
 
     if not args.directory.is_dir():
         raise UsageError(f"expected a folder of rings, got {args.directory}: no such folder")
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.directory}: no rings of distsim here (rank*.ring); start the job with --rings {args.directory}"
         )
     if not sys.stdout.isatty():
-        Console(width=120, highlight=False).print(_view(readers))
+        Console(width=piped_width(120), highlight=False).print(_view(readers))
         return 0
     with Live(_view(readers), console=Console(), auto_refresh=False) as live:
         while not _ended(readers):

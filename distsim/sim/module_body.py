@@ -16,6 +16,8 @@ from typing import Any
 __all__ = ["ModuleBodies"]
 
 _AGAIN = re.compile(r"already|duplicate|more than once|twice|re-?regist|exists|conflict", re.IGNORECASE)
+"""In the words of a library's registry. The operating system has the same words (`File exists`) for what every
+process would be told."""
 _ANNOTATIONS = 0x1000000
 """CO_FUTURE_ANNOTATIONS, the one future that changes how today's Python compiles (Lib/__future__.py)."""
 
@@ -40,7 +42,7 @@ class ModuleBodies:
                 exec(code, module.__dict__)
             except Exception as exc:
                 first = self._first.get(path)
-                if first is None or not _AGAIN.search(str(exc)):
+                if first is None or isinstance(exc, OSError) or not _AGAIN.search(str(exc)):
                     raise
                 if statements is None:
                     text = source()

@@ -49,16 +49,17 @@ def simulation() -> Iterator[Host]:
         raise UsageError(
             "a simulation already runs in this process: distsim.simulate and run_program cannot be called by a rank"
         )
-    _active[0] = True
-    register_backend()
-    modules = RankModules()
-    patches = all_patches(modules)
-    saved = [(holder, name, _get(holder, name)) for holder, name, _ in patches]
+    saved: list[Patch] = []
     environ, argv, path = os.environ._data, sys.argv, list(sys.path)  # type: ignore[attr-defined]
     main, rng = sys.modules["__main__"], torch.get_rng_state()
     streams = sys.stdout, sys.stderr
     threads = torch.get_num_threads()
     try:
+        _active[0] = True
+        register_backend()
+        modules = RankModules()
+        patches = all_patches(modules)
+        saved += [(holder, name, _get(holder, name)) for holder, name, _ in patches]
         for holder, name, value in patches:
             setattr(holder, name, value)
         sys.stdout, sys.stderr = StreamProxy(streams[0], "stdout"), StreamProxy(streams[1], "stderr")

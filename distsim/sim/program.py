@@ -19,7 +19,6 @@ import torch
 from distsim.cluster import Cluster, Slot, load_cluster
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.frames import shown_from
-from distsim.debug.render import render_diagnoses
 from distsim.errors import RankFailure, UsageError
 from distsim.network import Network
 from distsim.overseer import watch_from_outside
@@ -31,9 +30,13 @@ from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.output import open_streams
 from distsim.sim.patches import simulation
 from distsim.sim.process import SimProcess
+from distsim.sim.randomness import undrawn
 from distsim.sim.rank import Program
 from distsim.sim.summing_up import summing_up
 from distsim.sim.world import World
+
+with undrawn():  # rich.style draws a number when it is imported
+    from distsim.debug.render import render_diagnoses
 
 __all__ = ["RunRequest", "run_program", "simulate"]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,17 @@ import torch
 
 from distsim.sim.task import current_process
 
-__all__ = ["random_patches"]
+__all__ = ["random_patches", "undrawn"]
+
+
+@contextlib.contextmanager
+def undrawn() -> Iterator[None]:
+    """What is drawn from `random` inside is not missing afterwards: the numbers are the surrounding program's."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def random_patches() -> list[tuple[Any, str, Any]]:

@@ -14,6 +14,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -123,6 +124,21 @@ class _Guard:
         self.rest()
 
 
+class _Known:
+    """Modules and classes that were seen, without keeping them. The number of one that is gone (`id`) may be given to
+    another."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, weakref.ref[Any]] = {}
+
+    def __contains__(self, thing: Any) -> bool:
+        seen = self._seen.get(id(thing))
+        return seen is not None and seen() is thing
+
+    def add(self, thing: Any) -> None:
+        self._seen[id(thing)] = weakref.ref(thing)
+
+
 class TorchState:
     """All places, with what is everyone's in them. One for all simulations of this Python (`STATE`): to
     find the places takes a quarter of a second."""
@@ -135,7 +151,7 @@ class TorchState:
         self._attributes: dict[tuple[int, str], _Name] = {}
         self._watched: list[ModuleType] = []
         self._kind = _watched(self)
-        self._known: set[int] = set()
+        self._known = _Known()
         self._importing = 0
         self._finder = _TorchFinder(self)
 
@@ -185,7 +201,7 @@ class TorchState:
     def assigned(self, module: ModuleType, name: str, value: Any) -> None:
         """An attribute of *module* is about to be assigned (or deleted)."""
         process = current_process()
-        if process is None or self._importing or id(module) not in self._known:
+        if process is None or self._importing or module not in self._known:
             return
         from distsim.sim.switches import PLACES
 
@@ -203,13 +219,14 @@ class TorchState:
     def watching(self) -> Iterator[TorchState]:
         """For the time of a simulation: torch's modules, and whatever else all ranks share, tell when they
         are written to."""
-        self._take_as_everyones()
-        self.adopt([module for name, module in list(sys.modules.items()) if _is_shared(name, module)])
-        sys.meta_path.insert(0, self._finder)
         try:
+            self._take_as_everyones()
+            self.adopt([module for name, module in list(sys.modules.items()) if _is_shared(name, module)])
+            sys.meta_path.insert(0, self._finder)
             yield self
         finally:
-            sys.meta_path.remove(self._finder)
+            if self._finder in sys.meta_path:
+                sys.meta_path.remove(self._finder)
             for module in self._watched:
                 module.__class__ = ModuleType
             self._watched.clear()
@@ -242,37 +259,45 @@ class TorchState:
                 guard.accept()
 
     def adopt(self, modules: Sequence[ModuleType]) -> None:
-        """Watch *modules*; what they hold now is everyone's."""
+        """Watch *modules*; what they hold now is everyone's. Cut short, none of it counts as known."""
         classes: list[type] = []
+        names: list[_Name] = []
+        contents: list[_Content] = []
+        growing: list[tuple[Any, int, _Content]] = []
+        known: dict[int, Any] = {}
         for module in modules:
             if type(module) is ModuleType:
                 self._watched.append(module)
                 module.__class__ = self._kind
-            if not isinstance(module, ModuleType) or id(module) in self._known:
+            if not isinstance(module, ModuleType) or id(module) in known or module in self._known:
                 continue
-            self._known.add(id(module))
+            known[id(module)] = module
             space = vars(getattr(module, "m", module))
             for name in REBOUND.get(module.__name__, ()):
                 if name in space:
-                    self._names.append(_Name(space, name, space[name]))
+                    names.append(_Name(space, name, space[name]))
             for path in CONTENTS.get(module.__name__, ()):
                 container = _follow(module, path)
                 if container is not None:
-                    self._contents.append(_Content(container))
+                    contents.append(_Content(container))
             for path in GROWING.get(module.__name__, ()):
                 content = _Content(_follow(module, path))
-                self._growing.append((content.container, len(content.shared), content))
+                growing.append((content.container, len(content.shared), content))
             if _has_guarded_classes(module.__name__):
-                classes += [v for v in space.values() if issubclass(type(v), type) and self._is_new_class(v)]
-        self._guards += [(guard.sentinel, guard) for guard in _guards(classes)]
+                for value in space.values():
+                    if issubclass(type(value), type) and id(value) not in known and self._is_new_class(value):
+                        known[id(value)] = value
+                        classes.append(value)
+        guards = [(guard.sentinel, guard) for guard in _guards(classes)]
+        self._names += names
+        self._contents += contents
+        self._growing += growing
+        self._guards += guards
+        for found in known.values():
+            self._known.add(found)
 
     def _is_new_class(self, cls: type) -> bool:
-        if id(cls) in self._known or not cls.__flags__ & _HEAP_TYPE:
-            return False
-        if not _has_guarded_classes(str(cls.__module__)):
-            return False
-        self._known.add(id(cls))
-        return True
+        return cls not in self._known and bool(cls.__flags__ & _HEAP_TYPE) and _has_guarded_classes(str(cls.__module__))
 
 
 def _is_shared(name: str, module: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsim.debug.away import Away
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.host import Host
 from distsim.debug.jobdir import ring_path
@@ -20,11 +21,12 @@ from distsim.debug.monitor import Monitor
 from distsim.debug.orphans import ORPHANS_S
 from distsim.debug.private import write_private
 from distsim.debug.procfs import own_process
+from distsim.debug.proof import went_on
 from distsim.debug.records import Evidence
 from distsim.debug.ring import W_JOINED, RingWriter
 from distsim.debug.steady import MOST_FAULTS, Steady
 from distsim.debug.together import Together
-from tests.debug.builders import Step, all_reduce, finding, frozen, play
+from tests.debug.builders import Step, all_reduce, finding, frozen, killed, play
 
 NOBODY = 2**22 + 1
 """Above the kernel's largest process number."""
@@ -133,8 +135,9 @@ def test_a_nap_that_lasts_too_long_is_the_monitors_own(tmp_path: Path) -> None:
     """What it did not see counts for nobody's wait, and it judges a little later."""
     host = Host(tmp_path, None)
     began_ns = time.monotonic_ns() - int(30e9)
-    assert not host.slept(time.monotonic_ns(), 0.05)
-    assert host.slept(began_ns, 0.05)
+    assert host.away.look() == 0
+    host.away._last_ns = began_ns
+    assert host.away.look() == 1
     known = host.knowledge(60.0, 10.0)
     now_ns = time.monotonic_ns()
     assert known.watched_ns(began_ns - int(5e9), now_ns) < 6e9
@@ -147,6 +150,40 @@ def test_a_nap_that_lasts_too_long_is_the_monitors_own(tmp_path: Path) -> None:
     assert due > now
     monitor._back(now + 1.5)
     assert monitor._next_judgement == due, "on a host that is always too busy it judges at last"
+
+
+def test_only_who_did_not_run_was_away() -> None:
+    """A judgement of half a minute, beside which the thread naps on, is no absence; a stop of both is one, whoever
+    looks first afterwards."""
+    now_s = [0.0]
+    away = Away(lambda: int(now_s[0] * 1e9))
+    for _ in range(300):  # the monitor judges; its thread alone looks
+        now_s[0] += 0.1
+        away.look()
+    assert away.look() == 0
+    now_s[0] += 20.0  # SIGSTOP
+    assert [away.look(), away.look()] == [1, 1]
+    assert away.spans_ns == [(int(30.0 * 1e9), int(50.0 * 1e9))]
+
+
+def test_a_long_judgement_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took as long as an absence would; its thread has run meanwhile, so it stands."""
+    evidence = waiting(killed())
+    monitor = Watching(tmp_path, evidence)
+    now_s = [100.0]
+    monitor.host.away = Away(lambda: int(now_s[0] * 1e9))
+
+    def judged(_evidence: Any) -> Any:
+        for _ in range(40):
+            now_s[0] += 0.1
+            monitor.host.away.look()
+        return diagnose(evidence)
+
+    monkeypatch.setattr(monitor, "_judgement", judged)
+    monkeypatch.setattr(monitor.host, "oldest_wait_s", lambda: 60.0)
+    monitor._still_since = 0.0
+    monitor._judge(0)
+    assert [d.kind for d in monitor.diagnoses] == [Kind.RANK_KILLED]
 
 
 def rank(folder: Path, number: int = 0) -> RingWriter:
@@ -236,9 +273,24 @@ def test_a_killed_launcher_is_noticed(
         clock[0] += ORPHANS_S * 0.6
     said = capsys.readouterr().err
     assert said.count("the launcher is gone") == 1
+    assert (f"(kill {os.getpid()} ends them)" in said) is joined
     assert ("run on" in said, aborted) == ((True, []) if joined else (False, [1000.0 + 2 * ORPHANS_S * 0.6]))
     (tmp_path / "done.json").write_text("{}")
     assert not monitor._orphans.launcher_died()
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 2), (0, 1)])
+def test_what_a_monitor_says_is_wrapped_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int, lines: int
+) -> None:
+    """The line that withdraws a warning is as wide as the report before it; in a log it is one."""
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+    monkeypatch.setattr("sys.stderr.fileno", lambda: 2)
+    Monitor._say(went_on("process frozen", "rank 3", "all_reduce #12 on group data_parallel"))
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == lines
+    assert all(len(line) <= (columns or 999) for line in told)
+    assert " ".join(line.strip() for line in told).endswith("is withdrawn")
 
 
 @pytest.mark.parametrize("said", ["", "{", "{}", "[]", '{"address": "a", "port": "x", "secret": ""}', '{"port": 3}'])

@@ -110,6 +110,46 @@ def test_a_folder_where_others_may_have_written_is_refused(tmp_path: Path, chose
         private_folder(folder, chosen=chosen)
 
 
+def test_a_folder_that_is_swapped_while_it_is_judged_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may rename in the folder above puts a link in its place after our look: what the link leads to keeps
+    its mode, and nothing is written there."""
+    folder, precious, real = tmp_path / "job", tmp_path / "precious", os.listdir
+    for made in (folder, precious):
+        made.mkdir()
+        made.chmod(0o777)
+
+    def swap(path: int) -> list[str]:
+        if not folder.is_symlink():
+            folder.rename(tmp_path / "away")
+            folder.symlink_to(precious)
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", swap)
+    with pytest.raises(PermissionError, match="somebody has put something else in its place"):
+        private_folder(folder)
+    assert _mode(precious) == 0o777
+
+
+def test_a_folder_that_is_swapped_just_before_it_is_opened_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link that is there by then is not followed."""
+    folder, real = tmp_path / "job", os.open
+    folder.mkdir()
+
+    def swap(path: Path, flags: int, *mode: int) -> int:
+        if path == folder and not folder.is_symlink():
+            folder.rename(tmp_path / "away")
+            folder.symlink_to(tmp_path / "away")
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", swap)
+    with pytest.raises(PermissionError, match="expected a folder of your own, got a link"):
+        private_folder(folder)
+
+
 def test_an_empty_folder_of_ours_is_closed(tmp_path: Path) -> None:
     """`mkdir rings` under a loose umask."""
     folder = tmp_path / "rings"

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
+from distsim.debug.diagnosis import diagnose
 from distsim.debug.kinds import Kind
 from distsim.debug.pace import STREAK, Pace
 from distsim.debug.records import CallRecord, Group, Site, State
 from distsim.debug.stragglers import LIVE, Straggler, straggler_findings, stragglers
+from tests.debug import builders as b
 
 Work = Callable[[int, int], float]
 """Rank, step -> seconds of its own work before the step's collectives."""
@@ -183,3 +185,15 @@ def test_the_first_look_is_a_while_after_the_start() -> None:
     """At the first turn there is nothing to see."""
     pace = Pace()
     assert [pace.due(at_s) for at_s in (0.0, 1.0, 5.0, 6.0, 10.0)] == [False, False, True, False, True]
+
+
+@pytest.mark.parametrize("line", [0, 9])
+def test_who_is_late_for_a_message_is_told_with_a_line(line: int) -> None:
+    """Where it is; where nobody knows that, where its last call was. The message is awaited by the other end."""
+    programs = {0: [b.all_reduce(3), b.recv(1, 5)], 1: [b.all_reduce(3), b.run(line)]}
+    evidence = b.play(2, programs, straggler_after_s=1.0, hang_after_s=60.0, now_s=20.0)
+    (told,) = diagnose(evidence)
+    assert (told.kind, told.culprits) == (Kind.STRAGGLER, (1,))
+    assert "Rank 1 is late for rank 0's recv from rank 1 (tag 0)" in told.explanation
+    expected = "still runs, at train.py:9." if line else "still runs; its last call was all_reduce #1 at train.py:3."
+    assert expected in told.explanation

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,23 @@ from distsim.debug import exchange
 from distsim.debug.exchange import Follower, Leader
 from distsim.debug.kinds import Kind
 from distsim.debug.link import Link
-from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, Phase, RankState, Site, State
+from distsim.debug.proof import Proof
+from distsim.debug.records import (
+    CallRecord,
+    CallWait,
+    Evidence,
+    Finding,
+    Group,
+    HostWait,
+    Phase,
+    RankState,
+    Site,
+    State,
+    StoreWait,
+)
+from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
 from distsim.debug.together import Together
+from distsim.debug.verdict import Call, Diagnosis, Stuck
 from distsim.debug.wire import evidence_from_json, evidence_to_json
 from distsim.realexec import hosts as real_hosts
 from distsim.realexec.hosts import job_addresses
@@ -371,3 +387,53 @@ def test_evidence_survives_the_wire() -> None:
     assert records == {1: [call]}
     assert findings == [finding]
     assert sources == {"train.py": "x"}
+
+
+def test_every_field_survives_the_wire() -> None:
+    """Whatever a field holds (a root of rank 0, tag 0, splits of nothing, a warning), the other side has it."""
+    groups = [Group("0", "default_pg", (0, 1)), Group("7", "dp", (1, 0))]
+    sites = [Site("train.py", 7, "step", Site("lib.py", 1, "run")), Site("other.py", 1, "f")]
+    call = CallRecord(0, groups[0], 3, "broadcast", root=0, peer=0, tag=0, input_splits=(), new_ranks=())
+    calls = [replace(c, index=number) for number, c in enumerate([call, *_each_field(call, groups, sites)])]
+    elsewhere = CallRecord(5, groups[1], 1, "barrier", site=sites[1], stack=(sites[0],), index=88)
+    finding = Finding(Kind.NAN, (0,), "seen", call=calls[1])
+    found = [finding, *_each_field(finding, groups, sites), replace(finding, call=elsewhere, group=None)]
+    waits = (CallWait(calls[1]), CallWait(elsewhere), StoreWait(("a", "b"), "why"), HostWait("a lock", (0, 1)))
+    state = RankState(0, Phase.BLOCKED, waits)
+    states = dict(enumerate(replace(s, rank=n) for n, s in enumerate([state, *_each_field(state, groups, sites)])))
+    evidence = Evidence(len(states), states, {0: calls}, findings=found, sources={"train.py": "x"})
+    arrived = evidence_from_json(json.loads(json.dumps(evidence_to_json(evidence))))
+    assert arrived == (states, {0: calls}, found, {"train.py": "x"})
+    empty = Diagnosis(Kind.NAN, (0,))
+    diagnoses = [empty, *_each_field(empty, groups, sites, but=("proof",)), replace(empty, proof=Proof.NOT_YET)]
+    assert diagnoses_from_json(json.loads(json.dumps(diagnoses_to_json(diagnoses)))) == diagnoses
+
+
+def _each_field(plain: Any, groups: list[Group], sites: list[Site], but: tuple[str, ...] = ()) -> list[Any]:
+    """*plain* with one field after the other changed; by its type, so that a new field is among them."""
+    others: dict[str, Any] = {
+        "rank": plain.rank if hasattr(plain, "rank") else None,
+        "group": groups[1],
+        "call": plain.call if isinstance(plain, Finding) else Call("all_reduce", 3),
+        "waits": (StoreWait(("key",)),),
+        "site": sites[1],
+        "stack": tuple(sites),
+        "sites": {1: sites[0]},
+        "stuck": {1: Stuck("barrier", (0, 1), 3, "train.py", 7)},
+        "phase": Phase.KILLED,
+        "state": State.FAILED,
+        "kind": Kind.STRAGGLER,
+        "dtypes": ("float32", "int8"),
+        "input_shapes": ((), (0,), (4, 2)),
+        "output_shapes": ((),),
+        "cycle": (0, 1),
+        "pair": (0, 1),
+    }
+    by_type = {"bool": True, "int": 41, "float": 4.5, "str": "words", "tuple[int, ...]": (1, 0)}
+    changed = []
+    for field in fields(plain):
+        if field.name not in but:
+            kind = str(field.type).removesuffix(" | None")
+            value = others[field.name] if field.name in others else by_type[kind]
+            changed.append(replace(plain, **{field.name: value}))
+    return changed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from distsim.debug import ring as rings
 from distsim.debug.evidence import Knowledge, build_evidence, origin_of
 from distsim.debug.findings import findings, merged
+from distsim.debug.host import Host
 from distsim.debug.jobdir import ring_path
 from distsim.debug.kinds import Kind
 from distsim.debug.postmortem import examine, load_rings
@@ -70,6 +72,24 @@ def test_a_record_under_way_is_not_read(tmp_path: Path) -> None:
     records, next_index = reader.since(next_index)
     assert [int(seq) for seq in records["seq"]] == [2]
     assert next_index == 2
+
+
+def test_the_ring_of_another_user_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is copied, not mapped, and every poll sees what its rank has done since."""
+    ring = writer(tmp_path)
+    index = issue(ring, 1, rings.ISSUED | rings.WAITING)
+    monkeypatch.setattr(os, "geteuid", lambda: ring.path.stat().st_uid + 1)
+    host = Host(tmp_path, None)
+    host.find()
+    assert (host.read(), host.counts(), host.oldest_wait_s() > 0) == (1, (1,), True)
+    ring.finish(index, rings.COMPLETED)
+    issue(ring, 2, rings.COMPLETED, key="new")
+    assert (host.read(), host.counts()) == (1, (2,))
+    assert len(host.readers[0].unfinished()) == 0
+    records, _ = host.readers[0].since(0)
+    assert [host.readers[0].decode(record, 0).op for record in records] == ["all_reduce"] * 2
+    os.truncate(ring.path, 100)
+    assert (host.read(), host.counts()) == (0, (2,))
 
 
 def test_old_records_and_signatures_are_overwritten(tmp_path: Path) -> None:

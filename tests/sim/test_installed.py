@@ -293,3 +293,14 @@ print(made.value, torch.distributed.tensor.__path__ != [], type(sys) is type(typ
     )
     assert ran.outcome.exit_code == 0, ran.outcome.failures
     assert [ran.of(rank) for rank in range(2)] == [["0 True True"], ["1 True True"]]
+
+
+def test_what_the_operating_system_says_is_no_word_of_a_registry(
+    script: Scripts, installed: Path, tmp_path: Path
+) -> None:
+    """A package that makes its folder when it is imported fails on the second rank with `File exists`, as it would on
+    machines with one disk: the rank's own exception, not passed over."""
+    write(installed, {"cached/__init__.py": f"import os\nos.mkdir({str(tmp_path / 'cache')!r})\nMADE = True\n"})
+    ran = script(HEAD + "dist.barrier()\nimport cached\n")
+    assert ran.outcome.exit_code == 1
+    assert [(failure.ranks, failure.type) for failure in ran.outcome.failures] == [((1,), "FileExistsError")]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from sim.running import HEAD, Scripts, ranks
@@ -120,3 +123,24 @@ def test_dropout_repeats_per_rank() -> None:
     alone = [*torch.nn.functional.dropout(torch.ones(16), 0.5).tolist()]
     alone += torch.nn.functional.dropout(torch.ones(16), 0.5).tolist()
     assert ranks(body).results[1] == alone
+
+
+@pytest.mark.slow
+def test_the_first_simulation_of_a_process_draws_none_of_its_numbers() -> None:
+    """What is imported for it (rich) draws when it is imported."""
+    script = """
+import random, sys
+import numpy as np, torch
+import torch.distributed as dist
+
+def states():
+    return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
+
+before = states()
+import distsim
+distsim.simulate(dist.init_process_group, on="ethernet-cpu:2", nproc_per_node=1, args=("gloo",))
+assert "rich.style" in sys.modules
+print([a == b for a, b in zip(before, states())])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[True, True, True]"

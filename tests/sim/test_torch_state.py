@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -18,8 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from distsim.sim import patches, torch_state
 from distsim.sim.task import current_process
-from distsim.sim.torch_state import STATE
+from distsim.sim.torch_state import STATE, TorchState
 
 
 def test_caches_by_mesh_are_the_ranks_own() -> None:
@@ -202,3 +205,56 @@ def test_a_rank_that_changes_nothing_keeps_nothing() -> None:
     # torch notes the backend and the rendezvous, and wraps an optimizer's step once for each class
     assert ranks(body).results == [["_backend", "_default_pg_init_method", "step"]] * 2
     assert not STATE._watched
+
+
+def test_an_interrupt_while_modules_are_taken_over_leaves_the_host_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the first quarter of a second of a simulation: modules are plain again, and the next time all is
+    watched that would have been."""
+    state = TorchState()
+
+    def interrupt(_classes: list[type]) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch_state, "_guards", interrupt)
+        with pytest.raises(KeyboardInterrupt), state.watching():
+            pass
+    assert type(nn) is ModuleType
+    assert state._finder not in sys.meta_path
+    with state.watching():
+        assert state._guards
+        assert type(nn) is not ModuleType
+    assert type(nn) is ModuleType
+
+
+def test_an_interrupt_before_the_patches_are_in_place_leaves_room_for_the_next_simulation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing says for ever that a simulation already runs in this process."""
+
+    def interrupt(_modules: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(patches, "all_patches", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ranks(lambda: None)
+    assert ranks(lambda: 3).results == [3, 3]
+
+
+def test_a_module_with_the_number_of_one_that_is_gone_is_new() -> None:
+    """Python gives the `id` of a dead object to the next one."""
+    state = TorchState()
+
+    def adopted() -> int:
+        module = ModuleType("torch.nn.made")
+        module.Made = type("Made", (), {"__module__": "torch.nn.made"})  # type: ignore[attr-defined]
+        before = len(state._guards)
+        state.adopt([module])
+        state._watched.clear()
+        module.__class__ = ModuleType
+        assert len(state._guards) > before
+        return id(module)
+
+    numbers = [adopted() for _ in range(50)]
+    assert len(set(numbers)) < 50, "no number was given twice: the test shows nothing"
