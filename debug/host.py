@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from distsim.debug.exchange import Rows
 from distsim.debug.procfs import look
 from distsim.debug.records import Group, Phase, RankState
 from distsim.debug.ring_reader import RingReader
-from distsim.debug.together import Together, local_world
 from distsim.errors import UsageError
 
 __all__ = ["Host"]
@@ -25,6 +24,10 @@ FAILED_MESSAGE = rings.P2P_CALL | rings.STATE_MASK, rings.P2P_CALL | rings.FAILE
 
 MOST_FLAGGED = 256
 """Calls of a rank that a guard has flagged, of which each is looked at; NaN stays for the rest of a job."""
+
+
+Route = Callable[[int, LaneKey, Rows, set[int]], bool]
+"""(rank, group, its calls, ranks of this host) -> whether another host has them now."""
 
 
 class Host:
@@ -55,7 +58,8 @@ class Host:
     @property
     def local_world(self) -> int:
         """How many ranks this host was given."""
-        return local_world(self.readers.values(), self.world_size)
+        said = [int(reader.word(rings.W_LOCAL_WORLD)) for reader in self.readers.values()]
+        return max([word for word in said if word] or [self.world_size])
 
     def joined(self) -> bool:
         """Whether a rank of this host came through init_process_group."""
@@ -90,14 +94,15 @@ class Host:
         self._next.clear()
         self.comparer = Comparer()
 
-    def read(self, together: Together | None = None) -> int:
-        """Take in the calls made since the last look; answers how many."""
+    def read(self, elsewhere: Route | None = None) -> int:
+        """Take in the calls made since the last look; answers how many. *elsewhere* takes those that another host
+        compares."""
         total = 0
         here = set(self.readers)
         several = len(here) < self.world_size and self.local_world < self.world_size
 
         def route(rank: int, key: LaneKey, rows: Rows) -> bool:
-            return together is not None and together.route(rank, key, rows, here)
+            return elsewhere is not None and elsewhere(rank, key, rows, here)
 
         for rank, reader in self.readers.items():
             reader.refresh()

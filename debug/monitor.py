@@ -121,7 +121,7 @@ class Monitor:
         """One look at everything; True when the job is over."""
         self.host.find()
         self._say_notes()
-        moved = self.host.read(self.together)
+        moved = self.host.read(self.together.route)
         self.together.step(self)
         self._new_attempt()
         self._compare()
@@ -317,7 +317,7 @@ class Monitor:
         if found:
             # Twice the same, with nothing moving in between: rings are not read at one instant.
             time.sleep(0.1)
-            self.host.read(self.together)
+            self.host.read(self.together.route)
             self.together.step(self)
             if self._counts() == counts or all(ended.values()):
                 again = self._judgement(self.look())
@@ -549,7 +549,7 @@ class Monitor:
     def _farewell(self) -> None:
         """All ranks are gone: what they leave behind, and the rings of a healthy job go."""
         self.host.find()
-        self.host.read(self.together)
+        self.host.read(self.together.route)
         if not self._judges():
             self.together.goodbye()
             return

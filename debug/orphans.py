@@ -6,13 +6,11 @@ import json
 import platform
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from distsim.debug.levels import OnHang
+from distsim.debug.host import Host
+from distsim.debug.levels import OnHang, Settings
 from distsim.debug.procfs import look
-
-if TYPE_CHECKING:
-    from distsim.debug.monitor import Monitor
 
 __all__ = ["ORPHANS_S", "Orphans"]
 
@@ -23,6 +21,18 @@ SHOWN = 16
 """Process numbers in the line that is said."""
 
 
+class Watcher(Protocol):
+    """The monitor that looks after them."""
+
+    host: Host
+    settings: Settings
+    aborted: bool
+
+    def _say(self, note: str) -> None: ...
+
+    def abort(self) -> None: ...
+
+
 class Orphans:
     """Notices that the launcher of a job is gone before the job is over."""
 
@@ -31,7 +41,7 @@ class Orphans:
         self._since: float | None = None
         """When it was seen, and said."""
 
-    def step(self, monitor: Monitor) -> None:
+    def step(self, monitor: Watcher) -> None:
         """Say it once; end ranks that can not meet any more, where a hang is to end the job."""
         host = monitor.host
         if monitor.aborted or not self.launcher_died() or all(host.ended().values()):

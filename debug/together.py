@@ -5,22 +5,18 @@ from __future__ import annotations
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from distsim.debug import ring as rings
 from distsim.debug.compare import LaneKey
 from distsim.debug.exchange import Follower, Leader, Rows
 from distsim.debug.findings import merged
+from distsim.debug.host import Host
 from distsim.debug.kinds import Kind
 from distsim.debug.records import Evidence, Finding
 from distsim.debug.stacks import format_ranks
 from distsim.debug.typed import whole
 from distsim.debug.wire import evidence_from_json, evidence_to_json
 from distsim.strangers import load_json, read_bytes
-
-if TYPE_CHECKING:
-    from distsim.debug.host import Host
-    from distsim.debug.monitor import Monitor
 
 __all__ = ["Together"]
 
@@ -29,6 +25,18 @@ MEETING_S = 8.0
 LAST_WORD_S = 3.0
 MOST_ROWS = 4096
 """Row blocks kept for a leader that is not there yet."""
+
+
+class Watcher(Protocol):
+    """The monitor whose part this is."""
+
+    host: Host
+
+    def look_here(
+        self, stacks: bool, focus: dict[LaneKey, int], origin: int, *, ours_only: bool = False
+    ) -> Evidence: ...
+
+    def accept(self, report: dict[str, Any]) -> None: ...
 
 
 class Together:
@@ -51,7 +59,7 @@ class Together:
 
     # Every turn of the loop -----------------------------------------------------------------------
 
-    def step(self, monitor: Monitor) -> None:
+    def step(self, monitor: Watcher) -> None:
         """Find the part to play, then play it."""
         if not monitor.host.joined():
             self._began = time.monotonic()
@@ -64,7 +72,7 @@ class Together:
         elif len(self.outbox) > MOST_ROWS:
             del self.outbox[: len(self.outbox) - MOST_ROWS]
 
-    def _choose(self, monitor: Monitor) -> None:
+    def _choose(self, monitor: Watcher) -> None:
         if (self._directory / "lead.json").exists():
             said = self._said("lead.json")
             if said is None or self._cannot_lead:
@@ -98,7 +106,7 @@ class Together:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def _lead(self, monitor: Monitor, leader: Leader) -> None:
+    def _lead(self, monitor: Watcher, leader: Leader) -> None:
         for message in leader.step(monitor.host.comparer.feed_rows):
             name, ranks, generation = message["suspicion"]
             self.focus[(name, tuple(ranks), int(generation))] = int(message["seq"])
@@ -108,7 +116,7 @@ class Together:
             self._beat = time.monotonic()
             leader.tell({"beat": 1})
 
-    def _follow(self, monitor: Monitor, follower: Follower) -> None:
+    def _follow(self, monitor: Watcher, follower: Follower) -> None:
         def answer(request: dict[str, Any]) -> Any:
             focus = {(n, tuple(r), int(g)): int(seq) for (n, r, g), seq in request["focus"]}
             evidence = monitor.look_here(bool(request["stacks"]), focus, int(request["origin"]), ours_only=True)
@@ -128,7 +136,7 @@ class Together:
         monitor.host.notes += follower.notes
         follower.notes.clear()
 
-    def _status(self, monitor: Monitor) -> dict[str, Any]:
+    def _status(self, monitor: Watcher) -> dict[str, Any]:
         host = monitor.host
         ended = host.ended()
         return {
@@ -282,9 +290,3 @@ class Together:
         if self.leader is None:
             return False
         return any(link.open and link.known and not link.status.get("over") for link in self.leader.links)
-
-
-def local_world(readers: Any, world_size: int) -> int:
-    """Ranks a host was given, from its launcher."""
-    said = [int(reader.word(rings.W_LOCAL_WORLD)) for reader in readers]
-    return max([word for word in said if word] or [world_size])
