@@ -11,7 +11,8 @@ from tests.house.tree import ROOT, imports_of, modules
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "beacon": set(),
-    "overseer": {"beacon", "report"},  # the report of a run that cannot tell, when there is one
+    "fate": set(),
+    "overseer": {"beacon", "fate", "report"},  # the report of a run that cannot tell, when there is one
     "units": {"errors", "strangers"},
     "strangers": set(),
     "debug": {"debug", "errors", "units", "strangers"},
@@ -33,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "bench": {"bench", "network", "collectives", "cluster", "errors", "units", "strangers"},
     "sim": {"sim", "network", "collectives", "cluster", "debug", "errors", "units", "strangers", "beacon", "overseer"},
-    "report": {"report", "sim", "debug", "errors", "units", "strangers", "__version__", "overseer"},
+    "report": {"report", "sim", "debug", "errors", "units", "strangers", "__version__", "fate"},
 }
 """Which parts of distsim a part may import. Parts that are not here (the command line, the Python
 API, the pytest plugin, the scenario runner) see everything."""
