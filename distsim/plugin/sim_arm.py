@@ -33,7 +33,7 @@ def run_simulated(
     import distsim
     from distsim import overseer
     from distsim.plugin import terminal
-    from distsim.sim.task import Unwind
+    from distsim.sim.scheduler import Unwind
 
     overseer.REPORT_FD = terminal.stderr_fd
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distsim.debug.frames import Owner, owner
-from distsim.sim.task import current_task
+from distsim.sim.process import current_task
 
 __all__ = ["accelerator_patches"]
 

@@ -24,9 +24,8 @@ from distsim.sim import stores
 from distsim.sim.communicator import Communicator
 from distsim.sim.group import SimGroup
 from distsim.sim.operations import algorithms
-from distsim.sim.process import SimProcess
+from distsim.sim.process import SimProcess, current_process, current_task, require_task
 from distsim.sim.sites import user_stack
-from distsim.sim.task import current_process, current_task, require_task
 
 __all__ = ["ProcessWorld", "backend_patches", "register_backend"]
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import simpy
 
 from distsim.debug.records import CallRecord, CallWait, State
-from distsim.sim.task import require_task
-
-if TYPE_CHECKING:
-    from distsim.sim.group import SimGroup
+from distsim.sim.process import require_task
 
 __all__ = ["MonitoredBarrier", "monitored_barrier"]
 
@@ -32,20 +28,24 @@ class MonitoredBarrier:
             self.complete.succeed()
 
 
-def monitored_barrier(group: SimGroup, timeout: timedelta, wait_all_ranks: bool) -> None:
+def monitored_barrier(
+    record: CallRecord,
+    meetings: dict[int, MonitoredBarrier],
+    me: int,
+    size: int,
+    timeout: timedelta,
+    wait_all_ranks: bool,
+) -> None:
     """Semantics and words of ProcessGroupGloo::monitoredBarrier in torch 2.13: rank 0 raises naming the
-    first missing rank (all of them with *wait_all_ranks*); the others learn that rank 0 failed."""
+    first missing rank (all of them with *wait_all_ranks*); the others learn that rank 0 failed. *record* is the call
+    of the calling member, number *me* of *size*; *meetings* are those of its group."""
     task = require_task()
-    arrival = group._call("monitored_barrier", [], [], is_async=False)
-    record = arrival.record
-    meetings = group._communicator.monitored
-    meeting = meetings.setdefault(record.seq, MonitoredBarrier(task.world.env, group.size()))
-    meeting.arrive(group.rank(), record)
+    meeting = meetings.setdefault(record.seq, MonitoredBarrier(task.world.env, size))
+    meeting.arrive(me, record)
     limit_s = timeout.total_seconds()
     milliseconds = int(limit_s * 1000)
     expired = TimeoutError()
-    me = group.rank()
-    if me == 0 and limit_s <= 0 and not wait_all_ranks and group.size() > 1:  # gloo has no time left for the first
+    if me == 0 and limit_s <= 0 and not wait_all_ranks and size > 1:  # gloo has no time left for the first
         record.state = State.FAILED
         record.error = f"[Rank 0]: Rank 1 failed to pass monitoredBarrier in {milliseconds} ms"
         meeting.failed = True
@@ -71,7 +71,7 @@ def monitored_barrier(group: SimGroup, timeout: timedelta, wait_all_ranks: bool)
         if exc is not expired:
             raise
         record.state = State.FAILED
-        missing = [rank for rank in range(group.size()) if rank not in meeting.records]
+        missing = [rank for rank in range(size) if rank not in meeting.records]
         if me != 0:
             raise RuntimeError(_others(me, milliseconds)) from None
         meeting.failed = True

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from distsim.sim.task import Task
+from distsim.sim.process import RankTask
 
 __all__ = ["ComputeMode"]
 
@@ -29,7 +29,7 @@ _FREE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "profiler")
 class ComputeMode(TorchDispatchMode):
     """Active in every thread of a rank: charges each operator to the thread's virtual time."""
 
-    def __init__(self, task: Task, flops_per_s: float, memory_bytes_per_s: float, op_overhead_s: float) -> None:
+    def __init__(self, task: RankTask, flops_per_s: float, memory_bytes_per_s: float, op_overhead_s: float) -> None:
         super().__init__()
         self._task = task
         self._flops_per_s = flops_per_s

@@ -15,14 +15,12 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from distsim.sim.task import Unwind, current_task
-
-if TYPE_CHECKING:
-    from distsim.sim.world import World
+from distsim.sim.scheduler import Unwind
+from distsim.sim.task import current_process, current_task
 
 __all__ = ["note_opened", "socket_patches", "withheld"]
 
@@ -43,15 +41,22 @@ _depth = [0]
 _listening = [False]
 
 
+class Leaves(Protocol):
+    """Whose ranks may be over: a `World`."""
+
+    opened: dict[int, tuple[int, int]]
+    processes: Any
+
+
 def note_opened(number: int) -> None:
     """Descriptor *number* has just been opened: it is the rank's whose thread calls this, if one does.
 
     Told apart at the opening: later the machine does not say which thread a descriptor belongs to, and threads
     of the surrounding program open files of their own while a simulation runs."""
-    task = current_task()
-    if task is not None:
+    process = current_process()
+    if process is not None:
         with contextlib.suppress(OSError):
-            task.world.opened[number] = _identity(number)
+            process.world.opened[number] = _identity(number)
 
 
 def _identity(number: int) -> tuple[int, int]:
@@ -72,7 +77,7 @@ def socket_patches() -> list[tuple[Any, str, Any]]:
 
 
 @contextlib.contextmanager
-def withheld(world: World) -> Iterator[None]:
+def withheld(world: Leaves) -> Iterator[None]:
     """While ranks of *world* run that are over."""
     if _depth[0]:
         yield
@@ -119,7 +124,7 @@ def _end_rank() -> None:
         raise task.doom
 
 
-def _lead_nowhere(world: World) -> None:
+def _lead_nowhere(world: Leaves) -> None:
     """What ranks have opened for writing, with what is still in their buffers."""
     ours = {s.log_descriptor for p in world.processes for s in (p.stdout, p.stderr) if s is not None}
     for number, identity in world.opened.items():

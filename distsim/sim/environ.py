@@ -7,24 +7,18 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
 from distsim.errors import NotSimulated
 from distsim.sim.task import current_process, current_task
 
-if TYPE_CHECKING:
-    from distsim.sim.process import SimProcess
-
 __all__ = [
     "TORCHRUN",
     "enter_environ",
     "environ_patches",
-    "launcher_environ",
     "leave_environ",
-    "place_environ",
-    "was_told_of_torchrun",
     "without_launchers",
 ]
 
@@ -65,39 +59,6 @@ def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def launcher_environ(process: SimProcess) -> None:
-    """*process* starts its ranks itself, so torchrun did not start it: of torchrun's names it has those that it
-    set itself and, as it has seen them until now, those that the shell has as well. One that asked whether
-    torchrun started it has built on the answer (Lightning's `ddp_spawn`): it keeps what it has."""
-    if was_told_of_torchrun(process):
-        process.world.note(
-            "the program was told that torchrun started it, then started its ranks: they have torchrun's variables "
-            f"(WORLD_SIZE={process.environ.get(b'WORLD_SIZE', b'').decode()}); simulate as many ranks as it starts"
-        )
-        return
-    shell = without_launchers({os.fsdecode(k): "" for k in process.world.host.environ})
-    defaults: dict[bytes, bytes] = process.inbox.get("environ defaults", {})
-    for key in [*map(os.fsencode, TORCHRUN), *(k for k in process.environ if k.startswith(b"TORCHELASTIC_"))]:
-        if key in process.changed_environ or os.fsdecode(key) in shell:
-            continue
-        process.environ.pop(key, None)
-        if key in defaults:
-            os.environb[key] = defaults[key]
-
-
-def was_told_of_torchrun(process: SimProcess) -> bool:
-    """Whether *process* has asked torch whether torchrun started it, and was told so."""
-    return bool(process.inbox.get("told of torchrun"))
-
-
-def place_environ(parent: SimProcess, rank: int) -> dict[bytes, bytes]:
-    """What torchrun would say of the place of *rank* to a child of the launcher *parent*, except what that set."""
-    copies = parent.world.processes[: len(parent.world.slots)]
-    said = copies[rank % len(copies)].environ
-    keys = [key for key in map(os.fsencode, TORCHRUN) if key not in parent.changed_environ]
-    return {key: said[key] for key in keys if key in said}
-
-
 def _put(key: bytes, value: bytes | None) -> None:
     if value is None:
         _real_unsetenv(key)
@@ -126,7 +87,7 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
     @functools.wraps(real_setdefault)
     def setdefault(self: Any, key: Any, value: Any) -> Any:
         process = current_process()
-        if process is not None:  # would have been set, had torchrun not been there: see launcher_environ
+        if process is not None:  # would have been set, had torchrun not been there: see launched_environ.py
             process.inbox.setdefault("environ defaults", {}).setdefault(self.encodekey(key), self.encodevalue(value))
         return real_setdefault(self, key, value)
 

@@ -38,10 +38,10 @@ from distsim.sim.fault_rules import (
     Unreachable,
 )
 from distsim.sim.network_faults import NetworkFaults, _detours, links_of, links_of_part
-from distsim.sim.process import SimProcess
+from distsim.sim.process import RankTask, SimProcess, current_task
 from distsim.sim.resemblance import resembling
+from distsim.sim.scheduler import Request
 from distsim.sim.sites import user_stack
-from distsim.sim.task import Request, Task, current_task
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
@@ -239,7 +239,7 @@ class Faults:
             process.phase, process.end_s = Phase.RUNNING, None
             thaw.succeed()
 
-    def on_call(self, task: Task, record: CallRecord) -> None:
+    def on_call(self, task: RankTask, record: CallRecord) -> None:
         """In the rank's own thread: it has made a call, which has not reached the others yet."""
         rank = record.rank
         for number, rule in enumerate(self.rules):
@@ -256,7 +256,7 @@ class Faults:
                     else:
                         self._inside(task, record, rule)
 
-    def _inside(self, task: Task, record: CallRecord, rule: RankFault) -> None:
+    def _inside(self, task: RankTask, record: CallRecord, rule: RankFault) -> None:
         world, process = self.world, task.process
         match rule.what:
             case "crash":
@@ -384,7 +384,7 @@ class Faults:
             for holder, name, real in saved:
                 setattr(holder, name, real)
 
-    def _storage(self, task: Task, path: str) -> None:
+    def _storage(self, task: RankTask, path: str) -> None:
         for number, rule in enumerate(self.rules):
             if not isinstance(rule, SlowStorage) or not fnmatch.fnmatchcase(path, rule.files):
                 continue
@@ -396,7 +396,7 @@ class Faults:
                 self._hit(number)
                 task.sleep(rule.delay_s)
 
-    def connect(self, task: Task, host_name: str, port: int, timeout: timedelta, explicit: bool) -> None:
+    def connect(self, task: RankTask, host_name: str, port: int, timeout: timedelta, explicit: bool) -> None:
         """A rank opens its connection to the store."""
         for number, rule in enumerate(self.rules):
             if not isinstance(rule, Unreachable) or not self._active(rule):

@@ -25,9 +25,8 @@ from distsim.sim.buffers import as_gloo_sees
 from distsim.sim.communicator import Arrival, Communicator
 from distsim.sim.data import reduce_op_name
 from distsim.sim.operations import OPERATIONS
-from distsim.sim.process import SimProcess
+from distsim.sim.process import RankTask, SimProcess, current_task, require_task
 from distsim.sim.sites import handle_is_the_users, user_stack
-from distsim.sim.task import Task, current_task, require_task
 from distsim.sim.work import SimWork
 
 __all__ = ["SimGroup"]
@@ -371,7 +370,9 @@ class SimGroup(dist.ProcessGroup):
         return self._collective("barrier", [], [], _opts(opts, timeout))
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        monitored_barrier(self, self._timeout if timeout is None else timeout, wait_all_ranks)
+        record = self._call("monitored_barrier", [], [], is_async=False).record
+        limit = self._timeout if timeout is None else timeout
+        monitored_barrier(record, self._communicator.monitored, self.rank(), self.size(), limit, wait_all_ranks)
 
     # -- point to point
 
@@ -456,7 +457,7 @@ class _Timeout:
         self.timeout = timeout or _UNSET
 
 
-def _inside(task: Task, record: CallRecord) -> bool:
+def _inside(task: RankTask, record: CallRecord) -> bool:
     """Whether a thread is inside a synchronous collective of the group on which another makes *record*."""
     why = task.wait_reason
     if task.finished or record.is_p2p or not isinstance(why, CallWait):

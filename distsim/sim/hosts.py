@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.debug.kinds import Kind
 from distsim.debug.records import Finding
 from distsim.debug.stacks import format_ranks
-from distsim.sim.task import current_process, current_task
+from distsim.sim.process import current_process, current_task
 
 if TYPE_CHECKING:
     from distsim.sim.process import SimProcess
@@ -64,7 +64,7 @@ def meant(name: str, process: SimProcess) -> int | None:
     """The machine that *name* means on the machine of *process*; None where nothing has that name."""
     if _is_loopback(name):
         return machine_of(process)
-    world = process.world
+    world: World = process.world
     machines = sorted({slot.host for slot in world.slots})
     for machine in machines:
         if name in (node_name(machine), _address(machine)):

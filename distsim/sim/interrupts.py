@@ -12,15 +12,19 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from distsim.sim.world import World
+from typing import Any, Protocol
 
 __all__ = ["Interrupts", "interruptible"]
 
 _real_signal, _real_getsignal = signal.signal, signal.getsignal
 DEFERRED = (signal.SIGALRM, signal.SIGTERM)
+
+
+class Interruptible(Protocol):
+    """A scheduler, which looks whether it was interrupted."""
+
+    interrupted: bool
+    beacon: Any
 
 
 class Interrupts:
@@ -59,7 +63,7 @@ class Interrupts:
 
 
 @contextmanager
-def interruptible(world: World) -> Iterator[None]:
+def interruptible(world: Interruptible) -> Iterator[None]:
     """Within this, SIGINT only asks *world* to stop; asked twice, it is the KeyboardInterrupt it always is."""
     if (
         threading.current_thread() is not threading.main_thread()

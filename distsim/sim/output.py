@@ -7,13 +7,10 @@ import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from distsim.errors import UsageError
 from distsim.sim.task import current_process
-
-if TYPE_CHECKING:
-    from distsim.sim.process import SimProcess
 
 __all__ = ["RankStream", "StreamProxy", "open_streams"]
 
@@ -158,24 +155,24 @@ class StreamProxy(io.TextIOBase):
 
 
 def open_streams(
-    process: SimProcess, width: int, log_dir: str | None, stdout: TextIO, stderr: TextIO
+    label: Callable[[], str], fresh: bool, width: int, log_dir: str | None, stdout: TextIO, stderr: TextIO
 ) -> tuple[RankStream, RankStream]:
-    """The two streams of a process: lines behind `[rank]`, or files `LOG_DIR/<rank>/stdout.log` and
-    `stderr.log`, as torchrun names them."""
+    """The two streams of a process: lines behind `[label]`, or files `LOG_DIR/<label>/stdout.log` and
+    `stderr.log`, as torchrun names them; *fresh* ones, or those that a process of that label has begun.
+    A process may be found to be the launcher later: its *label* is asked for with every line."""
     if log_dir is not None:
-        folder = Path(log_dir) / process.label
+        folder = Path(log_dir) / label()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--log-dir {log_dir}: the folder {folder} cannot be made ({error.strerror})") from None
-        fresh = not any(other.label == process.label for other in process.world.processes if other is not process)
         return (
             RankStream(_drop, folder / "stdout.log", stdout, fresh),
             RankStream(_drop, folder / "stderr.log", stderr, fresh),
         )
 
     def put(stream: TextIO) -> Callable[[str], None]:
-        return lambda line: _put(stream, f"[{process.label:>{width}}] {line}")
+        return lambda line: _put(stream, f"[{label():>{width}}] {line}")
 
     return RankStream(put(stdout), raw=stdout), RankStream(put(stderr), raw=stderr)
 

@@ -25,6 +25,7 @@ from distsim.sim.logs import log_patches
 from distsim.sim.modules import RankModules, import_patches
 from distsim.sim.output import StreamProxy
 from distsim.sim.pids import pid_patches
+from distsim.sim.process import current_task
 from distsim.sim.profiling import profiler_patches
 from distsim.sim.randomness import random_patches
 from distsim.sim.resemblance import resembling
@@ -32,7 +33,6 @@ from distsim.sim.sharing import sharing_patches
 from distsim.sim.signals import signal_patches
 from distsim.sim.spawn import spawn_patches
 from distsim.sim.switches import Host, switch_patches
-from distsim.sim.task import current_task
 from distsim.sim.threads import thread_patches
 from distsim.sim.torch_state import mesh_patches
 from distsim.sim.work import future_patches

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from distsim.sim.effects import note_opened
-from distsim.sim.task import current_process, current_task
+from distsim.sim.process import current_process, current_task
 
 if TYPE_CHECKING:
     from distsim.sim.process import SimProcess

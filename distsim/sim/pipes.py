@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from distsim.debug.records import HostWait
+from distsim.sim.process import current_process, current_task, require_task
 from distsim.sim.sharing import Shared, Waitable, pickled
-from distsim.sim.task import current_process, current_task, require_task
 
 if TYPE_CHECKING:
     from distsim.sim.process import SimProcess

@@ -14,13 +14,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from distsim.debug.records import CallRecord, CallWait, Phase, Site, Wait
 from distsim.sim.environ import enter_environ, leave_environ
 from distsim.sim.logs import LogState
 from distsim.sim.module_table import ModuleTable
 from distsim.sim.switches import PLACES, Switch
+from distsim.sim.task import Task
+from distsim.sim.task import current_task as any_task
+from distsim.sim.task import require_task as any_task_there
 from distsim.sim.torch_state import Own
 
 if TYPE_CHECKING:
@@ -29,18 +32,16 @@ if TYPE_CHECKING:
 
     from distsim.cluster import Slot
     from distsim.sim.output import RankStream
-    from distsim.sim.profiling import Recorder
-    from distsim.sim.task import Task
-    from distsim.sim.world import World
 
-__all__ = ["SimProcess"]
+__all__ = ["RankTask", "SimProcess", "current_process", "current_task", "require_task"]
 
 
 class SimProcess:
     """One process of the simulated job. *index* numbers processes in order of creation."""
 
-    def __init__(self, world: World, index: int, slot: Slot, environ: dict[str, str], argv: list[str]) -> None:
+    def __init__(self, world: Any, index: int, slot: Slot, environ: dict[str, str], argv: list[str]) -> None:
         self.world = world
+        """The `World` it lives in, which is built of processes."""
         self.index = index
         self.slot = slot
         self.rank: int = slot.rank
@@ -55,7 +56,7 @@ class SimProcess:
         self.switches: dict[Switch, Any] = {}
         """Positions of the switches that the process turned."""
         self.logs: LogState | None = None
-        self.recorder: Recorder | None = None
+        self.recorder: Any = None
         """Of `torch.profiler`, while the program profiles itself."""
         self.argv = argv
         self.sys_path = list(sys.path)
@@ -64,8 +65,8 @@ class SimProcess:
         self.c10d: Any = None
         self.stdout: RankStream | None = None
         self.stderr: RankStream | None = None
-        self.tasks: list[Task] = []
-        self.main_task: Task | None = None
+        self.tasks: list[RankTask] = []
+        self.main_task: RankTask | None = None
         self.random = random.Random(f"{world.seed}:{index}")
         self.entropy = random.Random(f"{world.seed}:{index}:entropy")
         """What the operating system's random numbers are in this process."""
@@ -227,3 +228,21 @@ class SimProcess:
 
     def __repr__(self) -> str:
         return f"SimProcess(rank={self.rank})"
+
+
+class RankTask(Task):
+    """A thread of a simulated process."""
+
+    process: SimProcess
+    world: Any
+    """The `World` it runs in."""
+
+
+current_task = cast("Callable[[], RankTask | None]", any_task)
+require_task = cast("Callable[[], RankTask]", any_task_there)
+
+
+def current_process() -> SimProcess | None:
+    """The simulated process whose thread this is; None outside a simulation."""
+    task = current_task()
+    return None if task is None else task.process

@@ -16,7 +16,7 @@ import torch.autograd.profiler as torch_profiler
 from torch.autograd import DeviceType
 
 from distsim.errors import NotSimulated
-from distsim.sim.task import current_process, current_task
+from distsim.sim.process import current_process, current_task
 
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord

@@ -24,16 +24,19 @@ from distsim.network import Network
 from distsim.overseer import watch_from_outside
 from distsim.sim.conditions import Conditions, RunRequest
 from distsim.sim.environ import without_launchers
+from distsim.sim.guards import Guards
 from distsim.sim.hosts import master_address
 from distsim.sim.interrupts import interruptible
+from distsim.sim.lookahead import Lookahead
 from distsim.sim.outcome import Outcome, Progress
-from distsim.sim.output import open_streams
+from distsim.sim.output import RankStream, open_streams
 from distsim.sim.patches import simulation
 from distsim.sim.process import SimProcess
 from distsim.sim.randomness import undrawn
-from distsim.sim.rank import Program
+from distsim.sim.rank import Program, live
 from distsim.sim.summing_up import summing_up
-from distsim.sim.world import World
+from distsim.sim.witness import evidence as evidence_of
+from distsim.sim.world import Surroundings, World
 
 with undrawn():  # rich.style draws a number when it is imported
     from distsim.debug.render import render_diagnoses
@@ -189,7 +192,9 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
         nccl_version=request.nccl_version,
         seed=request.seed,
     )
-    world = World(cluster, env, network, request.seed, request.host_timeout_s or DEFAULT_HOST_TIMEOUT_S)
+    surroundings = Surroundings(live, evidence_of, Lookahead, Guards())
+    limit_s = request.host_timeout_s or DEFAULT_HOST_TIMEOUT_S
+    world = World(cluster, env, network, request.seed, limit_s, surroundings)
     if request.host_timeout_s is None:
         world.patience = DEFAULT_PATIENCE
     per_node = max(slot.local_rank for slot in slots) + 1
@@ -207,7 +212,13 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
         world.beacon.listen()
     width = len(str(len(slots) - 1))
     out, err = sys.stdout, sys.stderr
-    world.open_streams = lambda process: open_streams(process, width, request.log_dir, out, err)
+
+    def streams_of(process: SimProcess) -> tuple[RankStream, RankStream]:
+        others = () if request.log_dir is None else world.processes
+        fresh = not any(other.label == process.label for other in others if other is not process)
+        return open_streams(lambda: process.label, fresh, width, request.log_dir, out, err)
+
+    world.open_streams = streams_of
     if request.progress is not None:
         report = request.progress
         world.on_progress = lambda w: report(_progress(w, _real_perf_counter() - started))

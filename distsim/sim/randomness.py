@@ -54,7 +54,7 @@ def random_patches() -> list[tuple[Any, str, Any]]:
         process = current_process()
         if process is None:
             return int(real_torch_seed())
-        value = process.entropy.getrandbits(63)
+        value: int = process.entropy.getrandbits(63)
         torch.manual_seed(value)
         return value
 

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import sys
 import threading
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType, ModuleType
 from typing import Any
 
-import torch
-
-from distsim.debug.error_text import message
 from distsim.debug.frames import raised_at
 from distsim.debug.records import HostWait, Phase
 from distsim.errors import UsageError
-from distsim.sim.backend import adopt_groups
-from distsim.sim.compute import ComputeMode
-from distsim.sim.process import SimProcess
+from distsim.sim.process import SimProcess, require_task
+from distsim.sim.scheduler import Unwind
 from distsim.sim.spawn import begin_multiprocessing, end_children
 from distsim.sim.stores import close_files
-from distsim.sim.task import Killed, Unwind, require_task
+from distsim.sim.task import Killed
+from distsim.sim.thread_context import thread_of
 from distsim.sim.threads import close_pools
-from distsim.sim.tracebacks import format_user_traceback
+from distsim.sim.tracebacks import keep_failure
 
-__all__ = ["Program", "keep_failure", "live", "thread_of"]
+__all__ = ["Program", "live"]
 
 
 class Program:
@@ -66,25 +62,6 @@ class Program:
         sys.modules["__mp_main__"] = main  # multiprocessing's name of it, in every process
         exec(self.code(), main.__dict__)
         return main
-
-
-@contextlib.contextmanager
-def thread_of(process: SimProcess) -> Iterator[None]:
-    """Make the calling thread a thread of *process* as far as torch is concerned. In the end torch's
-    thread-local state holds nothing of Python's: what it held would be dropped while the thread dies."""
-    task = require_task()
-    _set_num_threads(1)
-    torch.autograd.set_multithreading_enabled(False)
-    adopt_groups(process)
-    cpu = process.world.cpu
-    try:
-        with ComputeMode(task, cpu.flops_per_s, cpu.memory_bytes_per_s, cpu.op_overhead_s):
-            yield
-    finally:
-        torch._C._distributed_c10d._unregister_all_process_groups()
-
-
-_set_num_threads = torch.set_num_threads
 
 
 def live(process: SimProcess, program: Callable[[], Any]) -> None:
@@ -160,13 +137,6 @@ def _exit_code(exit_: SystemExit, process: SimProcess) -> int:
     if process.stderr is not None:
         process.stderr.write(f"{exit_.code}\n")
     return 1
-
-
-def keep_failure(process: SimProcess, exc: BaseException) -> None:
-    process.exception = exc
-    process.error_text = message(exc)
-    process.last_stack = raised_at(exc.__traceback__)
-    process.traceback_text = format_user_traceback(exc)
 
 
 def _join_threads(process: SimProcess) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from distsim.errors import NotSimulated
-from distsim.sim.task import current_task, require_task
+from distsim.sim.process import current_task, require_task
 from distsim.sim.threads import CoopLock
 
 if TYPE_CHECKING:

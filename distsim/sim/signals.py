@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from distsim.debug.records import Phase
 from distsim.errors import NotSimulated
 from distsim.sim.pids import FIRST_PID, pid_of, process_with
-from distsim.sim.task import SignalArrived, current_process, current_task, require_task
+from distsim.sim.process import current_process, current_task, require_task
+from distsim.sim.task import SignalArrived
 
 if TYPE_CHECKING:
     from distsim.sim.process import SimProcess

@@ -23,13 +23,13 @@ import torch.distributed.launcher.api
 
 from distsim.debug.records import HostWait
 from distsim.errors import UsageError
-from distsim.sim.environ import launcher_environ, place_environ, was_told_of_torchrun
+from distsim.sim.launched_environ import launcher_environ, place_environ, was_told_of_torchrun
 from distsim.sim.pids import pid_of
 from distsim.sim.pipes import Sentinel, pipe_patches, wait_for_any
-from distsim.sim.process import SimProcess
+from distsim.sim.process import SimProcess, current_task, require_task
 from distsim.sim.sharing import Shared, crossing
 from distsim.sim.signals import send
-from distsim.sim.task import current_task, require_task
+from distsim.sim.tracebacks import keep_failure
 
 __all__ = ["begin_multiprocessing", "end_children", "spawn_patches"]
 
@@ -57,7 +57,7 @@ def _new_child() -> SimProcess:
     if rank is not None and was_told_of_torchrun(parent):
         said |= place_environ(parent, rank)
     environ = {os.fsdecode(k): os.fsdecode(v) for k, v in said.items()}
-    child = world.new_process(slot, environ, list(sys.argv), rank=rank)
+    child: SimProcess = world.new_process(slot, environ, list(sys.argv), rank=rank)
     child.changed_environ = dict(parent.changed_environ)
     child.sys_path = list(sys.path)
     child.program = parent.program
@@ -220,8 +220,6 @@ def _torch_wrap(real: Callable[..., Any]) -> Callable[..., Any]:
         except UsageError:
             raise
         except Exception as exc:
-            from distsim.sim.rank import keep_failure
-
             keep_failure(task.process, exc)
             with open(error_file, "wb") as file:
                 pickle.dump(task.process.traceback_text, file)

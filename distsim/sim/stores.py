@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import Store
 
 from distsim.debug.records import CallWait, StoreWait, Wait
 from distsim.sim.hosts import machine_of, meant
-from distsim.sim.task import Task, require_task
+from distsim.sim.process import RankTask, require_task
 
 if TYPE_CHECKING:
     from distsim.sim.process import SimProcess
@@ -90,7 +90,7 @@ class SimStore(Store):
 
     # -- waiting
 
-    def _turn(self, why: StoreWait | None = None) -> Task:
+    def _turn(self, why: StoreWait | None = None) -> RankTask:
         """One round trip to the server."""
         task = require_task()
         task.compute(task.world.store_latency_s)
@@ -309,7 +309,7 @@ class TCPStore(SimStore):
             raise dist.DistStoreError("multi_set keys and values vectors must be of same size")
         super().multi_set(keys, values)
 
-    def _wait_for_workers(self, task: Task, world_size: int, give_up_s: float) -> None:
+    def _wait_for_workers(self, task: RankTask, world_size: int, give_up_s: float) -> None:
         values = self._values
         while values.clients < world_size:
             seconds, joined = int(self._timeout.total_seconds()) + 1, f"{values.clients}/{world_size}"
@@ -327,7 +327,7 @@ class TCPStore(SimStore):
         return f"TCPStore(client=TCPClient(SocketImpl(fd=3, {ends})), server={server})"
 
 
-def _waiting(task: Task, why: Wait) -> Wait:
+def _waiting(task: RankTask, why: Wait) -> Wait:
     """A store opened by init_process_group is waited for in that call."""
     joining = task.process.inbox.get("joining")
     return why if joining is None else CallWait(joining)

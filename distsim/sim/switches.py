@@ -72,6 +72,9 @@ class Host:
     """Queues, locks and their like that have crossed from one process into another."""
     torch: TorchState = STATE
 
+    def __post_init__(self) -> None:
+        self.torch.swapped_anyway = frozenset((id(holder), name) for holder, name in PLACES)
+
     def first_places(self) -> list[Any]:
         """What a new process finds in the places: hooks and start method of the
         surrounding program are not its."""

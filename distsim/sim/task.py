@@ -13,19 +13,15 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import simpy
 
 from distsim.beacon import crash_stack_for_this_thread
 from distsim.debug.records import CallWait, HostWait, Wait
+from distsim.sim.scheduler import Owner, Request, Scheduler, Unwind
 
-if TYPE_CHECKING:
-    from distsim.sim.process import SimProcess
-    from distsim.sim.world import World
-
-__all__ = ["Killed", "SignalArrived", "Task", "Unwind", "current_process", "current_task", "require_task"]
+__all__ = ["Killed", "SignalArrived", "Task", "current_process", "current_task", "require_task"]
 
 CLOCK_READ_S = 1e-7
 """What reading a clock from Python takes (timeit of time.perf_counter on a 2020s server CPU: 50 to 100 ns)."""
@@ -49,13 +45,10 @@ def require_task() -> Task:
     return task
 
 
-def current_process() -> SimProcess | None:
+def current_process() -> Any:
+    """What the calling thread belongs to; None outside a simulation. `process.current_process` knows its type."""
     task = current_task()
     return None if task is None else task.process
-
-
-class Unwind(BaseException):
-    """Raised inside a rank's thread to end it: the simulation is over. Users cannot catch it for long."""
 
 
 class Killed(Unwind):
@@ -66,22 +59,10 @@ class SignalArrived(BaseException):
     """Wakes a process's main thread so that it calls its signal handlers; it then goes on waiting."""
 
 
-@dataclass(slots=True)
-class Request:
-    """What a thread asks of the scheduler when it hands the baton back."""
-
-    event: simpy.Event | None
-    why: Wait | None
-    timeout_s: float | None = None
-    on_timeout: Callable[[], BaseException] | None = None
-    explicit_timeout: bool = False
-    poll: bool = False
-
-
 class Task:
     """One simulated thread. Methods without an underscore are called in its own thread."""
 
-    def __init__(self, world: World, process: SimProcess, body: Callable[[], Any], name: str, daemon: bool = False):
+    def __init__(self, world: Scheduler, process: Owner, body: Callable[[], Any], name: str, daemon: bool = False):
         self.world = world
         self.process = process
         self.name = name

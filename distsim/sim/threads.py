@@ -20,7 +20,9 @@ from typing import Any
 import simpy
 
 from distsim.debug.records import HostWait
-from distsim.sim.task import Task, Unwind, current_process, current_task
+from distsim.sim.process import RankTask, current_process, current_task
+from distsim.sim.scheduler import Unwind
+from distsim.sim.thread_context import thread_of
 
 __all__ = ["CoopLock", "close_pools", "thread_patches"]
 
@@ -99,8 +101,6 @@ def _start(self: threading.Thread) -> None:
     process = parent.process
 
     def body() -> None:
-        from distsim.sim.rank import thread_of
-
         with threading._active_limbo_lock:  # type: ignore[attr-defined]
             threading._limbo[self] = self  # type: ignore[attr-defined]  # not before: it may never begin
         with thread_of(process):
@@ -113,7 +113,7 @@ def _start(self: threading.Thread) -> None:
 
 def _join(self: threading.Thread, timeout: float | None = None) -> None:
     here = current_task()
-    task: Task | None = getattr(self, "_distsim_task", None)
+    task: RankTask | None = getattr(self, "_distsim_task", None)
     if here is None or task is None:
         _real_join(self, timeout)
         return
@@ -133,7 +133,7 @@ def _join(self: threading.Thread, timeout: float | None = None) -> None:
 
 
 def _is_alive(self: threading.Thread) -> bool:
-    task: Task | None = getattr(self, "_distsim_task", None)
+    task: RankTask | None = getattr(self, "_distsim_task", None)
     return _real_is_alive(self) if task is None else not task.finished
 
 
@@ -205,7 +205,7 @@ def _pool_number() -> int:
     return int(next(process.inbox.setdefault("pool numbers", itertools.count())))
 
 
-def close_pools(tasks: list[Task]) -> None:
+def close_pools(tasks: list[RankTask]) -> None:
     """As Python does when it exits: executors that nobody shut down end when their work is done."""
     for thread, work_queue in list(pool_threads._threads_queues.items()):
         if getattr(thread, "_distsim_task", None) in tasks:

@@ -154,6 +154,8 @@ class TorchState:
         self._known = _Known()
         self._importing = 0
         self._finder = _TorchFinder(self)
+        self.swapped_anyway: frozenset[tuple[int, str]] = frozenset()
+        """(id of a module, name) of what is swapped with every hand-over (switches.PLACES)."""
 
     # -- the baton
 
@@ -203,10 +205,8 @@ class TorchState:
         process = current_process()
         if process is None or self._importing or module not in self._known:
             return
-        from distsim.sim.switches import PLACES
-
-        if any(holder is module and attribute == name for holder, attribute in PLACES):
-            return  # swapped anyway
+        if (id(module), name) in self.swapped_anyway:
+            return
         if isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{name}":
             return  # an import: everyone's
         space = vars(module)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterable
 
-from distsim.debug.error_text import error_line, error_traceback
-from distsim.debug.frames import is_ours
+from distsim.debug.error_text import error_line, error_traceback, message
+from distsim.debug.frames import is_ours, raised_at
+from distsim.sim.process import SimProcess
 
-__all__ = ["format_user_traceback"]
+__all__ = ["format_user_traceback", "keep_failure"]
 
 
 class _Folding(traceback.StackSummary):
@@ -39,3 +40,11 @@ def format_user_traceback(exc: BaseException) -> str:
         part.stack = _Folding(frame for frame in part.stack if not is_ours(frame.filename))
         todo += [part.__cause__, part.__context__, *(part.exceptions or ())]
     return error_traceback(shown)
+
+
+def keep_failure(process: SimProcess, exc: BaseException) -> None:
+    """What *process* died of, asked for in its own thread: words of an exception are the user's code."""
+    process.exception = exc
+    process.error_text = message(exc)
+    process.last_stack = raised_at(exc.__traceback__)
+    process.traceback_text = format_user_traceback(exc)

@@ -14,7 +14,8 @@ from torch.futures import Future
 
 from distsim.debug.error_text import message
 from distsim.debug.records import CallRecord, CallWait, HostWait, State
-from distsim.sim.task import Unwind, current_task, require_task
+from distsim.sim.process import current_task, require_task
+from distsim.sim.scheduler import Unwind
 
 if TYPE_CHECKING:
     from distsim.sim.process import SimProcess
