@@ -16,6 +16,7 @@ from distsim.debug.divergence import SHIFTS, Divergence
 from distsim.debug.habit import is_usual, left_out
 from distsim.debug.hypotheses import ahead_of, calls_from, hypotheses, threads_raced
 from distsim.debug.kinds import Kind
+from distsim.debug.not_arrived import refused_before
 from distsim.debug.records import CallRecord
 from distsim.debug.silent import by_site
 from distsim.debug.source import Order, Relation, relate
@@ -56,6 +57,8 @@ def find_divergences(world: World, lane: Lane) -> list[Divergence]:
             fair = _fair(world, silent)
             found.append(replace(fair, borne_out=any(d.blocks and d.seq > seq for d in found)))
             break
+    if world.refused:
+        found = [refused_before(world, lane, d) or d for d in found]
     found.sort(key=lambda d: d.seq)
     first_block = next((i for i, d in enumerate(found) if d.blocks), len(found))
     return found[: first_block + 1]
