@@ -8,6 +8,7 @@ was no earlier round the program's text decides (`source.relate`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from distsim.debug.world import Lane, World
 
 __all__ = ["Divergence", "find_divergences"]
 
-MAIN = "MainThread"
+NUMBER = re.compile(r"\d+")
 
 
 def find_divergences(world: World, lane: Lane) -> list[Divergence]:
@@ -149,8 +150,9 @@ def _fair(world: World, found: Divergence) -> Divergence:
 
 
 def _from_two_threads(mine: CallRecord, theirs: CallRecord) -> bool:
-    """What the main thread calls on one side, another thread calls on the other, at a line of its own."""
-    return mine.site != theirs.site and mine.thread != theirs.thread and MAIN in (mine.thread, theirs.thread)
+    """What one thread calls on one side, another calls on the other, at a line of its own. Threads of one part in the
+    program may differ in a number (`worker-0`, `Thread-2 (load)`)."""
+    return mine.site != theirs.site and NUMBER.sub("", mine.thread) != NUMBER.sub("", theirs.thread)
 
 
 def _settled(world: World, found: Divergence) -> Divergence:
