@@ -1,4 +1,4 @@
-"""Operators that a program defines: torch's dispatcher is one for all ranks, what an operator runs is each rank's own."""
+"""Operators that a program defines: torch has one dispatcher for all ranks, and each rank has its own functions."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def _library(namespace: str, name: str) -> Any:
 def _register(self: Any, tags: Any) -> None:
     first = _first(self._qualname)
     if first is None:
-        return _real_register(self, tags)
+        _real_register(self, tags)
+        return
     if first._schema != self._schema:
         raise NotSimulated(
             f"custom_op {self._qualname} with another signature on another rank", "run it for real with --on gloo"
         )
     self._opoverload = first._opoverload
-    return None
 
 
 @functools.wraps(_real_implement)
