@@ -10,6 +10,7 @@ from distsim.debug.case import Case
 from distsim.debug.checks import same_call
 from distsim.debug.explain import are, call_text, capital, group_text, place, ranks_text, several
 from distsim.debug.kinds import Kind
+from distsim.debug.not_arrived import refusal_advice, refusal_text, refused_call
 from distsim.debug.records import CallRecord, CallWait, Phase
 from distsim.debug.source import Order, relate
 from distsim.debug.verdict import Diagnosis
@@ -29,6 +30,8 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
     finished = all(_is_over(case, r) for r in ranks)
     if lane is not None and call.op == "new_group":
         return _plain(case, Kind.GROUP_CREATION_ORDER, call, ranks, victims)
+    if refused_call(case.world, call, ranks) is not None:
+        return _plain(case, Kind.MISSING_RANK, call, ranks, victims)
     if lane is not None and (found := _other_group(case, lane, call, ranks, victims)) is not None:
         return found
     if lane is not None and finished:
@@ -66,13 +69,19 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     running = case.world.states[ranks[0]].phase is Phase.RUNNING and not _is_over(case, ranks[0])
     said = [last_words(case.world.died_inside(r), case.world.states[r]) for r in victims]
     gave_up = any(timed_out(words) for words in said)
-    what = f"{who} never called {call_text(call)} on {group_text(call.group)}: {they} {where}."
+    refused = refused_call(case.world, call, ranks)
+    never = f"{who} never called" if refused is None else f"{refusal_text(refused, ranks)}, so it never came to"
+    what = f"{never} {call_text(call)} on {group_text(call.group)}: {they} {where}."
     lane = case.world.lane(call)
     there = len(lane.meetings.get(call.seq, ())) if lane is not None else 0
-    if all(_is_over(case, rank) for rank in ranks) and there * 2 == len(call.members) and kind is Kind.MISSING_RANK:
+    if refused is not None:
+        pass
+    elif all(_is_over(case, rank) for rank in ranks) and there * 2 == len(call.members) and kind is Kind.MISSING_RANK:
         what += " As many made that call as did not: it may as well be one too many."
     suggestion = advice(Kind.STRAGGLER if running else kind, who=who, theirs=place(call.site))
-    if running and gave_up:
+    if refused is not None:
+        suggestion = refusal_advice(refused)
+    elif running and gave_up:
         suggestion += " Or pass a longer timeout=."
     elif _hung_up(case, ranks, victims):
         what += f" Connections to {them} were closed while {they} ran, as destroy_process_group() does."

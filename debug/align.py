@@ -8,6 +8,7 @@ was no earlier round the program's text decides (`source.relate`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from distsim.debug.divergence import SHIFTS, Divergence
 from distsim.debug.habit import is_usual, left_out
 from distsim.debug.hypotheses import ahead_of, calls_from, hypotheses, threads_raced
 from distsim.debug.kinds import Kind
+from distsim.debug.not_arrived import refused_before
 from distsim.debug.records import CallRecord
 from distsim.debug.silent import by_site
 from distsim.debug.source import Order, Relation, relate
@@ -23,7 +25,7 @@ from distsim.debug.world import Lane, World
 
 __all__ = ["Divergence", "find_divergences"]
 
-MAIN = "MainThread"
+NUMBER = re.compile(r"\d+")
 
 
 def find_divergences(world: World, lane: Lane) -> list[Divergence]:
@@ -56,6 +58,8 @@ def find_divergences(world: World, lane: Lane) -> list[Divergence]:
             fair = _fair(world, silent)
             found.append(replace(fair, borne_out=any(d.blocks and d.seq > seq for d in found)))
             break
+    if world.refused:
+        found = [refused_before(world, lane, d) or d for d in found]
     found.sort(key=lambda d: d.seq)
     first_block = next((i for i, d in enumerate(found) if d.blocks), len(found))
     return found[: first_block + 1]
@@ -146,8 +150,9 @@ def _fair(world: World, found: Divergence) -> Divergence:
 
 
 def _from_two_threads(mine: CallRecord, theirs: CallRecord) -> bool:
-    """What the main thread calls on one side, another thread calls on the other, at a line of its own."""
-    return mine.site != theirs.site and mine.thread != theirs.thread and MAIN in (mine.thread, theirs.thread)
+    """What one thread calls on one side, another calls on the other, at a line of its own. Threads of one part in the
+    program may differ in a number (`worker-0`, `Thread-2 (load)`)."""
+    return mine.site != theirs.site and NUMBER.sub("", mine.thread) != NUMBER.sub("", theirs.thread)
 
 
 def _settled(world: World, found: Divergence) -> Divergence:

@@ -34,6 +34,8 @@ class Divergence:
     relation: Relation | None = None
     borne_out: bool = False
     """Only the calls' lines show it, but later calls of the group do contradict each other."""
+    refused: CallRecord | None = None
+    """The first culprit's call that torch refused, and that is missing."""
 
     @property
     def met(self) -> bool:

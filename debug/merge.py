@@ -9,7 +9,7 @@ from distsim.debug.advice import advice
 from distsim.debug.aftermath import aftermath
 from distsim.debug.case import Case
 from distsim.debug.explain import call_text, place, ranks_text
-from distsim.debug.kinds import Kind
+from distsim.debug.kinds import INCONSISTENT, Kind
 from distsim.debug.records import Finding
 from distsim.debug.verdict import Diagnosis
 from distsim.debug.world import World
@@ -66,7 +66,8 @@ def merge_findings(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
 
 def _explains(finding: Finding, diagnosis: Diagnosis) -> bool:
     if finding.kind is Kind.THREAD_RACE:  # whose calls came in the other order is not its doing alone
-        return diagnosis.kind in {*SYMPTOMS, Kind.THREAD_RACE} and finding.group == diagnosis.group
+        kinds = SYMPTOMS | INCONSISTENT | {Kind.DEADLOCK_CYCLE}
+        return diagnosis.kind in kinds and finding.group == diagnosis.group and diagnosis.pair is None
     return diagnosis.kind in SYMPTOMS and bool(set(finding.ranks) & set(diagnosis.culprits))
 
 
@@ -75,6 +76,10 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
     site = finding.site or (call.site if call is not None else None)
     text = finding.text[0].upper() + finding.text[1:] + ("" if finding.text.endswith(".") else ".")
     since = finding.at_s if finding.at_s is not None else (call.issued_s if call is not None else None)
+    if finding.kind is Kind.THREAD_RACE and effect is not None and effect.call is not None and call is not None:
+        # One number in one report: that of the calls that met, which need not be the one that was seen to race.
+        text = f"Thread {call.thread} of rank {call.rank} called {call.op} at {place(site)} while another thread was "
+        text += "inside a call on the same group: which comes first differs from run to run and from rank to rank."
     base = case.diagnosis(
         finding.kind,
         finding.ranks,
@@ -92,7 +97,7 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
     return replace(
         base,
         group=base.group or effect.group,
-        call=base.call or effect.call,
+        call=(finding.kind is Kind.THREAD_RACE and effect.call) or base.call or effect.call,
         sites={**effect.sites, **base.sites},
         stuck={**effect.stuck, **base.stuck},
         cycle=effect.cycle,

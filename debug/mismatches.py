@@ -11,6 +11,7 @@ from distsim.debug.checks import Mismatch
 from distsim.debug.divergence import SHIFTS, Divergence
 from distsim.debug.explain import are, call_text, capital, group_text, place, ranks_text, shape_of_call
 from distsim.debug.kinds import Kind
+from distsim.debug.not_arrived import refusal_advice, refusal_text
 from distsim.debug.proof import Proof
 from distsim.debug.records import CallRecord
 from distsim.debug.sizes import split_conflicts
@@ -34,6 +35,9 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
     elif d.tie and d.kind is not Kind.THREAD_RACE:
         second = f"{second[:-1]}; as many here as there, so nothing but rank order says who is wrong."
     met = d.lane.meetings.get(d.seq, {})
+    sites = {rank: site for rank, record in met.items() if (site := record.site) is not None}
+    if d.refused is not None and d.refused.site is not None:
+        sites |= dict.fromkeys(d.culprits, d.refused.site)
     told = case.diagnosis(
         d.kind,
         d.culprits,
@@ -43,12 +47,14 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
         explanation=f"{capital(_what(d))} {second}".rstrip(),
         suggestion=_suggestion(d),
         since_s=max(d.got.issued_s, d.expected.issued_s),
-        sites={rank: site for rank, record in met.items() if (site := record.site) is not None},
+        sites=sites,
     )
     return replace(told, proof=Proof.MET) if d.met else told
 
 
 def _suggestion(d: Divergence) -> str:
+    if d.refused is not None:
+        return refusal_advice(d.refused)
     if d.kind in SHIFTS and d.got.site is not None and d.got.site == d.expected.site and d.got.op != d.expected.op:
         return f"{place(d.got.site)} makes other calls on some ranks: build and wrap the model alike on every rank."
     return advice(d.kind, who=ranks_text(d.culprits), mine=place(d.got.site), theirs=place(d.expected.site))
@@ -87,6 +93,11 @@ def _what(d: Divergence) -> str:
     who, on = ranks_text(d.culprits), f"on {group_text(d.lane.group)}"
     they = "it is" if len(d.culprits) == 1 else "they are"
     match d.kind:
+        case Kind.MISSING_RANK if d.refused is not None:
+            return (
+                f"{refusal_text(d.refused, d.culprits)}, so it never came to {call_text(d.expected)} {on}, at "
+                f"{place(d.expected.site)}: {they} in {_at(d.got)}."
+            )
         case Kind.MISSING_RANK:
             there = place(d.expected.site)
             return f"{who} never called {call_text(d.expected)} {on}, at {there}: {they} in {_at(d.got)}."

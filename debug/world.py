@@ -65,6 +65,7 @@ class World:
             for rank, calls in evidence.records.items()
         }
         """Without calls that their own rank has refused: nobody else has heard of them."""
+        self.refused = [call for rank in sorted(evidence.records) for call in evidence.records[rank] if call.rejected]
         self.lanes: list[Lane] = []
         self._lanes_of: dict[tuple[str, tuple[int, ...]], list[Lane]] = {}
         self._unsorted: list[list[CallRecord]] = []

@@ -58,6 +58,11 @@ class Beacon:
             text = b"{}"
         self._page[_TEXT_AT : _TEXT_AT + 4 + len(text)] = len(text).to_bytes(4, "little") + text
 
+    def rest(self) -> None:
+        """The run is over, however it ended: what its process does from now on is nobody's business."""
+        self._words[_RANK] = -1
+        self._words[_LIMIT_MS] = 0
+
     def give(self, rank: int, thread: int, now_s: float, events: int) -> None:
         """A thread of *rank* (its native id) has the baton from now on."""
         words = self._words

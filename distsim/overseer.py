@@ -27,6 +27,7 @@ from distsim.fate import Fate
 __all__ = ["Watch", "can_watch", "fork_watched", "watch_from_outside"]
 
 POLL_S = 0.2
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MARGIN_S = 1.0
 """A turn may last that much longer than the host timeout: the simulating process itself, where it still gets
 the interpreter, says more than can be said from outside."""
@@ -45,16 +46,19 @@ class Watch:
         self.still_s = 0.0
         self._turn = beacon.turn
         self._looked_s = time.monotonic()
+        self._used_s = _used(pid)
 
     def stuck(self) -> bool:
-        """Look; time in which the process was stopped, or we were, or a debugger had it, does not count."""
-        now_s = time.monotonic()
+        """Look; time in which the process was stopped, or we were, or a debugger had it, or no core was free for it
+        does not count."""
+        now_s, used_s = time.monotonic(), _used(self.pid)
         passed_s, self._looked_s = now_s - self._looked_s, now_s
+        worked_s, self._used_s = used_s - self._used_s, used_s
         turn = self.beacon.turn
         if turn != self._turn or self.beacon.rank is None or self.beacon.limit_s <= 0.0:
             self._turn, self.still_s = turn, 0.0
         elif not _held(self.pid):
-            self.still_s += min(passed_s, 2 * POLL_S)
+            self.still_s += min(worked_s if _runnable(self.pid, self.beacon.thread) else passed_s, 2 * POLL_S)
         return self.still_s > self.beacon.limit_s + MARGIN_S
 
     def fate(self, signal_number: int | None = None, crash: str | None = None) -> Fate:
@@ -84,6 +88,26 @@ def _held(pid: int) -> bool:
     except OSError:
         return False
     return said.get("State", "").strip()[:1] in "Tt" or said.get("TracerPid", "0").strip() != "0"
+
+
+def _stat(path: str) -> list[bytes]:
+    """What stands behind the name in a stat file of /proc: the state first, CPU time in the 12th and 13th place."""
+    try:
+        with open(path, "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def _used(pid: int) -> float:
+    """CPU seconds of all threads of a process."""
+    fields = _stat(f"/proc/{pid}/stat")
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S if fields else 0.0
+
+
+def _runnable(pid: int, thread: int) -> bool:
+    """Whether a thread of a process runs, or would if a core were free."""
+    return _stat(f"/proc/{pid}/task/{thread or pid}/stat")[:1] == [b"R"]
 
 
 def can_watch() -> bool:

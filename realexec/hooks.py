@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 import threading
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch.distributed as dist
+import torch.distributed.c10d_logger as c10d_logger
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup
 
 from distsim.debug import ring as rings
 from distsim.debug.error_text import error_line
+from distsim.debug.refused import FIRST_CALLS, came_out
+from distsim.realexec import guard, handle, held, shortcut, strict
 from distsim.realexec.guard import GuardedGroup, group_ranks
 from distsim.realexec.session import Session
 
@@ -54,6 +59,7 @@ class Hooks:
         self._patch(c10d, "_create_process_group_wrapper", self._no_wrapper)
         if hasattr(c10d, "split_group"):
             self._patch(c10d, "split_group", self._split, also=(dist,))
+        self._patch(c10d_logger, "_get_msg_dict", self._raised)
         for name in ("get", "wait"):
             self._set(dist.Store, name, _waiting(getattr(dist.Store, name)))
         # batch_isend_irecv coalesces on NCCL only `if type(group) is ProcessGroup`.
@@ -135,9 +141,9 @@ class Hooks:
             session = self._open(pg.rank(), pg.size(), "")
         if session is None or not isinstance(pg, ProcessGroup) or isinstance(pg, GuardedGroup):
             return pg
-        guard = session.guard(pg, group_ranks(pg, ranks))
-        swap(pg, guard)
-        return guard
+        guarded = session.guard(pg, group_ranks(pg, ranks))
+        swap(pg, guarded)
+        return guarded
 
     # new_group, split_group ---------------------------------------------------------------------
 
@@ -178,8 +184,33 @@ class Hooks:
             return original(wrapped_pg, *args, **kwargs) if wrapped_pg is not None else original(*args, **kwargs)
         return wrapped_pg
 
+    # What a public function refuses -------------------------------------------------------------
+
+    def _raised(self, original: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        """torch logs the exception that its public function *name* is about to raise."""
+        session, error = self._session(), sys.exc_info()[1]
+        op = FIRST_CALLS.get(name)
+        if session is not None and error is not None and op is not None and not came_out(error, _on_record):
+            group = _group_of(name, args, kwargs)
+            if isinstance(group, GuardedGroup) and group.recorder is not None:
+                group.recorder.refused(group.lane, op, error_line(error))
+        return original(name, *args, **kwargs)
+
 
 _ABSENT = object()
+_RECORDING = frozenset(module.__file__ for module in (guard, handle, held, strict))
+
+
+def _on_record(code: CodeType, innermost: bool) -> bool:
+    """A frame of the guard's own; the short way has a record only where it raises itself, else it took the long one."""
+    return code.co_filename in _RECORDING or (innermost and code.co_filename == shortcut.__file__)
+
+
+def _group_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The group that a public function was called for: the world where none is given."""
+    with contextlib.suppress(TypeError):  # arguments that do not fit its signature
+        kwargs = inspect.signature(getattr(c10d, name)).bind_partial(*args, **kwargs).arguments
+    return kwargs.get("group") or c10d._world.default_pg
 
 
 def _waiting(original: Any) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from distsim.debug import ring as rings
 from distsim.debug.callsite import CallSites, Place
 from distsim.debug.error_text import error_traceback, last_line
 from distsim.debug.frames import raised_at
+from distsim.debug.records import P2P
 from distsim.debug.ring import RingWriter
 from distsim.realexec.signature import Call, content
 
@@ -120,6 +121,25 @@ class Recorder:
             lane.ordinals[op, peer, tag] -= 1
         else:
             lane.seq = count(seq)
+
+    def refused(self, lane: Lane, op: str, error: str) -> None:
+        """A public function of torch.distributed refused a call before the group's own method heard of it: it has no
+        number, and the next call takes the one that it would have had."""
+        place = self.sites.here(3)
+        me = threading.get_ident()
+        flags = rings.FAILED | rings.REJECTED
+        if op in P2P:
+            flags |= rings.P2P_CALL
+            seq = next(lane.p2p)
+            lane.p2p = count(seq)
+        else:
+            seq = next(lane.seq)
+            lane.seq = count(seq)
+        thread = self._threads.get(me) or self._thread(me)
+        signature, fingerprint = self.ring.signature((op, None), _plain)
+        index = self.ring.issue(flags, lane.group, thread, seq, signature, place[0], fingerprint, place[1], -1, 0)
+        self.ring.error(index, error)
+        self.ring.finish(index, flags)
 
     def note(self, lane: Lane, op: str, seq: int, new_ranks: tuple[int, ...] | None = None) -> int:
         """Record a call that is no method of a group: init_process_group, new_group."""

@@ -84,6 +84,8 @@ def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[E
     slices: list[tuple[float, float, Slice | CallRecord]] = []
     slices.extend((*piece[:2], piece) for piece in outcome.compute.get(rank, ()))
     for record in outcome.records.get(rank, ()):
+        if record.rejected:
+            continue
         end_s = outcome.virtual_time_s if record.completed_s is None else record.completed_s
         slices.append((record.issued_s, end_s, record))
     slices.sort(key=lambda item: item[:2])

@@ -7,20 +7,25 @@ makes a group (so that "gloo", "nccl" and "mpi" land here), the stores, and `Fut
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import os
 import sys
 from datetime import timedelta
+from types import CodeType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import c10d_logger
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from distsim.debug.records import CallRecord, Group, State
+from distsim.debug.refused import FIRST_CALLS, came_out
 from distsim.errors import NotSimulated, UsageError
-from distsim.sim import stores
+from distsim.sim import barrier, communicator, stores, work
 from distsim.sim.communicator import Communicator
 from distsim.sim.group import SimGroup
 from distsim.sim.operations import algorithms
@@ -153,6 +158,27 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -
     return _real_rendezvous(url, rank, world_size, **kwargs)
 
 
+_real_message = c10d_logger._get_msg_dict
+_ON_RECORD = frozenset(module.__file__ for module in (barrier, communicator, work))
+
+
+def _on_record(code: CodeType, innermost: bool) -> bool:
+    return code is SimGroup._call.__code__ or code.co_filename in _ON_RECORD
+
+
+def _raised(name: str, *args: Any, **kwargs: Any) -> Any:
+    """torch logs the exception that its public function *name* is about to raise: was the call refused, unrecorded?"""
+    task, error, op = current_task(), sys.exc_info()[1], FIRST_CALLS.get(name)
+    if task is not None and error is not None and op is not None and not came_out(error, _on_record):
+        given = kwargs
+        with contextlib.suppress(TypeError):  # arguments that do not fit its signature
+            given = inspect.signature(getattr(c10d, name)).bind_partial(*args, **kwargs).arguments
+        group = given.get("group") or c10d._world.default_pg
+        if isinstance(group, SimGroup):
+            group.refused(op, error)
+    return _real_message(name, *args, **kwargs)
+
+
 def _default_group(size: int) -> Group:
     return Group("0", "default_pg", tuple(range(size)))
 
@@ -250,6 +276,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         (c10d, "_new_process_group_helper", _new_process_group_helper),
         (c10d, "rendezvous", _rendezvous),
         (c10d, "default_pg_nccl_timeout", timedelta(minutes=10)),
+        (c10d_logger, "_get_msg_dict", _raised),
     ]
     for name in _BY_HAND:
         kind = getattr(dist, name, None) or getattr(c10d, name, None)

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import ReduceOp, Work
 
 from distsim.debug import seen
-from distsim.debug.records import CallRecord, CallWait, Group
+from distsim.debug.error_text import error_line
+from distsim.debug.records import P2P, CallRecord, CallWait, Group, State
 from distsim.sim import refusals
 from distsim.sim.barrier import monitored_barrier
 from distsim.sim.buffers import as_gloo_sees
@@ -128,6 +129,29 @@ class SimGroup(dist.ProcessGroup):
         pass
 
     abort = shutdown
+
+    def refused(self, op: str, error: BaseException) -> None:
+        """A public function of torch.distributed refused a call of this group: it has no number, and has not come."""
+        task, process = require_task(), self._process
+        task.flush()
+        stack = user_stack(sys._getframe(1))
+        now_s = task.now_s()
+        record = CallRecord(
+            rank=process.rank,
+            group=self._group,
+            seq=self._numbers["p2p" if op in P2P else "collective"] + 1,
+            op=op,
+            site=stack[0] if stack else None,
+            stack=stack,
+            thread=task.name,
+            issued_s=now_s,
+            completed_s=now_s,
+            state=State.FAILED,
+            error=error_line(error),
+            rejected=True,
+            index=len(process.records),
+        )
+        process.records.append(record)
 
     # -- the way of every call
 

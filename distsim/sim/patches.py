@@ -23,6 +23,7 @@ from distsim.sim.environ import environ_patches
 from distsim.sim.hosts import host_patches
 from distsim.sim.logs import log_patches
 from distsim.sim.modules import RankModules, import_patches
+from distsim.sim.operators import operator_patches
 from distsim.sim.output import StreamProxy
 from distsim.sim.pids import pid_patches
 from distsim.sim.process import current_task
@@ -106,6 +107,7 @@ def all_patches(modules: RankModules) -> list[Patch]:
         *signal_patches(),
         *sharing_patches(),
         *profiler_patches(),
+        *operator_patches(),
         *_mode_flags(),
         *mesh_patches(),
         *_loader_patches(),

@@ -250,6 +250,8 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
                     request.conditions.end(world)
     finally:
         threading.stack_size(stack_bytes)
+        if world.beacon is not None:
+            world.beacon.rest()
     return summing_up(world, evidence, request, name, interrupted, _real_perf_counter() - started)
 
 

@@ -120,6 +120,7 @@ def stuck(watch: Watch, monkeypatch: pytest.MonkeyPatch, seconds: float, looks: 
     clock = iter(now + seconds * (look + 1) / looks for look in range(looks))
     watch._looked_s = now
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("distsim.overseer._runnable", lambda pid, thread: False)
     found = [watch.stuck() for _ in range(looks)]
     monkeypatch.undo()
     return found[-1]
@@ -146,6 +147,43 @@ def test_a_watcher_that_was_stopped_itself_does_not_count_that_time(
     page.describe(2.0)
     page.give(1, 0, 0.0, 0)
     assert not stuck(Watch(page, os.getpid()), monkeypatch, 3_600.0, looks=1)
+
+
+def test_a_process_that_gets_no_core_is_not_stuck(page: Beacon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a loaded machine a turn may take long: of a thread that wants to run the seconds count that it ran."""
+    page.describe(2.0)
+    page.give(1, 0, 0.0, 0)
+    monkeypatch.setattr("distsim.overseer._runnable", lambda pid, thread: True)
+    used = {"s": 0.0, "each": 0.01}
+
+    def use(pid: int) -> float:
+        used["s"] += used["each"]
+        return used["s"]
+
+    monkeypatch.setattr("distsim.overseer._used", use)
+    now = time.monotonic()
+    watch = Watch(page, os.getpid())
+    clock = iter(now + 0.2 * look for look in range(1, 500))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    assert not any(watch.stuck() for _ in range(100)), "20 s, of which it ran one"
+    used["each"] = 0.2
+    assert any(watch.stuck() for _ in range(100))
+
+
+def test_after_a_simulation_its_process_is_not_watched(page: Beacon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it ended in the middle of a rank's turn: what the process does then may take as long as it wants."""
+    import distsim
+    from distsim.sim.world import World
+
+    def in_the_middle(world: World) -> None:
+        assert world.beacon is page
+        page.give(0, 0, 0.0, 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("distsim.beacon.here", lambda: page)
+    monkeypatch.setattr(World, "run", in_the_middle)
+    distsim.simulate(lambda: None, on="ethernet-cpu:1", nproc_per_node=1, check=False)
+    assert (page.rank, page.limit_s) == (None, 0.0)
 
 
 def test_a_process_that_is_stopped_or_traced_is_not_stuck(page: Beacon, monkeypatch: pytest.MonkeyPatch) -> None:

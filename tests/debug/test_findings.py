@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from distsim.debug.diagnosis import diagnose
 from distsim.debug.kinds import Kind
 from distsim.debug.records import CallWait, Finding, Phase, RankState, State
+from distsim.debug.seen import race
 from distsim.debug.unwaited import unwaited
-from tests.debug.builders import all_reduce, barrier, play, recv, run, send, wait_all
+from tests.debug.builders import all_reduce, barrier, coll, play, recv, run, send, wait_all
 
 
 @pytest.mark.parametrize(
@@ -33,6 +36,35 @@ def test_finding_stands_by_itself(kind: Kind, exit_code: int) -> None:
     assert d.explanation.startswith("Rank 1 has 3 of them. ")
     assert "train.py:10" in d.explanation
     assert d.suggestion
+
+
+def test_a_race_is_one_finding_with_one_number() -> None:
+    """Threads named otherwise that meet at two lines, and a guard that saw them race: one report, about threads."""
+    evidence = play(
+        2,
+        lambda r: (
+            [coll("broadcast", 8, root=0, thread="two"), all_reduce(5, thread="one")]
+            if r
+            else [all_reduce(5, thread="one")]
+        ),
+    )
+    (before,) = diagnose(evidence)
+    call = replace(evidence.records[1][0], op="all_reduce", seq=2, thread="one")
+    evidence.findings = [race(call)]
+    (told,) = diagnose(evidence)
+    assert (before.kind, told.kind) == (Kind.THREAD_RACE, Kind.THREAD_RACE)
+    assert str(told.call) == str(before.call)
+    assert "#2" not in told.explanation
+    assert "thread" in told.suggestion
+    assert "thread" in before.suggestion
+
+
+def test_a_race_explains_another_order() -> None:
+    """The records alone look like two swapped lines; the guard saw the threads."""
+    evidence = play(2, lambda r: [all_reduce(10), barrier(11)] if r else [barrier(11), all_reduce(10)])
+    assert diagnose(evidence)[0].kind is not Kind.THREAD_RACE
+    evidence.findings = [race(replace(evidence.records[0][0], thread="metrics"))]
+    assert [d.kind for d in diagnose(evidence)] == [Kind.THREAD_RACE]
 
 
 def test_unused_parameter_explains_the_hang() -> None:

@@ -202,8 +202,10 @@ def test_a_rank_that_changes_nothing_keeps_nothing() -> None:
         assert process is not None
         return sorted(place.name for place in process.torch_own.values)
 
-    # torch notes the backend and the rendezvous, and wraps an optimizer's step once for each class
-    assert ranks(body).results == [["_backend", "_default_pg_init_method", "step"]] * 2
+    # torch notes the backend (unless this Python has had the same before) and the rendezvous, and wraps an
+    # optimizer's step once for each class
+    for names in ranks(body).results:
+        assert set(names) - {"_backend"} == {"_default_pg_init_method", "step"}
     assert not STATE._watched
 
 

@@ -1,0 +1,58 @@
+"""Calls that a public function of torch.distributed refused before its process group heard of them.
+
+torch checks most arguments itself (`Invalid function argument`), pickles objects, and looks the group up. What
+raises there leaves no trace in any group. Each public function reports what it raises to torch's own log of
+exceptions, where the real and the simulated arm listen: nothing is paid for a call that goes well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+
+__all__ = ["FIRST_CALLS", "came_out"]
+
+FIRST_CALLS: dict[str, str] = {
+    "all_gather": "all_gather",
+    "all_gather_object": "all_gather",
+    "all_gather_single": "all_gather_into_tensor",
+    "all_reduce": "all_reduce",
+    "all_to_all": "all_to_all",
+    "all_to_all_single": "all_to_all_single",
+    "barrier": "barrier",
+    "broadcast": "broadcast",
+    "broadcast_object_list": "broadcast",
+    "gather": "gather",
+    "gather_object": "all_gather",
+    "recv": "recv",
+    "recv_object_list": "recv",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "scatter": "scatter",
+    "scatter_object_list": "broadcast",
+    "send": "send",
+    "send_object_list": "send",
+}
+"""Public function of torch.distributed that logs its exceptions -> the operation that it begins with. (`isend`,
+`irecv`, `batch_isend_irecv` and `monitored_barrier` log none.)"""
+
+_LOGGER = "c10d_logger.py"
+_AFTERWARDS = "_tensor_to_object"
+"""torch unpickles what has arrived: the calls are over."""
+
+
+def came_out(error: BaseException, made: Callable[[CodeType, bool], bool]) -> bool:
+    """Whether a call was on record, or another public function has told of it, before *error* was raised.
+
+    *made(code, innermost)* says whether a frame of this code has made a record; the outermost frame of the
+    traceback is that of the logging decorator itself.
+    """
+    step = error.__traceback__
+    step = None if step is None else step.tb_next
+    while step is not None:
+        code = step.tb_frame.f_code
+        if code.co_name == _AFTERWARDS or code.co_filename.endswith(_LOGGER) or made(code, step.tb_next is None):
+            return True
+        step = step.tb_next
+    return False
