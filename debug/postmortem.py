@@ -11,24 +11,24 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from distsim.debug import ring as rings
-from distsim.debug.diagnosis import diagnose
-from distsim.debug.evidence import Knowledge, build_evidence, origin_of, read_exits
-from distsim.debug.explain import ranks_text
-from distsim.debug.findings import findings
-from distsim.debug.flight_recorder import Dump, dump_evidence, named_rank, read_dump
-from distsim.debug.inconclusive import Inconclusive, inconclusive
-from distsim.debug.interrupted import MARKER
-from distsim.debug.jobdir import verdict_path
-from distsim.debug.pace import recent_stragglers
-from distsim.debug.procfs import look, signal_name
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.diagnosis.inconclusive import Inconclusive, inconclusive
+from distsim.debug.diagnosis.stragglers import as_findings
+from distsim.debug.evidence.from_dumps import Dump, dump_evidence, named_rank, read_dump
+from distsim.debug.evidence.guard_flags import findings
+from distsim.debug.evidence.procfs import look, signal_name
+from distsim.debug.evidence.rank_state import Knowledge, build_evidence, origin_of, read_exits
+from distsim.debug.monitor.pace import recent_stragglers
 from distsim.debug.records import Evidence, Phase, RankState
-from distsim.debug.report_json import diagnoses_from_json
-from distsim.debug.ring_reader import RingReader
-from distsim.debug.stragglers import as_findings
-from distsim.debug.verdict import Diagnosis
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.report_json import diagnoses_from_json
+from distsim.debug.report.whereabouts import MARKER
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.jobdir import verdict_path
+from distsim.debug.rings.reader import RingReader
+from distsim.debug.words.phrases import ranks_text
 from distsim.errors import UsageError
-from distsim.strangers import load_json, read_bytes
+from distsim.text.strangers import load_json, read_bytes
 
 __all__ = ["Found", "Job", "examine", "examine_jobs", "load_jobs", "load_rings"]
 

@@ -49,7 +49,9 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_OWN[name]), name)
     if name.startswith("__"):
         raise AttributeError(f"module 'distsim' has no attribute {name!r}")
-    if importlib.util.find_spec(f"distsim.{name}"):  # `from distsim import beacon` must not import torch to look there
+    if importlib.util.find_spec(
+        f"distsim.{name}"
+    ):  # `from distsim.watcher import beacon` must not import torch to look there
         return importlib.import_module(f"distsim.{name}")
     try:
         return getattr(importlib.import_module("torch.distributed"), name)

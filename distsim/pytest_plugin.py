@@ -32,7 +32,7 @@ import pytest
 from distsim.plugin.terminal import keep_stderr
 
 if TYPE_CHECKING:
-    from distsim.plugin.place import World
+    from distsim.plugin.options import World
 
 __all__ = ["mesh", "rank", "world", "world_size"]
 
@@ -45,7 +45,7 @@ MARK = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The limits that a project may set for all its tests on ranks."""
-    from distsim.plugin.place import LIMITS
+    from distsim.plugin.options import LIMITS
 
     for name, what in LIMITS.items():
         parser.addini(f"distsim_{name}", what, default="")
@@ -82,7 +82,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def _looks_like_scenario(path: Path) -> bool:
-    from distsim.strangers import load_toml, read_bytes
+    from distsim.text.strangers import load_toml, read_bytes
 
     try:
         data = load_toml(read_bytes(path, 1 << 24).decode("utf-8"))
@@ -101,7 +101,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
     marker = item.get_closest_marker("world_size")
     if marker is None or not isinstance(item, pytest.Function):
         return (yield)
-    from distsim.plugin.everywhere import everywhere
+    from distsim.plugin.body import everywhere
 
     body = item.obj
     item.obj = everywhere(item, body, marker)
@@ -124,7 +124,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
 def pytest_enter_pdb() -> None:
     """Somebody thinks at a prompt inside a simulated rank: no limit of wall time ends that."""
-    task = sys.modules.get("distsim.sim.task")  # which nobody imports for a prompt outside of it
+    task = sys.modules.get("distsim.sim.kernel.task")  # which nobody imports for a prompt outside of it
     process = task.current_process() if task is not None else None
     if process is not None:
         process.world.host_timeout_s = float("inf")
@@ -151,7 +151,7 @@ def pytest_runtest_makereport(
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """On GitHub a failure of ours is a mark at its line. Of xdist's processes only the first has a summary."""
-    from distsim.github import on_github
+    from distsim.text.github import on_github
 
     if on_github(os.environ):
         from distsim.plugin.annotations import error_lines
@@ -165,7 +165,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _per_rank(request: pytest.FixtureRequest, what: str) -> Any:
     if request.node.get_closest_marker("world_size") is None:
         raise pytest.UsageError(f"fixture {what!r}: mark the test with @pytest.mark.world_size(n)")
-    from distsim.plugin.place import PerRank
+    from distsim.plugin.options import PerRank
 
     return PerRank(what)
 

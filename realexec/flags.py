@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from distsim.debug.levels import Level, OnHang, Settings
+from distsim.debug.settings import Level, OnHang, Settings
 
 __all__ = ["add_real_flags"]
 

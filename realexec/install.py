@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from distsim.debug.levels import Level, Settings
-from distsim.realexec.session import EndHooks, Session
+from distsim.debug.settings import Level, Settings
+from distsim.realexec.process.session import EndHooks, Session
 
 __all__ = ["current_session", "install", "install_started", "installed", "remove", "run_started"]
 
@@ -71,11 +71,11 @@ def install(
 
     if not dist.is_available():
         return
-    from distsim.realexec.ddp import DdpHook
-    from distsim.realexec.hooks import Hooks, guard_world
-    from distsim.realexec.shortcut import Shortcuts
-    from distsim.realexec.spawn import PopenHook, SpawnHook
-    from distsim.realexec.uncompiled import leave_uncompiled
+    from distsim.realexec.guard.fast_path import Shortcuts
+    from distsim.realexec.guard.uncompiled import leave_uncompiled
+    from distsim.realexec.process.ddp import DdpHook
+    from distsim.realexec.process.hooks import Hooks, guard_world
+    from distsim.realexec.process.spawn import PopenHook, SpawnHook
 
     hooks = Hooks(_open, current_session, _leave_agent)
     hooks.install()
@@ -167,7 +167,7 @@ def _open(rank: int, world_size: int, where: str) -> Session | None:
 
 
 def _start_monitor(session: Session) -> None:
-    from distsim.debug.start import start_monitor
+    from distsim.debug.monitor.start import start_monitor
 
     try:
         session.heartbeat.monitor = start_monitor(session.directory, session.settings, session.ring.job)

@@ -24,13 +24,13 @@ from torch.distributed.elastic.multiprocessing import api as processes
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from distsim.debug.interrupted import MARKER
-from distsim.debug.jobdir import default_directory
-from distsim.debug.levels import Level, OnHang, Settings
-from distsim.debug.private import create_private, private_folder, write_private
-from distsim.debug.procfs import look, own_process
-from distsim.debug.ring_reader import RingReader
-from distsim.debug.start import gone_text, start_monitor
+from distsim.debug.evidence.procfs import look, own_process
+from distsim.debug.monitor.start import gone_text, start_monitor
+from distsim.debug.report.whereabouts import MARKER
+from distsim.debug.rings.jobdir import default_directory
+from distsim.debug.rings.private import create_private, private_folder, write_private
+from distsim.debug.rings.reader import RingReader
+from distsim.debug.settings import Level, OnHang, Settings
 from distsim.errors import UsageError
 
 __all__ = ["launch"]

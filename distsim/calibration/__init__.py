@@ -1,4 +1,7 @@
-"""Measured tables, the constants fitted to them, and the comparison of both."""
+"""Measured tables, the constants fitted to them, and the comparison of both.
+
+`nccl.toml` has every fitted constant with its source; `compare.py` is `distsim validate`, `fit.py` `distsim calibrate`.
+"""
 
 from __future__ import annotations
 

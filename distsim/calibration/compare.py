@@ -11,7 +11,7 @@ from distsim.calibration.constants import Constants
 from distsim.calibration.tables import Table, regime
 from distsim.cluster import load_cluster
 from distsim.collectives import Compiler, Transfer, canonical_op
-from distsim.collectives.nccl_timing import NcclTiming
+from distsim.collectives.libraries.nccl_timing import NcclTiming
 
 __all__ = ["Bench"]
 

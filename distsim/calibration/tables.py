@@ -11,7 +11,7 @@ from typing import Any
 from distsim.calibration.constants import data_folder
 from distsim.collectives import canonical_op
 from distsim.errors import UsageError
-from distsim.strangers import brief, printable, read_bytes
+from distsim.text.strangers import brief, printable, read_bytes
 
 __all__ = ["REGIMES", "Measured", "Table", "read_tables", "regime"]
 

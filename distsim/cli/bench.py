@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
             f"bench --on {on} is not there: bench simulates; name a cluster (--on dgx-h100:2), or calibrate "
             "one from a live run with distsim calibrate --on gloo"
         )
-    from distsim.bench import DTYPES, bench_op
+    from distsim.network.bench import DTYPES, bench_op
 
     op = bench_op(args.op)
     if args.datatype not in DTYPES:
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     cluster = load_cluster(on)
     if args.explain:
         return _explain(args, op, cluster, sizes)
-    from distsim.bench import bench, render_table
+    from distsim.network.bench import bench, render_table
 
     rows = bench(
         op,
@@ -196,8 +196,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sizes(args: argparse.Namespace) -> list[int]:
-    from distsim.bench import Sizes
-    from distsim.units import parse_size
+    from distsim.network.bench import Sizes
+    from distsim.text.units import parse_size
 
     if args.sizes is not None:
         return [parse_size(text) for text in args.sizes.split(",") if text.strip()] or _no_sizes(args.sizes)
@@ -251,9 +251,9 @@ def _fluid(args: argparse.Namespace, rows: list[Any]) -> list[str]:
 def _explain(args: argparse.Namespace, op: str, cluster: Any, sizes: list[int]) -> int:
     import simpy
 
-    from distsim.bench import DTYPES, counted
     from distsim.collectives import Transfer
     from distsim.network import Network
+    from distsim.network.bench import DTYPES, counted
 
     devices = tuple(slot.device for slot in cluster.place(args.nnodes, args.nproc_per_node))
     net = Network(

@@ -109,7 +109,7 @@ def _leave_one_out(args: argparse.Namespace, benches: list[Any], start: Any) -> 
 
 
 def _live(args: argparse.Namespace) -> int:
-    from distsim.calibration.live import cluster_toml, fit_gloo, measure_gloo
+    from distsim.calibration.live.measure import cluster_toml, fit_gloo, measure_gloo
 
     if args.nproc_per_node < 2:
         raise UsageError(f"expected at least 2 ranks, got --nproc-per-node {args.nproc_per_node}")
@@ -122,7 +122,7 @@ def _live(args: argparse.Namespace) -> int:
     text = cluster_toml(constants, name="gloo-here", nodes=1, ranks_per_node=args.nproc_per_node, note=note)
     _write(args.output, text)
     if args.check:
-        from distsim.calibration.live_check import check_gloo
+        from distsim.calibration.live.check import check_gloo
 
         print(check_gloo(text, [row for row in rows if row.size_bytes in between], 1, args.nproc_per_node))
     return 0

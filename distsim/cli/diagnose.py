@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.errors import UsageError
-from distsim.strangers import folded, printable
+from distsim.text.strangers import folded, printable
 
 __all__ = ["add_parser"]
 
@@ -50,10 +50,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Diagnose and print; what is wrong with single files is said in one line each."""
-    from distsim.debug.console import Console
     from distsim.debug.postmortem import examine, examine_jobs
-    from distsim.debug.render import piped_width, render_diagnoses
-    from distsim.debug.report_json import diagnoses_to_json, exit_code
+    from distsim.debug.records.report_json import diagnoses_to_json, exit_code
+    from distsim.debug.report.console import Console
+    from distsim.debug.report.render import piped_width, render_diagnoses
 
     judged, complaints = examine_jobs(args.directory, args.sources)
     _complain(complaints if judged else [])

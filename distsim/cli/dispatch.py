@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from distsim import __version__
 from distsim.errors import DistsimError, UsageError
-from distsim.strangers import printable
+from distsim.text.strangers import printable
 
 if TYPE_CHECKING:
-    from distsim.fate import Fate
+    from distsim.watcher.fate import Fate
 
 __all__ = ["COMMANDS", "REAL_BACKENDS", "main", "parse", "present"]
 
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _leave_threads_behind(code: int) -> None:
     """A rank that was given up may never end, and an interpreter that ends waits for it."""
-    beacons = sys.modules.get("distsim.beacon")
+    beacons = sys.modules.get("distsim.watcher.beacon")
     beacon = None if beacons is None else beacons.here()
     if beacon is not None and beacon.threads_left:
         sys.stderr.flush()
@@ -100,7 +100,7 @@ def _watched(argv: Sequence[str]) -> None:
     simulates = argv[:1] == ["sweep"] or (argv[:1] == ["run"] and not _real(argv))
     if not simulates:
         return
-    from distsim.overseer import can_watch, fork_watched
+    from distsim.watcher.overseer import can_watch, fork_watched
 
     if can_watch():
         fork_watched(lambda fate: _explain(fate, argv))

@@ -19,9 +19,9 @@ from distsim.cli.dispatch import REAL_BACKENDS, parse
 from distsim.errors import UsageError
 
 if TYPE_CHECKING:
-    from distsim.fate import Fate
     from distsim.sim import RunRequest
     from distsim.sim.outcome import Outcome
+    from distsim.watcher.fate import Fate
 
 __all__ = ["add_parser", "explain"]
 

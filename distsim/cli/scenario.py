@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.errors import DistsimError, UsageError
-from distsim.strangers import printable
+from distsim.text.strangers import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from distsim.scenario import Result, Scenario
-    from distsim.scenario.load import BadFile
+    from distsim.scenario.file.load import BadFile
 
 __all__ = ["add_parser"]
 
@@ -57,9 +57,9 @@ def _add_run(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from distsim.overseer import can_watch
-    from distsim.scenario.result import NOT_RUN, Result
+    from distsim.scenario.expect.result import NOT_RUN, Result
     from distsim.scenario.suite import run_suite
+    from distsim.watcher.overseer import can_watch
 
     if args.workers < 1:
         raise UsageError(f"-n: expected at least one worker, got {args.workers}")
@@ -97,7 +97,7 @@ def _run(args: argparse.Namespace) -> int:
 def _chosen(args: argparse.Namespace) -> tuple[list[Scenario], list[BadFile]]:
     """The scenarios that the flags mean, as the flags change them, and the files that cannot run."""
     from distsim.scenario import load_scenarios
-    from distsim.scenario.load import BadFile
+    from distsim.scenario.file.load import BadFile
     from distsim.scenario.suite import matching
 
     meant = matching(args.expression)
@@ -114,7 +114,7 @@ def _chosen(args: argparse.Namespace) -> tuple[list[Scenario], list[BadFile]]:
 
 def _write(results: Sequence[Result], junit: str | None) -> None:
     if junit is not None:
-        from distsim.scenario.junit import write_junit
+        from distsim.scenario.expect.junit import write_junit
 
         write_junit(results, junit)
 
@@ -127,7 +127,7 @@ def _count(results: Sequence[Result]) -> str:
 
 
 def _show(result: Result, verbose: bool) -> None:
-    from distsim.scenario.github import annotation, on_github
+    from distsim.scenario.expect.github import annotation, on_github
 
     word = "ok    " if result.passed else "FAILED" if result.ran else "ERROR "
     print(f"{word} {printable(result.name)}  ({result.verdict}, {result.wall_s:.2f} s)", flush=True)
@@ -140,9 +140,9 @@ def _show(result: Result, verbose: bool) -> None:
 
 
 def _explore(scenarios: list[Scenario], num: int) -> Iterator[Result]:
-    from distsim.scenario.explore import explore
-    from distsim.scenario.github import annotation, on_github
-    from distsim.scenario.result import NOT_RUN, Result
+    from distsim.scenario.expect.github import annotation, on_github
+    from distsim.scenario.expect.result import NOT_RUN, Result
+    from distsim.scenario.explore.explore import explore
 
     for scenario in scenarios:
         try:
@@ -159,7 +159,7 @@ def _explore(scenarios: list[Scenario], num: int) -> Iterator[Result]:
 
 
 def _new(args: argparse.Namespace) -> int:
-    from distsim.scenario.new import new_scenario
+    from distsim.scenario.file.new import new_scenario
 
     written = new_scenario(Path(args.path), args.program)
     for path in written:
@@ -169,7 +169,7 @@ def _new(args: argparse.Namespace) -> int:
 
 
 def _from(args: argparse.Namespace) -> int:
-    from distsim.scenario.reproduce import reproduce
+    from distsim.scenario.reproduce.reproduce import reproduce
 
     for line in reproduce(Path(args.directory), Path(args.output), shrink=not args.no_shrink):
         print(printable(line))
@@ -177,7 +177,7 @@ def _from(args: argparse.Namespace) -> int:
 
 
 def _schema(args: argparse.Namespace) -> int:
-    from distsim.scenario.schema import json_schema
+    from distsim.scenario.file.schema import json_schema
 
     print(json_schema())
     return 0

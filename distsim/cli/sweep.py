@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.errors import UsageError
 
 if TYPE_CHECKING:
-    from distsim.scenario.sweep import Point
+    from distsim.scenario.explore.sweep import Point
 
 __all__ = ["add_parser"]
 
@@ -49,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run every point and print the table; 0 unless a setting does not fit."""
     from distsim.scenario import load_scenario
-    from distsim.scenario.sweep import parse_variation, sweep, write_csv
+    from distsim.scenario.explore.sweep import parse_variation, sweep, write_csv
 
     if args.workers < 1:
         raise UsageError(f"-n: expected at least one worker, got {args.workers}")
@@ -72,8 +72,8 @@ def _table(points: list[Point]) -> None:
     from rich import box
     from rich.table import Table
 
-    from distsim.debug.console import Console
-    from distsim.units import format_bandwidth, format_time
+    from distsim.debug.report.console import Console
+    from distsim.text.units import format_bandwidth, format_time
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     busbw = sorted({name for p in points for name in p.result.figures if name.startswith("busbw")})

@@ -61,8 +61,8 @@ def _list(args: argparse.Namespace) -> int:
         ]
         print(json.dumps({"schema": "distsim.topo_list/1", "clusters": rows}, indent=2))
         return 0
-    from distsim.cluster.render import render_list
-    from distsim.debug.console import Console
+    from distsim.cluster.show.render import render_list
+    from distsim.debug.report.console import Console
 
     console = Console()
     console.print(render_list(clusters, console.width))
@@ -74,29 +74,29 @@ def _show(args: argparse.Namespace) -> int:
 
     cluster = load_cluster(args.cluster)
     if args.graphml:
-        from distsim.cluster.node_link import to_graphml
+        from distsim.cluster.files.node_link import to_graphml
 
         to_graphml(cluster, args.graphml)
         _wrote(args.graphml)
     if args.node_link:
-        from distsim.cluster.node_link import to_node_link
+        from distsim.cluster.files.node_link import to_node_link
 
         _write(args.node_link, json.dumps(to_node_link(cluster), indent=1) + "\n")
         _wrote(args.node_link)
     if args.plot:
-        from distsim.cluster.plot import plot
+        from distsim.cluster.show.plot import plot
 
         plot(cluster, args.plot)
         _wrote(args.plot)
     if args.json:
-        from distsim.cluster.summary import to_json
+        from distsim.cluster.show.summary import to_json
 
         print(json.dumps(to_json(cluster), indent=2))
     elif args.toml:
         print(cluster.to_toml(), end="")
     elif not (args.graphml or args.node_link or args.plot):
-        from distsim.cluster.render import render_cluster
-        from distsim.debug.console import Console
+        from distsim.cluster.show.render import render_cluster
+        from distsim.debug.report.console import Console
 
         Console().print(render_cluster(cluster))
     return 0

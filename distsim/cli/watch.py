@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.errors import UsageError
-from distsim.strangers import folded, printable
+from distsim.text.strangers import folded, printable
 
 __all__ = ["add_parser"]
 
@@ -34,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
     """Show the table until every rank has ended, or once."""
     from rich.live import Live
 
-    from distsim.debug.console import Console
     from distsim.debug.postmortem import load_jobs, load_rings
-    from distsim.debug.render import piped_width
+    from distsim.debug.report.console import Console
+    from distsim.debug.report.render import piped_width
 
     if not args.directory.is_dir():
         raise UsageError(f"expected a folder of rings, got {args.directory}: no such folder")
@@ -71,13 +71,13 @@ def _view(readers: Any) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    from distsim.debug.live import live_table, straggler_lines
+    from distsim.debug.report.live import live_table, straggler_lines
 
     return Group(live_table(readers), *(Text(line, style="bold yellow") for line in straggler_lines(readers)))
 
 
 def _ended(readers: Any) -> bool:
-    from distsim.debug.procfs import look
+    from distsim.debug.evidence.procfs import look
 
     processes = [look(reader.header.pid, reader.header.start_ticks) for reader in readers]
     return all(process is None or process.state in "ZX" for process in processes)

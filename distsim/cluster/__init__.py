@@ -8,11 +8,11 @@ Examples::
 
 from __future__ import annotations
 
-from distsim.cluster.around import Around
-from distsim.cluster.cluster import Cluster
-from distsim.cluster.facts import CpuModel, GpuModel, NcclFacts, NodeModel
-from distsim.cluster.link import Link, Slot, Vertex
-from distsim.cluster.load import load_cluster, preset_names
+from distsim.cluster.files.load import load_cluster, preset_names
+from distsim.cluster.graph.cluster import Cluster
+from distsim.cluster.graph.facts import CpuModel, GpuModel, NcclFacts, NodeModel
+from distsim.cluster.graph.link import Link, Slot, Vertex
+from distsim.cluster.graph.reroute import Around
 
 __all__ = [
     "Around",

@@ -1,4 +1,7 @@
-"""Collectives: each algorithm compiled to phases of coupled flows, and what chooses between them."""
+"""Collectives: each algorithm compiled to phases of coupled flows, and what chooses between them.
+
+A `Transfer` goes into `compiler.py`, which asks a library which algorithm it takes, and comes out as a `Plan`.
+"""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from distsim.cluster import Around, Cluster
-from distsim.collectives.gloo import compile_gloo
-from distsim.collectives.group import Group, LinkArrays
-from distsim.collectives.ideal import compile_ideal
-from distsim.collectives.mpi import compile_mpi
-from distsim.collectives.nccl import NcclSelector
+from distsim.collectives.libraries.gloo import compile_gloo
+from distsim.collectives.libraries.ideal import compile_ideal
+from distsim.collectives.libraries.mpi import compile_mpi
+from distsim.collectives.libraries.nccl import NcclSelector
+from distsim.collectives.members import Group, LinkArrays
 from distsim.collectives.plan import Plan
 from distsim.collectives.transfer import Transfer, canonical_op
 from distsim.errors import UsageError

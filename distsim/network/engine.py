@@ -11,7 +11,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from distsim.network.sharing import max_min_rates
+from distsim.network.max_min import max_min_rates
 from distsim.network.usage import Usage
 
 __all__ = ["Flow", "FluidEngine", "detour"]

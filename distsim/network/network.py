@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from distsim.cluster import Cluster
 from distsim.collectives import Compiler, Explained, Plan
 from distsim.errors import UsageError
+from distsim.network.answers import LinkBusy, Statistics, Timing, Transfer
 from distsim.network.engine import Flow, FluidEngine, detour
 from distsim.network.messages import MAX_RANKS, MessageRun
-from distsim.network.transfer import LinkBusy, Statistics, Timing, Transfer
 
 __all__ = ["Network"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 import distsim
-from distsim.github import error_line
+from distsim.text.github import error_line
 
 __all__ = ["error_lines", "in_library", "place"]
 

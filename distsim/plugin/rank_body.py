@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from distsim.plugin.place import Options
+from distsim.plugin.options import Options
 from distsim.plugin.shared_fixtures import on_this_rank
 
 __all__ = ["rank_body"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from distsim.debug.frames import is_ours
+from distsim.debug.records.frames import is_ours
 
 __all__ = ["RankReport", "describe", "full_names"]
 

@@ -17,7 +17,7 @@ import pytest
 
 from distsim.debug.records import Evidence, Phase
 from distsim.sim.conditions import Conditions
-from distsim.sim.interrupts import Interrupts
+from distsim.sim.kernel.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from distsim.sim.world import World

@@ -14,11 +14,11 @@ import pytest
 from _pytest.skipping import evaluate_xfail_marks
 
 from distsim.plugin.annotations import in_library
-from distsim.plugin.place import Options
+from distsim.plugin.options import Options
 from distsim.plugin.rank_report import RankReport, full_names
 
 if TYPE_CHECKING:
-    from distsim.debug.diagnosis import Diagnosis
+    from distsim.debug.diagnosis.diagnose import Diagnosis
     from distsim.debug.records import Evidence
 
 __all__ = ["Verdict", "columns", "judge", "whole"]
@@ -53,8 +53,8 @@ class Verdict:
 
     def explain(self, diagnoses: Sequence[Diagnosis], evidence: Evidence | None, *, every: bool) -> None:
         """Take over what *diagnoses* say: only the first few of many, unless *every* one is asked for."""
-        from distsim.debug.explain import place, ranks_text
-        from distsim.debug.render import render_diagnoses
+        from distsim.debug.report.render import render_diagnoses
+        from distsim.debug.words.phrases import place, ranks_text
 
         if not diagnoses:
             return
@@ -198,7 +198,7 @@ def _stopped(stopped: Mapping[int, RankReport]) -> list[tuple[str, str]]:
 
 
 def _who(ranks: Sequence[int]) -> str:
-    from distsim.debug.stacks import format_ranks
+    from distsim.debug.report.stack_tree import format_ranks
 
     return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
 

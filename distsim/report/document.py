@@ -14,7 +14,7 @@ takes one away or changes its meaning changes the schema's number.
   busbw_bytes_per_s`
 - `links[]`: the used ones: `name, kind, bandwidth_bytes_per_s, bytes, busy_s, mean_utilisation,
   peak_utilisation`
-- `diagnoses[]`: `distsim.debug.diagnosis.Diagnosis.to_json`, the root cause first; empty for a
+- `diagnoses[]`: `distsim.debug.diagnosis.diagnose.Diagnosis.to_json`, the root cause first; empty for a
   healthy run
 - `failures[]`: `ranks, type, message, traceback`, equal ones merged
 - `notes[]`: one sentence each
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim import __version__
-from distsim.debug.stacks import blank_addresses
+from distsim.debug.report.stack_tree import blank_addresses
 from distsim.report.failures import merge_failures
 
 if TYPE_CHECKING:

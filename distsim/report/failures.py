@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from distsim.debug.explain import ranks_text
-from distsim.debug.render import MAX_REPORT_LINES, most_lines, shortened
-from distsim.debug.stacks import blank_addresses
+from distsim.debug.report.render import MAX_REPORT_LINES, most_lines, shortened
+from distsim.debug.report.stack_tree import blank_addresses
+from distsim.debug.words.phrases import ranks_text
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Failure

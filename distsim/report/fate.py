@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from distsim.debug.diagnosis import Diagnosis, diagnose
-from distsim.debug.frames import absolute, program_frames
+from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
 from distsim.debug.records import Evidence, Phase, RankState, Site
+from distsim.debug.records.frames import absolute, program_frames
 
 if TYPE_CHECKING:
-    from distsim.fate import Fate
     from distsim.sim.outcome import Outcome
+    from distsim.watcher.fate import Fate
 
 __all__ = ["fatal_outcome", "fatal_text"]
 
@@ -58,7 +58,7 @@ def fatal_outcome(fate: Fate) -> Outcome:
 
 def fatal_text(fate: Fate) -> str:
     """The same for a process that is not the command line's: a report as text."""
-    from distsim.debug.render import piped_width, render_diagnoses
+    from distsim.debug.report.render import piped_width, render_diagnoses
 
     diagnoses, evidence = _judged(fate)
     program = fate.facts.get("program", "a simulation")

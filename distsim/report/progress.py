@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from distsim.units import format_time
+from distsim.text.units import format_time
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Progress

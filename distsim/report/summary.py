@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TextIO
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from distsim.debug.console import Console as PlainConsole
+from distsim.debug.report.console import Console as PlainConsole
 from distsim.report.failures import Failures
 from distsim.report.tables import collectives_table, links_table, ranks_table
 from distsim.report.whereabouts import Whereabouts
-from distsim.units import format_time
+from distsim.text.units import format_time
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome
@@ -37,7 +37,7 @@ class Summary:
         outcome = self.outcome
         told: list[int] = []
         if outcome.diagnoses:
-            from distsim.debug.render import render_diagnoses, shown_tracebacks
+            from distsim.debug.report.render import render_diagnoses, shown_tracebacks
 
             report = render_diagnoses(outcome.diagnoses, outcome.evidence)
             yield report

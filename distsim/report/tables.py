@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from distsim.debug.stacks import format_ranks
-from distsim.units import format_bandwidth, format_bytes, format_time
+from distsim.debug.report.stack_tree import format_ranks
+from distsim.text.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import CollectiveTotal, LinkUse, RankSummary

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from distsim.debug.explain import capital, ranks_text, several, state_text
+from distsim.debug.words.phrases import capital, ranks_text, several, state_text
 
 if TYPE_CHECKING:
     from distsim.debug.records import Evidence

@@ -3,9 +3,9 @@ command-line input and test at once."""
 
 from __future__ import annotations
 
-from distsim.scenario.find import find_scenarios, is_scenario, load_scenarios
-from distsim.scenario.load import Scenario, load_scenario
-from distsim.scenario.result import Result
+from distsim.scenario.expect.result import Result
+from distsim.scenario.file.find import find_scenarios, is_scenario, load_scenarios
+from distsim.scenario.file.load import Scenario, load_scenario
 from distsim.scenario.run import run_scenario
 
 __all__ = [

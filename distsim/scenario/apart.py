@@ -11,13 +11,13 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from distsim import beacon as beacons
-from distsim.beacon import Beacon
-from distsim.fate import Fate
-from distsim.overseer import CRASHES, POLL_S, Watch, die_with
-from distsim.scenario.load import Scenario
-from distsim.scenario.replay import replay_command
-from distsim.scenario.result import Result
+from distsim.scenario.expect.replay import replay_command
+from distsim.scenario.expect.result import Result
+from distsim.scenario.file.load import Scenario
+from distsim.watcher import beacon as beacons
+from distsim.watcher.beacon import Beacon
+from distsim.watcher.fate import Fate
+from distsim.watcher.overseer import CRASHES, POLL_S, Watch, die_with
 
 __all__ = ["run_apart"]
 

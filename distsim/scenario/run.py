@@ -14,20 +14,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distsim.debug.render import render_diagnoses
+from distsim.debug.report.render import render_diagnoses
 from distsim.errors import DistsimError
 from distsim.report import Summary, report_document
 from distsim.report.whereabouts import whereabouts
-from distsim.scenario.baseline import baseline_path
-from distsim.scenario.expect import Observed, mistakes
-from distsim.scenario.figures import figures
-from distsim.scenario.load import Scenario
-from distsim.scenario.replay import WIDTH, never_struck, replay_command
-from distsim.scenario.result import NOT_RUN, Result
+from distsim.scenario.expect.baseline import baseline_path
+from distsim.scenario.expect.expect import Observed, mistakes
+from distsim.scenario.expect.figures import figures
+from distsim.scenario.expect.replay import WIDTH, never_struck, replay_command
+from distsim.scenario.expect.result import NOT_RUN, Result
+from distsim.scenario.file.load import Scenario
 from distsim.sim.conditions import Conditions
-from distsim.sim.fault_rules import Rule
-from distsim.sim.limits import Limits
-from distsim.sim.schedule import Schedule
+from distsim.sim.faults.rules import Rule
+from distsim.sim.kernel.limits import Limits
+from distsim.sim.kernel.schedule import Schedule
 
 if TYPE_CHECKING:
     from distsim.sim import Outcome
@@ -42,7 +42,7 @@ def run_scenario(scenario: Scenario, *, update_baseline: bool = False) -> Result
     started = _perf_counter()
     try:
         if scenario.spec.backend == "gloo":
-            from distsim.scenario.real import run_for_real
+            from distsim.scenario.real.real import run_for_real
 
             result = run_for_real(scenario)
         else:
@@ -142,7 +142,7 @@ def _never(rule: Rule, outcome: Outcome) -> str:
 def _report(outcome: Outcome) -> str:
     if outcome.diagnoses:
         return render_diagnoses(outcome.diagnoses, outcome.evidence).plain(WIDTH)
-    from distsim.debug.console import Console
+    from distsim.debug.report.console import Console
 
     console = Console(width=WIDTH, color_system=None, force_terminal=False, file=io.StringIO())
     with console.capture() as capture:

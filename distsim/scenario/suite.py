@@ -12,10 +12,10 @@ from pathlib import Path
 
 from distsim.errors import UsageError
 from distsim.scenario.apart import run_apart
-from distsim.scenario.load import BadFile, Scenario, check
-from distsim.scenario.result import NOT_RUN, Result
+from distsim.scenario.expect.result import NOT_RUN, Result
+from distsim.scenario.file.load import BadFile, Scenario, check
 from distsim.scenario.run import run_scenario
-from distsim.strangers import brief
+from distsim.text.strangers import brief
 
 __all__ = ["matching", "run_one", "run_suite", "run_there"]
 

@@ -1,11 +1,11 @@
 """The simulator: a program's ranks as threads over simpy, torch.distributed answered in virtual time.
 
-How to read it: `world.py` is the scheduler; `task.py` a thread and the baton; `process.py` what a
-rank sees as its own; `backend.py` and `group.py` where torch's calls arrive; `communicator.py` where
-they meet; `program.py` the two ways in.
+How to read it: `kernel/` is time, tasks and the baton; `world.py` one simulated job; `isolation/` what a
+rank sees as its own; `processes/` how it lives and ends; `c10d/` where torch's calls arrive and meet;
+`device/` what computing costs; `faults/` what goes wrong; `observe/` what is seen of it; `run.py` the two ways in.
 """
 
 from distsim.sim.outcome import Outcome, Progress
-from distsim.sim.program import RunRequest, run_program, simulate
+from distsim.sim.run import RunRequest, run_program, simulate
 
 __all__ = ["Outcome", "Progress", "RunRequest", "run_program", "simulate"]

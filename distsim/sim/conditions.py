@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from distsim.cluster import Cluster
 from distsim.debug.records import Evidence
-from distsim.sim.fault_rules import Rule
-from distsim.sim.limits import Limits
+from distsim.sim.faults.rules import Rule
+from distsim.sim.kernel.limits import Limits
+from distsim.sim.kernel.schedule import Schedule
 from distsim.sim.outcome import Progress
-from distsim.sim.schedule import Schedule
 
 if TYPE_CHECKING:
     from distsim.sim.world import World
@@ -39,9 +39,9 @@ class Conditions:
 
     def begin(self, world: World) -> None:
         """*world* has its processes and has not run yet."""
-        from distsim.sim.faults import Faults
-        from distsim.sim.guards import Guards
-        from distsim.sim.memory import Memory
+        from distsim.sim.device.memory import Memory
+        from distsim.sim.faults.injector import Faults
+        from distsim.sim.faults.tensors import Guards
 
         world.faults = Faults(world, self.rules, self.guards)
         world.guards = Guards(self.guards, warns=False)

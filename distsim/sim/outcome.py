@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsim.debug.diagnosis import Diagnosis
+from distsim.debug.diagnosis.diagnose import Diagnosis
 from distsim.debug.records import CallRecord, Evidence, Phase
 from distsim.errors import Failure
-from distsim.units import format_time
+from distsim.text.units import format_time
 
 __all__ = ["CollectiveTotal", "Failure", "LinkUse", "Outcome", "Progress", "RankSummary"]
 

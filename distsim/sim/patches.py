@@ -15,28 +15,28 @@ import torch.utils._python_dispatch
 import torch.utils.data
 
 from distsim.errors import NotSimulated, UsageError
-from distsim.sim.accelerators import accelerator_patches
-from distsim.sim.backend import backend_patches, register_backend
-from distsim.sim.clock import clock_patches, datetime_clock
-from distsim.sim.effects import socket_patches
-from distsim.sim.environ import environ_patches
-from distsim.sim.hosts import host_patches
-from distsim.sim.logs import log_patches
-from distsim.sim.modules import RankModules, import_patches
-from distsim.sim.operators import operator_patches
-from distsim.sim.output import StreamProxy
-from distsim.sim.pids import pid_patches
-from distsim.sim.process import current_task
-from distsim.sim.profiling import profiler_patches
-from distsim.sim.randomness import random_patches
-from distsim.sim.resemblance import resembling
-from distsim.sim.sharing import sharing_patches
-from distsim.sim.signals import signal_patches
-from distsim.sim.spawn import spawn_patches
-from distsim.sim.switches import Host, switch_patches
-from distsim.sim.threads import thread_patches
-from distsim.sim.torch_state import mesh_patches
-from distsim.sim.work import future_patches
+from distsim.sim.c10d.backend import backend_patches, register_backend
+from distsim.sim.c10d.work import future_patches
+from distsim.sim.device.accelerators import accelerator_patches
+from distsim.sim.isolation.clock import clock_patches, datetime_clock
+from distsim.sim.isolation.effects import socket_patches
+from distsim.sim.isolation.environ import environ_patches
+from distsim.sim.isolation.logs import log_patches
+from distsim.sim.isolation.modules.modules import RankModules, import_patches
+from distsim.sim.isolation.output import StreamProxy
+from distsim.sim.isolation.process import current_task
+from distsim.sim.isolation.randomness import random_patches
+from distsim.sim.isolation.resemblance import resembling
+from distsim.sim.isolation.switches import Host, switch_patches
+from distsim.sim.isolation.torch_state.operators import operator_patches
+from distsim.sim.isolation.torch_state.torch_state import mesh_patches
+from distsim.sim.observe.profiler import profiler_patches
+from distsim.sim.processes.hosts import host_patches
+from distsim.sim.processes.ipc import sharing_patches
+from distsim.sim.processes.pids import pid_patches
+from distsim.sim.processes.signals import signal_patches
+from distsim.sim.processes.spawn import spawn_patches
+from distsim.sim.processes.threads import thread_patches
 
 __all__ = ["all_patches", "simulation"]
 

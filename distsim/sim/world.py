@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from distsim.cluster import Cluster, CpuModel, Slot
-from distsim.debug.diagnosis import Diagnosis, diagnose
+from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
+from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
+from distsim.debug.diagnosis.waits.unwaited import unwaited
 from distsim.debug.records import CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
-from distsim.debug.stragglers import SIMULATED, straggler_findings
-from distsim.debug.unwaited import unwaited
 from distsim.errors import UsageError
 from distsim.network import Network
-from distsim.sim.effects import withheld
-from distsim.sim.process import RankTask, SimProcess, current_task
-from distsim.sim.scheduler import Scheduler, Unwind
-from distsim.sim.sites import user_stack
-from distsim.sim.task import Killed
+from distsim.sim.isolation.effects import withheld
+from distsim.sim.isolation.process import RankTask, SimProcess, current_task
+from distsim.sim.kernel.scheduler import Scheduler, Unwind
+from distsim.sim.kernel.task import Killed
+from distsim.sim.observe.user_stack import user_stack
 
 if TYPE_CHECKING:
-    from distsim.sim.output import RankStream
-    from distsim.sim.schedule import Schedule
-    from distsim.sim.switches import Host
+    from distsim.sim.isolation.output import RankStream
+    from distsim.sim.isolation.switches import Host
+    from distsim.sim.kernel.schedule import Schedule
 
 __all__ = ["Surroundings", "World"]
 

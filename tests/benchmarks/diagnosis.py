@@ -6,10 +6,10 @@ import json
 import time
 from collections.abc import Callable
 
-from distsim.debug.checks import check_meeting
-from distsim.debug.diagnosis import diagnose
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.matching.agreement import check_meeting
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
-from distsim.debug.render import render_diagnoses
+from distsim.debug.report.render import render_diagnoses
 
 SITES = [Site("train.py", line, "step") for line in (10, 11, 12, 13)]
 

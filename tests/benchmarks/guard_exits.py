@@ -63,7 +63,7 @@ def main() -> None:
     import torch.nn.parallel
 
     import distsim.realexec.install
-    import distsim.realexec.strict  # noqa: F401
+    import distsim.realexec.strict.strict  # noqa: F401
 
     torch.set_num_threads(1)
     gc.freeze()

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "realexec"))
 
 from jobs import HERE, Case, Result, Zygote, ring_directory
 
-from distsim.debug.ring_reader import RingReader
+from distsim.debug.rings.reader import RingReader
 
 MEDIAN_LIMIT_S, P95_LIMIT_S = 1.0, 2.0
 

@@ -78,8 +78,8 @@ def worker(rank: int, world: int, port: int, sizes: list[int], blocks: int, fold
     torch.set_num_threads(1)
     import distsim.debug
     from distsim.realexec.install import current_session
-    from distsim.realexec.peers import Peers
-    from distsim.realexec.strict import Strict
+    from distsim.realexec.strict.peers import Peers
+    from distsim.realexec.strict.strict import Strict
 
     distsim.debug.install("check", dir=folder)
     dist.init_process_group("gloo")

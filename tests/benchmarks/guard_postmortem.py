@@ -12,10 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from distsim.debug import ring as rings
-from distsim.debug.jobdir import ring_path
 from distsim.debug.postmortem import examine
-from distsim.debug.ring import RingWriter
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.jobdir import ring_path
+from distsim.debug.rings.layout import RingWriter
 
 LIMIT_S = 2.0
 

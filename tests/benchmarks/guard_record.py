@@ -17,10 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distsim.debug.ring import RingWriter
-from distsim.realexec import guard
-from distsim.realexec.recorder import Recorder
-from distsim.realexec.signature import DESCRIBERS
+from distsim.debug.rings.layout import RingWriter
+from distsim.realexec.guard import group as guard
+from distsim.realexec.guard.recorder import Recorder
+from distsim.realexec.guard.signature import DESCRIBERS
 
 LIMIT_US = 10.0
 

@@ -12,8 +12,8 @@ import os
 import subprocess
 import sys
 
-from distsim.calibration.live import cluster_toml, fit_gloo, measure_gloo
-from distsim.calibration.live_check import check_gloo
+from distsim.calibration.live.check import check_gloo
+from distsim.calibration.live.measure import cluster_toml, fit_gloo, measure_gloo
 
 FOURS = [4**power for power in range(3, 13)]
 BETWEEN = [2 * size for size in FOURS[:-1]]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import simpy
 
-from distsim.bench import OPS, bench
 from distsim.cluster import load_cluster
 from distsim.network import Network, Transfer
+from distsim.network.bench import OPS, bench
 
 HERE = Path(__file__).parent
 CLOSED_FORM_US = 2 * 1023 / 1024 * (64 << 20) / 50e9 * 1e6 + 2 * 1023 * 5.0

@@ -77,7 +77,7 @@ def serve() -> int:
 
     import distsim.debug.__main__
     import distsim.realexec.install
-    import distsim.realexec.strict  # noqa: F401
+    import distsim.realexec.strict.strict  # noqa: F401
 
     torch.set_num_threads(1)
     gc.freeze()

@@ -14,14 +14,14 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from distsim.cluster.assemble import assemble
-from distsim.cluster.cluster import Cluster
-from distsim.cluster.facts import CpuModel, GpuModel, NcclFacts, NodeModel
-from distsim.cluster.load import _from_data, merged, preset_text
-from distsim.cluster.render import render_cluster
-from distsim.cluster.spec import ClusterSpec, FabricSpec, Table, check_spec
+from distsim.cluster.files.assemble import assemble
+from distsim.cluster.files.load import _from_data, merged, preset_text
+from distsim.cluster.files.spec import ClusterSpec, FabricSpec, Table, check_spec
+from distsim.cluster.graph.cluster import Cluster
+from distsim.cluster.graph.facts import CpuModel, GpuModel, NcclFacts, NodeModel
+from distsim.cluster.show.render import render_cluster
 from distsim.collectives import Compiler, Transfer
-from distsim.debug.console import Console
+from distsim.debug.report.console import Console
 from distsim.errors import UsageError
 from tests.house.tree import ROOT, modules
 

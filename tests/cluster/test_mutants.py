@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from distsim.cluster import load_cluster
-from distsim.cluster.assemble import assemble
-from distsim.cluster.load import merged, preset_text
-from distsim.cluster.node_link import to_node_link
-from distsim.cluster.spec import check_spec
+from distsim.cluster.files.assemble import assemble
+from distsim.cluster.files.load import merged, preset_text
+from distsim.cluster.files.node_link import to_node_link
+from distsim.cluster.files.spec import check_spec
 from distsim.errors import UsageError
 from tests.cluster.test_import import ASTRA, HOPPER
 

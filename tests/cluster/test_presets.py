@@ -7,7 +7,7 @@ import re
 import pytest
 
 from distsim.cluster import load_cluster, preset_names
-from distsim.cluster.load import preset_text
+from distsim.cluster.files.load import preset_text
 
 WANTED = {
     "dgx-a100",

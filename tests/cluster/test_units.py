@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distsim.errors import UsageError
-from distsim.units import (
+from distsim.text.units import (
     format_bandwidth,
     format_bytes,
     format_time,

@@ -6,10 +6,10 @@ import pytest
 import simpy
 
 from distsim.cluster import load_cluster
-from distsim.collectives.direct import all_to_all_loads
-from distsim.collectives.group import Group, LinkArrays
-from distsim.collectives.ring import Shape, ring_edges, ring_loads
-from distsim.collectives.tree import double_tree, tree_loads, trees
+from distsim.collectives.algorithms.direct import all_to_all_loads
+from distsim.collectives.algorithms.ring import Shape, ring_edges, ring_loads
+from distsim.collectives.algorithms.tree import double_tree, tree_loads, trees
+from distsim.collectives.members import Group, LinkArrays
 from distsim.errors import UsageError
 from distsim.network import Network, Transfer
 

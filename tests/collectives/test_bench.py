@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from distsim.bench import bench_op, busbw_factor, counted
 from distsim.cli import main
 from distsim.errors import UsageError
+from distsim.network.bench import bench_op, busbw_factor, counted
 
 ROW = re.compile(r"^ +(\d+) +(\d+) +(\w+) +(\w+) +(-?\d+)" + r" +([\d.]+) +([\d.]+) +([\d.]+) +N/A" * 2 + "$")
 

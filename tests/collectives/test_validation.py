@@ -9,8 +9,8 @@ import pytest
 from distsim.calibration.compare import Bench
 from distsim.calibration.constants import data_folder, nccl_constants
 from distsim.calibration.fit import fit
-from distsim.calibration.live import LiveRow, cluster_toml, fit_gloo
-from distsim.calibration.live_check import check_gloo
+from distsim.calibration.live.check import check_gloo
+from distsim.calibration.live.measure import LiveRow, cluster_toml, fit_gloo
 from distsim.calibration.report import summarise
 from distsim.calibration.tables import read_tables
 from distsim.cli import main
@@ -39,7 +39,7 @@ def test_all_bounds_hold(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_broken_bound_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With NVLink at half its speed the command says which bounds are broken and exits with 5."""
     wrong = nccl_constants().changed({"hopper.efficiency_Simple": 0.4, "hopper.nvls": 0.3, "ampere.local": 2.0})
-    monkeypatch.setattr("distsim.collectives.nccl.nccl_constants", lambda: wrong)
+    monkeypatch.setattr("distsim.collectives.libraries.nccl.nccl_constants", lambda: wrong)
     assert main(["validate"]) == 5
     assert "BROKEN  > 16 MiB: median error" in capsys.readouterr().out
 

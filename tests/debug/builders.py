@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsim.debug.checks import check_meeting
+from distsim.debug.matching.agreement import check_meeting
 from distsim.debug.records import (
     P2P,
     CallRecord,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsim.debug.kinds import Kind
+from distsim.debug.records.kinds import Kind
 from tests.debug.builders import (
     FILE,
     Programs,

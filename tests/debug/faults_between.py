@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distsim.debug.kinds import Kind
+from distsim.debug.records.kinds import Kind
 from tests.debug.builders import (
     FILE,
     absent,

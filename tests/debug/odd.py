@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from distsim.debug.kinds import Kind
 from distsim.debug.records import (
     COLLECTIVES,
     P2P,
@@ -26,6 +25,7 @@ from distsim.debug.records import (
     StoreWait,
     Wait,
 )
+from distsim.debug.records.kinds import Kind
 from tests.debug import builders as b
 
 __all__ = ["cut_short", "odd_evidence"]

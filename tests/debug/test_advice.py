@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from distsim.debug.advice import advice, no_record_advice
-from distsim.debug.kinds import Kind
+from distsim.debug.records.kinds import Kind
+from distsim.debug.words.advice import advice, no_record_advice
 
 
 @pytest.mark.parametrize(

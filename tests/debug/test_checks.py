@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from distsim.debug.checks import Mismatch, check_meeting, check_pair
-from distsim.debug.kinds import Kind
+from distsim.debug.matching.agreement import Mismatch, check_meeting, check_pair
 from distsim.debug.records import CallRecord, Group, Site
+from distsim.debug.records.kinds import Kind
 
 N = 4
 WORLD = Group("0", "default_pg", tuple(range(N)))

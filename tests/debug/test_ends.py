@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from distsim.debug.aftermath import own_fault
-from distsim.debug.diagnosis import diagnose
-from distsim.debug.kinds import Kind
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.matching.secondary_errors import own_fault
 from distsim.debug.records import Evidence, Phase, RankState, State
+from distsim.debug.records.kinds import Kind
 from tests.debug.builders import all_reduce, barrier, coll, fail, group, killed, play, recv, run, send
 
 

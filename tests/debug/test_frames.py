@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from distsim.debug import callsite, frames
-from distsim.debug.callsite import CallSites
-from distsim.debug.explain import place
-from distsim.debug.frames import Owner, owner, program_frames, raised_at, shown, shown_from, steps
-from distsim.debug.records import Site
-from distsim.debug.ring import RingWriter
-from distsim.debug.ring_reader import RingReader
-from distsim.debug.stackdump import parse_faulthandler, user_part
-from distsim.debug.stacks import merge_stacks
+from distsim.debug.evidence.stack_capture import parse_faulthandler, user_part
+from distsim.debug.records import Site, frames
+from distsim.debug.records.frames import Owner, owner, program_frames, raised_at, shown, shown_from, steps
+from distsim.debug.report.stack_tree import merge_stacks
+from distsim.debug.rings import callsite
+from distsim.debug.rings.callsite import CallSites
+from distsim.debug.rings.layout import RingWriter
+from distsim.debug.rings.reader import RingReader
+from distsim.debug.words.phrases import place
 
 PATHS = sysconfig.get_paths()
 LIBRARY = f"{PATHS['purelib']}/accelerate/accelerator.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distsim.debug.diagnosis import diagnose
+from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import CallRecord, Evidence, Group, Phase, RankState, Site, State
 from tests.debug.builders import (
     Programs,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from distsim.debug.diagnosis import diagnose
-from distsim.debug.kinds import Kind
+from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import Site, State
+from distsim.debug.records.kinds import Kind
 from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, fail, play
 from tests.debug.faults import MISCALLED, STEP, odd
 from tests.debug.faults_between import STUCK

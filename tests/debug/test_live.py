@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from distsim.debug import ring as rings
-from distsim.debug.console import Console
-from distsim.debug.jobdir import ring_path
-from distsim.debug.live import live_table
-from distsim.debug.ring import RingWriter
-from distsim.debug.ring_reader import RingReader
+from distsim.debug.report.console import Console
+from distsim.debug.report.live import live_table
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.jobdir import ring_path
+from distsim.debug.rings.layout import RingWriter
+from distsim.debug.rings.reader import RingReader
 
 NAME = "data_parallel_ranks_of_the_mesh"
 

@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsim.debug.away import Away
-from distsim.debug.diagnosis import diagnose
-from distsim.debug.host import Host
-from distsim.debug.jobdir import ring_path
-from distsim.debug.kinds import Kind
-from distsim.debug.levels import Settings
-from distsim.debug.monitor import Monitor
-from distsim.debug.orphans import ORPHANS_S
-from distsim.debug.private import write_private
-from distsim.debug.procfs import own_process
-from distsim.debug.proof import went_on
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.diagnosis.waits.proof import went_on
+from distsim.debug.evidence.procfs import own_process
+from distsim.debug.monitor.away import Away
+from distsim.debug.monitor.host import Host
+from distsim.debug.monitor.loop import Monitor
+from distsim.debug.monitor.orphans import ORPHANS_S
+from distsim.debug.monitor.peers.part import Together
+from distsim.debug.monitor.steady import MOST_FAULTS, Steady
 from distsim.debug.records import Evidence
-from distsim.debug.ring import W_JOINED, RingWriter
-from distsim.debug.steady import MOST_FAULTS, Steady
-from distsim.debug.together import Together
+from distsim.debug.records.kinds import Kind
+from distsim.debug.rings.jobdir import ring_path
+from distsim.debug.rings.layout import W_JOINED, RingWriter
+from distsim.debug.rings.private import write_private
+from distsim.debug.settings import Settings
 from tests.debug.builders import Step, all_reduce, finding, frozen, killed, play
 
 NOBODY = 2**22 + 1
@@ -196,8 +196,8 @@ def test_a_monitor_that_gives_up_leaves_the_rings_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing but faults of its own: the job is not called healthy, and what its ranks have noted stays."""
-    monkeypatch.setattr("distsim.debug.steady.time.sleep", lambda seconds: None)
-    monkeypatch.setattr("distsim.debug.monitor.default_directory", lambda job: tmp_path / job)
+    monkeypatch.setattr("distsim.debug.monitor.steady.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("distsim.debug.monitor.loop.default_directory", lambda job: tmp_path / job)
     folder = tmp_path / "job"  # one that we chose ourselves: a healthy job's goes
     folder.mkdir()
     rank(folder)
@@ -234,7 +234,7 @@ def test_rings_removed_unseen_accuse_nobody(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_good_turn_ends_a_row_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault now and then over a long job is no reason to give up."""
-    monkeypatch.setattr("distsim.debug.steady.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("distsim.debug.monitor.steady.time.sleep", lambda seconds: None)
     monitor = Steady(tmp_path, Settings.read({}, {}), None)
     turns = iter([False, True] * (2 * MOST_FAULTS))
 
@@ -266,7 +266,7 @@ def test_a_killed_launcher_is_noticed(
         aborted.append(clock[0])
 
     monkeypatch.setattr(monitor, "abort", abort)
-    monkeypatch.setattr("distsim.debug.orphans.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("distsim.debug.monitor.orphans.time.monotonic", lambda: clock[0])
     monitor.host.find()
     for _ in range(4):
         monitor._orphans.step(monitor)

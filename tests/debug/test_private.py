@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from distsim.debug.private import append_private, create_private, private_folder, write_private
-from distsim.debug.ring import RingWriter
-from distsim.debug.start import start_monitor
+from distsim.debug.monitor.start import start_monitor
+from distsim.debug.rings.layout import RingWriter
+from distsim.debug.rings.private import append_private, create_private, private_folder, write_private
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
 STRANGER = 12345
@@ -248,7 +248,7 @@ def test_the_monitors_lock_follows_no_link(tmp_path: Path, monkeypatch: pytest.M
             started.append(words)
 
     monkeypatch.setattr("subprocess.Popen", Process)
-    from distsim.debug.levels import Settings
+    from distsim.debug.settings import Settings
 
     start_monitor(tmp_path, Settings(), "job")
     assert started

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from distsim.debug.diagnosis import diagnose
-from distsim.debug.kinds import INCONSISTENT, WARNINGS, Kind
-from distsim.debug.proof import END_A_JOB, PROOFS, Proof, ends
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.diagnosis.waits.proof import END_A_JOB, PROOFS, Proof, ends
 from distsim.debug.records import CallWait, Evidence, Phase, RankState, Site
-from distsim.debug.render import render_diagnoses
-from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
-from distsim.debug.verdict import Diagnosis
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import INCONSISTENT, WARNINGS, Kind
+from distsim.debug.records.report_json import diagnoses_from_json, diagnoses_to_json
+from distsim.debug.report.render import render_diagnoses
 from tests.debug.builders import (
     Step,
     all_reduce,

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from distsim.debug.diagnosis import diagnose
-from distsim.debug.kinds import Kind
+from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import Group
+from distsim.debug.records.kinds import Kind
 from tests.debug.builders import (
     Step,
     all_reduce,

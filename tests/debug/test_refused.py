@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from distsim.debug.diagnosis import diagnose
-from distsim.debug.kinds import Kind
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.matching.refused import FIRST_CALLS
 from distsim.debug.records import COLLECTIVES, P2P, CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
-from distsim.debug.refused import FIRST_CALLS
+from distsim.debug.records.kinds import Kind
 
 WORLD = Group("0", "default_pg", (0, 1))
 WORDS = "TypeError: Invalid function argument."

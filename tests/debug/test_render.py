@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from distsim.debug.diagnosis import diagnose
-from distsim.debug.kinds import Kind
+from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import Evidence, Finding, Group, Site
-from distsim.debug.render import render_diagnoses
+from distsim.debug.records.kinds import Kind
+from distsim.debug.report.render import render_diagnoses
 from tests.debug.builders import FILE, all_reduce, barrier, fail, group, killed, play, recv, run, send, spin
 from tests.golden import assert_golden
 

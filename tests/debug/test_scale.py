@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from distsim.debug.diagnosis import diagnose
-from distsim.debug.kinds import Kind
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
+from distsim.debug.matching.index import World
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
-from distsim.debug.render import render_diagnoses
-from distsim.debug.waitfor import WaitGraph
-from distsim.debug.world import World
+from distsim.debug.records.kinds import Kind
+from distsim.debug.report.render import render_diagnoses
 
 SIZE = 1024
 WORLD = Group("0", "default_pg", tuple(range(SIZE)))

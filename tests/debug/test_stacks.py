@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distsim.debug.records import Site
-from distsim.debug.stacks import format_ranks, merge_equal, merge_stacks, short_path
+from distsim.debug.report.stack_tree import format_ranks, merge_equal, merge_stacks, short_path
 
 MAIN, STEP, LOAD, READ = (Site("a.py", n, f) for n, f in ((1, "main"), (2, "step"), (3, "load"), (4, "read")))
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from distsim.debug.diagnosis import diagnose
-from distsim.debug.kinds import Kind
-from distsim.debug.pace import STREAK, Pace
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.diagnosis.stragglers import LIVE, Straggler, straggler_findings, stragglers
+from distsim.debug.monitor.pace import STREAK, Pace
 from distsim.debug.records import CallRecord, Group, Site, State
-from distsim.debug.stragglers import LIVE, Straggler, straggler_findings, stragglers
+from distsim.debug.records.kinds import Kind
 from tests.debug import builders as b
 
 Work = Callable[[int, int], float]

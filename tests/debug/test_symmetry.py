@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from distsim.debug.diagnosis import diagnose
-from distsim.debug.kinds import Kind
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.records.kinds import Kind
 from tests.debug.builders import Step, all_reduce, barrier, coll, fail, killed, leave, play, recv, send, spin
 
 SIZE = 6

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from distsim.debug.diagnosis import Diagnosis, diagnose
-from distsim.debug.kinds import Kind
+from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
 from distsim.debug.records import Phase, Site, State
-from distsim.debug.render import render_diagnoses
+from distsim.debug.records.kinds import Kind
+from distsim.debug.report.render import render_diagnoses
 from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, group, play, recv, run, send
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from distsim.debug.diagnosis import diagnose
-from distsim.debug.kinds import Kind
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
+from distsim.debug.matching.index import World
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
-from distsim.debug.waitfor import WaitGraph
-from distsim.debug.world import World
+from distsim.debug.records.kinds import Kind
 
 STILL = (Phase.RAISED, Phase.KILLED, Phase.FINISHED, Phase.EXITED, Phase.FROZEN, Phase.HOST_STUCK, Phase.RUNNING)
 ERRORS = ("ValueError: wrong size", "RuntimeError: Timed out waiting 1000ms", "RuntimeError: Connection closed by peer")

@@ -47,11 +47,11 @@ def _printed(act: Callable[[], Any]) -> None:
 
 def _use_cluster(path: Path) -> None:
     from distsim.cluster import load_cluster
-    from distsim.cluster.node_link import to_node_link
-    from distsim.cluster.render import render_cluster
-    from distsim.cluster.summary import to_json
+    from distsim.cluster.files.node_link import to_node_link
+    from distsim.cluster.show.render import render_cluster
+    from distsim.cluster.show.summary import to_json
     from distsim.collectives import Compiler, Transfer
-    from distsim.debug.console import Console
+    from distsim.debug.report.console import Console
 
     cluster = load_cluster(str(path))
     devices = tuple(cluster.devices[:4])
@@ -112,7 +112,7 @@ gloo_all_reduce_knee_bytes = 100000
 @cache
 def _node_link() -> dict[str, bytes]:
     from distsim.cluster import load_cluster
-    from distsim.cluster.node_link import to_node_link
+    from distsim.cluster.files.node_link import to_node_link
 
     return {"made.json": json.dumps(to_node_link(load_cluster("pcie-4090:1"))).encode()}
 
@@ -190,8 +190,8 @@ def _scenario() -> dict[str, bytes]:
 
 def _use_scenario(folder: Path) -> None:
     from distsim.pytest_plugin import _looks_like_scenario
-    from distsim.scenario.baseline import baseline_path, read_baseline
-    from distsim.scenario.find import is_scenario, load_scenarios
+    from distsim.scenario.expect.baseline import baseline_path, read_baseline
+    from distsim.scenario.file.find import is_scenario, load_scenarios
 
     _looks_like_scenario(folder / "one.toml")
     is_scenario(folder / "one.toml")
@@ -202,7 +202,7 @@ def _use_scenario(folder: Path) -> None:
 
 
 def _use_baseline(folder: Path) -> None:
-    from distsim.scenario.baseline import read_baseline
+    from distsim.scenario.expect.baseline import read_baseline
 
     read_baseline(folder / "one.baseline.json")
 
@@ -215,8 +215,8 @@ def _vary() -> dict[str, bytes]:
 
 
 def _use_vary(folder: Path) -> None:
-    from distsim.scenario.load import check, load_scenario
-    from distsim.scenario.sweep import _changed, _check_path, parse_variation
+    from distsim.scenario.explore.sweep import _changed, _check_path, parse_variation
+    from distsim.scenario.file.load import check, load_scenario
 
     scenario = load_scenario(folder / "one.toml")
     for line in (folder / "words").read_text("utf-8", "surrogateescape").splitlines():
@@ -235,11 +235,11 @@ def _words() -> dict[str, bytes]:
 
 def _use_words(folder: Path) -> None:
     """What a user types: every word into every parser of words."""
-    from distsim import units
     from distsim.cluster import load_cluster
     from distsim.scenario.suite import matching
-    from distsim.sim.fault_rules import CallPoint
-    from distsim.sim.schedule import Schedule
+    from distsim.sim.faults.rules import CallPoint
+    from distsim.sim.kernel.schedule import Schedule
+    from distsim.text import units
 
     class Named:
         name = "hangs/missing"
@@ -278,9 +278,9 @@ def _command(*words: str) -> None:
 
 @cache
 def _rings() -> dict[str, bytes]:
-    from distsim.debug import ring as rings
-    from distsim.debug.jobdir import ring_path
-    from distsim.debug.ring import RingWriter
+    from distsim.debug.rings import layout as rings
+    from distsim.debug.rings.jobdir import ring_path
+    from distsim.debug.rings.layout import RingWriter
 
     files: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory() as made:
@@ -334,8 +334,8 @@ def _beside() -> dict[str, bytes]:
 
 def _use_records(folder: Path) -> None:
     from distsim.cli import diagnose, watch
-    from distsim.debug.levels import Settings
-    from distsim.debug.monitor import Monitor
+    from distsim.debug.monitor.loop import Monitor
+    from distsim.debug.settings import Settings
 
     here = os.getcwd()
     try:
@@ -379,7 +379,7 @@ def _json_dumps() -> dict[str, bytes]:
 
 
 def _wire() -> dict[str, bytes]:
-    from distsim.debug.wire import evidence_to_json
+    from distsim.debug.records.wire import evidence_to_json
     from tests.debug.builders import all_reduce, barrier, play
 
     evidence = play(2, {0: [all_reduce(3), barrier(4)], 1: [all_reduce(3)]})
@@ -388,10 +388,10 @@ def _wire() -> dict[str, bytes]:
 
 def _use_wire(folder: Path) -> None:
     """What another host's monitor says, heard by a leader: nothing comes out of it but a note."""
-    from distsim.debug.diagnosis import diagnose
+    from distsim.debug.diagnosis.diagnose import diagnose
+    from distsim.debug.monitor.peers.part import Together
     from distsim.debug.records import Evidence
-    from distsim.debug.together import Together
-    from distsim.strangers import load_json
+    from distsim.text.strangers import load_json
 
     class Leading:
         def __init__(self) -> None:
@@ -414,7 +414,7 @@ def _use_wire(folder: Path) -> None:
 
 
 def _handshake() -> dict[str, bytes]:
-    from distsim.debug.link import sign
+    from distsim.debug.monitor.peers.link import sign
 
     nonce = "0" * 64
     return {
@@ -426,7 +426,7 @@ def _handshake() -> dict[str, bytes]:
 
 
 def _use_link(folder: Path) -> None:
-    from distsim.debug.link import Link
+    from distsim.debug.monitor.peers.link import Link
 
     for leads in (True, False):
         ours, theirs = socket.socketpair()
@@ -448,7 +448,7 @@ def _left_words() -> dict[str, bytes]:
 
 
 def _use_left_words(folder: Path) -> None:
-    from distsim.debug.together import Together
+    from distsim.debug.monitor.peers.part import Together
 
     host = SimpleNamespace(notes=[])
 

@@ -10,51 +10,45 @@ from tests.house.tree import ROOT, imports_of, modules
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "beacon": set(),
-    "fate": set(),
-    "overseer": {"beacon", "fate", "report"},  # the report of a run that cannot tell, when there is one
-    "units": {"errors", "strangers"},
-    "strangers": set(),
-    "debug": {"debug", "errors", "units", "strangers"},
-    "realexec": {"realexec", "debug", "errors", "units", "strangers"},
-    "cluster": {"cluster", "errors", "units", "strangers"},
+    "watcher": {"watcher", "report"},  # the report of a run that cannot tell, when there is one
+    "text": {"text", "errors"},
+    "debug": {"debug", "errors", "text"},
+    "realexec": {"realexec", "debug", "errors", "text"},
+    "cluster": {"cluster", "errors", "text"},
     "constants": {"constants"},
-    "collectives": {"collectives", "constants", "cluster", "errors", "units", "strangers"},
-    "network": {"network", "collectives", "cluster", "errors", "units", "strangers"},
+    "collectives": {"collectives", "constants", "cluster", "errors", "text"},
+    "network": {"network", "collectives", "cluster", "errors", "text"},
     "calibration": {
         "calibration",
         "constants",
-        "bench",
         "network",
         "collectives",
         "cluster",
         "errors",
-        "units",
-        "strangers",
+        "text",
     },
-    "bench": {"bench", "network", "collectives", "cluster", "errors", "units", "strangers"},
-    "sim": {"sim", "network", "collectives", "cluster", "debug", "errors", "units", "strangers", "beacon", "overseer"},
-    "report": {"report", "sim", "debug", "errors", "units", "strangers", "__version__", "fate"},
+    "sim": {"sim", "network", "collectives", "cluster", "debug", "errors", "text", "watcher"},
+    "report": {"report", "sim", "debug", "errors", "text", "__version__", "watcher"},
 }
 """Which parts of distsim a part may import. Parts that are not here (the command line, the Python
 API, the pytest plugin, the scenario runner) see everything."""
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     # The bench is an idle network by itself, and somebody has to hold its clock.
-    "simpy": ("distsim.sim", "distsim.network", "distsim.collectives", "distsim.bench", "distsim.cli.bench"),
-    "networkx": ("distsim.cluster", "distsim.debug.waitfor"),
+    "simpy": ("distsim.sim", "distsim.network", "distsim.collectives", "distsim.cli.bench"),
+    "networkx": ("distsim.cluster", "distsim.debug.diagnosis.waits.wait_graph"),
     "pydantic": ("distsim.cluster", "distsim.scenario", "distsim.calibration"),
     "rich": (
         "distsim.report",
         "distsim.cli",
-        "distsim.debug.console",
-        "distsim.debug.render",
+        "distsim.debug.report.console",
+        "distsim.debug.report.render",
         "distsim.debug.monitor",  # prints what render makes
-        "distsim.debug.live",  # the table of `distsim watch`
-        "distsim.cluster.render",
+        "distsim.debug.report.live",  # the table of `distsim watch`
+        "distsim.cluster.show.render",
         "distsim.scenario",
     ),
-    "matplotlib": ("distsim.cluster.plot", "distsim.scenario.sweep", "distsim.cli"),
+    "matplotlib": ("distsim.cluster.show.plot", "distsim.scenario.explore.sweep", "distsim.cli"),
     "numpy": ("distsim.",),
 }
 """Third-party packages and the only modules that may import them."""
@@ -64,13 +58,13 @@ NO_TORCH = ("distsim.cluster", "distsim.collectives", "distsim.network", "distsi
 
 EXCEPTIONS: set[tuple[str, str]] = {
     ("distsim.errors", "sim"),  # the type of RankFailure.failures, for type checkers only
-    ("distsim.debug.start", ""),  # the package's own place, for the processes it starts
+    ("distsim.debug.monitor.start", ""),  # the package's own place, for the processes it starts
 }
 """(module, imported part) pairs that break a rule for a reason written beside them."""
 
 
 def _part(module: str) -> str:
-    """`distsim.sim.task` is of part `sim`; the package itself has none. The fitted constants are data
+    """`distsim.sim.kernel.task` is of part `sim`; the package itself has none. The fitted constants are data
     that lie further in than what fits them."""
     if module.startswith("distsim.calibration.constants"):
         return "constants"

@@ -10,8 +10,8 @@ import pytest
 
 STAGES = {
     "distsim": "import distsim",
-    "overseer": "from distsim import overseer",  # the watcher beside every simulation
-    "records": "import distsim.debug.records",
+    "overseer": "from distsim.watcher import overseer",  # the watcher beside every simulation
+    "records": "import distsim.debug.records.call",
     "help": "import contextlib, io\nfrom distsim.cli import main\n"
     "with contextlib.redirect_stdout(io.StringIO()):\n    code = main(['--help'])\nassert code == 0",
     "mistake": "with contextlib.redirect_stderr(io.StringIO()):\n    code = main(['rnu'])\nassert code == 2",

@@ -40,7 +40,7 @@ def python_files(*tops: str) -> list[Path]:
 
 
 def module_name(path: Path) -> str:
-    """The name the file is imported by: debug/records.py is distsim.debug.records."""
+    """The name the file is imported by: debug/records/call.py is distsim.debug.records.call."""
     parts = list(path.relative_to(ROOT).with_suffix("").parts)
     if parts[0] in ("debug", "realexec"):
         parts.insert(0, "distsim")

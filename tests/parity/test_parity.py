@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from jobs import Zygote, ring_directory
 
-from distsim.debug.render import render_diagnoses
-from distsim.debug.verdict import Diagnosis
-from distsim.sim.program import RunRequest, run_program
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.report.render import render_diagnoses
+from distsim.sim.run import RunRequest, run_program
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"

@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 from plugin.conftest import Run
 
-from distsim.debug.procfs import own_process
+from distsim.debug.evidence.procfs import own_process
 
 
 def test_the_body_runs_on_every_rank(run: Run) -> None:
@@ -269,7 +269,7 @@ def test_the_monitor_of_real_ranks_knows_their_launcher(run: Run, monkeypatch: p
         said.append(json.loads((directory / "launcher.json").read_text()))
         raise pytest.UsageError("enough seen")
 
-    monkeypatch.setattr("distsim.debug.start.start_monitor", start_none)
+    monkeypatch.setattr("distsim.debug.monitor.start.start_monitor", start_none)
     result = run("@pytest.mark.world_size(2, on='gloo')\ndef test_real(rank): pass")
     result.stdout.fnmatch_lines(["enough seen"])
     assert said == [own_process()]

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distsim.debug.levels import Settings
-from distsim.debug.monitor import Monitor
-from distsim.debug.verdict import Diagnosis
+from distsim.debug.monitor.loop import Monitor
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.settings import Settings
 
 HERE = Path(__file__).resolve().parent
 
@@ -76,7 +76,7 @@ class QuietMonitor(Monitor):
         self.text += f"distsim: {note}\n"
 
     def _print(self, new: Any, evidence: Any) -> None:
-        from distsim.debug.render import render_diagnoses
+        from distsim.debug.report.render import render_diagnoses
 
         if self.told_at is None and any(d.exit_code for d in new):
             self.told_at = time.monotonic()

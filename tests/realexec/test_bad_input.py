@@ -22,11 +22,11 @@ from test_rings import issue, writer
 
 from distsim.cli import diagnose, watch
 from distsim.debug import postmortem
-from distsim.debug import ring as rings
-from distsim.debug.kinds import Kind
-from distsim.debug.levels import Settings
-from distsim.debug.monitor import Monitor
+from distsim.debug.monitor.loop import Monitor
 from distsim.debug.postmortem import examine, examine_jobs
+from distsim.debug.records.kinds import Kind
+from distsim.debug.rings import layout as rings
+from distsim.debug.settings import Settings
 from distsim.errors import UsageError
 
 ENDS_WELL = """
@@ -327,7 +327,7 @@ def test_py_spy_is_not_permitted(
     if there:
         tool.write_text("#!/bin/sh\necho 'Error: Permission denied' >&2\nexit 1\n")
         tool.chmod(0o755)
-    monkeypatch.setattr("distsim.debug.stackdump.sys.executable", str(tmp_path / "python"))
+    monkeypatch.setattr("distsim.debug.evidence.stack_capture.sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     result = zygote.run(HERE / "faults" / "process_frozen.py", 3, directory=folder, hang_after_s=2.0)
     assert (result.diagnoses[0].kind, result.diagnoses[0].culprits) == (Kind.PROCESS_FROZEN, (1,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from distsim.debug.compare import Comparer, LaneKey
+from distsim.debug.matching.comparer import Comparer, LaneKey
 
 LANE: LaneKey = ("0", (0, 1, 2), 0)
 

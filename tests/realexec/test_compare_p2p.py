@@ -9,15 +9,15 @@ import pytest
 from jobs import HERE, Zygote
 from test_hosts import WITHOUT, start, verdict
 
-from distsim.debug import compare_p2p
-from distsim.debug import ring as rings
-from distsim.debug.compare import Comparer, LaneKey, Suspicion
-from distsim.debug.compare_p2p import PAIR
-from distsim.debug.kinds import Kind
-from distsim.debug.message_faults import with_messages
+from distsim.debug.diagnosis.suspected_messages import with_messages
+from distsim.debug.matching import message_comparer as compare_p2p
+from distsim.debug.matching.comparer import Comparer, LaneKey, Suspicion
+from distsim.debug.matching.message_comparer import PAIR
 from distsim.debug.records import CallRecord, Evidence, Group, Phase, RankState, Site, State
-from distsim.debug.ring_reader import RECORD, Records, Signature
-from distsim.scenario.namespaces import hosts
+from distsim.debug.records.kinds import Kind
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.reader import RECORD, Records, Signature
+from distsim.scenario.real.namespaces import hosts
 
 LANE: LaneKey = ("0", (0, 1, 2), 0)
 WORLD = Group("0", "default_pg", (0, 1, 2))

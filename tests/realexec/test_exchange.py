@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsim.debug import exchange
-from distsim.debug.exchange import Follower, Leader
-from distsim.debug.kinds import Kind
-from distsim.debug.link import Link
-from distsim.debug.proof import Proof
+from distsim.debug.diagnosis.waits.proof import Proof
+from distsim.debug.monitor.peers import protocol as exchange
+from distsim.debug.monitor.peers.link import Link
+from distsim.debug.monitor.peers.part import Together
+from distsim.debug.monitor.peers.protocol import Follower, Leader
 from distsim.debug.records import (
     CallRecord,
     CallWait,
@@ -33,12 +33,12 @@ from distsim.debug.records import (
     State,
     StoreWait,
 )
-from distsim.debug.report_json import diagnoses_from_json, diagnoses_to_json
-from distsim.debug.together import Together
-from distsim.debug.verdict import Call, Diagnosis, Stuck
-from distsim.debug.wire import evidence_from_json, evidence_to_json
-from distsim.realexec import hosts as real_hosts
-from distsim.realexec.hosts import job_addresses
+from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
+from distsim.debug.records.kinds import Kind
+from distsim.debug.records.report_json import diagnoses_from_json, diagnoses_to_json
+from distsim.debug.records.wire import evidence_from_json, evidence_to_json
+from distsim.realexec.process import introduce_monitors as real_hosts
+from distsim.realexec.process.introduce_monitors import job_addresses
 
 STATUS: dict[str, Any] = {"ranks": [2, 3], "counts": [5, 5], "ended": 0}
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from jobs import HERE, Case, Result, Zygote, ring_directory
 
-from distsim.debug.diagnosis import Diagnosis
-from distsim.debug.kinds import Kind
+from distsim.debug.diagnosis.diagnose import Diagnosis
+from distsim.debug.records.kinds import Kind
 from distsim.sim.conditions import Conditions
-from distsim.sim.fault_rules import CallPoint, RankFault, When
+from distsim.sim.faults.rules import CallPoint, RankFault, When
 from distsim.sim.outcome import Outcome
-from distsim.sim.program import RunRequest, run_program
+from distsim.sim.run import RunRequest, run_program
 
 CASES = [Case.read(path) for path in sorted((HERE / "faults").glob("*.py"))]
 

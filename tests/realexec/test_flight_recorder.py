@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from distsim.cli import diagnose
-from distsim.debug.flight_recorder import read_dump
-from distsim.debug.kinds import Kind
+from distsim.debug.evidence.from_dumps import read_dump
 from distsim.debug.postmortem import examine
+from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
-from distsim.scenario.reproduce import reproduce
+from distsim.scenario.reproduce.reproduce import reproduce
 
 
 def entry(seq: int, op: str = "all_reduce", state: str = "completed", size: int = 4, **more: Any) -> dict[str, Any]:

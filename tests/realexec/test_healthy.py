@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jobs import HERE, Case, Zygote
 
-from distsim.sim.program import RunRequest, run_program
+from distsim.sim.run import RunRequest, run_program
 from tests.kin import one_in
 
 SCENARIOS = HERE.parents[1] / "scenarios" / "healthy"

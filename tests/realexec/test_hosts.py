@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from jobs import HERE, free_port
 
-from distsim.scenario.namespaces import Hosts, hosts, missing
+from distsim.scenario.real.namespaces import Hosts, hosts, missing
 
 WITHOUT = missing()
 pytestmark = [

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from distsim.debug.records import Group
-from distsim.realexec.recorder import Lane
-from distsim.realexec.session import STACK_SIGNAL
-from distsim.realexec.strict import Strict, _Queue
+from distsim.realexec.guard.recorder import Lane
+from distsim.realexec.process.session import STACK_SIGNAL
+from distsim.realexec.strict.strict import Strict, _Queue
 
 ASKS = """\
 import os, sys, time
@@ -51,7 +51,7 @@ import datetime, os, threading
 
 import torch.distributed as dist
 
-from distsim.realexec.callbacks import run_apart
+from distsim.realexec.guard.callbacks import run_apart
 from distsim.realexec.install import current_session
 
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

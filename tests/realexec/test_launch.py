@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from jobs import HERE, free_port
 
-from distsim.debug.procfs import own_process
+from distsim.debug.evidence.procfs import own_process
 from distsim.realexec.launch import forget_old_runs
 
 ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -170,7 +170,7 @@ if __name__ == "__main__":
 
 def test_install_and_remove_in_the_middle_of_a_job(tmp_path: Path) -> None:
     """install() takes in groups that exist, remove() lets all go on: what happens in between is recorded."""
-    from distsim.debug.ring_reader import RingReader
+    from distsim.debug.rings.reader import RingReader
 
     script = tmp_path / "spawned.py"
     script.write_text(SPAWNED)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from distsim.debug.levels import Settings
-from distsim.realexec import launch, session
+from distsim.debug.settings import Settings
+from distsim.realexec import launch
+from distsim.realexec.process import session
 
 
 def test_a_rank_writes_nothing_into_a_folder_that_others_may_have_filled(

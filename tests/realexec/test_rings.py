@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from distsim.debug import ring as rings
-from distsim.debug.evidence import Knowledge, build_evidence, origin_of
-from distsim.debug.findings import findings, merged
-from distsim.debug.host import Host
-from distsim.debug.jobdir import ring_path
-from distsim.debug.kinds import Kind
+from distsim.debug.evidence.guard_flags import findings, merged
+from distsim.debug.evidence.rank_state import Knowledge, build_evidence, origin_of
+from distsim.debug.monitor.host import Host
 from distsim.debug.postmortem import examine, load_rings
 from distsim.debug.records import Group, Phase, Site, State
-from distsim.debug.ring import RingWriter
-from distsim.debug.ring_reader import RingReader
+from distsim.debug.records.kinds import Kind
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.jobdir import ring_path
+from distsim.debug.rings.layout import RingWriter
+from distsim.debug.rings.reader import RingReader
 from distsim.errors import UsageError
 
 
@@ -151,8 +151,8 @@ def test_a_session_without_room_runs_unguarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A full disk costs the guard, not the job: one line that says so."""
-    from distsim.debug.levels import Settings
-    from distsim.realexec.session import Session
+    from distsim.debug.settings import Settings
+    from distsim.realexec.process.session import Session
 
     def no_space(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -166,7 +166,7 @@ def test_a_session_without_room_runs_unguarded(
 
 def test_settings_are_checked() -> None:
     """A level that does not exist is a one-line mistake that names the choices."""
-    from distsim.debug.levels import Settings
+    from distsim.debug.settings import Settings
 
     with pytest.raises(UsageError, match="level: expected one of off, record, check, strict, got 'chek'"):
         Settings.read({"level": "chek"}, {})

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 from jobs import Zygote
 
-from distsim.debug.ring_reader import RingReader
-from distsim.realexec.recorder import Lane
-from distsim.realexec.strict import Strict
+from distsim.debug.rings.reader import RingReader
+from distsim.realexec.guard.recorder import Lane
+from distsim.realexec.strict.strict import Strict
 
 PROGRAM = """
 import torch

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from distsim.debug import ring as rings
-from distsim.debug.evidence import HELD_S, Knowledge, build_evidence, origin_of, settle_stuck
-from distsim.debug.findings import findings
-from distsim.debug.host import Host
-from distsim.debug.jobdir import ring_path
-from distsim.debug.kinds import Kind
+from distsim.debug.evidence.guard_flags import findings
+from distsim.debug.evidence.rank_state import HELD_S, Knowledge, build_evidence, origin_of, settle_stuck
+from distsim.debug.monitor.host import Host
 from distsim.debug.records import Evidence, Phase
-from distsim.debug.ring import RingWriter
-from distsim.debug.ring_reader import RingReader
+from distsim.debug.records.kinds import Kind
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.jobdir import ring_path
+from distsim.debug.rings.layout import RingWriter
+from distsim.debug.rings.reader import RingReader
 
 S = 10**9
 
@@ -165,8 +165,8 @@ def test_a_ring_made_anew_is_read_anew(tmp_path: Path) -> None:
 
 def test_a_process_that_nobody_saw_end_was_not_killed(pair: list[RingWriter]) -> None:
     """Without an exit code or a signal none is named."""
-    from distsim.debug.diagnosis import diagnose
-    from distsim.debug.render import render_diagnoses
+    from distsim.debug.diagnosis.diagnose import diagnose
+    from distsim.debug.report.render import render_diagnoses
 
     child = os.fork()
     if not child:

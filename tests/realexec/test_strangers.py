@@ -19,14 +19,14 @@ from test_rings import issue, writer
 
 from distsim.cli import diagnose, watch
 from distsim.cli.dispatch import main
-from distsim.debug import plain_pickle
-from distsim.debug import ring as rings
-from distsim.debug.levels import Settings
-from distsim.debug.live import live_table
-from distsim.debug.monitor import Monitor
+from distsim.debug.evidence import plain_pickle
+from distsim.debug.monitor.loop import Monitor
 from distsim.debug.postmortem import examine, load_rings
+from distsim.debug.report.live import live_table
+from distsim.debug.rings import layout as rings
+from distsim.debug.settings import Settings
 from distsim.errors import UsageError
-from distsim.strangers import load_json, load_toml, printable, read_bytes
+from distsim.text.strangers import load_json, load_toml, printable, read_bytes
 
 OWNED = "\x1b]0;owned\x07\x1b[31m\u202e[bold red]\u2066x\x9b2J"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from distsim.realexec import tracebacks
-from distsim.realexec.tracebacks import hide_own_frames
+from distsim.realexec.guard import tracebacks
+from distsim.realexec.guard.tracebacks import hide_own_frames
 
 GUARD = tracebacks.__file__.replace("tracebacks.py", "handle.py")
 

@@ -85,9 +85,6 @@ def main() -> None:
     import torch.distributed
     import torch.nn.parallel
 
-    import distsim.realexec.hooks
-    import distsim.realexec.install  # noqa: F401
-
     torch.set_num_threads(1)
     gc.freeze()
     print("ready", flush=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from distsim.debug.kinds import Kind
 from distsim.debug.records import CallWait, Evidence, Phase, RankState, Site
-from distsim.debug.verdict import Diagnosis
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
 from distsim.report import Summary, print_summary
 from distsim.sim.outcome import Failure, LinkUse
 from tests.golden import assert_golden

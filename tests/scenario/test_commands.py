@@ -11,10 +11,10 @@ import pytest
 
 from distsim.cli import main
 from distsim.errors import UsageError
-from distsim.scenario.github import annotation
-from distsim.scenario.result import NOT_RUN, Result
+from distsim.scenario.expect.github import annotation
+from distsim.scenario.expect.result import NOT_RUN, Result
+from distsim.scenario.explore.sweep import parse_variation
 from distsim.scenario.suite import _imports, matching, run_one
-from distsim.scenario.sweep import parse_variation
 from tests.scenario.made import RACE, STEPS, made
 
 

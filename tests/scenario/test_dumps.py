@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from distsim.debug.kinds import Kind
 from distsim.debug.postmortem import examine
+from distsim.debug.records.kinds import Kind
 from distsim.scenario import load_scenario, run_scenario
-from distsim.scenario.reproduce import reproduce
+from distsim.scenario.reproduce.reproduce import reproduce
 
 DUMPS = Path(__file__).parent / "dumps"
 """Their program is said to be /gone/f/hang.py, so that its text, which would tell more, is nowhere."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from distsim.debug.kinds import Kind
+from distsim.debug.records.kinds import Kind
 from distsim.scenario import find_scenarios, load_scenario, load_scenarios, run_scenario
-from distsim.scenario.load import FAULTS
+from distsim.scenario.file.load import FAULTS
 
 ROOT = Path(__file__).parents[2] / "scenarios"
 OURS = find_scenarios([ROOT / "networks", ROOT / "stragglers"])

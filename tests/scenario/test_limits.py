@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from distsim.debug.procfs import look
-from distsim.scenario.processes import descendants, end
+from distsim.debug.evidence.procfs import look
+from distsim.scenario.real.processes import descendants, end
 from tests.scenario.made import ran
 
 ONE_IS_ELSEWHERE = """\
@@ -58,7 +58,7 @@ def test_a_real_run_is_ended_by_its_limit(tmp_path: Path, monkeypatch: pytest.Mo
     def now_s() -> float:
         return 1e9 * (len(list(tmp_path.glob("there.*"))) == 4)
 
-    monkeypatch.setattr("distsim.scenario.real._monotonic", now_s)
+    monkeypatch.setattr("distsim.scenario.real.real._monotonic", now_s)
     result = ran(tmp_path, f"backend = 'gloo'\nargs = ['{tmp_path}']\n[expect]", ONE_IS_ELSEWHERE)
     assert result.wrong == ["limits.wall_time_s: the program still ran after 60 s of wall time"]
     assert result.verdict == "ended by limits.wall_time_s"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from distsim.debug.kinds import Kind
+from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
 from distsim.scenario import find_scenarios, load_scenario, load_scenarios
-from distsim.scenario.load import BadFile, read_faults
-from distsim.scenario.schema import json_schema
+from distsim.scenario.file.load import BadFile, read_faults
+from distsim.scenario.file.schema import json_schema
 from tests.scenario.made import made
 
 WRONG = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distsim.errors import UsageError
-from distsim.scenario.sweep import parse_variation, sweep
+from distsim.scenario.explore.sweep import parse_variation, sweep
 from tests.scenario.made import made
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")

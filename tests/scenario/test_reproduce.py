@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from distsim.debug.diagnosis import diagnose
-from distsim.debug.kinds import Kind
+from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.postmortem import Found
+from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
 from distsim.scenario import find_scenarios, load_scenario, run_scenario
-from distsim.scenario import reproduce as reproduce_module
-from distsim.scenario.calls import calls_of
-from distsim.scenario.rounds import looped
+from distsim.scenario.reproduce import reproduce as reproduce_module
+from distsim.scenario.reproduce.loops import looped
+from distsim.scenario.reproduce.write_program import calls_of
 from distsim.scenario.run import simulate_scenario
 from tests.scenario.made import made
 

@@ -8,8 +8,8 @@ import pytest
 
 from distsim.errors import UsageError
 from distsim.scenario import run_scenario
-from distsim.scenario.explore import explore
-from distsim.sim.schedule import Delay, Schedule
+from distsim.scenario.explore.explore import explore
+from distsim.sim.kernel.schedule import Delay, Schedule
 from tests.scenario.made import RACE, STEPS, made
 
 BUFFERED = """\

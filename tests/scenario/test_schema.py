@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distsim.scenario import find_scenarios
-from distsim.scenario.schema import json_schema
+from distsim.scenario.file.schema import json_schema
 
 LIBRARY = Path(__file__).parents[2] / "scenarios"
 TYPES: dict[str, Any] = {

@@ -78,7 +78,7 @@ def test_any_exception_is_told_with_its_rank(name: str) -> None:
 
 def test_five_hundred_errors_fit_on_a_screen() -> None:
     """Hundreds of ranks with an error each: the first in full, the others counted, all of them in the JSON."""
-    from distsim.debug.diagnosis import diagnose
+    from distsim.debug.diagnosis.diagnose import diagnose
     from distsim.debug.records import Evidence, Phase, RankState, Site
     from distsim.report.failures import Failures
     from distsim.sim.outcome import Failure
@@ -111,7 +111,7 @@ def test_five_hundred_errors_fit_on_a_screen() -> None:
 
 def test_who_waits_for_many_is_said_once() -> None:
     """Hundreds raised, hundreds wait for them: the report does not grow with the square."""
-    from distsim.debug.diagnosis import MANY, diagnose
+    from distsim.debug.diagnosis.diagnose import MANY, diagnose
     from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState
 
     group = Group("0", "default_pg", tuple(range(40)))

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import distsim
-from distsim.sim.guards import Guards
+from distsim.sim.faults.tensors import Guards
 
 
 def nan() -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from sim.running import HEAD, Scripts, ranks
 
 import distsim
-from distsim.debug.diagnosis import Diagnosis
+from distsim.debug.diagnosis.diagnose import Diagnosis
 
 T = torch.ones
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from sim.running import HEAD, Scripts
 
-from distsim.sim import modules
-from distsim.sim.modules import RankModules, _needed
+from distsim.sim.isolation.modules import modules
+from distsim.sim.isolation.modules.modules import RankModules, _needed
 
 STATE = """\
 class State:

@@ -7,7 +7,7 @@ import contextlib
 import torch
 import torch.distributed as dist
 
-from distsim.debug.kinds import Kind
+from distsim.debug.records.kinds import Kind
 from tests.sim.running import ranks
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sim.running import HEAD, Scripts
 
-from distsim.sim.modules import RankModules
+from distsim.sim.isolation.modules.modules import RankModules
 from distsim.sim.patches import _get, all_patches
 
 NAMES = ("__name__", "__qualname__", "__module__", "__doc__")

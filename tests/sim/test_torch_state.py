@@ -20,9 +20,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from distsim.sim import patches, torch_state
-from distsim.sim.task import current_process
-from distsim.sim.torch_state import STATE, TorchState
+from distsim.sim import patches
+from distsim.sim.isolation.torch_state import torch_state
+from distsim.sim.isolation.torch_state.torch_state import STATE, TorchState
+from distsim.sim.kernel.task import current_process
 
 
 def test_caches_by_mesh_are_the_ranks_own() -> None:

@@ -1,0 +1,21 @@
+"""From evidence to diagnoses, root cause first. Pure: no I/O, no clock, no torch.
+
+Read `diagnose.py`; each other module answers for one family of faults.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "absence",
+    "context",
+    "contradiction",
+    "deadlock",
+    "deaths",
+    "diagnose",
+    "inconclusive",
+    "messages",
+    "ranking",
+    "stragglers",
+    "suspected_messages",
+    "waits",
+]

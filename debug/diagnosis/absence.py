@@ -1,0 +1,300 @@
+"""Ranks that live, or ended well, but never made the call that others wait in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distsim.debug.diagnosis.context import Case
+from distsim.debug.divergence.not_arrived import refusal_advice, refusal_text, refused_call
+from distsim.debug.divergence.source_order import Order, relate
+from distsim.debug.matching.agreement import same_call
+from distsim.debug.matching.index import Lane
+from distsim.debug.matching.secondary_errors import aftermath, last_words, timed_out
+from distsim.debug.records import CallRecord, CallWait, Phase
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
+from distsim.debug.words.advice import advice, no_record_advice
+from distsim.debug.words.phrases import are, call_text, capital, group_text, place, ranks_text, several
+
+__all__ = ["absent_from_call", "extra_call", "group_mismatch", "loop_ended"]
+
+
+def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
+    """*ranks* are not in *call*: they skipped it, left the loop, never waited for their handle, or
+    are right, and those in it make one call too many."""
+    lane = case.world.lane(call)
+    unknown = [r for r in ranks if case.unknown(r)]
+    if len(unknown) == len(ranks):
+        return _no_record(case, call, ranks, victims)
+    ranks = [r for r in ranks if r not in unknown]  # of these it is known that they did not come
+    finished = all(_is_over(case, r) for r in ranks)
+    if lane is not None and call.op == "new_group":
+        return _plain(case, Kind.GROUP_CREATION_ORDER, call, ranks, victims)
+    if refused_call(case.world, call, ranks) is not None:
+        return _plain(case, Kind.MISSING_RANK, call, ranks, victims)
+    if lane is not None and (found := _other_group(case, lane, call, ranks, victims)) is not None:
+        return found
+    if lane is not None and finished:
+        pending = [r for r in ranks if r in lane.meetings.get(call.seq, ())]
+        if pending:
+            return _never_waited(case, lane, call, pending, victims)
+        if (found := loop_ended(case, lane, call, ranks, victims)) is not None:
+            return found
+        met = sorted(lane.meetings.get(call.seq, ()))
+        if len(met) * 2 < len(lane.group.ranks):
+            if (split := _split_over_groups(case, lane, call, met, victims)) is not None:
+                return split
+            return _too_many(case, lane, call, met)
+    if lane is not None and _hung_up(case, ranks, victims):
+        if (found := loop_ended(case, lane, call, ranks, victims)) is not None:
+            return found
+    late = [r for r in ranks if lane is not None and r in lane.meetings.get(call.seq, ())]
+    if late:
+        return _too_late(case, call, late, victims)
+    return _plain(case, Kind.MISSING_RANK, call, ranks, victims)
+
+
+def _hung_up(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> bool:
+    """*ranks* run, and all that waited for them have lost the connection: a process that lives keeps its connections
+    until its group is destroyed."""
+    said = [last_words(case.world.died_inside(r), case.world.states[r]) for r in victims]
+    running = case.world.states[ranks[0]].phase is Phase.RUNNING
+    return running and bool(victims) and all(words is not None and aftermath(words) for words in said)
+
+
+def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
+    who = ranks_text(ranks)
+    they, them = ("it", "it") if len(ranks) == 1 else ("they", "them")
+    where = several(case.where(ranks[0]), ranks)
+    running = case.world.states[ranks[0]].phase is Phase.RUNNING and not _is_over(case, ranks[0])
+    said = [last_words(case.world.died_inside(r), case.world.states[r]) for r in victims]
+    gave_up = any(timed_out(words) for words in said)
+    refused = refused_call(case.world, call, ranks)
+    never = f"{who} never called" if refused is None else f"{refusal_text(refused, ranks)}, so it never came to"
+    what = f"{never} {call_text(call)} on {group_text(call.group)}: {they} {where}."
+    lane = case.world.lane(call)
+    there = len(lane.meetings.get(call.seq, ())) if lane is not None else 0
+    if refused is not None:
+        pass
+    elif all(_is_over(case, rank) for rank in ranks) and there * 2 == len(call.members) and kind is Kind.MISSING_RANK:
+        what += " As many made that call as did not: it may as well be one too many."
+    suggestion = advice(Kind.STRAGGLER if running else kind, who=who, theirs=place(call.site))
+    if refused is not None:
+        suggestion = refusal_advice(refused)
+    elif running and gave_up:
+        suggestion += " Or pass a longer timeout=."
+    elif _hung_up(case, ranks, victims):
+        what += f" Connections to {them} were closed while {they} ran, as destroy_process_group() does."
+        suggestion = "Let no rank call destroy_process_group() before the others are through: dist.barrier() first."
+    return case.diagnosis(
+        kind,
+        ranks,
+        victims,
+        call=call,
+        explanation=f"{capital(what)} {case.waiting(call, victims)}",
+        suggestion=suggestion,
+        since_s=call.issued_s,
+    )
+
+
+def _no_record(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
+    """Nothing is known of *ranks* but that the others wait for somebody."""
+    who = ranks_text(ranks)
+    they, are_ = ("it", "is") if len(ranks) == 1 else ("they", "are")
+    return case.diagnosis(
+        Kind.MISSING_RANK,
+        ranks,
+        victims,
+        call=call,
+        explanation=f"{capital(who)} left no record: whether {they} came to {call_text(call)} on "
+        f"{group_text(call.group)}, and where {they} {are_}, cannot be told. {case.waiting(call, victims)}",
+        suggestion=no_record_advice(ranks),
+        since_s=call.issued_s,
+    )
+
+
+def _never_waited(
+    case: Case, lane: Lane, call: CallRecord, pending: Sequence[int], victims: Sequence[int]
+) -> Diagnosis:
+    own = lane.meetings[call.seq][pending[0]]
+    return case.diagnosis(
+        Kind.ASYNC_NEVER_WAITED,
+        pending,
+        victims,
+        call=call,
+        explanation=f"{capital(ranks_text(pending))} started {call_text(own)} at {place(own.site)} without "
+        f"waiting for it, and finished before it was done. {case.waiting(call, victims)}",
+        suggestion=advice(Kind.ASYNC_NEVER_WAITED),
+        since_s=call.issued_s,
+    )
+
+
+def loop_ended(
+    case: Case, lane: Lane, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
+) -> Diagnosis | None:
+    """The call is one that both have made before: their loops ran differently often."""
+    if call.site is None:
+        return None
+    met = sorted(lane.meetings.get(call.seq, ()))
+    rounds = _rounds(lane, call.rank, call)
+    theirs = _rounds(lane, ranks[0], call)
+    if rounds < 2 or not theirs or theirs >= rounds:
+        return None
+    finished = all(_is_over(case, rank) for rank in ranks)
+    few = finished and len(met) * 2 < len(lane.group.ranks)
+    then = "finished" if finished else several(case.where(ranks[0]), ranks)
+    even = len(met) * 2 == len(lane.group.ranks)
+    tie = " As many here as there: nothing says whose number is the right one." if even else ""
+    return case.diagnosis(
+        Kind.UNEVEN_ITERATIONS,
+        met if few else ranks,
+        () if few else victims,
+        call=call,
+        explanation=f"{capital(ranks_text(met))} {are(met, 'makes', 'make')} {call.op} at {place(call.site)} "
+        f"for the {_ordinal(rounds)} time on {group_text(lane.group)}. {capital(ranks_text(ranks))} made it "
+        f"{'once' if theirs == 1 else f'{theirs} times'} and {then}.{tie}",
+        suggestion=advice(Kind.UNEVEN_ITERATIONS),
+        since_s=call.issued_s,
+    )
+
+
+def _is_over(case: Case, rank: int) -> bool:
+    """Its program has ended, whether or not its process has."""
+    state = case.world.states[rank]
+    return state.phase is Phase.FINISHED or (state.phase is Phase.RUNNING and state.leaving)
+
+
+def _rounds(lane: Lane, rank: int, call: CallRecord) -> int:
+    return sum(r.way == call.way and r.op == call.op and r.seq <= call.seq for r in lane.calls.get(rank, ()))
+
+
+def _ordinal(n: int) -> str:
+    if 10 <= n % 100 <= 20:
+        return f"{n}th"
+    return f"{n}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th') }"
+
+
+def _too_many(case: Case, lane: Lane, call: CallRecord, met: Sequence[int]) -> Diagnosis:
+    return case.diagnosis(
+        Kind.EXTRA_COLLECTIVE,
+        met,
+        (),
+        call=call,
+        explanation=f"{capital(ranks_text(met))} called {call_text(call)} on {group_text(lane.group)}, at "
+        f"{place(call.site)}. The other ranks finished without it and will never come.",
+        suggestion=advice(Kind.EXTRA_COLLECTIVE, mine=place(call.site)),
+        since_s=call.issued_s,
+    )
+
+
+def _split_over_groups(
+    case: Case, lane: Lane, call: CallRecord, met: Sequence[int], victims: Sequence[int]
+) -> Diagnosis | None:
+    """Nobody else comes, but a member waits for those who are there in the same call on another group."""
+    for rank in lane.group.ranks:
+        if rank in met:
+            continue
+        for need in case.graph.needs.get(rank, ()):
+            if not isinstance(need.wait, CallWait) or not need.ranks or not set(need.ranks) <= set(met):
+                continue
+            other = need.wait.record
+            if same_call(call, other) and _one_call_of_the_text(case, call, other):
+                return group_mismatch(case, call, other, met, [rank], victims)
+    return None
+
+
+def _one_call_of_the_text(case: Case, mine: CallRecord, theirs: CallRecord) -> bool:
+    """The same line, or two branches that each have the call once."""
+    if mine.site is not None and mine.site == theirs.site:
+        return True
+    relation = relate(mine, theirs, case.world.evidence.sources)
+    return relation.certain and relation.order is Order.EXCLUSIVE and not relation.repeated
+
+
+def group_mismatch(
+    case: Case,
+    mine: CallRecord,
+    theirs: CallRecord,
+    who: Sequence[int],
+    others: Sequence[int],
+    victims: Sequence[int],
+) -> Diagnosis:
+    """*who* made *mine*, and *others* *theirs*: one call of the program, on two groups."""
+    return case.diagnosis(
+        Kind.GROUP_MISMATCH,
+        who,
+        [*others, *victims],
+        call=theirs,
+        explanation=f"{capital(ranks_text(who))} called {call_text(mine)} on {group_text(mine.group)}, "
+        f"at {place(mine.site)}. {capital(ranks_text(others))} made the same call on "
+        f"{group_text(theirs.group)}, at {place(theirs.site)}.",
+        suggestion=advice(Kind.GROUP_MISMATCH, mine=place(mine.site)),
+        since_s=max(mine.issued_s, theirs.issued_s),
+    )
+
+
+def extra_call(case: Case, call: CallRecord, victims: Sequence[int]) -> Diagnosis:
+    """One rank makes *call* under a condition that no other rank meets."""
+    return case.diagnosis(
+        Kind.EXTRA_COLLECTIVE,
+        [call.rank],
+        victims,
+        call=call,
+        explanation=f"Rank {call.rank} called {call_text(call)} on {group_text(call.group)}, at "
+        f"{place(call.site)}. No other rank has ever made that call.",
+        suggestion=advice(Kind.EXTRA_COLLECTIVE, mine=place(call.site)),
+        since_s=call.issued_s,
+    )
+
+
+def _too_late(case: Case, call: CallRecord, late: Sequence[int], victims: Sequence[int]) -> Diagnosis:
+    lane = case.world.lane(call)
+    own = lane.meetings[call.seq][late[0]] if lane is not None else call
+    waited = max(0.0, own.issued_s - call.issued_s)
+    return case.diagnosis(
+        Kind.MISSING_RANK,
+        late,
+        victims,
+        call=call,
+        explanation=f"{capital(ranks_text(late))} came to {call_text(call)} on {group_text(call.group)} "
+        f"{waited:.1f} s late, at {place(own.site)}. {capital(ranks_text(victims))} had given up by then.",
+        suggestion=advice(Kind.STRAGGLER, who=ranks_text(late)) + " Or pass a longer timeout=.",
+        since_s=call.issued_s,
+    )
+
+
+def _other_group(
+    case: Case, lane: Lane, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
+) -> Diagnosis | None:
+    """The absent made this very call, as often as those who wait, but on another group."""
+    own: CallRecord | None = None
+    for rank in ranks:
+        made = [r for r in case.world.records(rank) if r.op == call.op and not r.is_p2p]
+        if not made:
+            return None
+        last = made[-1]
+        a, b = frozenset(last.group.ranks), frozenset(lane.group.ranks)
+        if last.group == lane.group or not (a < b or b < a):
+            return None
+        if last.site is not None and last.site == call.site:
+            here = [r for r in case.world.records(call.rank) if r.op == call.op and r.site == call.site]
+            if sum(r.site == call.site for r in made) < len(here):
+                return None
+        else:
+            relation = relate(last, call, case.world.evidence.sources)
+            if not relation.certain or relation.order is not Order.EXCLUSIVE or relation.swapped:
+                return None
+        own = last
+    if own is None:
+        return None
+    return case.diagnosis(
+        Kind.GROUP_MISMATCH,
+        ranks,
+        victims,
+        call=call,
+        explanation=f"{capital(ranks_text(ranks))} called {call_text(own)} on {group_text(own.group)}, at "
+        f"{place(own.site)}. {case.waiting(call, victims)}",
+        suggestion=advice(Kind.GROUP_MISMATCH, mine=place(own.site)),
+        since_s=call.issued_s,
+        sites={own.rank: own.site} if own.site is not None else {},
+    )

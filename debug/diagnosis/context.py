@@ -1,0 +1,154 @@
+"""A world under diagnosis: evidence, contradictions, wait-for graph, and what every answer needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
+from distsim.debug.divergence.divergence import Divergence
+from distsim.debug.matching.agreement import Mismatch
+from distsim.debug.matching.index import World
+from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Phase, Site, StoreWait
+from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
+from distsim.debug.records.kinds import Kind
+from distsim.debug.words.phrases import are, call_text, capital, group_text, numbered, place, ranks_text, state_text
+
+__all__ = ["Case"]
+
+
+@dataclass(slots=True)
+class Case:
+    """What the causes, cycles and mismatches are read from."""
+
+    world: World
+    graph: WaitGraph
+    divergences: Sequence[Divergence]
+    pairs: Sequence[tuple[Mismatch, CallRecord, CallRecord]]
+    """Matched sends and receives that disagree."""
+
+    def site(self, rank: int) -> Site | None:
+        """The user's line a rank is at: of the call it waits in, else its own, else of its last call."""
+        calls = self.world.call_waits(rank)
+        if calls and calls[0].site is not None:
+            return calls[0].site
+        state = self.world.states[rank]
+        if state.site is not None:
+            return state.site
+        last = self.world.last(rank)
+        return last.site if last is not None and state.phase is not Phase.RUNNING else None
+
+    def sites(self, ranks: Iterable[int]) -> dict[int, Site]:
+        return {rank: site for rank in sorted(set(ranks)) if (site := self.site(rank)) is not None}
+
+    def stuck(self, ranks: Iterable[int]) -> dict[int, Stuck]:
+        """Where the blocked ones among *ranks* are blocked."""
+        found: dict[int, Stuck] = {}
+        for rank in sorted(set(ranks)):
+            if (at := self._stuck(rank)) is not None:
+                found[rank] = at
+        return found
+
+    def _stuck(self, rank: int) -> Stuck | None:
+        site = self.site(rank)
+        file, line = (site.file, site.line) if site else (None, None)
+        calls = self.world.call_waits(rank)
+        if calls:
+            call = calls[0]
+            return Stuck(call.op, call.group.ranks, call.seq, file, line)
+        if self.world.states[rank].phase is not Phase.BLOCKED:
+            return None
+        for wait in self.world.waits(rank):
+            if isinstance(wait, StoreWait):
+                return Stuck("store wait", (), None, file, line)
+            if isinstance(wait, HostWait):
+                return Stuck(wait.what, (), None, file, line)
+        return Stuck("unknown", (), None, file, line)
+
+    def unknown(self, rank: int) -> bool:
+        """It left no record, and nobody saw it end: it may be anywhere."""
+        evidence = self.world.evidence
+        unrecorded = rank in evidence.unrecorded or rank in self.world.strangers
+        return unrecorded and self.world.states[rank].phase is Phase.RUNNING
+
+    def where(self, rank: int) -> str:
+        """Where a rank is, as the rest of a sentence."""
+        state = self.world.states[rank]
+        if self.unknown(rank):
+            return "left no record"
+        text = state_text(state, self.world.waits(rank), self.world.last(rank))
+        age_s = self.age_s(state.since_s)
+        if state.phase in (Phase.FROZEN, Phase.HOST_STUCK, Phase.RUNNING) and age_s is not None and age_s >= 0.1:
+            text += f", for {age_s:.1f} s"
+        if state.phase in (Phase.HOST_STUCK, Phase.RUNNING) and state.silent_s is not None:
+            text += f"; none of its Python threads has run for {state.silent_s:.1f} s: one call holds the GIL"
+        if state.reason is not None:
+            text += f"; {state.reason}"
+        return text
+
+    def age_s(self, since_s: float | None) -> float | None:
+        return None if since_s is None else max(0.0, self.world.evidence.now_s - since_s)
+
+    def diagnosis(
+        self,
+        kind: Kind,
+        culprits: Iterable[int],
+        victims: Iterable[int],
+        *,
+        call: CallRecord | None,
+        explanation: str,
+        suggestion: str,
+        since_s: float | None,
+        group: Group | None = None,
+        cycle: tuple[int, ...] | None = None,
+        pair: tuple[int, int] | None = None,
+        sites: dict[int, Site] | None = None,
+    ) -> Diagnosis:
+        """Fill in what follows from the ranks: sites, stuck, group, call, age."""
+        guilty = tuple(sorted(set(culprits)))
+        others = tuple(sorted(set(victims) - set(guilty)))
+        everyone = (*guilty, *others)
+        return Diagnosis(
+            kind=kind,
+            culprits=guilty,
+            victims=others,
+            group=group or (call.group if call is not None else None),
+            call=None if call is None else Call(call.op, call.seq),
+            sites={**self.sites(everyone), **(sites or {})},
+            stuck=self.stuck(everyone),
+            cycle=cycle,
+            pair=pair,
+            detected_after_s=self.age_s(since_s),
+            explanation=explanation,
+            suggestion=suggestion,
+        )
+
+    def first_wait(self, ranks: Iterable[int]) -> CallRecord | None:
+        """The collective that was waited in first; where there are only messages, the lowest rank's: whether a
+        message or a collective came first, and which message, differs from run to run."""
+        calls = [need.wait.record for _, need in self.graph.waiters_on(tuple(ranks)) if isinstance(need.wait, CallWait)]
+        collectives = [call for call in calls if not call.is_p2p]
+        if collectives:
+            return min(collectives, key=lambda c: (c.issued_s, c.rank))
+        return min(calls, key=lambda c: (c.rank, c.index), default=None)
+
+    def waiting(self, call: CallRecord | None, victims: Sequence[int]) -> str:
+        """The sentence about those who wait: all of *victims* that are in *call*."""
+        if call is None:
+            if not victims:
+                return "No other rank waits for it."
+            return f"{capital(ranks_text(victims))} {are(victims, 'waits', 'wait')} for it."
+        inside = [
+            rank
+            for rank in victims
+            for own in self.world.call_waits(rank)
+            if (own.op, own.seq, own.group) == (call.op, call.seq, call.group)
+        ]
+        if call.is_p2p or not inside:
+            return f"Rank {call.rank} waits in {call_text(call)} at {place(call.site)}."
+        over = all(self.world.states[rank].phase is Phase.RAISED for rank in inside)
+        verb = "waited" if over else are(inside, "waits", "wait")
+        return (
+            f"{capital(ranks_text(inside))} {verb} in {numbered(call)} "
+            f"on {group_text(call.group)}, at {place(call.site)}."
+        )

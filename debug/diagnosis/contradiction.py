@@ -1,0 +1,141 @@
+"""Contradictions between the calls of one group, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from distsim.debug.diagnosis.context import Case
+from distsim.debug.diagnosis.waits.proof import Proof
+from distsim.debug.divergence.divergence import SHIFTS, Divergence
+from distsim.debug.divergence.not_arrived import refusal_advice, refusal_text
+from distsim.debug.matching.agreement import Mismatch
+from distsim.debug.matching.sizes import split_conflicts
+from distsim.debug.records import CallRecord
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
+from distsim.debug.words.advice import advice
+from distsim.debug.words.phrases import are, call_text, capital, group_text, place, ranks_text, shape_of_call
+
+__all__ = ["contradiction"]
+
+MOST_SIDES = 6
+"""Of ranks that all say something else, so many are told."""
+
+
+def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) -> Diagnosis:
+    """The diagnosis of the first number at which a group's members are not in the same call."""
+    d = divergence
+    others = ranks_text(d.reference)
+    second = f"{capital(others)} {are(d.reference, 'is', 'are')} in {_at(d.expected)}."
+    if not d.reference:
+        second = "No two ranks agree."
+    elif d.kind is Kind.SPLITS_MISMATCH:
+        second = "Nothing recorded says which of the two is the wrong one." if d.tie else ""
+    elif d.tie and d.kind is not Kind.THREAD_RACE:
+        second = f"{second[:-1]}; as many here as there, so nothing but rank order says who is wrong."
+    met = d.lane.meetings.get(d.seq, {})
+    sites = {rank: site for rank, record in met.items() if (site := record.site) is not None}
+    if d.refused is not None and d.refused.site is not None:
+        sites |= dict.fromkeys(d.culprits, d.refused.site)
+    told = case.diagnosis(
+        d.kind,
+        d.culprits,
+        victims,
+        call=d.got if d.kind is Kind.EXTRA_COLLECTIVE else d.expected,
+        group=d.lane.group,
+        explanation=f"{capital(_what(d))} {second}".rstrip(),
+        suggestion=_suggestion(d),
+        since_s=max(d.got.issued_s, d.expected.issued_s),
+        sites=sites,
+    )
+    return replace(told, proof=Proof.MET) if d.met else told
+
+
+def _suggestion(d: Divergence) -> str:
+    if d.refused is not None:
+        return refusal_advice(d.refused)
+    if d.kind in SHIFTS and d.got.site is not None and d.got.site == d.expected.site and d.got.op != d.expected.op:
+        return f"{place(d.got.site)} makes other calls on some ranks: build and wrap the model alike on every rank."
+    return advice(d.kind, who=ranks_text(d.culprits), mine=place(d.got.site), theirs=place(d.expected.site))
+
+
+def _at(record: CallRecord) -> str:
+    return f"{shape_of_call(record)} at {place(record.site)}"
+
+
+def _split(d: Divergence, mismatch: Mismatch) -> str:
+    """The first pair that a culprit does not agree with, and how many more there are."""
+    conflicts = split_conflicts(list(mismatch.records.values()))
+    own = [c for c in conflicts if c.sender in d.culprits or c.receiver in d.culprits]
+    first = own[0]
+    sender, receiver = mismatch.records[first.sender], mismatch.records[first.receiver]
+    if first.receiver in d.culprits:
+        said = (
+            f"rank {first.receiver} expects {_elements(first.expected)} from rank {first.sender}, "
+            f"at {place(receiver.site)}, but rank {first.sender} sends it {_elements(first.sent)}"
+        )
+    else:
+        said = (
+            f"rank {first.sender} sends {_elements(first.sent)} to rank {first.receiver}, "
+            f"at {place(sender.site)}, but rank {first.receiver} expects {_elements(first.expected)}"
+        )
+    rest = len(conflicts) - 1
+    more = f" (and {rest} more such pair{'s' if rest > 1 else ''})" if rest else ""
+    return f"{said}{more}, in {call_text(d.expected)}"
+
+
+def _elements(n: int) -> str:
+    return f"{n} element" if n == 1 else f"{n} elements"
+
+
+def _what(d: Divergence) -> str:
+    who, on = ranks_text(d.culprits), f"on {group_text(d.lane.group)}"
+    they = "it is" if len(d.culprits) == 1 else "they are"
+    match d.kind:
+        case Kind.MISSING_RANK if d.refused is not None:
+            return (
+                f"{refusal_text(d.refused, d.culprits)}, so it never came to {call_text(d.expected)} {on}, at "
+                f"{place(d.expected.site)}: {they} in {_at(d.got)}."
+            )
+        case Kind.MISSING_RANK:
+            there = place(d.expected.site)
+            return f"{who} never called {call_text(d.expected)} {on}, at {there}: {they} in {_at(d.got)}."
+        case Kind.EXTRA_COLLECTIVE:
+            there = place(d.got.site)
+            return f"{who} called {call_text(d.got)} {on}, at {there}, which the others do not call there."
+        case Kind.WRONG_ORDER:
+            return f"{who} called {_at(d.got)} as number {d.seq} {on}, where the others make another call first."
+        case Kind.THREAD_RACE:
+            return (
+                f"{who} issued calls {on} from several threads, in another order than the others: "
+                f"number {d.seq} is {_at(d.got)}."
+            )
+        case Kind.UNEVEN_ITERATIONS:
+            verb = are(d.culprits, "is", "are")
+            return f"{who} {verb} in another iteration than the others {on}, in {_at(d.got)}."
+        case Kind.GROUP_CREATION_ORDER:
+            return f"{who} called {_at(d.got)} as number {d.seq} {on}."
+        case Kind.SPLITS_MISMATCH if d.mismatch is not None:
+            return f"{_split(d, d.mismatch)} {on}."
+        case _:
+            says = "" if d.mismatch is None else d.mismatch.found.get(d.got.rank, "")
+            wanted = ""
+            if d.mismatch is not None and says:
+                wanted = f": {says} where {d.mismatch.expected} is expected"
+            if d.mismatch is not None and len(set(d.mismatch.found.values())) > 1:
+                return (
+                    f"{who} called {d.got.op} at {place(d.got.site)} as number {d.seq} {on} with {_each(d.mismatch)}."
+                )
+            return f"{who} called {_at(d.got)} as number {d.seq} {on}{wanted}."
+
+
+def _each(mismatch: Mismatch) -> str:
+    """`float32[5] (rank 1) and float32[6] (ranks 2,3)`: what the culprits say, where they differ."""
+    sides: dict[str, list[int]] = {}
+    for rank, said in mismatch.found.items():
+        sides.setdefault(said, []).append(rank)
+    told = [f"{said} ({ranks_text(ranks)})" for said, ranks in sides.items()]
+    if len(told) > MOST_SIDES:
+        told = [*told[:MOST_SIDES], f"{len(told) - MOST_SIDES} others"]
+    return f"{', '.join(told[:-1])} and {told[-1]}"

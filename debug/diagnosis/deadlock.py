@@ -1,0 +1,239 @@
+"""Ranks that wait for each other: cycles through groups, crossed sends, messages that never meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distsim.debug.diagnosis.absence import absent_from_call, extra_call, group_mismatch, loop_ended
+from distsim.debug.diagnosis.context import Case
+from distsim.debug.diagnosis.messages import near_miss, unmatched
+from distsim.debug.divergence.history import left_out
+from distsim.debug.divergence.source_order import Order, calls_below, relate
+from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Site
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
+from distsim.debug.words.phrases import call_text, capital, group_text, place, ranks_text
+
+__all__ = ["knot"]
+
+
+GroupKey = tuple[str, tuple[int, ...], int]
+
+SHOWN = 6
+"""Ranks of a cycle that the explanation spells out; `Diagnosis.stuck` has all of them."""
+
+
+def knot(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
+    """The diagnosis of ranks that wait for each other."""
+    cycle = case.graph.cycle(ranks)
+    calls = {rank: _call_on_cycle(case, rank, cycle) for rank in cycle}
+    everyone = [*victims, *ranks]
+    if (found := _strayed(case, ranks, victims)) is not None:
+        return found
+    if (found := _left_out(case, cycle, calls, everyone)) is not None:
+        return found
+    if (found := _left_loop(case, cycle, calls, everyone)) is not None:
+        return found
+    if (found := _message_missing(case, ranks, victims)) is not None:
+        return found
+    if (found := _other_group(case, ranks, victims)) is not None:
+        return found
+    return _cycle(case, cycle, calls, [*victims, *(r for r in ranks if r not in cycle)])
+
+
+def _left_out(
+    case: Case, cycle: Sequence[int], calls: dict[int, CallRecord | None], everyone: Sequence[int]
+) -> Diagnosis | None:
+    """A circle that is there only because one rank left out a call, or made one that nobody else makes."""
+    found: list[Diagnosis] = []
+    for i, rank in enumerate(cycle):
+        awaited, made = calls[cycle[i - 1]], calls[rank]
+        if awaited is None or made is None or awaited.is_p2p or rank not in awaited.group.ranks:
+            continue
+        if left_out(case.world, awaited, made):
+            found.append(absent_from_call(case, awaited, [rank], [r for r in everyone if r != rank]))
+        elif not made.is_p2p and _under_condition(case, awaited, made):
+            found.append(extra_call(case, made, [r for r in everyone if r != rank]))
+    return found[0] if len(found) == 1 else None
+
+
+def _strayed(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
+    """One rank makes a call on a group it never used in that place, and is awaited there on its usual one.
+    (A place is a line with all its callers: a helper may be called for any group.)"""
+    places: dict[tuple[Site, ...], dict[GroupKey, list[CallRecord]]] = {}
+    for rank in ranks:
+        for call in case.world.call_waits(rank):
+            if not call.is_p2p and call.site is not None:
+                places.setdefault(call.stack, {}).setdefault(_key(call.group), []).append(call)
+    found: dict[int, tuple[CallRecord, CallRecord, list[int]]] = {}
+    for stack, by_group in places.items():
+        if len(by_group) < 2:
+            continue
+        members = {key: frozenset(calls[0].group.ranks) for key, calls in by_group.items()}
+        for key, calls in by_group.items():
+            for mine in calls:
+                before = case.world.records(mine.rank)
+                usual = {_key(r.group) for r in before if r.stack == stack and r is not mine}
+                if key in usual:
+                    continue
+                for other in by_group:
+                    if other in usual and mine.rank in members[other]:
+                        theirs = by_group[other]
+                        found.setdefault(mine.rank, (mine, theirs[0], []))[2].extend(r.rank for r in theirs)
+    if len(found) != 1:
+        return None
+    ((rank, (mine, theirs_first, others)),) = found.items()
+    rest = [r for r in (*ranks, *victims) if r != rank and r not in others]
+    return group_mismatch(case, mine, theirs_first, [rank], others, rest)
+
+
+def _key(group: Group) -> GroupKey:
+    """Comparing and hashing all its ranks takes long where there are thousands."""
+    return group.name, group.ranks[:1], len(group.ranks)
+
+
+def _left_loop(
+    case: Case, cycle: Sequence[int], calls: dict[int, CallRecord | None], everyone: Sequence[int]
+) -> Diagnosis | None:
+    """A circle that is there because one rank has left a loop, or skipped a round of it, in which another still is."""
+    found: list[Diagnosis] = []
+    for i, rank in enumerate(cycle):
+        awaited, made = calls[cycle[i - 1]], calls[rank]
+        lane = None if awaited is None else case.world.lane(awaited)
+        if awaited is None or made is None or lane is None or made.is_p2p or rank not in awaited.group.ranks:
+            continue
+        relation = relate(made, awaited, case.world.evidence.sources)
+        if relation.certain and relation.order is Order.AFTER and relation.left_loop:
+            fewer = loop_ended(case, lane, awaited, [rank], [r for r in everyone if r != rank])
+            found += [] if fewer is None else [fewer]
+    return found[0] if len(found) == 1 else None
+
+
+def _under_condition(case: Case, awaited: CallRecord, made: CallRecord) -> bool:
+    """*made* stands before *awaited* under an `if` of its own, and no other rank has ever made it."""
+    relation = relate(made, awaited, case.world.evidence.sources)
+    if not relation.certain or relation.order is not Order.BEFORE or relation.my_guard is None:
+        return False
+    return not any(
+        record.site == made.site
+        for rank in case.world.states
+        if rank != made.rank
+        for record in case.world.records(rank)
+    )
+
+
+def _call_on_cycle(case: Case, rank: int, cycle: Sequence[int]) -> CallRecord | None:
+    """The call in which a rank waits for the next one of the cycle."""
+    after = cycle[(list(cycle).index(rank) + 1) % len(cycle)]
+    for need in case.graph.needs.get(rank, ()):
+        if after in need.ranks and isinstance(need.wait, CallWait):
+            return need.wait.record
+    calls = case.world.call_waits(rank)
+    return calls[0] if calls else None
+
+
+def _cycle(
+    case: Case, cycle: tuple[int, ...], calls: dict[int, CallRecord | None], victims: Sequence[int]
+) -> Diagnosis:
+    steps = []
+    for i, rank in enumerate(cycle):
+        after = cycle[(i + 1) % len(cycle)]
+        call = calls[rank]
+        if call is None:
+            what = next((w.what for w in case.world.waits(rank) if isinstance(w, HostWait)), "it")
+            steps.append(f"rank {rank} waits on the host ({what}) for rank {after}")
+        else:
+            on = "" if call.is_p2p else f" on {group_text(call.group)}"
+            steps.append(f"rank {rank} waits in {call_text(call)}{on}, at {place(call.site)}, for rank {after}")
+    if len(steps) > SHOWN:
+        steps = [*steps[: SHOWN - 1], f"and so on over {len(steps) - SHOWN} more ranks", steps[-1]]
+    made = [call for call in calls.values() if call is not None]
+    first = min(made, key=lambda c: c.rank, default=None)  # who came first differs from run to run
+    if made and all(c.is_p2p for c in made):
+        suggestion = "Let one of them receive first, or use isend / irecv or batch_isend_irecv and wait for both."
+    elif any(c.is_p2p for c in made):
+        suggestion = "Make the send or receive and the collective in the same order on every rank."
+    else:
+        suggestion = (
+            "Use the groups in the same order on every rank, "
+            "or start both calls with async_op=True and wait afterwards."
+        )
+    latest = max((c.issued_s for c in made), default=None)
+    return case.diagnosis(
+        Kind.DEADLOCK_CYCLE,
+        cycle,
+        victims,
+        call=first,
+        explanation=f"{capital(ranks_text(cycle))} wait for each other in a circle. " + capital("; ".join(steps)) + ".",
+        suggestion=suggestion,
+        since_s=latest,
+        cycle=cycle,
+    )
+
+
+def _message_missing(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
+    """A send or receive in the knot whose other end is not just late, but somewhere else."""
+    inside = frozenset(ranks)
+    lonely: list[CallRecord] = []
+    for rank in ranks:
+        for need in case.graph.needs.get(rank, ()):
+            if isinstance(need.wait, CallWait) and need.wait.record.is_p2p and not inside.isdisjoint(need.ranks):
+                lonely.append(need.wait.record)
+    lonely.sort(key=lambda c: (c.op == "send", c.rank, c.index))  # who came first differs from run to run
+    for call in lonely:
+        if near_miss(case.world, call) is not None:
+            return unmatched(case, call, [*ranks, *victims], cycle=None)
+    directed = [call for call in lonely if call.peer is not None]
+    if len(directed) != 1 or len(lonely) != 1:
+        return None
+    call = directed[0]
+    peer = call.peer
+    assert peer is not None
+    instead = case.world.call_waits(peer)
+    if not instead or instead[0].is_p2p or call.rank not in instead[0].group.ranks:
+        return None
+    if _comes_later(case, peer, call, instead[0]):
+        return None  # the peer's program has the other end, but after its collective: a cycle
+    return unmatched(case, call, [*ranks, *victims], cycle=case.graph.cycle(ranks))
+
+
+def _comes_later(case: Case, peer: int, call: CallRecord, instead: CallRecord) -> bool:
+    """The peer has earlier made the other end after that collective (in an earlier round)."""
+    other = "send" if call.op == "recv" else "recv"
+    seen = False
+    for record in case.world.records(peer):
+        if record is instead:
+            break
+        if record.op == instead.op and record.site == instead.site and record.site is not None:
+            seen = True
+        elif seen and record.op == other and record.peer == call.rank:
+            return True
+    return calls_below(instead.site, other, case.world.evidence.sources)
+
+
+def _other_group(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
+    """One call of the program, made on different groups by ranks that should have met in it."""
+    waits: dict[int, CallRecord] = {}
+    for rank in ranks:
+        calls = case.world.call_waits(rank)
+        if calls and not calls[0].is_p2p:
+            waits[rank] = calls[0]
+    by_group: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for rank, call in waits.items():
+        by_group.setdefault((call.group.name, call.group.ranks), []).append(rank)
+    if len(by_group) != 2:
+        return None
+    sides = sorted(by_group.values(), key=lambda side: (len(side), side != min(by_group.values())))
+    few, many = sides[0], sides[1]
+    if len(few) == len(many) and min(few) < min(many):
+        few, many = many, few
+    mine, theirs = waits[few[0]], waits[many[0]]
+    a, b = frozenset(mine.group.ranks), frozenset(theirs.group.ranks)
+    if mine.op != theirs.op or not (a < b or b < a):
+        return None
+    relation = relate(mine, theirs, case.world.evidence.sources)
+    same_line = mine.site is not None and mine.site == theirs.site
+    branches = relation.certain and relation.order is Order.EXCLUSIVE and not relation.swapped
+    if not (same_line or branches):
+        return None
+    return group_mismatch(case, mine, theirs, few, many, [*victims, *(r for r in ranks if r not in few)])

@@ -1,0 +1,94 @@
+"""Ranks that are gone or stuck by themselves: they raised, left, were killed, stopped, never joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distsim.debug.diagnosis.absence import absent_from_call
+from distsim.debug.diagnosis.context import Case
+from distsim.debug.records import CallRecord, HostWait, Phase, StoreWait
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
+from distsim.debug.words.advice import advice
+from distsim.debug.words.phrases import capital, exception_line, ranks_text, several
+
+__all__ = ["death", "host_wait", "in_flight_exception"]
+
+_KIND = {
+    Phase.RAISED: Kind.RANK_RAISED,
+    Phase.FINISHED: Kind.RANK_EXITED,  # with an exit code of its own
+    Phase.EXITED: Kind.RANK_EXITED,
+    Phase.KILLED: Kind.RANK_KILLED,
+    Phase.FROZEN: Kind.PROCESS_FROZEN,
+    Phase.HOST_STUCK: Kind.HOST_STUCK,
+    Phase.ABSENT: Kind.NEVER_JOINED,
+}
+_AT_THE_END = (
+    "Nothing is lost but its exit code: a thread of torch or of another library outlived the interpreter. "
+    "Let rank 0 end last (a barrier, then destroy_process_group()); its log has the last words."
+)
+_UNSEEN = (
+    "Look at its log, and at the kernel log of its host (out of memory). A process that another program has taken over "
+    "(os.execv), or that C code ends, is gone like this, too."
+)
+
+
+def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
+    """Ranks that went the same way: `rank_raised`, `rank_exited`, `rank_killed`, frozen, stuck, absent."""
+    first = case.world.states[ranks[0]]
+    unseen = first.phase is Phase.KILLED and first.signal is None
+    kind = Kind.RANK_EXITED if unseen else _KIND[first.phase]
+    call = case.first_wait(ranks)
+    who = ranks_text(ranks)
+    waiting = case.waiting(call, victims)
+    if call is None:
+        call = case.world.died_inside(ranks[0])
+    what = f"{who} {several(case.where(ranks[0]), ranks)}"
+    sites = {rank: site for rank in ranks if (site := case.world.states[rank].site) is not None}
+    return case.diagnosis(
+        kind,
+        ranks,
+        victims,
+        call=call,
+        explanation=f"{capital(what)}. {waiting}",
+        suggestion=_AT_THE_END if first.over else _UNSEEN if unseen else advice(kind, who=who),
+        since_s=first.since_s if first.since_s is not None else (call.issued_s if call else None),
+        sites=sites,
+    )
+
+
+def in_flight_exception(case: Case, ranks: Sequence[int], victims: Sequence[int], call: CallRecord | None) -> Diagnosis:
+    """Ranks that raised, and make further calls in a `finally` or `except` block on the way out."""
+    state = case.world.states[ranks[0]]
+    who = ranks_text(ranks)
+    return case.diagnosis(
+        Kind.RANK_RAISED,
+        ranks,
+        victims,
+        call=call,
+        explanation=f"{capital(who)} raised {exception_line(state)}, and on the way out "
+        f"{several(case.where(ranks[0]), ranks)} (a finally or except block). {case.waiting(call, victims)}",
+        suggestion=f"Fix the exception of {who} first, and make no collective calls in finally blocks.",
+        since_s=state.since_s if state.since_s is not None else (call.issued_s if call else None),
+    )
+
+
+def host_wait(case: Case, rank: int, victims: Sequence[int]) -> Diagnosis:
+    """A rank that waits for something no call can bring: a lock, a queue, a store key nobody sets."""
+    call = case.first_wait([rank])
+    waits = case.world.waits(rank)
+    on_store = any(isinstance(w, StoreWait) for w in waits)
+    if call is not None and on_store and not call.is_p2p:
+        return absent_from_call(case, call, [rank], victims)
+    what = next((w.what for w in waits if isinstance(w, HostWait)), "it")
+    return case.diagnosis(
+        Kind.HOST_STUCK,
+        [rank],
+        victims,
+        call=call,
+        explanation=f"Rank {rank} {case.where(rank)}. {case.waiting(call, victims)}",
+        suggestion="Nothing that still runs will set that key: look at who should."
+        if on_store
+        else f"Nothing that still runs can end the wait for {what}: look at who should.",
+        since_s=case.world.states[rank].since_s,
+    )

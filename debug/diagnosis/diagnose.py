@@ -1,0 +1,245 @@
+"""From evidence to diagnoses, root cause first. Pure: no I/O, no clock, no torch.
+
+The order of the work: which calls contradict each other (`align`), who can never go on and what
+that ends in (`waitfor`), what each such end is (`causes`, `cycles`, `pairs`, `mismatches`), and what
+guards have seen by themselves (`findings`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from distsim.debug.diagnosis.absence import absent_from_call
+from distsim.debug.diagnosis.context import Case
+from distsim.debug.diagnosis.contradiction import contradiction
+from distsim.debug.diagnosis.deadlock import knot
+from distsim.debug.diagnosis.deaths import death, host_wait, in_flight_exception
+from distsim.debug.diagnosis.messages import disagreeing, disagreement, unmatched
+from distsim.debug.diagnosis.ranking import merge_findings, order
+from distsim.debug.diagnosis.waits.patience import lateness, patience
+from distsim.debug.diagnosis.waits.proof import Proof
+from distsim.debug.diagnosis.waits.wait_graph import Contradictions, Need, WaitGraph
+from distsim.debug.diagnosis.waits.weigh import Weigher
+from distsim.debug.divergence.find import Divergence, find_divergences
+from distsim.debug.matching.index import World
+from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, State
+from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
+from distsim.debug.records.errors import CollectiveMismatch
+from distsim.debug.records.kinds import INCONSISTENT, Kind
+from distsim.debug.words.phrases import exception_text
+
+__all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
+
+MANY = 8
+"""Diagnoses of ranks that raised, with all who wait for them."""
+REFUSED = f"{CollectiveMismatch.__name__}: "
+"""So begins the error of a call that strict did not let go out."""
+
+
+def diagnose(evidence: Evidence) -> list[Diagnosis]:
+    """What is wrong, the root cause first; an empty list when nothing is."""
+    world = World(evidence)
+    divergences = [d for lane in world.lanes for d in find_divergences(world, lane)]
+    pairs = disagreeing(world)
+    contradictions = Contradictions(
+        {d.lane.id: (i, d.seq, frozenset(d.culprits)) for i, d in enumerate(divergences) if d.blocks},
+        {
+            id(end): len(divergences) + i
+            for i, pair in enumerate(pairs)
+            for end in pair[1:]
+            if end.state is not State.COMPLETED  # a rank may have died in it
+        },
+    )
+    moving, stragglers = patience(world, lateness(world))
+    case = Case(world, WaitGraph(world, moving, contradictions), divergences, pairs)
+    hit: set[int] = set()
+    met: list[Diagnosis] = []
+    found = _explain_roots(case, hit, met)
+    for i, divergence in enumerate(divergences):
+        if i not in hit:
+            met.append(contradiction(case, divergence, ()))
+    for i, pair in enumerate(pairs, start=len(divergences)):
+        if i not in hit:
+            met.append(disagreement(case, pair, ()))
+    met = [_not_made(case, _with_refused(case, d)) for d in met]
+    found = [_not_made(case, _with_refused(case, d)) for d in found]
+    found += _unwaited_deaths(case, found + met)
+    found = merge_findings(case, [*met, *found, *stragglers(case)])
+    weigher = Weigher(world, moving, _of_content(contradictions, divergences))
+    weighed = [d if d.proof is Proof.MET else replace(d, proof=weigher.proof(d)) for d in found]
+    return _told_once(order(world, weighed))
+
+
+def _told_once(found: list[Diagnosis]) -> list[Diagnosis]:
+    """Hundreds of ranks with an exception each: who waits for them all is said of the first few, not of each."""
+    raised = [i for i, d in enumerate(found) if d.kind is Kind.RANK_RAISED and d.victims]
+    for i in raised[MANY:]:
+        told = found[i]
+        own = {rank: site for rank, site in told.sites.items() if rank in told.culprits}
+        stuck = {rank: at for rank, at in told.stuck.items() if rank in told.culprits}
+        found[i] = replace(told, victims=(), sites=own, stuck=stuck)
+    return found
+
+
+def _of_content(contradictions: Contradictions, divergences: Sequence[Divergence]) -> Contradictions:
+    """Without those that only the calls' lines show: calls that are alike go together from any line."""
+    lanes = {id_: lane for id_, lane in contradictions.lanes.items() if divergences[lane[0]].met}
+    return Contradictions(lanes, contradictions.pairs)
+
+
+def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diagnosis]:
+    """What every root of the graph is; calls that met and contradict each other go to *met*."""
+    found: list[Diagnosis] = []
+    gone: dict[tuple[object, ...], tuple[list[int], list[int]]] = {}
+    absent: dict[tuple[int, int], tuple[CallRecord, list[int], list[int]]] = {}
+    starved: dict[int, tuple[CallRecord, list[int]]] = {}
+    for root in case.graph.roots():
+        victims = list(case.graph.victims(root))
+        if root.mismatch is not None:
+            hit.add(root.mismatch)
+            met.append(_mismatch(case, root.mismatch, victims))
+            continue
+        dead = [r for r in root.ranks if case.world.states[r].phase is not Phase.BLOCKED]
+        if len(root.ranks) > 1 and not dead:
+            found.append(knot(case, root.ranks, victims))
+            continue
+        rank = dead[0] if dead else root.ranks[0]
+        victims += [r for r in root.ranks if r != rank]
+        state = case.world.states[rank]
+        if state.phase is Phase.BLOCKED and rank not in case.graph.too_late:
+            found.append(_blocked_alone(case, rank, victims))
+        elif state.over or (
+            state.phase in (Phase.BLOCKED, Phase.FINISHED, Phase.RUNNING)
+            and not (state.phase is Phase.FINISHED and state.exit_code)
+        ):  # one that was killed at its very end never came, either
+            _never_came(case, rank, victims, absent, starved, found)
+        else:
+            call = case.first_wait([rank])
+            key = (
+                state.phase,
+                exception_text(state),
+                state.signal,
+                state.exit_code,
+                state.site,
+                call and call.group,
+                call and call.seq,
+            )
+            ranks, all_victims = gone.setdefault(key, ([], []))
+            ranks.append(rank)
+            all_victims += victims
+    for ranks, victims in gone.values():
+        found.append(death(case, ranks, victims))
+    for call, ranks, victims in absent.values():
+        found.append(absent_from_call(case, call, ranks, victims))
+    for call, victims in starved.values():
+        found.append(unmatched(case, call, [call.rank, *victims]))
+    return found
+
+
+def _mismatch(case: Case, number: int, victims: Sequence[int]) -> Diagnosis:
+    if number >= len(case.divergences):
+        return disagreement(case, case.pairs[number - len(case.divergences)], victims)
+    divergence = case.divergences[number]
+    fleeing = [
+        r
+        for r in divergence.culprits
+        if (state := case.world.states[r]).phase is Phase.BLOCKED and state.exception is not None
+    ]
+    if fleeing:
+        return replace(in_flight_exception(case, fleeing, victims, divergence.expected), proof=Proof.MET)
+    return contradiction(case, divergence, victims)
+
+
+def _blocked_alone(case: Case, rank: int, victims: list[int]) -> Diagnosis:
+    needs: Sequence[Need] = case.graph.needs.get(rank, ())
+    for need in needs:
+        if isinstance(need.wait, CallWait) and need.wait.record.is_p2p:
+            return unmatched(case, need.wait.record, [rank, *victims])
+    return host_wait(case, rank, victims)
+
+
+def _never_came(
+    case: Case,
+    rank: int,
+    victims: list[int],
+    absent: dict[tuple[int, int], tuple[CallRecord, list[int], list[int]]],
+    starved: dict[int, tuple[CallRecord, list[int]]],
+    found: list[Diagnosis],
+) -> None:
+    """A rank that ended well, or still runs, and is waited for: sort it by the call it never made."""
+    call = case.first_wait([rank])
+    if call is None:  # only host or store waits point at it
+        waiting = case.graph.waiters_on([rank])
+        if not waiting:  # it died in a call itself, at its very end, and those it waited for may still move
+            found.append(death(case, [rank], victims))
+            return
+        waiter = waiting[0][0]
+        if not any(d.kind is Kind.HOST_STUCK and waiter in d.culprits for d in found):
+            found.append(host_wait(case, waiter, [v for v in victims if v != waiter]))
+        return
+    if call.is_p2p:
+        starved.setdefault(id(call), (call, []))[1].extend(v for v in victims if v != call.rank)
+        return
+    lane = case.world.lane(call)
+    _, ranks, all_victims = absent.setdefault((lane.id if lane else -1, call.seq), (call, [], []))
+    ranks.append(rank)
+    all_victims += victims
+
+
+def _with_refused(case: Case, told: Diagnosis) -> Diagnosis:
+    """With the ranks that died of what strict told them about this very contradiction, later and elsewhere than in
+    the call itself: in the wait() of an asynchronous one."""
+    if told.kind not in INCONSISTENT or told.group is None:
+        return told
+    ends = told.pair or told.group.ranks
+    late = [rank for rank in ends if rank not in (*told.culprits, *told.victims) and _refused(case, rank, told)]
+    if not late:
+        return told
+    return replace(told, victims=tuple(sorted((*told.victims, *late))), sites={**case.sites(late), **told.sites})
+
+
+def _not_made(case: Case, told: Diagnosis) -> Diagnosis:
+    """Nobody is stuck in a call that strict did not let go out: who is still in it is about to be told."""
+    group, call = told.group, told.call
+    if group is None or call is None or told.pair is not None:
+        return told
+    refused = {
+        record.seq
+        for rank in group.ranks
+        for record in case.world.records(rank)
+        if record.group == group and record.state is State.FAILED and (record.error or "").startswith(REFUSED)
+    }
+    left = {r: at for r, at in told.stuck.items() if at.seq not in refused or at.group_ranks != group.ranks}
+    return told if len(left) == len(told.stuck) else replace(told, stuck=left)
+
+
+def _refused(case: Case, rank: int, told: Diagnosis) -> bool:
+    state = case.world.states[rank]
+    if state.phase is not Phase.RAISED:
+        return False
+    words = f"{state.traceback}\n{state.exception}"  # the program may have raised something else from it
+    return any(
+        call.state is State.FAILED and (call.error or "").startswith(REFUSED) and str(call.error) in words
+        for call in case.world.records(rank)
+        if call.group == told.group and call.is_p2p == (told.pair is not None)
+    )
+
+
+def _unwaited_deaths(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Ranks that went wrong without anybody waiting for them yet."""
+    named = {rank for d in found for rank in (*d.culprits, *d.victims)}
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for rank, state in case.world.states.items():
+        if state.phase in (Phase.FINISHED, Phase.RUNNING, Phase.BLOCKED) or rank in named:
+            continue
+        if state.phase is Phase.EXITED and state.exit_code == 0:  # `sys.exit()` at the end of a program
+            continue
+        if state.phase is Phase.ABSENT and state.leaving:
+            continue  # its program has ended well without a rendezvous that nobody waits in
+        live = bool(case.world.evidence.hang_after_s)
+        if live and (state.phase is Phase.HOST_STUCK or (state.phase is Phase.KILLED and state.signal is None)):
+            continue  # it computes on, or went nobody knows how, and nobody needs it
+        key = (state.phase, exception_text(state), state.signal, state.exit_code, state.over)
+        groups.setdefault(key, []).append(rank)
+    return [death(case, ranks, ()) for ranks in groups.values()]

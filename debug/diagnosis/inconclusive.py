@@ -1,0 +1,85 @@
+"""Records that show nothing wrong, but are not all there: a rank without any is the usual sign of the dead one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distsim.debug.records import CallWait, Evidence
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.words.phrases import are, call_text, capital, group_text, place, ranks_text
+
+__all__ = ["Inconclusive", "inconclusive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inconclusive:
+    """Why nothing can be said, and what to do about it."""
+
+    text: str
+    details: tuple[str, ...]
+    """Which calls are open, one sentence each."""
+    suggestion: str
+
+    def __str__(self) -> str:
+        return " ".join([f"{capital(self.text)}.", *self.details])
+
+
+def inconclusive(diagnoses: Sequence[Diagnosis], evidence: Evidence, *, dumps: bool) -> Inconclusive | None:
+    """Said instead of `healthy` where no rank is at fault in the records, but some rank's are missing.
+
+    *dumps*: of PyTorch's Flight Recorder; else our rings.
+    """
+    if any(not diagnosis.is_warning for diagnosis in diagnoses):
+        return None
+    lost = evidence.unrecorded
+    there = [rank for rank in evidence.ranks if rank not in lost]
+    open_calls = _open_calls(evidence)
+    if lost:
+        text = (
+            f"nothing is wrong in the records of {ranks_text(there)}, but {ranks_text(lost)} left none (that can be "
+            "read)"
+        )
+    elif evidence.members_guessed and open_calls:
+        text = (
+            f"nothing is wrong in the records of {ranks_text(there)}, but calls are open in them, and they do not "
+            "say who else is in the group"
+        )
+    else:
+        return None
+    details = open_calls
+    if lost and open_calls and evidence.members_guessed:
+        details += (f"The records do not say whether {ranks_text(lost)} should be there, too.",)
+    if not open_calls and there:
+        details = (f"All calls in the records of {ranks_text(there)} are done.",)
+    whose = ranks_text(lost) if lost else "every other rank of the job"
+    if dumps:
+        suggestion = (
+            f"Find the {are(lost, 'dump', 'dumps')} of {whose} (TORCH_FR_DUMP_TEMP_FILE says where a rank writes its "
+            "own, on its own host) and put all ranks' in one folder; where there is none, read that rank's log: a rank "
+            "that died leaves no dump."
+        )
+    else:
+        suggestion = (
+            f"Read the log of {whose} and the kernel's log on its host; a rank's ring is missing where it died before "
+            "init_process_group, ran without the guard, or wrote to another folder."
+        )
+    return Inconclusive(text, details, suggestion)
+
+
+def _open_calls(evidence: Evidence) -> tuple[str, ...]:
+    """What ranks are in: each call once."""
+    inside: dict[tuple[str, str], list[int]] = {}
+    places: dict[tuple[str, str], str] = {}
+    for rank, state in evidence.ranks.items():
+        call = next((wait.record for wait in state.waits if isinstance(wait, CallWait)), None)
+        if call is None:
+            continue
+        on = "" if call.is_p2p else f" on {group_text(call.group)}"
+        key = (f"{call_text(call)}{on}", place(call.site))
+        inside.setdefault(key, []).append(rank)
+        places[key] = f", at {place(call.site)}" if call.site is not None else ""
+    sentences = []
+    for key, ranks in inside.items():
+        sentences.append(f"{capital(ranks_text(ranks))} {are(ranks, 'is', 'are')} still in {key[0]}{places[key]}.")
+    return tuple(sentences[:8])

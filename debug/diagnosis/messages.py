@@ -1,0 +1,189 @@
+"""Sends and receives that never meet, and the nearest thing to a partner that there was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from distsim.debug.diagnosis.context import Case
+from distsim.debug.diagnosis.waits.proof import Proof
+from distsim.debug.matching.agreement import Mismatch, check_pair, payload_text
+from distsim.debug.matching.index import World
+from distsim.debug.records import CallRecord, CallWait, Phase
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
+from distsim.debug.words.advice import no_record_advice
+from distsim.debug.words.phrases import call_text, place
+
+__all__ = ["NearMiss", "disagreeing", "disagreement", "near_miss", "unmatched"]
+
+
+@dataclass(frozen=True, slots=True)
+class NearMiss:
+    """An unmatched call that would have been the partner but for one thing."""
+
+    call: CallRecord
+    differs: str
+    """`tag`, `group`, `receiver` or `sender`."""
+    culprits: tuple[int, ...]
+
+
+def near_miss(world: World, call: CallRecord) -> NearMiss | None:
+    """The best candidate among the other unmatched calls: another tag, another group, another rank."""
+    others = world.pairs.lonely_sends if call.op == "recv" else world.pairs.lonely_recvs
+    ranked: list[tuple[int, int, NearMiss]] = []
+    for other in others:
+        if other.rank == call.rank or (other.done and other.error):
+            continue
+        meets_me = other.peer == call.rank
+        from_peer = other.rank == call.peer or call.peer is None
+        same_tag = (other.tag or 0) == (call.tag or 0)
+        same_group = other.group.name == call.group.name
+        if meets_me and from_peer and not same_tag:
+            miss = NearMiss(other, "tag", _strayed(world, call, other))
+            ranked.append((0, -other.index, miss))
+        elif meets_me and from_peer and not same_group:
+            ranked.append((1, -other.index, NearMiss(other, "group", _strayed(world, call, other))))
+        elif from_peer and call.peer is not None and same_group and same_tag and not other.done:
+            # the peer is in a send (recv) to somebody else, who does not want it either
+            what = "receiver" if call.op == "recv" else "sender"
+            ranked.append((2, -other.index, NearMiss(other, what, (other.rank,))))
+        elif meets_me and same_group and same_tag and not other.done and call.peer is not None:
+            what = "sender" if call.op == "recv" else "receiver"
+            ranked.append((3, -other.index, NearMiss(other, what, (call.rank,))))
+    return min(ranked, key=lambda r: r[:2])[2] if ranked else None
+
+
+def _strayed(world: World, call: CallRecord, other: CallRecord) -> tuple[int, ...]:
+    """Of two ends that differ in tag or group: the one that broke its habit, else both."""
+    odd = [r.rank for r in (call, other) if _breaks_habit(world, r)]
+    return (odd[0],) if len(odd) == 1 else tuple(sorted((call.rank, other.rank)))
+
+
+def _breaks_habit(world: World, record: CallRecord) -> bool:
+    past = [
+        (r.tag, r.group.name)
+        for r in world.records(record.rank)
+        if r.index < record.index and r.op == record.op and r.site == record.site and r.peer == record.peer
+    ]
+    return bool(past) and (record.tag, record.group.name) not in past
+
+
+def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[int, ...] | None = None) -> Diagnosis:
+    """`p2p_unmatched` for a send or receive that waits for good."""
+    miss = near_miss(case.world, call)
+    if miss is not None and miss.differs in ("tag", "group") and call.op == "send" and _suffers(case, miss.call.rank):
+        # Two ends of one message: the receiver tells it, whichever of them was looked at first.
+        stuck = [*stuck, call.rank]
+        miss, call = replace(miss, call=call), miss.call
+    peer = call.peer
+    culprits: tuple[int, ...]
+    never = "sent it" if call.op == "recv" else "received it"
+    head = f"Rank {call.rank} waits in {call_text(call)}, at {place(call.site)}."
+    if miss is not None:
+        other = miss.call
+        verb = "sent" if other.op == "send" and other.done else ("sends" if other.op == "send" else "receives")
+        preposition = "to" if other.op == "send" else "from"
+        toward = f"{preposition} {'any rank' if other.peer is None else f'rank {other.peer}'}"
+        if miss.differs == "tag":
+            toward += f" with tag {other.tag or 0}, not {call.tag or 0}"
+        elif miss.differs == "group":
+            toward += f" on group {other.group.label}, not {call.group.label}"
+        elif miss.differs in ("receiver", "sender") and miss.culprits == (call.rank,):
+            toward += f", which is waiting for rank {peer}"
+        text = f"{head} Rank {other.rank} {verb} {toward}, at {place(other.site)}."
+        culprits = miss.culprits
+        pair = (other.rank, call.rank) if call.op == "recv" else (call.rank, other.rank)
+        if miss.differs in ("receiver", "sender") and peer is not None:
+            pair = (peer, call.rank) if call.op == "recv" else (call.rank, peer)
+        suggestion = {
+            "tag": "Give both ends the same tag.",
+            "group": "Give both ends the same group=.",
+        }.get(miss.differs, f"Check the peer's rank at {place(other.site)} and at {place(call.site)}.")
+        if miss.differs in ("tag", "group") and len(culprits) == 2:
+            suggestion += " Nothing recorded says which of the two is the wrong one."
+    elif peer is None:
+        senders = [r for r in call.group.ranks if r != call.rank]
+        text = (
+            f"{head} None of the other {len(senders)} ranks of the group has a message for it, and none will send one."
+        )
+        culprits, pair = (call.rank,), None
+        suggestion = "Receive only as often as somebody sends: count the messages, or send an end mark."
+    else:
+        text = f"{head} Rank {peer} never {never}: it {case.where(peer)}."
+        culprits = (peer,)
+        pair = (peer, call.rank) if call.op == "recv" else (call.rank, peer)
+        other_end = "send" if call.op == "recv" else "recv"
+        suggestion = f"Make rank {peer} {other_end}, or drop the {call.op} at {place(call.site)}."
+    kind = Kind.P2P_UNMATCHED
+    if miss is None and peer is not None and case.unknown(peer):
+        kind = Kind.MISSING_RANK
+        text = f"{head} Rank {peer} left no record: whether it {never}, and where it is, cannot be told."
+        suggestion = no_record_advice([peer])
+    return case.diagnosis(
+        kind,
+        culprits,
+        stuck,
+        call=call,
+        explanation=text,
+        suggestion=suggestion,
+        since_s=call.issued_s,
+        cycle=cycle,
+        pair=pair,
+        sites={} if miss is None or miss.call.site is None else {miss.call.rank: miss.call.site},
+    )
+
+
+Disagreement = tuple[Mismatch, CallRecord, CallRecord]
+
+
+def disagreeing(world: World) -> list[Disagreement]:
+    """Matched pairs whose sizes or dtypes differ; pairs that went wrong in the same line are told once."""
+    found: list[Disagreement] = []
+    told: set[tuple[object, ...]] = set()
+    for send, recv in world.pairs_in_order():
+        mismatch = check_pair(send, recv)
+        if mismatch is None:
+            continue
+        key = (send.rank, recv.rank, send.site, recv.site, mismatch.kind, send.done and recv.done)
+        if key not in told:
+            told.add(key)
+            found.append((mismatch, send, recv))
+    return found
+
+
+def disagreement(case: Case, found: Disagreement, victims: Sequence[int]) -> Diagnosis:
+    """`p2p_size_mismatch`, or `dtype_mismatch` of a pair."""
+    mismatch, send, recv = found
+    culprits = mismatch.culprits
+    odd = [r.rank for r in (send, recv) if _other_size_than_before(case.world, r)]
+    if len(odd) == 1:
+        culprits = (odd[0],)
+    tie = "" if len(odd) == 1 else " Nothing recorded says which of the two is the wrong one."
+    told = case.diagnosis(
+        mismatch.kind,
+        culprits,
+        [*victims, *(r for r in (send.rank, recv.rank) if _suffers(case, r))],
+        call=recv,
+        explanation=f"Rank {send.rank} sends {payload_text(send)} to rank {recv.rank}, "
+        f"at {place(send.site)}. Rank {recv.rank} receives {payload_text(recv)}, at {place(recv.site)}.",
+        suggestion="Give both ends the same number of elements and the same dtype." + tie,
+        since_s=max(send.issued_s, recv.issued_s),
+        pair=(send.rank, recv.rank),
+        sites={r.rank: r.site for r in (send, recv) if r.site is not None},
+    )
+    return replace(told, proof=Proof.MET)
+
+
+def _suffers(case: Case, rank: int) -> bool:
+    state = case.world.states[rank]
+    return state.phase is Phase.BLOCKED and any(isinstance(w, CallWait) for w in case.world.waits(rank))
+
+
+def _other_size_than_before(world: World, record: CallRecord) -> bool:
+    past = [
+        (r.input_shapes or r.output_shapes, r.dtypes)
+        for r in world.records(record.rank)
+        if r.index < record.index and r.op == record.op and r.site == record.site and r.peer == record.peer
+    ]
+    return bool(past) and (record.input_shapes or record.output_shapes, record.dtypes) not in past

@@ -1,0 +1,331 @@
+"""Ranks that make the others wait at every step, read off the records of a job: a simulated or a real one.
+
+No single wait need be long for that: one second of every two is half of a cluster. Two questions are asked of
+each rank, both of durations on its own clock, so that hosts whose clocks differ accuse nobody:
+
+- what did the others wait for it? In a collective where everybody needs everybody, whoever comes last is in the
+  call for the shortest time, and the others for as much longer as they waited (`share`).
+- did it really work longer, or was it kept waiting itself (by a message, by another group)? Only time outside of
+  any call is its own.
+
+Scores are those of NVIDIA's resiliency extension, docs/source/straggler_det/usage_guide.rst and
+`Report.identify_stragglers` in nvidia_resiliency_ext/straggler/reporting.py: the *relative* score is the median
+time of the fastest rank by this rank's, the *individual* one this rank's best earlier median by its present one,
+each averaged over sections with their times as weights; below 0.75 a rank counts as a straggler. A section here is
+what lies before one collective of the step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median, median_low
+
+from distsim.debug.records import CallRecord, Finding, Group, State
+from distsim.debug.records.kinds import Kind
+
+__all__ = [
+    "LIVE",
+    "MIN_SHARE",
+    "PLANTED",
+    "SIMULATED",
+    "Demand",
+    "Straggler",
+    "as_findings",
+    "straggler_findings",
+    "straggler_text",
+    "stragglers",
+]
+
+EVERYBODY = frozenset(
+    {
+        "all_reduce",
+        "all_reduce_coalesced",
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_coalesced",
+        "all_gather_into_tensor_coalesced",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "reduce_scatter_tensor_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+    }
+)
+"""Collectives in which each member waits for all others; in the others only for the root, or the root for all."""
+MIN_SHARE = 0.2
+"""Of the time that the records span: less is not worth a word, ranks are never equally fast."""
+MIN_SCORE = 0.75
+"""Relative score from which on a rank is as fast as the others (NVIDIA's default threshold)."""
+HABIT = 0.75
+"""A section is habitually late where the rank was late in that part of its turns: noise alone makes half of them late,
+and checkpoints, evaluations, a first step that compiles are rare turns."""
+LATE = 0.25
+"""A turn counts as late where it cost the others this part of what a turn takes on average."""
+NEW_STEP = 3.0
+"""A pause this many times the usual one begins a new step: its first collective is a section of its own, however
+many like it follow."""
+STEPS = 4
+"""Fewer beginnings of a step are none that can be trusted."""
+THIRDS = 12
+"""With so many collectives and more, the first, the middle and the last third must show it, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """How much must have been seen before a rank is named."""
+
+    meetings: int
+    """Collectives of one group that all its members have completed."""
+    span_s: float
+    """From the first of them to the last."""
+    lost_s: float
+    """What the rank cost the others in that time."""
+
+
+LIVE = Demand(meetings=10, span_s=5.0, lost_s=1.0)
+"""For real jobs: shorter than seconds, the operating system's scheduler picks the slowest."""
+PLANTED = Demand(meetings=3, span_s=0.0, lost_s=0.0)
+"""For a simulation with planted faults: it has no noise, and somebody wants to see them."""
+SIMULATED = Demand(meetings=5, span_s=0.0, lost_s=0.01)
+"""For any other simulation: a program of a few microseconds has nobody to accuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """One rank, and what it costs the others."""
+
+    rank: int
+    group: Group
+    lost_s: float
+    """What the others have waited for it (the lower median of them, so that one early rank accuses nobody)."""
+    share: float
+    """Of the time that was looked at."""
+    late: int
+    """Collectives to which it came late, of *meetings*."""
+    meetings: int
+    relative: float
+    """1: as fast as the fastest; 0.5: twice as slow."""
+    individual: float
+    """1: as fast as it ever was in these records; 0.5: twice as slow."""
+    call: CallRecord
+    """The one that it was latest to."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One meeting, as the comparison needs it."""
+
+    calls: dict[int, CallRecord]
+    section: Hashable
+    work_s: dict[int, float]
+    """Rank -> its own time since the meeting before."""
+
+
+@dataclass(slots=True)
+class _Toll:
+    """What one rank has cost."""
+
+    lost_s: float = 0.0
+    late: int = 0
+    by_section: dict[Hashable, list[float]] = field(default_factory=lambda: defaultdict(list))
+    by_third: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    worst: tuple[float, CallRecord | None] = (0.0, None)
+
+
+def stragglers(records: Mapping[int, Sequence[CallRecord]], demand: Demand) -> list[Straggler]:
+    """The ranks that keep the members of a group waiting, the worst first; each once, for the group it hurts most.
+
+    Pure. *records* are the last calls of each rank, in program order. Nobody is named in a group whose members also
+    send each other messages: they are stages of a pipeline, and do different work by design.
+    """
+    meetings: dict[Group, dict[int, dict[int, CallRecord]]] = defaultdict(lambda: defaultdict(dict))
+    friends: dict[int, set[int]] = defaultdict(set)
+    for rank in sorted(records):
+        for call in records[rank]:
+            if call.is_p2p and call.peer is not None:
+                friends[rank].add(call.peer)
+                friends[call.peer].add(rank)
+            elif call.op in EVERYBODY and call.state is State.COMPLETED and call.completed_s is not None:
+                meetings[call.group][call.seq][rank] = call
+    away = {rank: _Away(calls) for rank, calls in records.items()}
+    worst: dict[int, Straggler] = {}
+    for group, numbered in meetings.items():
+        if len(group.ranks) < 2 or any(friends[rank].intersection(group.ranks) for rank in group.ranks):
+            continue
+        full = [numbered[seq] for seq in sorted(numbered) if len(numbered[seq]) == len(group.ranks)]
+        if len(full) < demand.meetings:
+            continue
+        for found in _in_group(group, full, away, demand):
+            if found.rank not in worst or worst[found.rank].lost_s < found.lost_s:
+                worst[found.rank] = found
+    return sorted(worst.values(), key=lambda s: (-s.lost_s, s.rank))
+
+
+class _Away:
+    """How long a rank was inside of calls, up to any moment."""
+
+    def __init__(self, calls: Sequence[CallRecord]) -> None:
+        self._begins: list[float] = []
+        self._ends: list[float] = []
+        self._before: list[float] = []
+        total = 0.0
+        for call in sorted((c for c in calls if c.completed_s is not None), key=lambda c: c.issued_s):
+            begin, end = call.issued_s, call.completed_s or call.issued_s
+            if self._ends and begin <= self._ends[-1]:
+                if end > self._ends[-1]:
+                    total += end - self._ends[-1]
+                    self._ends[-1] = end
+                continue
+            self._begins.append(begin)
+            self._ends.append(end)
+            self._before.append(total)
+            total += end - begin
+
+    def until(self, moment_s: float) -> float:
+        place = bisect_right(self._begins, moment_s) - 1
+        if place < 0:
+            return 0.0
+        return self._before[place] + min(moment_s, self._ends[place]) - self._begins[place]
+
+
+def _in_group(
+    group: Group, full: Sequence[dict[int, CallRecord]], away: Mapping[int, _Away], demand: Demand
+) -> list[Straggler]:
+    turns = _turns(full, away)
+    any_rank = group.ranks[0]
+    span_s = (full[-1][any_rank].completed_s or 0.0) - full[0][any_rank].issued_s
+    if span_s <= demand.span_s or span_s <= 0.0:
+        return []
+    tolls = _tolls(group, turns, span_s)
+    found = []
+    for rank, toll in tolls.items():
+        share = toll.lost_s / span_s
+        if share < MIN_SHARE or toll.lost_s < demand.lost_s or toll.worst[1] is None:
+            continue
+        habitual_s = sum(sum(costs) for costs in toll.by_section.values() if _habit(costs, span_s / len(turns)))
+        if habitual_s < toll.lost_s / 2:
+            continue
+        if len(turns) >= THIRDS and min(toll.by_third) < MIN_SHARE / 2 * span_s / 3:
+            continue
+        relative, individual = _scores(turns, rank)
+        if relative >= MIN_SCORE:
+            continue
+        found.append(
+            Straggler(rank, group, toll.lost_s, share, toll.late, len(turns), relative, individual, toll.worst[1])
+        )
+    return found if 2 * len(found) <= len(group.ranks) else []  # where most are slow, nobody is: that is noise
+
+
+def _turns(full: Sequence[dict[int, CallRecord]], away: Mapping[int, _Away]) -> list[_Turn]:
+    """The meetings after the first (before it nobody knows what the ranks did), in sections."""
+    turns: list[_Turn] = []
+    pauses: list[float] = []
+    for before, met in pairwise(full):
+        work: dict[int, float] = {}
+        for rank, call in met.items():
+            since_s = before[rank].completed_s or before[rank].issued_s
+            inside_s = away[rank].until(call.issued_s) - away[rank].until(since_s)
+            work[rank] = max(0.0, call.issued_s - since_s - inside_s)
+        turns.append(_Turn(met, None, work))
+        pauses.append(min(work.values()))
+    usual_s = median_low(pauses) if pauses else 0.0
+    position = 0
+    last: tuple[object, ...] = ()
+    places: list[tuple[Hashable, int]] = []
+    for turn, pause_s in zip(turns, pauses, strict=True):
+        call = next(iter(turn.calls.values()))
+        key = (call.op, call.site, call.input_shapes, call.dtypes)
+        position = 0 if key != last or pause_s > NEW_STEP * usual_s else position + 1
+        last = key
+        places.append((key, position))
+    begun = Counter(key for key, position in places if position == 0)
+    for turn, (section, place) in zip(turns, places, strict=True):
+        turn.section = (section, place if begun[section] >= STEPS else 0)  # else nothing shows where a step begins
+    return turns
+
+
+def _tolls(group: Group, turns: Sequence[_Turn], span_s: float) -> dict[int, _Toll]:
+    tolls: dict[int, _Toll] = {rank: _Toll() for rank in group.ranks}
+    for number, turn in enumerate(turns):
+        inside = {rank: (call.completed_s or 0.0) - call.issued_s for rank, call in turn.calls.items()}
+        waits, works = sorted(inside.values()), sorted(turn.work_s.values())
+        for rank, toll in tolls.items():
+            waited_s = _others(waits, inside[rank]) - inside[rank]
+            longer_s = turn.work_s[rank] - _others(works, turn.work_s[rank])
+            cost_s = max(0.0, min(waited_s, longer_s))
+            toll.by_section[turn.section].append(cost_s)
+            toll.by_third[3 * number // len(turns)] += cost_s
+            toll.lost_s += cost_s
+            toll.late += cost_s > LATE * MIN_SHARE * span_s / len(turns)
+            if cost_s > toll.worst[0]:
+                toll.worst = (cost_s, turn.calls[rank])
+    return tolls
+
+
+def _others(ordered: Sequence[float], own: float) -> float:
+    """The lower median of all but one of *ordered* whose value is *own*."""
+    middle = (len(ordered) - 2) // 2
+    return ordered[middle] if middle < bisect_left(ordered, own) else ordered[middle + 1]
+
+
+def _habit(costs: Sequence[float], turn_s: float) -> bool:
+    late = sum(cost > LATE * MIN_SHARE * turn_s for cost in costs)
+    return len(costs) > 1 and late >= HABIT * len(costs)
+
+
+def _scores(turns: Sequence[_Turn], rank: int) -> tuple[float, float]:
+    """Relative and individual score of a rank over its sections."""
+    sections: dict[Hashable, list[_Turn]] = defaultdict(list)
+    for turn in turns:
+        sections[turn.section].append(turn)
+    relative = individual = weight = 0.0
+    for several in sections.values():
+        own = [turn.work_s[rank] for turn in several]
+        own_s, total_s = median(own), sum(own)
+        if total_s <= 0.0 or own_s <= 0.0:
+            continue
+        fastest_s = min(median([turn.work_s[other] for turn in several]) for other in several[0].work_s)
+        quarter = max(1, len(own) // 4)
+        history = [median(own[at : at + quarter]) for at in range(0, len(own) - quarter + 1, quarter)]
+        relative += total_s * fastest_s / own_s
+        individual += total_s * min(1.0, min(history) / history[-1] if history[-1] > 0.0 else 1.0)
+        weight += total_s
+    return (relative / weight, individual / weight) if weight > 0.0 else (1.0, 1.0)
+
+
+def straggler_text(found: Straggler) -> str:
+    """One clause: `rank 3 came late to 40 of 41 collectives and kept ... waiting for 20 s, 48% of the time`."""
+    return (
+        f"rank {found.rank} came late to {found.late} of {found.meetings} collectives and kept the others waiting for "
+        f"{found.lost_s:.3g} s, {found.share:.0%} of the time (relative score {found.relative:.2f}, individual score "
+        f"{found.individual:.2f})"
+    )
+
+
+def straggler_findings(records: Mapping[int, Sequence[CallRecord]], demand: Demand) -> list[Finding]:
+    """One finding for all stragglers, the worst named first; none where all keep pace."""
+    return as_findings(stragglers(records, demand))
+
+
+def as_findings(found: Sequence[Straggler]) -> list[Finding]:
+    """Stragglers as what `diagnose` takes: one finding for all."""
+    if not found:
+        return []
+    first = found[0]
+    return [
+        Finding(
+            Kind.STRAGGLER,
+            tuple(sorted(one.rank for one in found)),
+            "; ".join(straggler_text(one) for one in found[:8]),
+            group=first.group,
+            call=first.call,
+            site=first.call.site,
+            suggestion=f"Look at what rank {first.rank} does before {first.call.site}: its share of the data, its "
+            "host, its clock speed.",
+        )
+    ]

@@ -1,0 +1,89 @@
+"""Running ranks that others wait for: trusted to come, stragglers, or missing.
+
+A running rank is not a hang. Others may wait `Evidence.straggler_after_s` for it before it is
+named a straggler (a warning), and `Evidence.hang_after_s` before it counts as missing; where these
+are None, a running rank is trusted for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from distsim.debug.diagnosis.context import Case
+from distsim.debug.diagnosis.waits.weigh import longest_waits
+from distsim.debug.matching.index import World
+from distsim.debug.records import CallRecord, Phase
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
+from distsim.debug.words.advice import advice
+from distsim.debug.words.phrases import are, call_text, capital, group_text, place, ranks_text
+
+__all__ = ["lateness", "patience"]
+
+
+def lateness(world: World) -> dict[int, CallRecord]:
+    """Running ranks -> the call that others have waited in for them the longest."""
+    running = [rank for rank, state in world.states.items() if state.phase is Phase.RUNNING]
+    if not running or (world.evidence.straggler_after_s is None and world.evidence.hang_after_s is None):
+        return {}
+    return longest_waits(world, running)
+
+
+def patience(world: World, late: Mapping[int, CallRecord]) -> tuple[list[int], Callable[[Case], list[Diagnosis]]]:
+    """The running ranks that are still trusted, and the stragglers among them as diagnoses."""
+    evidence = world.evidence
+    # The last beat of a dead job may be older than its last call.
+    age = {rank: evidence.watched_s(call.issued_s) for rank, call in late.items()}
+    missing = {r for r, s in age.items() if evidence.hang_after_s is not None and s >= evidence.hang_after_s}
+    slow = [
+        r
+        for r, s in age.items()
+        if r not in missing and evidence.straggler_after_s is not None and s >= evidence.straggler_after_s
+    ]
+    moving = [r for r, s in world.states.items() if s.phase is Phase.RUNNING and r not in missing]
+
+    def stragglers(case: Case) -> list[Diagnosis]:
+        by_call: dict[tuple[str, str, int], tuple[CallRecord, list[int]]] = {}
+        for rank in sorted(slow):
+            call = late[rank]
+            by_call.setdefault((call.op, call.group.name, call.seq), (call, []))[1].append(rank)
+        found = []
+        for call, ranks in by_call.values():
+            waiting = [
+                r
+                for r in world.states
+                for c in world.call_waits(r)
+                if (c.op, c.seq, c.group) == (call.op, call.seq, call.group)
+            ]
+            who, num = ranks_text(ranks), len(set(waiting))
+            found.append(
+                case.diagnosis(
+                    Kind.STRAGGLER,
+                    ranks,
+                    waiting,
+                    call=call,
+                    explanation=f"{capital(who)} {are(ranks, 'is', 'are')} late for {_awaited(call)} on "
+                    f"{group_text(call.group)} but still {are(ranks, 'runs', 'run')}"
+                    f"{_where(world, ranks[0])}. "
+                    f"{num} {'rank waits' if num == 1 else 'ranks wait'} at {place(call.site)} for "
+                    f"{evidence.now_s - call.issued_s:.1f} s so far.",
+                    suggestion=advice(Kind.STRAGGLER, who=who),
+                    since_s=call.issued_s,
+                )
+            )
+        return found
+
+    return moving, stragglers
+
+
+def _awaited(call: CallRecord) -> str:
+    """What a late rank is to do: a message is the other end's call, not its own."""
+    return f"rank {call.rank}'s {call_text(call)}" if call.is_p2p else call_text(call)
+
+
+def _where(world: World, rank: int) -> str:
+    """Where it is; where nobody knows that, where it was last."""
+    at, last = world.states[rank].site, world.last(rank)
+    if at is not None:
+        return f", at {place(at)}"
+    return "" if last is None or last.site is None else f"; its last call was {call_text(last)} at {place(last.site)}"

@@ -1,0 +1,346 @@
+"""The wait-for graph over collectives, point-to-point and host waits: who can never go on, and why.
+
+A collective waits for *all* its absent members (AND), a receive from any source for *one* sender
+(OR); this is the model of MUST (Hilbrich et al., "MPI runtime error detection with MUST", 2012).
+A blocked rank is freed when every one of its waits can be met by ranks that still move; what is
+left after that fixpoint is deadlocked. Its terminal components are the root causes: a rank that
+is gone, a call whose members contradict each other, or a cycle (with OR waits: a knot).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import networkx as nx
+
+from distsim.debug.matching.index import DEAD, Lane, World
+from distsim.debug.matching.secondary_errors import last_words, own_fault
+from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, State, StoreWait, Wait
+
+__all__ = ["Contradictions", "Need", "Root", "WaitGraph"]
+
+Node = int | tuple[str, int, int]
+"""A rank, a meeting ("meeting", lane, seq), or a contradiction ("mismatch", its number, 0)."""
+
+Meeting = tuple[int, int, tuple[int, ...] | None]
+"""Lane, number, and of a new_group the ranks it is for."""
+
+ABSENT, UNABLE, LATE, HERE = range(4)
+"""How far a member is from a meeting: it never came; it came and is gone, or raised; it came when others had given
+up; it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One wait: the ranks it needs, all of them or any one."""
+
+    wait: Wait
+    ranks: tuple[int, ...]
+    any_of: bool = False
+    mismatch: int | None = None
+    """It can never be met: number of the contradiction that the call ran into."""
+
+    @property
+    def hopeless(self) -> bool:
+        return self.mismatch is not None or (self.any_of and not self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A terminal component: nothing it waits for lies outside it."""
+
+    ranks: tuple[int, ...]
+    """One rank that is gone or stuck by itself, or the ranks that wait for each other."""
+    mismatch: int | None = None
+    """Number of a contradiction."""
+
+
+@dataclass(slots=True)
+class Contradictions:
+    """Calls that met and can not go together, numbered as the caller likes."""
+
+    lanes: dict[int, tuple[int, int, frozenset[int]]] = field(default_factory=dict)
+    """Lane id -> (its number, the call from which on nothing fits, the culprits)."""
+    pairs: dict[int, int] = field(default_factory=dict)
+    """id(record) of a send or receive -> number."""
+
+
+class WaitGraph:
+    """Built once over a world. *moving* are the running ranks that are trusted to come."""
+
+    def __init__(self, world: World, moving: Collection[int], contradictions: Contradictions | None = None) -> None:
+        self.world = world
+        self.contradictions = contradictions or Contradictions()
+        self.moving = frozenset(moving)
+        self._missing: dict[tuple[Meeting, int], tuple[int, ...]] = {}
+        """Meeting and degree of absence -> the members that are further from it."""
+        self._degrees: dict[Meeting, dict[int, int]] = {}
+        self.needs: dict[int, list[Need]] = {}
+        for rank in world.states:
+            if needs := self._needs_of(rank):
+                self.needs[rank] = needs
+        self.stuck: tuple[int, ...] = self._fixpoint()
+        self.too_late = self._too_late()
+        self.graph = self._graph()
+
+    # --- edges
+
+    def _needs_of(self, rank: int) -> list[Need]:
+        calls = self.world.call_waits(rank)
+        needs = [need for call in calls if (need := self._call(call)) is not None]
+        if self.world.states[rank].phase is Phase.BLOCKED:
+            for wait in self.world.waits(rank):
+                if isinstance(wait, StoreWait):
+                    needs.append(self._store(rank, wait))
+                elif isinstance(wait, HostWait):
+                    others = tuple(r for r in wait.on_ranks if r != rank)
+                    needs.append(Need(wait, others, any_of=True))
+        return needs
+
+    def _call(self, call: CallRecord) -> Need | None:
+        if call.is_p2p:
+            if id(call) in self.contradictions.pairs:
+                return Need(CallWait(call), (), mismatch=self.contradictions.pairs[id(call)])
+            if self.world.pairs.of(call) is not None:
+                return None  # bytes move
+            if call.peer is None:
+                return Need(CallWait(call), tuple(r for r in call.group.ranks if r != call.rank), any_of=True)
+            return Need(CallWait(call), (call.peer,))
+        lane = self.world.lane(call)
+        if lane is None:
+            return Need(CallWait(call), tuple(r for r in call.members if r != call.rank))
+        missing = self._missing_ranks(lane, call)
+        number, first, culprits = self.contradictions.lanes.get(lane.id, (0, None, frozenset()))
+        if first is not None and call.seq >= first:
+            others = tuple(r for r in missing if r not in culprits)
+            return Need(CallWait(call), others, mismatch=number)
+        return Need(CallWait(call), missing) if missing else None
+
+    def _missing_ranks(self, lane: Lane, call: CallRecord) -> tuple[int, ...]:
+        """Members whom this one waits for in its call: of all that keep others waiting, those who are further from
+        it. So members of one call never wait for each other in a circle, whatever became of them."""
+        key = (lane.id, call.seq, call.new_ranks)
+        if key not in self._degrees:
+            self._degrees[key] = self._absence(lane, call)
+        degrees = self._degrees[key]
+        mine = degrees.get(call.rank, HERE)
+        if (key, mine) not in self._missing:
+            self._missing[key, mine] = tuple(rank for rank, degree in degrees.items() if degree < mine)
+        return self._missing[key, mine]
+
+    def _absence(self, lane: Lane, call: CallRecord) -> dict[int, int]:
+        """Members who are not there, or came but can not play their part any more, by how far they are from it."""
+        met = lane.meetings.get(call.seq, {})
+        members = lane.group.ranks if call.new_ranks is None else call.new_ranks
+        failed = [rank for rank, record in met.items() if self._failed_by_itself(record)]
+        given_up = min(
+            (
+                r.completed_s
+                for r in met.values()
+                if r.completed_s is not None and r.state is State.FAILED and r.rank not in failed
+            ),
+            default=None,
+        )
+        found: dict[int, int] = {}
+        for rank in members:
+            if rank not in met:
+                if not self._overwritten(lane, call.seq, rank):
+                    found[rank] = ABSENT
+            elif not met[rank].done and self._cannot_serve(rank):
+                found[rank] = UNABLE
+            elif given_up is not None and met[rank].issued_s > given_up:
+                found[rank] = LATE
+        if not found and call.new_ranks is not None:  # members alone wait, unless torch is told otherwise
+            found = {r: ABSENT for r in lane.absent(call.seq) if r not in members and self._cannot_serve(r)}
+        if not found and len(failed) < len(met):  # they came and raised in it, by no fault of the others'
+            found = dict.fromkeys(failed, UNABLE)
+        return found
+
+    def _failed_by_itself(self, record: CallRecord) -> bool:
+        state = self.world.states[record.rank]
+        if record.state is not State.FAILED or state.phase is not Phase.RAISED:
+            return False
+        return own_fault(last_words(record, state)) and self.world.died_inside(record.rank) is record
+
+    def _overwritten(self, lane: Lane, seq: int, rank: int) -> bool:
+        """It was there, but its record is lost: only later ones are kept."""
+        calls = lane.calls.get(rank)
+        return calls is not None and calls[0].seq > seq and self.world.truncated(rank)
+
+    def _cannot_serve(self, rank: int) -> bool:
+        phase = self.world.states[rank].phase
+        if rank in self.moving:
+            return False
+        if phase in (Phase.RAISED, Phase.HOST_STUCK):
+            return phase is Phase.RAISED and self.world.died_inside(rank) is None
+        return phase in DEAD
+
+    def _store(self, rank: int, wait: StoreWait) -> Need:
+        """Anybody could set the key, but first of all those who are not there themselves."""
+        states = self.world.states
+        absent = tuple(r for r, s in states.items() if s.phase is Phase.ABSENT)
+        if absent:
+            return Need(wait, absent)
+        elsewhere = tuple(r for r in states if r != rank and not self._waits_for_keys(r, wait.keys))
+        return Need(wait, elsewhere, any_of=True)
+
+    def _waits_for_keys(self, rank: int, keys: Sequence[str]) -> bool:
+        return any(isinstance(w, StoreWait) and set(w.keys) & set(keys) for w in self.world.states[rank].waits)
+
+    # --- who can never go on
+
+    def _fixpoint(self) -> tuple[int, ...]:
+        """Free whoever can be freed, until nothing changes; the rest is stuck."""
+        states = self.world.states
+        free = [
+            rank
+            for rank, state in states.items()
+            if rank in self.moving or (state.phase is Phase.BLOCKED and rank not in self.needs)
+        ]
+        freed = set(free)
+        open_needs: dict[int, int] = {rank: len(needs) for rank, needs in self.needs.items()}
+        counters: dict[int, list[tuple[int, int]]] = {}  # needed rank -> [(waiter, its need)]
+        lacking: dict[tuple[int, int], int] = {}
+        for waiter, needs in self.needs.items():
+            for i, need in enumerate(needs):
+                lacking[waiter, i] = -1 if need.hopeless else (1 if need.any_of else len(need.ranks))
+        # Waiters of one meeting share their needed ranks: index by the tuple, not by every pair.
+        shared: dict[int, tuple[tuple[int, ...], list[tuple[int, int]]]] = {}
+        for waiter, needs in self.needs.items():
+            for i, need in enumerate(needs):
+                if not need.hopeless:
+                    shared.setdefault(id(need.ranks), (need.ranks, []))[1].append((waiter, i))
+        for ranks, waiting in shared.values():
+            for rank in ranks:
+                counters.setdefault(rank, []).extend(waiting)
+        queue = deque(free)
+        while queue:
+            for waiter, i in counters.get(queue.popleft(), ()):
+                if lacking[waiter, i] <= 0:
+                    continue
+                lacking[waiter, i] -= 1
+                if lacking[waiter, i] == 0:
+                    open_needs[waiter] -= 1
+                    if open_needs[waiter] == 0 and states[waiter].phase is Phase.BLOCKED and waiter not in freed:
+                        freed.add(waiter)
+                        queue.append(waiter)
+        return tuple(rank for rank in self.needs if rank not in freed)
+
+    def _too_late(self) -> frozenset[int]:
+        """Ranks that still move, but whom others have given up on: these raised (a timeout) in the
+        call they waited for them in, and nobody dead is to blame."""
+        late: set[int] = set()
+        gone = {r for r, s in self.world.states.items() if s.phase in DEAD and self.world.died_inside(r) is None}
+        for rank in self.stuck:
+            if self.world.states[rank].phase is Phase.RAISED:
+                for need in self.needs[rank]:
+                    if need.mismatch is None and gone.isdisjoint(need.ranks):
+                        late.update(r for r in need.ranks if r not in self.needs)
+        return frozenset(late)
+
+    # --- why
+
+    def _graph(self) -> nx.DiGraph[Node]:
+        graph: nx.DiGraph[Node] = nx.DiGraph()
+        stuck = frozenset(self.stuck)
+        states = self.world.states
+        blocked_for_good = {r for r, s in states.items() if s.phase is not Phase.BLOCKED and r not in self.moving}
+        for rank in self.stuck:
+            graph.add_node(rank)
+            for need in self.needs[rank]:
+                if need.mismatch is not None:
+                    graph.add_edge(rank, ("mismatch", need.mismatch, 0))
+                targets = [r for r in need.ranks if r in stuck or r in blocked_for_good or r in self.too_late]
+                if isinstance(need.wait, StoreWait):  # who would set the key is not known, only who no longer can
+                    targets = [r for r in targets if r in blocked_for_good and states[r].phase is not Phase.FINISHED]
+                if len(targets) < 2 or not isinstance(need.wait, CallWait):
+                    graph.add_edges_from((rank, r) for r in targets)
+                    continue
+                record = need.wait.record  # one node a meeting keeps the graph linear in the ranks
+                lane = self.world.lane(record)
+                meeting = ("meeting", lane.id if lane else -1 - rank, record.seq)
+                if record.is_p2p:
+                    meeting = ("any", rank, record.seq)
+                if not graph.has_node(meeting):
+                    graph.add_edges_from((meeting, r) for r in targets)
+                graph.add_edge(rank, meeting)
+        return graph
+
+    def roots(self) -> list[Root]:
+        """Terminal components, those of the lowest ranks first."""
+        condensed = nx.condensation(self.graph)
+        found: list[Root] = []
+        for component in condensed:
+            if condensed.out_degree(component):
+                continue
+            members: set[Node] = condensed.nodes[component]["members"]
+            ranks = tuple(sorted(n for n in members if isinstance(n, int)))
+            mismatch = next((n for n in members if isinstance(n, tuple) and n[0] == "mismatch"), None)
+            found.append(Root(ranks, None if mismatch is None else mismatch[1]))
+        return sorted(found, key=lambda root: (root.ranks, -1 if root.mismatch is None else root.mismatch))
+
+    def victims(self, root: Root) -> tuple[int, ...]:
+        """Every stuck rank from which the root is reached."""
+        starts: list[Node] = list(root.ranks)
+        if root.mismatch is not None:
+            starts.append(("mismatch", root.mismatch, 0))
+        reached: set[Node] = set(starts)
+        queue: deque[Node] = deque(starts)
+        while queue:
+            for node in self.graph.predecessors(queue.popleft()):
+                if node not in reached:
+                    reached.add(node)
+                    queue.append(node)
+        own = frozenset(root.ranks)
+        return tuple(sorted(n for n in reached if isinstance(n, int) and n not in own))
+
+    def waiters_on(self, ranks: Collection[int]) -> list[tuple[int, Need]]:
+        """Stuck ranks with a wait that needs one of *ranks* directly."""
+        wanted = frozenset(ranks)
+        found: list[tuple[int, Need]] = []
+        hit: dict[int, bool] = {}
+        for rank in self.stuck:
+            for need in self.needs[rank]:
+                key = id(need.ranks)
+                if key not in hit:
+                    hit[key] = not wanted.isdisjoint(need.ranks)
+                if hit[key]:
+                    found.append((rank, need))
+        return found
+
+    def cycle(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The shortest cycle within a component, from its lowest rank; each waits for the next."""
+        inside = frozenset(ranks)
+        best: list[int] | None = None
+        for start in sorted(ranks)[:64]:
+            came: dict[Node, Node] = {}
+            queue: deque[Node] = deque([start])
+            while queue and start not in came:
+                node = queue.popleft()
+                for after in sorted(self.graph.successors(node), key=_by_rank):
+                    if after in came or (isinstance(after, int) and after not in inside):
+                        continue
+                    came[after] = node
+                    queue.append(after)
+            if start not in came:
+                continue
+            path: list[int] = []
+            node = came[start]
+            while node != start:
+                if isinstance(node, int):
+                    path.append(node)
+                node = came[node]
+            path.append(start)
+            path.reverse()
+            if best is None or len(path) < len(best):
+                best = path
+            if len(best) == 2:
+                break
+        return tuple(best or ranks)
+
+
+def _by_rank(node: Node) -> tuple[bool, Node]:
+    """Ranks before meetings, each by number."""
+    return isinstance(node, tuple), node

@@ -1,0 +1,249 @@
+"""Where did a rank leave the common order, and how: a call skipped, added, swapped, or another one?
+
+The calls of a rank from the point of divergence are laid beside the majority's, under each
+hypothesis in turn; the hypothesis that the most calls bear out wins. Where a group's future is
+not recorded (everybody is blocked), earlier rounds of the same loop predict it, and where there
+was no earlier round the program's text decides (`source.relate`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from distsim.debug.divergence.by_site import by_site
+from distsim.debug.divergence.divergence import SHIFTS, Divergence
+from distsim.debug.divergence.history import is_usual, left_out
+from distsim.debug.divergence.not_arrived import refused_before
+from distsim.debug.divergence.realign import ahead_of, calls_from, hypotheses, threads_raced
+from distsim.debug.divergence.source_order import Order, Relation, relate
+from distsim.debug.matching.agreement import Mismatch, check_meeting, same_call
+from distsim.debug.matching.index import Lane, World
+from distsim.debug.records import CallRecord
+from distsim.debug.records.kinds import Kind
+
+__all__ = ["Divergence", "find_divergences"]
+
+NUMBER = re.compile(r"\d+")
+
+
+def find_divergences(world: World, lane: Lane) -> list[Divergence]:
+    """The contradictions among the calls of one group, up to the first that nobody gets past.
+
+    One that did no visible harm (a reduce op that differs) is told once, however often it comes.
+    """
+    found: list[Divergence] = []
+    unlike_sites: list[int] = []
+    for seq in sorted(lane.meetings):
+        met = lane.meetings[seq]
+        if len(met) < 2:
+            continue
+        records = list(met.values())
+        first = records[0]
+        if _uneven(records) or not all(same_call(first, r) for r in records):
+            mismatch = check_meeting(records, lane.calls)
+            if mismatch is not None:
+                divergence = _fair(world, _classify(world, lane, mismatch))
+                if not any(d.kind is divergence.kind and d.culprits == divergence.culprits for d in found):
+                    found.append(divergence)
+                if divergence.blocks:
+                    break
+                continue
+        way = first.way
+        if way and any(r.stack is not first.stack and r.way != way for r in records):
+            unlike_sites.append(seq)
+    for seq in unlike_sites:
+        if (silent := by_site(world, lane, seq)) is not None:
+            fair = _fair(world, silent)
+            found.append(replace(fair, borne_out=any(d.blocks and d.seq > seq for d in found)))
+            break
+    if world.refused:
+        found = [refused_before(world, lane, d) or d for d in found]
+    found.sort(key=lambda d: d.seq)
+    first_block = next((i for i, d in enumerate(found) if d.blocks), len(found))
+    return found[: first_block + 1]
+
+
+def _uneven(records: Sequence[CallRecord]) -> bool:
+    """Splits, for which it is not enough to be alike on every rank."""
+    if not records[0].op.startswith("all_to_all"):
+        return False
+    return any(len(set(splits or ())) > 1 for r in records for splits in (r.input_splits, r.output_splits))
+
+
+# --- a contradiction that everybody sees ------------------------------------------------------------
+
+
+def _classify(world: World, lane: Lane, mismatch: Mismatch) -> Divergence:
+    """A mismatch is what is seen; a skipped or added call is why."""
+    culprit, witness = mismatch.culprits[0], (mismatch.reference or mismatch.culprits)[0]
+    mine, theirs = mismatch.records[culprit], mismatch.records[witness]
+    found = Divergence(
+        kind=mismatch.kind,
+        lane=lane,
+        seq=mismatch.seq,
+        culprits=mismatch.culprits,
+        reference=mismatch.reference,
+        expected=theirs,
+        got=mine,
+        tie=mismatch.tie,
+        mismatch=mismatch,
+    )
+    if "new_group" in (mine.op, theirs.op):
+        culprits, reference = _creators(mismatch)
+        kind = Kind.GROUP_CREATION_ORDER
+        if culprits != mismatch.culprits or mine.op != theirs.op:
+            met = mismatch.records
+            found = replace(found, tie=False, expected=met[reference[0]], got=met[culprits[0]])
+        return replace(found, kind=kind, culprits=culprits, reference=reference)
+    relation = relate(mine, theirs, world.evidence.sources)
+    relation = replace(  # what the other rank has called, too, is not for some ranks only: `rank != 1 or step != 2`
+        relation,
+        mine_for_some=relation.mine_for_some and not _called_before(lane, mine, theirs.rank),
+        theirs_for_some=relation.theirs_for_some and not _called_before(lane, theirs, mine.rank),
+    )
+    found = replace(found, relation=relation)
+    mine_ahead, theirs_ahead = (
+        calls_from(lane, culprit, mismatch.seq),
+        calls_from(lane, witness, mismatch.seq),
+    )
+    score, kind = hypotheses(mine_ahead, theirs_ahead, least=1)[0]
+    if score < 2 and _from_two_threads(mine, theirs):
+        return replace(found, kind=Kind.THREAD_RACE)
+    if score >= 2 and kind is Kind.EXTRA_COLLECTIVE and left_out(world, theirs, mine, by_past=True):
+        kind = Kind.MISSING_RANK  # it used to make theirs first: one round short looks like one call too many
+    if score >= 2 and kind is Kind.OP_MISMATCH:
+        return _settled(world, found)  # afterwards they agree again: it is this one call
+    if score < 2 and mismatch.kind is Kind.SPLITS_MISMATCH and mine.site == theirs.site:
+        return _settled(world, found)  # one call at one line, and nothing later that tells of another
+    if score < 2:
+        one_sided = relation.mine_for_some != relation.theirs_for_some
+        if not one_sided and (by_habit := _by_habit(world, found)) is not None:
+            return by_habit
+        score, kind = hypotheses(mine_ahead, ahead_of(lane, witness, mismatch.seq), least=1)[0]
+    if score >= 2 and kind is not Kind.OP_MISMATCH:
+        if kind is Kind.WRONG_ORDER and threads_raced(mine_ahead, theirs_ahead, by_site=False):
+            kind = Kind.THREAD_RACE
+        elif kind in (Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE) and (
+            _by_text(lane, mine, theirs, relation) is Kind.UNEVEN_ITERATIONS
+        ):
+            kind = Kind.UNEVEN_ITERATIONS  # what it left out, or added, are rounds of a loop
+        return replace(found, kind=kind)
+    found = replace(found, kind=_by_text(lane, mine, theirs, relation) or found.kind)
+    return found if found.kind in SHIFTS else _settled(world, found)
+
+
+def _fair(world: World, found: Divergence) -> Divergence:
+    """A tie: the side whose call is for some ranks only (`if rank == 0`) is the odd one; else the one that went past
+    a call which it used to make; else it stays a tie. The same whether the ranks' later calls are known or not."""
+    relation = found.relation
+    if not found.tie or found.kind not in SHIFTS or relation is None:
+        return found
+    if relation.mine_for_some and not relation.theirs_for_some:
+        return replace(found, kind=Kind.EXTRA_COLLECTIVE, tie=False)
+    if relation.theirs_for_some and not relation.mine_for_some:
+        return replace(_other_way_round(found), kind=Kind.EXTRA_COLLECTIVE)
+    if found.kind is Kind.UNEVEN_ITERATIONS:
+        return found  # who went round too often, and who not often enough, nobody knows
+    return _by_habit(world, found) or _settled(world, found)
+
+
+def _from_two_threads(mine: CallRecord, theirs: CallRecord) -> bool:
+    """What one thread calls on one side, another calls on the other, at a line of its own. Threads of one part in the
+    program may differ in a number (`worker-0`, `Thread-2 (load)`)."""
+    return mine.site != theirs.site and NUMBER.sub("", mine.thread) != NUMBER.sub("", theirs.thread)
+
+
+def _settled(world: World, found: Divergence) -> Divergence:
+    """A tie, and only one side does what other ranks of the world do at that line: it is right."""
+    if not found.tie or found.mismatch is None:
+        return found
+    mine = is_usual(world, found.got, but=found.culprits)
+    theirs = is_usual(world, found.expected, but=found.reference)
+    if mine == theirs:
+        return found
+    if theirs:
+        return replace(found, tie=False)
+    swapped = _other_way_round(found)
+    if found.kind is Kind.MISSING_RANK:
+        return replace(swapped, kind=Kind.EXTRA_COLLECTIVE)
+    return replace(swapped, kind=Kind.MISSING_RANK) if found.kind is Kind.EXTRA_COLLECTIVE else swapped
+
+
+def _other_way_round(found: Divergence) -> Divergence:
+    """The reference is the culprit, and it is no tie."""
+    return replace(
+        found,
+        culprits=tuple(sorted(found.reference)),
+        reference=found.culprits,
+        expected=found.got,
+        got=found.expected,
+        mismatch=None if found.mismatch is None else found.mismatch.swapped(),
+        tie=False,
+    )
+
+
+def _by_habit(world: World, found: Divergence) -> Divergence | None:
+    """One side went past the other's call: of two equal sides it is the culprit."""
+    mine, theirs = found.got, found.expected
+    if mine.op == theirs.op and not (is_usual(world, mine) and is_usual(world, theirs)):
+        return None
+    if left_out(world, theirs, mine):
+        return replace(found, kind=Kind.MISSING_RANK, tie=False)
+    if left_out(world, mine, theirs):
+        if not found.tie:
+            return replace(found, kind=Kind.EXTRA_COLLECTIVE)
+        return replace(
+            found,
+            kind=Kind.MISSING_RANK,
+            culprits=tuple(sorted(found.reference)),
+            reference=found.culprits,
+            expected=mine,
+            got=theirs,
+            tie=False,
+        )
+    return None
+
+
+def _creators(mismatch: Mismatch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """new_group against something else: who did not call it is the culprit, however many they are."""
+    records = mismatch.records
+    creating = tuple(sorted(rank for rank, r in records.items() if r.op == "new_group"))
+    if len(creating) == len(records):
+        return mismatch.culprits, mismatch.reference
+    return tuple(sorted(set(records) - set(creating))), creating
+
+
+def _called_before(lane: Lane, record: CallRecord, by: int) -> bool:
+    return record.site is not None and any(
+        r.seq < record.seq and r.way == record.way and r.op == record.op for r in lane.calls.get(by, ())
+    )
+
+
+def _by_text(lane: Lane, mine: CallRecord, theirs: CallRecord, relation: Relation) -> Kind | None:
+    """No later call tells: loops that the two have been round, then the program's text."""
+    if relation.mine_for_some and not relation.theirs_for_some:
+        return Kind.EXTRA_COLLECTIVE
+    mine_is_new = not _called_before(lane, mine, theirs.rank)
+    theirs_is_new = not _called_before(lane, theirs, mine.rank)
+    left_loop = mine_is_new and not theirs_is_new and relation.order is Order.AFTER
+    if left_loop and (relation.left_loop or not relation.certain):
+        return Kind.UNEVEN_ITERATIONS  # it has left the loop, they have not
+    stayed = theirs_is_new and not mine_is_new and relation.order is Order.BEFORE
+    if stayed and (relation.still_in_loop or not relation.certain):
+        return Kind.UNEVEN_ITERATIONS  # it goes round once more
+    if not relation.certain:
+        return None
+    if relation.order is Order.EXCLUSIVE:
+        return Kind.WRONG_ORDER if relation.swapped else None
+    if relation.order is Order.AFTER:
+        if mine_is_new and not theirs_is_new and relation.passed and relation.my_guard is not None:
+            return Kind.EXTRA_COLLECTIVE  # it made theirs in this round; they are in the next one
+        return Kind.MISSING_RANK
+    if relation.order is Order.BEFORE:
+        if relation.my_guard is not None:
+            return Kind.EXTRA_COLLECTIVE
+        if not mine_is_new:
+            return Kind.MISSING_RANK  # it is in the next round already
+    return None

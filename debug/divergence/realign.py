@@ -1,0 +1,114 @@
+"""Two ranks' calls from a point of divergence, laid beside each other under each hypothesis in turn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+from distsim.debug.matching.index import Lane
+from distsim.debug.records import CallRecord
+from distsim.debug.records.kinds import Kind
+
+__all__ = ["HORIZON", "ahead_of", "calls_from", "hypotheses", "signature", "threads_raced"]
+
+HORIZON = 12
+"""Calls laid beside each other after a divergence: more only repeats the loop."""
+
+
+def signature(record: CallRecord) -> Hashable:
+    """What every rank must have alike; shapes may differ between ranks where lists or splits do."""
+    varies = record.op in ("all_gather", "gather", "scatter", "all_to_all", "all_to_all_single")
+    return (record.op, None if varies else record.input_shapes, record.dtypes, record.reduce_op, record.root)
+
+
+def likeness(a: CallRecord, b: CallRecord, exact: bool = False) -> int:
+    """0 not the same call, 1 the same but for its line, 2 the same line as well. *exact*: shapes always count."""
+    if signature(a) != signature(b) or (exact and a.input_shapes != b.input_shapes):
+        return 0
+    return 2 if a.site is not None and a.way == b.way else 1
+
+
+def support(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int, exact: bool) -> int | None:
+    """How well two stretches agree; None where they contradict each other."""
+    total = 0
+    for a, b in zip(mine[:HORIZON], theirs[:HORIZON], strict=False):
+        like = likeness(a, b, exact)
+        if like < least:
+            return None
+        total += like
+    return total
+
+
+def permuted(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int) -> int | None:
+    for k in range(2, min(len(mine), len(theirs), 8) + 1):
+        a = [(signature(r), r.way if least == 2 else None) for r in mine[:k]]
+        b = [(signature(r), r.way if least == 2 else None) for r in theirs[:k]]
+        if a != b and Counter(a) == Counter(b):
+            rest = support(mine[k:], theirs[k:], least, exact=False)
+            if rest is not None:
+                return 2 * k + rest
+    return None
+
+
+def hypotheses(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: int) -> list[tuple[int, Kind]]:
+    """Every way the two stretches can be explained, the best supported first; where several are
+    supported alike, the one that explains why one of them is longer."""
+    longer = len(mine) - len(theirs)
+    # Two calls of one line that no signature tells apart differ in their shapes, and so may all that follow:
+    # which of them is which, only shapes tell.
+    exact = bool(mine and theirs) and likeness(mine[0], theirs[0]) == 2
+    scored: list[tuple[int, bool, Kind]] = []
+    if (score := permuted(mine, theirs, least)) is not None:
+        scored.append((score, longer == 0, Kind.WRONG_ORDER))
+    for k in (1, 2, 3):
+        if len(theirs) > k and (score := support(mine, theirs[k:], least, exact)):
+            scored.append((score, longer == -k, Kind.MISSING_RANK))
+        if len(mine) > k and (score := support(mine[k:], theirs, least, exact)):
+            scored.append((score, longer == k, Kind.EXTRA_COLLECTIVE))
+    if least < 2:
+        score = support(mine[1:], theirs[1:], least, exact=False) or 0
+        same_line = bool(mine and theirs) and mine[0].site is not None and mine[0].site == theirs[0].site
+        scored.append((score + same_line, longer == 0, Kind.OP_MISMATCH))
+    scored.sort(key=lambda s: (-s[0], not s[1]))
+    return [(score, kind) for score, _, kind in scored]
+
+
+def calls_from(lane: Lane, rank: int, seq: int) -> list[CallRecord]:
+    """The rank's calls on this group from *seq* on, as far as they are worth a look."""
+    calls = lane.calls.get(rank, [])
+    start = next((i for i, r in enumerate(calls) if r.seq >= seq), len(calls))
+    return calls[start : start + 3 * HORIZON]
+
+
+def ahead_of(lane: Lane, rank: int, seq: int) -> list[CallRecord]:
+    """The rank's calls from *seq* on, continued with what followed this call in its past."""
+    calls = lane.calls.get(rank, [])
+    ahead = [r for r in calls if r.seq >= seq]
+    past = [r for r in calls if r.seq < seq]
+    if not ahead or not past:
+        return ahead
+    tail = ahead[-1]
+    whole = past + ahead
+    best, best_context = None, 0
+    for at in range(len(past) - 2, max(-1, len(past) - 513), -1):
+        if likeness(whole[at], tail) < 2:
+            continue
+        context = 1
+        while context < 16 and at - context >= 0 and likeness(whole[at - context], whole[-1 - context]) == 2:
+            context += 1
+        if context > best_context:
+            best, best_context = at, context
+    if best is not None:
+        ahead = ahead + whole[best + 1 : best + 1 + HORIZON]
+    return ahead
+
+
+def threads_raced(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], *, by_site: bool) -> bool:
+    """Each thread kept its own order of calls; only how they interleave differs."""
+    size = min(len(mine), len(theirs), HORIZON)
+    threads = sorted({r.thread for r in mine[:size]})
+
+    def calls(records: Sequence[CallRecord], thread: str) -> list[Hashable]:
+        return [r.site if by_site else signature(r) for r in records[:size] if r.thread == thread]
+
+    return len(threads) > 1 and all(calls(mine, t) == calls(theirs, t) for t in threads)

@@ -1,0 +1,290 @@
+"""PyTorch Flight Recorder dumps (version 2.x, pickle or JSON) as Evidence.
+
+A pickle is read by an unpickler that knows plain data only (plain_pickle.py), so reading executes nothing.
+The rank is only in the file's name. Gloo's dumps say nothing of their groups' members and leave the
+state at `scheduled`: the members are taken from the dumps that mention the group, the end from `retired`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distsim.debug.evidence import plain_pickle
+from distsim.debug.evidence.rank_state import sources
+from distsim.debug.evidence.typed import MOST_RANKS, rank_list, text, whole, wholes, wrong
+from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, State
+from distsim.debug.records.frames import Frame, program_frames
+from distsim.debug.words.phrases import ranks_text
+from distsim.errors import UsageError
+from distsim.text.strangers import load_json, read_bytes
+
+__all__ = ["Dump", "dump_evidence", "named_rank", "read_dump"]
+
+OPERATIONS = {
+    "_all_gather_base": "all_gather_into_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "all_reduce_barrier": "barrier",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "all_to_all_base": "all_to_all_single",
+    "alltoall_base": "all_to_all_single",
+    "alltoall": "all_to_all",
+}
+"""Flight Recorder's names where they are not torch.distributed's public ones."""
+
+DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Long": "int64",
+    "Int": "int32",
+    "Short": "int16",
+    "Char": "int8",
+    "Byte": "uint8",
+    "Bool": "bool",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"})
+
+MOST_BYTES = 256 << 20
+"""Of a dump: a hundred times as much as the recorder's default of 2,000 entries takes."""
+MOST_ENTRIES = 1 << 20
+MOST_FRAMES = 1024
+
+
+@dataclass
+class Dump:
+    """One rank's dump."""
+
+    path: Path
+    rank: int
+    version: str
+    groups: dict[str, tuple[str, tuple[int, ...]]]
+    """Name -> description and members, as far as it says."""
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+
+def read_dump(path: Path) -> Dump:
+    """Read one file; what is no dump is a UsageError of one line."""
+    try:
+        data = read_bytes(path, MOST_BYTES)
+    except OSError as error:
+        raise UsageError(f"{path.name}: cannot be read ({error.strerror})") from None
+    said = _load(path, data)
+    if not isinstance(said, dict) or not isinstance(said.get("entries"), list) or "version" not in said:
+        raise UsageError(f"{path.name}: no Flight Recorder dump (expected a dict with version and entries)")
+    version = said["version"]
+    if not isinstance(version, str):
+        raise UsageError(f"{path.name}: version: expected a text such as '2.10', got a {type(version).__name__}")
+    if not version.startswith("2."):
+        raise UsageError(f"{path.name}: Flight Recorder dump of version {version[:40]}, expected 2.x")
+    rank = named_rank(path)
+    if rank is None:
+        raise UsageError(f"{path.name}: which rank is it? Flight Recorder says it only in the name: end it in the rank")
+    groups: dict[str, tuple[str, tuple[int, ...]]] = {}
+    config = said.get("pg_config") or {}
+    try:
+        if rank >= MOST_RANKS:
+            raise ValueError(f"it would be of rank {rank}")
+        for name, entry in config.items() if isinstance(config, Mapping) else ():
+            if isinstance(entry, Mapping) and (name := text(name, "pg_config: a key")):
+                where = f"pg_config.{name}"
+                groups[name] = (
+                    text(entry.get("desc", ""), f"{where}.desc"),
+                    rank_list(entry.get("ranks"), f"{where}.ranks"),
+                )
+    except ValueError as error:
+        raise UsageError(f"{path.name}: damaged, left out ({error})") from None
+    entries = [entry for entry in said["entries"][-MOST_ENTRIES:] if isinstance(entry, dict)]
+    return Dump(path, rank, version, groups, entries)
+
+
+def named_rank(path: Path) -> int | None:
+    """The last number of a dump's name: which rank wrote it."""
+    digits = re.findall(r"\d+", path.stem if path.suffix in (".json", ".pkl", ".pickle") else path.name)
+    return int(digits[-1]) if digits and len(digits[-1]) < 10 else None
+
+
+def _load(path: Path, data: bytes) -> Any:
+    if data[:4096].lstrip()[:1] == b"{":
+        try:
+            return load_json(data)
+        except ValueError as error:
+            raise UsageError(f"{path.name}: broken JSON ({error})") from None
+    try:
+        return plain_pickle.loads(data)
+    except pickle.UnpicklingError as error:
+        raise UsageError(f"{path.name}: neither a pickle of plain data nor JSON ({error})") from None
+
+
+def dump_evidence(dumps: Sequence[Dump], others: Collection[int] = (), roots: Sequence[Path] | None = None) -> Evidence:
+    """All dumps as one Evidence, at the moment of the last entry. *others* are ranks of unreadable dumps; source
+    lines come from files under *roots* only."""
+    by_rank = {dump.rank: dump for dump in dumps}
+    others = [rank for rank in others if rank < MOST_RANKS]
+    groups, guessed = _groups(by_rank, others)
+    start = min((_ns(e, "time_created_ns") or 0 for d in dumps for e in d.entries), default=0)
+    records: dict[int, list[CallRecord]] = {}
+    for rank, dump in sorted(by_rank.items()):
+        records[rank] = [_record(rank, entry, groups, start) for entry in dump.entries if _is_call(entry)]
+        for place, record in enumerate(records[rank]):
+            record.index = place + whole(dump.entries[0].get("record_id") or 0, "entries[0].record_id")
+    known = [rank for group in groups.values() for rank in group.ranks]
+    world_size = max([*known, *by_rank, *others, 0]) + 1
+    if world_size > MOST_RANKS:
+        raise ValueError(f"a job of {world_size} ranks")
+    states: dict[int, RankState] = {}
+    for rank in range(world_size):
+        state = states[rank] = RankState(rank)
+        calls = records.get(rank)
+        if calls is None:
+            continue
+        waiting = [call for call in calls if not call.done]
+        if waiting:
+            state.phase = Phase.BLOCKED
+            state.waits = (CallWait(waiting[0]),)
+            state.site, state.stack, state.since_s = waiting[0].site, waiting[0].stack, waiting[0].issued_s
+    now_s = max((call.issued_s for calls in records.values() for call in calls), default=0.0)
+    missing = sorted(set(range(world_size)) - set(by_rank))
+    unreadable = set(missing) & set(others)
+    without = {"no": set(missing) - unreadable, "unreadable": unreadable}
+    notes = [f"{what} dump of {ranks_text(ranks)}" for what, ranks in without.items() if ranks]
+    return Evidence(
+        world_size=world_size,
+        ranks=states,
+        records=records,
+        now_s=now_s,
+        notes=notes,
+        sources=sources(records.values(), roots),
+        hang_after_s=0.0,
+        unrecorded=frozenset(missing),
+        members_guessed=guessed,
+    )
+
+
+def _groups(dumps: Mapping[int, Dump], others: Collection[int]) -> tuple[dict[str, Group], bool]:
+    """By name: from pg_config where it says, else from the ranks that use the group; and whether one was guessed."""
+    described: dict[str, str] = {}
+    members: dict[str, tuple[int, ...]] = {}
+    users: dict[str, set[int]] = {}
+    for rank, dump in dumps.items():
+        for name, (description, ranks) in dump.groups.items():
+            if ranks:
+                members.setdefault(name, ranks)
+            if description:
+                described.setdefault(name, description)
+        for entry in dump.entries:
+            name, description = _group_name(entry)
+            users.setdefault(name, set()).add(rank)
+            described.setdefault(name, description)
+    names = sorted({*users, *members})
+    told = [rank for ranks in members.values() for rank in ranks]
+    everyone = tuple(range(min(MOST_RANKS, max([*told, *dumps, *others, 0]) + 1)))
+    groups = {
+        name: Group(
+            name,
+            described.get(name, ""),
+            members.get(name)
+            or (everyone if described.get(name) == "default_pg" else tuple(sorted(users.get(name, ())))),
+        )
+        for name in names
+    }
+    return groups, any(name not in members for name in users)
+
+
+def _group_name(entry: Mapping[str, Any]) -> tuple[str, str]:
+    said = entry.get("process_group") or ("", "")
+    if isinstance(said, (list, tuple)):
+        name, description = [*said[:2], "", ""][:2]
+        return text(name, "process_group[0]"), text(description, "process_group[1]")
+    return text(said, "process_group"), ""
+
+
+def _is_call(entry: Mapping[str, Any]) -> bool:
+    name = entry.get("profiling_name", "")
+    return bool(name) and not text(name, "profiling_name").endswith(":coalesced")
+
+
+def _record(rank: int, entry: Mapping[str, Any], groups: Mapping[str, Group], start_ns: int) -> CallRecord:
+    group = groups[_group_name(entry)[0]]
+    words = text(entry["profiling_name"], "profiling_name", 200).partition(":")[2].split()
+    op = OPERATIONS.get(words[0], words[0]) if words else "?"
+    peer = None
+    if op in ("send", "recv") and len(words) > 1:
+        # "send 1->2": ranks of the group
+        ends = [int(digits) for digits in re.findall(r"\d{1,9}", words[1])]
+        other = ends[-1] if ends else None
+        peer = group.ranks[other] if other is not None and other < len(group.ranks) else other
+    # dumps come from other machines: torch lies elsewhere there
+    own = program_frames(_frames(entry.get("frames") or ()), abroad=True)
+    inputs = tuple(wholes(shape, "input_sizes") for shape in _list(entry, "input_sizes"))
+    outputs = tuple(wholes(shape, "output_sizes") for shape in _list(entry, "output_sizes"))
+    said = [text(one, "dtypes", 40) for one in _list(entry, "input_dtypes") or _list(entry, "output_dtypes")]
+    dtypes = [DTYPES.get(one, one.lower()) for one in said]
+    p2p = op in ("send", "recv")
+    created = _ns(entry, "time_created_ns") or start_ns
+    ended = _ns(entry, "time_discovered_completed_ns")
+    begun = _ns(entry, "time_discovered_started_ns")
+    number = "p2p_seq_id" if p2p else "collective_seq_id"
+    return CallRecord(
+        rank=rank,
+        group=group,
+        seq=whole(entry.get(number) or 0, number),
+        op=op,
+        input_shapes=() if op in ("recv", "barrier") else inputs,
+        output_shapes=() if op in ("send", "barrier") or outputs == inputs else outputs,
+        dtypes=tuple(dict.fromkeys(dtypes)) if op != "barrier" else (),
+        reduce_op=None,
+        peer=peer,
+        tag=0 if p2p else None,
+        is_async=False,
+        waited=True,
+        site=own[0] if own else None,
+        stack=own,
+        thread=text(entry.get("thread_name") or "MainThread", "thread_name", 200),
+        issued_s=(created - start_ns) / 1e9,
+        started_s=(begun - start_ns) / 1e9 if begun else None,
+        completed_s=(ended - start_ns) / 1e9 if ended else None,
+        state=_state(entry),
+    )
+
+
+def _frames(said: Any) -> list[Frame]:
+    if not isinstance(said, (list, tuple)) or not all(isinstance(frame, dict) for frame in said):
+        raise wrong(said, "frames", "a list of frames")
+    return [
+        (
+            text(frame.get("filename", "?"), "filename"),
+            whole(frame.get("line") or 0, "line"),
+            text(frame.get("name", "?"), "name", 400),
+        )
+        for frame in said[:MOST_FRAMES]
+    ]
+
+
+def _list(entry: Mapping[str, Any], key: str) -> list[Any] | tuple[Any, ...]:
+    said = entry.get(key) or ()
+    if not isinstance(said, (list, tuple)):
+        raise wrong(said, key, "a list")
+    return said
+
+
+def _ns(entry: Mapping[str, Any], key: str) -> int | None:
+    said = entry.get(key)
+    return None if said is None else whole(said, key)
+
+
+def _state(entry: Mapping[str, Any]) -> State:
+    state = entry.get("state")
+    if state == "completed" or entry.get("retired"):
+        return State.COMPLETED
+    return State.STARTED if state == "started" else State.ISSUED

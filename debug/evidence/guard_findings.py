@@ -1,0 +1,73 @@
+"""What a guard says of a call it saw go wrong, in a real job and in a simulated one: a call in, a finding out."""
+
+from __future__ import annotations
+
+from distsim.debug.records import CallRecord, Finding
+from distsim.debug.records.kinds import Kind
+
+__all__ = ["corrupted", "dropped", "modified", "nan", "race"]
+
+
+def nan(call: CallRecord) -> Finding:
+    """A call sends NaN. (Infinity is sent on purpose: the start of a minimum, a mask.)"""
+    return _finding(
+        Kind.NAN,
+        call,
+        f"the input of {call.op} #{call.seq} on rank {call.rank} holds NaN, before any other rank's did",
+        f"Look at what rank {call.rank} computed just before {call.site}: its input batch, its loss scale.",
+    )
+
+
+def modified(call: CallRecord) -> Finding:
+    """A buffer was written while its call was in flight."""
+    return _finding(
+        Kind.BUFFER_MODIFIED_IN_FLIGHT,
+        call,
+        f"rank {call.rank} wrote to the buffer of {call.op} #{call.seq} before it had waited for the call",
+        "Call wait() on the handle before the buffer is used again, or give the call its own copy.",
+    )
+
+
+def race(call: CallRecord) -> Finding:
+    """Two threads of a rank are on the same group at once."""
+    return _finding(
+        Kind.THREAD_RACE,
+        call,
+        f"thread {call.thread} of rank {call.rank} called {call.op} #{call.seq} while another thread was inside "
+        "a call on the same group: which comes first differs from run to run and from rank to rank",
+        "Give each thread a group of its own (new_group), or make all calls from one thread.",
+    )
+
+
+def dropped(call: CallRecord) -> Finding:
+    """A handle was thrown away unwaited."""
+    return _finding(
+        Kind.ASYNC_NEVER_WAITED,
+        call,
+        f"the handle of {call.op} #{call.seq} was thrown away and nobody waited for the call: its buffer may be "
+        "read before the data are there, and its error is lost",
+        "Keep the handle and call wait() on it, or leave async_op out.",
+    )
+
+
+def corrupted(call: CallRecord, cause: str) -> Finding:
+    """What arrived is not what was sent; *cause* says what did it."""
+    return _finding(
+        Kind.NETWORK_FAULT,
+        call,
+        f"what {call.op} #{call.seq} brought to rank {call.rank} is not what was sent: the checksums differ ({cause})",
+        f"Look at the memory and the NIC of rank {call.rank}'s host (ECC and CRC counters).",
+    )
+
+
+def _finding(kind: Kind, call: CallRecord, text: str, suggestion: str) -> Finding:
+    return Finding(
+        kind,
+        (call.rank,),
+        text,
+        group=call.group,
+        call=call,
+        site=call.site,
+        at_s=call.issued_s,
+        suggestion=suggestion,
+    )

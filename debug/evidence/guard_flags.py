@@ -1,0 +1,127 @@
+"""What guards saw with their own eyes and wrote into flags and notes: NaN, changed buffers, dropped handles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from distsim.debug.evidence import guard_findings as seen
+from distsim.debug.evidence.rank_state import wall_offsets
+from distsim.debug.records import CallRecord, Evidence, Finding
+from distsim.debug.records.kinds import Kind
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.reader import Records, RingReader
+from distsim.text.strangers import printable
+
+__all__ = ["findings", "merged"]
+
+MOST_LINES = 16
+"""Lines of one rank that are told of one kind of finding."""
+
+
+def findings(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: int) -> list[Finding]:
+    """Findings of all ranks, the earliest first; ranks that show the same are one finding.
+
+    *origin_wall_ns* is second 0 of the evidence. Rings are read one after the other while the ranks go on, so
+    they are read twice: what caused a thing that the first reading saw was written before the second began.
+    """
+    _flagged(readers, evidence, origin_wall_ns)
+    found = _flagged(readers, evidence, origin_wall_ns)
+    for reader in readers:
+        found += _left(reader, evidence)
+    return merged(found)
+
+
+def _flagged(readers: Sequence[RingReader], evidence: Evidence, origin_wall_ns: int) -> list[Finding]:
+    found: list[Finding] = []
+    offsets = wall_offsets(readers)
+    for reader in readers:
+        calls = {call.index: call for call in evidence.records.get(reader.header.rank, ())}
+        for flag, make in _MAKERS:
+            for hit in _one_a_line(reader.hits(flag), flag):
+                call = calls.get(int(hit["commit"]) - 1)
+                if call is None:
+                    call = reader.decode(hit, origin_wall_ns - offsets[reader.header.rank])
+                if call.site is not None:
+                    found.append(make(call))
+    return found
+
+
+def _one_a_line(hits: Records, flag: int) -> list[Any]:
+    """The first call of every line and group; of NaN the first of all: it spreads."""
+    if flag == rings.NAN_INPUT:
+        return list(hits[:1])
+    _, first = np.unique(hits[["site", "group"]], return_index=True)
+    return [hits[place] for place in sorted(first)[:MOST_LINES]]
+
+
+def merged(found: Sequence[Finding]) -> list[Finding]:
+    """The earliest first, ranks that show the same as one; also for the findings of several hosts."""
+    kept: list[Finding] = []
+    for finding in sorted(found, key=lambda finding: (finding.at_s or 0.0, finding.ranks)):
+        same = next((i for i, other in enumerate(kept) if _alike(finding, other)), None)
+        if same is None:
+            kept.append(finding)
+        elif finding.kind is Kind.THREAD_RACE:
+            continue  # what two threads do to each other they do on every rank, and again and again
+        elif finding.kind is not Kind.NAN:
+            ranks = tuple(sorted({*kept[same].ranks, *finding.ranks}))
+            kept[same] = replace(kept[same], ranks=ranks)
+        elif _earlier(finding.call, kept[same].call):  # NaN spreads: the first is the one
+            kept[same] = finding
+    return kept
+
+
+def _earlier(call: CallRecord | None, other: CallRecord | None) -> bool:
+    """Within a group the number of a call says which came first, whatever the hosts' clocks say."""
+    return call is not None and other is not None and call.group == other.group and call.seq < other.seq
+
+
+def _left(reader: RingReader, evidence: Evidence) -> list[Finding]:
+    """What the rank itself found out about its DDP model."""
+    said = reader.text(rings.W_FINDING)
+    if not isinstance(said, dict) or not all(isinstance(said.get(key), str) for key in ("kind", "text")):
+        return []
+    rank = reader.header.rank
+    state = evidence.ranks.get(rank)
+    guess = said["kind"].endswith("?")
+    if guess and (reader.word(rings.W_GUESSED) != reader.count + 1 or not _others_reduce(rank, evidence)):
+        return []
+    return [
+        Finding(
+            Kind.DDP_UNUSED_PARAMETER,
+            (rank,),
+            f"{printable(said['text'])} on rank {rank}",
+            site=state.site if state is not None else None,
+            at_s=None,
+            suggestion="Use every parameter in the loss on every rank, or give DDP find_unused_parameters=True.",
+            guess=guess,  # a look from outside: another backward may bring the gradient
+        )
+    ]
+
+
+def _others_reduce(rank: int, evidence: Evidence) -> bool:
+    """Other ranks are in all_reduces such as DDP's, which this one has not come to."""
+    return any(
+        call.op == "all_reduce" and not call.done and call.is_async
+        for other, calls in evidence.records.items()
+        if other != rank
+        for call in calls[-3:]
+    )
+
+
+def _alike(a: Finding, b: Finding) -> bool:
+    if a.kind is not b.kind or a.kind is Kind.NAN:
+        return a.kind is b.kind
+    return a.group == b.group and (a.site == b.site or a.kind is Kind.THREAD_RACE)
+
+
+_MAKERS = (
+    (rings.NAN_INPUT, seen.nan),
+    (rings.MODIFIED, seen.modified),
+    (rings.RACE, seen.race),
+    (rings.DROPPED, seen.dropped),
+)

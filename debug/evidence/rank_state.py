@@ -1,0 +1,461 @@
+"""From rings and /proc to Evidence: how every rank is, and the calls that matter."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distsim.debug.evidence.procfs import Process, look, signal_name
+from distsim.debug.evidence.stack_capture import crash_stack, is_library, user_part
+from distsim.debug.evidence.typed import MOST_RANKS, whole
+from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site, StoreWait
+from distsim.debug.records.frames import absolute
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.reader import GroupEntry, Records, RingReader
+from distsim.text.strangers import load_json, read_bytes, within
+
+__all__ = [
+    "Knowledge",
+    "Snapshot",
+    "build_evidence",
+    "call_records",
+    "origin_of",
+    "rank_state",
+    "read_exits",
+    "settle_stuck",
+    "sources",
+    "wall_offsets",
+]
+
+MOST_SOURCES = 64
+LONGEST_SOURCE = 1 << 20
+HISTORY = 48
+"""Calls before the last common one of each group that a diagnosis may look at."""
+STORE_STILL_S = 2.0
+"""A key may be set by somebody outside the job, so a wait for one counts a little later."""
+MANY_RANKS_WINDOW = 1024
+"""Calls of each rank that are read where there are many ranks: what all wait for is among the last."""
+STILL_S = 0.3
+"""A main thread that stood this long inside a library is blocked there, if a call of its own is under way."""
+
+MAIN = "MainThread"
+WAITS_FOR_THREADS = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py")
+"""A main thread that stands in one of these waits for another thread of its process."""
+HELD_S = 2.0
+"""One that holds the interpreter for so long while others wait is told of, as a warning."""
+SILENT_S = 1.0
+"""A heartbeat this old (it beats ten times a second) means that no thread of the process gets the interpreter."""
+
+
+@dataclass
+class Snapshot:
+    """What one look at a rank found."""
+
+    reader: RingReader
+    process: Process | None
+    unfinished: Records
+    exit_code: int | None = None
+
+    @property
+    def dead(self) -> bool:
+        return self.process is None or self.process.state in "ZX"
+
+    @property
+    def given_up(self) -> bool:
+        """Its program is over, though threads or exit handlers may keep the process."""
+        return given_up(self.reader)
+
+
+@dataclass
+class Knowledge:
+    """What only the monitor can know, added to what the rings say."""
+
+    exits: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """(rank, attempt) -> exit code, negative for a signal."""
+    stacks: Mapping[int, Sequence[Site]] = field(default_factory=dict)
+    hang_after_s: float | None = None
+    straggler_after_s: float | None = None
+    all_over: bool = False
+    """All ranks here have given up, and none has gone: they are on their way out, together."""
+    post_mortem: bool = False
+    """Nothing moves any more: pids and heartbeats say nothing."""
+    directory: Path | None = None
+    roots: Sequence[Path] | None = None
+    """Folders whose files' lines may be shown; None: any, the ranks are our own and run."""
+    now_ns: int | None = None
+    away_ns: Sequence[tuple[int, int]] = ()
+    """When the monitor was stopped itself (monotonic, from and to): what it did not see counts for nobody's wait."""
+
+    def watched_ns(self, since_ns: int, now_ns: int) -> int:
+        """Time since then in which the monitor was there."""
+        return max(0, now_ns - since_ns - sum(max(0, end - max(begin, since_ns)) for begin, end in self.away_ns))
+
+
+def given_up(reader: RingReader) -> bool:
+    """An exception, or an exit code other than 0, has ended the program. Its exit handlers may still make calls, to
+    which all come that have given up alike: nothing is wrong with it in their eyes (`Knowledge.all_over`)."""
+    failed = reader.word(rings.W_EXIT_CODE) not in (0, rings.EXIT_CODE_0)
+    return failed or reader.word(rings.W_LIFE) == rings.LIFE_RAISED
+
+
+def read_exits(directory: Path) -> dict[tuple[int, int], int]:
+    """Exit codes that the launcher left."""
+    found: dict[tuple[int, int], int] = {}
+    for path in directory.glob("exit.*.json"):
+        try:
+            said = load_json(read_bytes(path, 1 << 16))
+            rank, attempt = whole(said["rank"], "rank", 0, MOST_RANKS), whole(said["attempt"], "attempt")
+            found[rank, attempt] = whole(said["code"], "code", -255, 255)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def snapshot(reader: RingReader, known: Knowledge) -> Snapshot:
+    """Look at one rank now."""
+    header = reader.header
+    process = None if known.post_mortem else look(header.pid, header.start_ticks)
+    code = known.exits.get((header.rank, header.attempt))
+    if code is None and process is not None:
+        code = process.exit_code
+    if code is None and (word := reader.word(rings.W_EXIT_CODE)):
+        code = word - rings.EXIT_CODE_0
+    return Snapshot(reader, process, reader.unfinished(), code)
+
+
+def rank_state(
+    snap: Snapshot, records: Sequence[CallRecord], known: Knowledge, now_ns: int, origin_ns: int
+) -> RankState:
+    """How one rank is. *records* are its decoded calls, of which the unfinished ones are looked up."""
+    reader = snap.reader
+    header = reader.header
+    state = RankState(header.rank, host=header.host, pid=header.pid)
+    _exception(state, reader)
+    inner, frames, keys = reader.position()
+    if (call := _since(reader, records, origin_ns)) is not None:
+        inner, frames, keys = None, call.stack, ()
+    stack = tuple(known.stacks.get(header.rank, ()))
+    state.stack = stack or frames
+    own = user_part(stack) or frames
+    state.site = own[0] if own else None
+    state.since_s = None
+    unfinished = {int(record["commit"]) - 1: int(record["flags"]) for record in snap.unfinished}
+    waiting = [r for r in records if unfinished.get(r.index, 0) & rings.WAITING]
+    life = reader.word(rings.W_LIFE)
+    if (snap.dead and not (known.post_mortem and _looks_alive(snap, life))) or (
+        snap.given_up and not waiting and not known.all_over
+    ):
+        _dead(state, snap, life, known, waiting)
+        return state
+    state.exception = state.exception if _pending(reader, waiting, unfinished) else None
+    process = snap.process
+    beat_ns = reader.word(rings.W_BEAT)
+    if process is not None and process.state == "T":
+        state.phase = Phase.FROZEN
+        state.since_s = (beat_ns - origin_ns) / 1e9 if beat_ns else None
+        return state
+    state.leaving = bool(reader.word(rings.W_EXIT_CODE)) or life not in (rings.LIFE_STARTED, rings.LIFE_JOINED)
+    if process is not None and beat_ns and not state.leaving:
+        silent_s = known.watched_ns(beat_ns, now_ns) / 1e9
+        state.silent_s = silent_s if silent_s > SILENT_S else None
+    if not waiting:
+        waiting = _implicit(reader, records, unfinished, inner, process, now_ns)
+    if waiting:
+        state.phase = Phase.BLOCKED
+        state.waits = tuple(CallWait(record) for record in waiting)
+        first = min(waiting, key=lambda r: r.issued_s)
+        state.since_s = first.issued_s
+        state.site = first.site or state.site
+        state.stack = first.stack or state.stack
+        state.at_large = _at_large(reader, waiting, inner)
+    elif keys and known.watched_ns(reader.word(rings.W_POSITION_SINCE), now_ns) / 1e9 > STORE_STILL_S:
+        state.phase = Phase.BLOCKED
+        state.waits = (StoreWait(keys),)
+        state.since_s = (reader.word(rings.W_POSITION_SINCE) - origin_ns) / 1e9
+    elif life == rings.LIFE_STARTED and reader.count == 0 and _waited_for(reader, known, now_ns):
+        state.phase = Phase.ABSENT
+    return state
+
+
+def _since(reader: RingReader, records: Sequence[CallRecord], origin_ns: int) -> CallRecord | None:
+    """The main thread's last call, where it was made after the last heartbeat that saw this thread stand still."""
+    last = next((call for call in reversed(records) if call.thread == "MainThread"), None)
+    if last is None or origin_ns + last.issued_s * 1e9 <= reader.word(rings.W_POSITION_SINCE):
+        return None
+    return last
+
+
+def settle_stuck(evidence: Evidence) -> None:
+    """A rank that has been outside of any call for as long as others wait for somebody, and longer than
+    patience lasts, is stuck on its host: in a loop, on a lock. One that holds the interpreter shows it at once.
+    A rank whose program has ended is in no loop, and stuck nowhere."""
+    patience_s = evidence.hang_after_s
+    blocked = [s.since_s for s in evidence.ranks.values() if s.phase is Phase.BLOCKED and s.since_s is not None]
+    if patience_s is None or not blocked:
+        return
+    waited_s = max(evidence.watched_s(since_s) for since_s in blocked)
+    for rank, state in evidence.ranks.items():
+        if state.phase is not Phase.RUNNING or state.host is None or state.leaving:
+            continue
+        calls = evidence.records.get(rank, ())
+        last_s = max((call.completed_s or call.issued_s for call in calls[-8:]), default=None)
+        if last_s is None:
+            continue
+        silent_s = state.silent_s or 0.0
+        holds = min(silent_s, waited_s) > HELD_S
+        if holds or min(evidence.watched_s(last_s), waited_s) > max(patience_s, 0.5):
+            state.phase = Phase.HOST_STUCK
+            state.since_s = evidence.now_s - silent_s if holds else last_s
+
+
+def _at_large(reader: RingReader, waiting: Sequence[CallRecord], inner: Site | None) -> bool:
+    """Another of its threads that makes calls does not wait in one: the main thread, unless that waits for a thread
+    of its own, or one of several."""
+    threads = {record.thread for record in waiting}
+    if MAIN not in threads:
+        return inner is None or not inner.file.endswith(WAITS_FOR_THREADS)
+    return reader.word(rings.W_THREADS) > len(threads)
+
+
+def _waited_for(reader: RingReader, known: Knowledge, now_ns: int) -> bool:
+    """It has had long enough to come to init_process_group."""
+    if known.hang_after_s is None:
+        return known.post_mortem
+    return known.watched_ns(reader.word(rings.W_OPENED), now_ns) / 1e9 > known.hang_after_s
+
+
+def _looks_alive(snap: Snapshot, life: int) -> bool:
+    """Post mortem: a ring that says nothing of an end was cut off in the middle of its work."""
+    return life in (rings.LIFE_STARTED, rings.LIFE_JOINED) and snap.exit_code is None
+
+
+def _exception(state: RankState, reader: RingReader) -> None:
+    which = rings.W_EXCEPTION if reader.text(rings.W_EXCEPTION) else rings.W_PENDING
+    state.exception, state.traceback, _ = reader.raised(which)
+
+
+def _pending(reader: RingReader, waiting: Sequence[CallRecord], unfinished: Mapping[int, int]) -> bool:
+    return any(unfinished.get(record.index, 0) & rings.PENDING_EXCEPTION for record in waiting)
+
+
+def _raise_site(reader: RingReader) -> tuple[Site, ...]:
+    return reader.raised(rings.W_EXCEPTION)[2]
+
+
+def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting: Sequence[CallRecord]) -> None:
+    reader, code = snap.reader, snap.exit_code
+    state.exit_code = code
+    raised = _raise_site(reader)
+    if life == rings.LIFE_RAISED:
+        state.phase = Phase.RAISED
+        state.site = raised[0] if raised else state.site
+        state.stack = raised or state.stack
+    elif code is not None and code < 0:
+        state.phase = Phase.KILLED
+        state.signal = signal_name(-code)
+        state.over = life == rings.LIFE_EXITING and not len(snap.unfinished)
+        crashed = crash_stack(reader, known.directory) if known.directory else ()
+        own = user_part(crashed)
+        if own:
+            state.site, state.stack = own[0], own
+        elif state.over:
+            state.site, state.stack = None, ()
+    elif life == rings.LIFE_EXITING or code is not None:
+        # sys.exit(0) and os._exit(0) are no end of the program's own.
+        by_itself = not code and not reader.word(rings.W_EXIT_CODE)
+        state.phase = Phase.FINISHED if by_itself else Phase.EXITED
+        if by_itself and not reader.word(rings.W_JOINED) and reader.count == 0:
+            state.phase, state.leaving = Phase.ABSENT, True
+        elif by_itself:  # where it stood some time ago says nothing: its last call does
+            state.site, state.stack = None, ()
+    else:
+        state.phase = Phase.KILLED
+    if state.phase is not Phase.RAISED:
+        state.exception = state.traceback = None
+    if waiting:
+        state.waits = tuple(CallWait(record) for record in waiting)
+        if state.phase is Phase.KILLED:
+            first = waiting[0]
+            state.site, state.stack = first.site, first.stack
+
+
+def _implicit(
+    reader: RingReader,
+    records: Sequence[CallRecord],
+    unfinished: Mapping[int, int],
+    inner: Site | None,
+    process: Process | None,
+    now_ns: int,
+) -> list[CallRecord]:
+    """Calls that C++ waits for without telling: DDP's futures, a stream that the host synchronizes with."""
+    if not unfinished or inner is None or (process is not None and process.state not in "SD"):
+        return []
+    still_s = (now_ns - reader.word(rings.W_POSITION_SINCE)) / 1e9
+    if still_s < STILL_S or now_ns - reader.word(rings.W_BEAT) > 1e9:
+        return []
+    open_calls = [r for r in records if r.index in unfinished]
+    on_device = [r for r in open_calls if r.device != "cpu"]
+    if on_device:
+        return on_device[:1]
+    if not is_library(inner):
+        return []
+    futures = [r for r in open_calls if unfinished[r.index] & rings.FUTURE]
+    return futures[:1]
+
+
+# Calls ------------------------------------------------------------------------------------------
+
+
+def call_records(
+    readers: Sequence[RingReader],
+    origins: Mapping[int, int],
+    focus: Mapping[tuple[Any, ...], int] | None = None,
+) -> dict[int, list[CallRecord]]:
+    """The calls that a diagnosis needs, decoded: of each group the last ones that all its members still
+    have, and everything unfinished. *focus* holds numbers (by group key) that must be among them."""
+    tails: dict[int, Records] = {}
+    seen: dict[tuple[Any, ...], dict[int, tuple[int, int]]] = defaultdict(dict)
+    overrun: dict[int, bool] = {}
+    newest: dict[tuple[str, tuple[int, ...]], int] = {}
+    window = rings.RECORDS if len(readers) <= 64 else MANY_RANKS_WINDOW
+    for reader in readers:
+        rank = reader.header.rank
+        start = max(reader.count - window, 0)
+        records, _ = reader.since(start)
+        if start:
+            older = reader.unfinished()
+            records = np.concatenate([older[older["commit"] <= start], records])
+        tails[rank] = records
+        overrun[rank] = reader.count >= window
+        collective = (records["flags"] & rings.P2P_CALL) == 0
+        for offset in np.unique(records["group"]):
+            entry = reader.group(int(offset))
+            numbers = records["seq"][(records["group"] == offset) & collective]
+            name = (entry.group.name, entry.group.ranks)
+            newest[name] = max(newest.get(name, 0), entry.generation)
+            if len(numbers):
+                seen[entry.key][rank] = (int(numbers.min()), int(numbers.max()))
+    cuts = {key: _cut(key, spans, overrun, (focus or {}).get(key)) for key, spans in seen.items()}
+    found: dict[int, list[CallRecord]] = {}
+    budget = max(64, 32768 // max(len(readers), 1))
+    for reader in readers:
+        rank = reader.header.rank
+        found[rank] = _decode(reader, tails[rank], cuts, newest, origins[rank], budget)
+    return found
+
+
+def _cut(
+    key: tuple[Any, ...], spans: Mapping[int, tuple[int, int]], overrun: Mapping[int, bool], focus: int | None
+) -> int:
+    """First number of a group to look at: all members must have it, or have overwritten nothing."""
+    members = [rank for rank in key[1] if rank in overrun]
+    common = min((spans[rank][1] if rank in spans else 0) for rank in members) if members else 0
+    if any(rank not in spans and overrun[rank] for rank in members):
+        common = max(last for _, last in spans.values())  # somebody's calls on it are overwritten: only the last count
+    start = max(common - HISTORY, 1)
+    if focus is not None:
+        start = min(start, max(focus - HISTORY, 1))
+    oldest = max((spans[rank][0] for rank in spans if overrun.get(rank)), default=1)
+    return max(start, oldest)
+
+
+def _decode(
+    reader: RingReader,
+    records: Records,
+    cuts: Mapping[tuple[Any, ...], int],
+    newest: Mapping[tuple[str, tuple[int, ...]], int],
+    origin_ns: int,
+    budget: int,
+) -> list[CallRecord]:
+    keep = np.zeros(len(records), dtype=bool)
+    p2p = (records["flags"] & rings.P2P_CALL) != 0
+    keep |= p2p
+    for offset in np.unique(records["group"]):
+        entry: GroupEntry = reader.group(int(offset))
+        mine = records["group"] == offset
+        if entry.generation < newest.get((entry.group.name, entry.group.ranks), 0):
+            keep &= ~mine
+            continue
+        keep |= mine & ~p2p & (records["seq"] >= cuts.get(entry.key, 1))
+    keep |= (records["flags"] & rings.STATE_MASK) < rings.COMPLETED
+    chosen = np.flatnonzero(keep)
+    if len(chosen) > budget:  # the unfinished ones, then the newest
+        ended = (records["flags"][chosen] & rings.STATE_MASK) >= rings.COMPLETED
+        surplus = np.flatnonzero(ended)[: len(chosen) - budget]
+        chosen = np.delete(chosen, surplus)
+    return [reader.decode(values, origin_ns) for values in records[chosen].tolist()]
+
+
+def origin_of(readers: Sequence[RingReader]) -> int:
+    """When the first rank made its ring: second 0 of the evidence (wall clock, ns)."""
+    offsets = wall_offsets(readers)
+    return min((r.word(rings.W_OPENED) + offsets[r.header.rank] for r in readers), default=0)
+
+
+def wall_offsets(readers: Sequence[RingReader]) -> dict[int, int]:
+    """Rank -> wall clock less monotonic clock (ns): one figure a host, so that its ranks' times keep their order."""
+    of_host: dict[str, int] = {}
+    for reader in readers:
+        of_host.setdefault(reader.header.host, reader.header.wall_offset_ns)
+    return {reader.header.rank: of_host[reader.header.host] for reader in readers}
+
+
+def build_evidence(
+    readers: Sequence[RingReader],
+    known: Knowledge,
+    world_size: int,
+    extra: Mapping[int, RankState] | None = None,
+    focus: Mapping[tuple[Any, ...], int] | None = None,
+    origin_wall: int | None = None,
+) -> Evidence:
+    """All that a diagnosis may look at. *extra* are states of ranks without a ring."""
+    import time
+
+    now_ns = known.now_ns if known.now_ns is not None else time.monotonic_ns()
+    if origin_wall is None:
+        origin_wall = origin_of(readers)
+    origins = {rank: origin_wall - offset for rank, offset in wall_offsets(readers).items()}
+    snaps = {reader.header.rank: snapshot(reader, known) for reader in readers}
+    known.all_over = all(snap.given_up and not snap.dead for snap in snaps.values())
+    records = call_records(readers, origins, focus)
+    states = dict(extra or {})
+    for rank, snap in snaps.items():
+        states[rank] = rank_state(snap, records[rank], known, now_ns, origins[rank])
+    first = readers[0] if readers else None
+    now_s = (now_ns - origins[first.header.rank]) / 1e9 if first is not None else 0.0
+    return Evidence(
+        world_size=world_size,
+        ranks=states,
+        records=records,
+        now_s=now_s,
+        straggler_after_s=known.straggler_after_s,
+        hang_after_s=known.hang_after_s,
+        sources=sources(records.values(), known.roots),
+        away_s=_in_seconds(known.away_ns, origins[first.header.rank]) if first is not None else (),
+    )
+
+
+def _in_seconds(spans: Iterable[tuple[int, int]], origin_ns: int) -> tuple[tuple[float, float], ...]:
+    return tuple(((begin - origin_ns) / 1e9, (end - origin_ns) / 1e9) for begin, end in spans)
+
+
+def sources(records: Iterable[Sequence[CallRecord]], roots: Sequence[Path] | None = None) -> dict[str, str]:
+    """Text of the user's files that calls were made from, where they can be read. *roots*: only of files under one of
+    these folders, for records that may be a stranger's, who could name any file of the reader's."""
+    found: dict[str, str] = {}
+    for calls in records:
+        for call in calls:
+            if call.site is None or call.site.file in found or len(found) >= MOST_SOURCES:
+                continue
+            file = call.site.file
+            try:
+                path = absolute(file) if roots is None else within(absolute(file), list(roots))
+                found[file] = "" if path is None else read_bytes(path, LONGEST_SOURCE).decode()
+            except (OSError, ValueError):
+                found[file] = ""
+    return {file: text for file, text in found.items() if text}

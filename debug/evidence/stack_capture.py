@@ -1,0 +1,154 @@
+"""Stacks of ranks that cannot speak: faulthandler answers a signal, py-spy reads a stopped process."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from distsim.debug.records import Site
+from distsim.debug.records.frames import Owner, absolute, is_ours, owner, program_frames, shown
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.jobdir import stack_path
+from distsim.debug.rings.reader import RingReader
+from distsim.text.strangers import open_regular
+
+__all__ = ["collect", "is_library", "parse_faulthandler", "user_part"]
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+_THREAD = re.compile(r"^(?:Current t|T)hread 0x(?P<ident>[0-9a-f]+)")
+_PYSPY = re.compile(r"^\s+(?P<function>\S.*) \((?P<file>.*):(?P<line>\d+)\)$")
+
+WAIT_S = 0.4
+"""faulthandler answers within milliseconds, unless the process is stopped."""
+
+
+def parse_faulthandler(text: str, main_thread: int) -> tuple[Site, ...]:
+    """The main thread's frames, innermost first, of the last dump in *text*."""
+    stacks: dict[int, list[Site]] = {}
+    current: list[Site] | None = None
+    for line in text.splitlines():
+        if thread := _THREAD.match(line):
+            current = stacks[int(thread["ident"], 16)] = []
+        elif (frame := _FRAME.match(line)) and current is not None:
+            number = int(frame["line"]) if frame["line"].isdigit() else 0
+            current.append(Site(shown(frame["file"]), number, frame["function"]))
+    return tuple(stacks.get(main_thread, ()))
+
+
+def collect(
+    readers: Iterable[RingReader], directory: Path, frozen: Iterable[int] = (), notes: list[str] | None = None
+) -> dict[int, tuple[Site, ...]]:
+    """Main-thread stacks of live ranks, innermost first. *frozen* ranks answer no signal: py-spy, if it is there;
+    why it is of no use goes into *notes*."""
+    asked: dict[int, tuple[RingReader, int]] = {}
+    stacks: dict[int, tuple[Site, ...]] = {}
+    stopped = set(frozen)
+    for reader in readers:
+        number = reader.word(rings.W_STACK_SIGNAL)
+        rank = reader.header.rank
+        if rank in stopped or not number:
+            continue
+        path = stack_path(directory, rank, reader.header.job)
+        try:
+            before = path.stat().st_size
+            os.kill(reader.header.pid, number)
+        except OSError:
+            continue
+        asked[rank] = (reader, before)
+    deadline = time.monotonic() + WAIT_S
+    while asked and time.monotonic() < deadline:
+        time.sleep(0.01)
+        for rank, (reader, before) in list(asked.items()):
+            text = _tail(stack_path(directory, rank, reader.header.job), before)
+            if not text or not text.endswith("\n"):
+                continue
+            stack = without_launcher(parse_faulthandler(text, reader.word(rings.W_MAIN_THREAD)))
+            if stack:
+                stacks[rank] = stack
+                del asked[rank]
+    for reader in readers:
+        if reader.header.rank in stopped:
+            frames, why = _py_spy(reader.header.pid)
+            if stack := without_launcher(frames):
+                stacks[reader.header.rank] = stack
+            elif notes is not None:
+                notes.append(f"no stack of rank {reader.header.rank}, which answers no signal: {why}")
+    return stacks
+
+
+def crash_stack(reader: RingReader, directory: Path) -> tuple[Site, ...]:
+    """What faulthandler wrote while the process died of a signal such as SIGABRT."""
+    text = _tail(stack_path(directory, reader.header.rank, reader.header.job), 0)
+    at = text.rfind("Fatal Python error")
+    return without_launcher(parse_faulthandler(text[at:], reader.word(rings.W_MAIN_THREAD))) if at >= 0 else ()
+
+
+def _tail(path: Path, start: int) -> str:
+    try:
+        with open_regular(path) as file:
+            file.seek(start)
+            return file.read(1 << 20).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _py_spy(pid: int) -> tuple[tuple[Site, ...], str]:
+    """Frames of the main thread by py-spy, without stopping the process; none where it is not permitted, and why."""
+    beside = Path(sys.executable).parent / "py-spy"
+    tool = str(beside) if beside.exists() else shutil.which("py-spy")
+    if tool is None:
+        return (), "py-spy, which could read it, is not installed"
+    try:
+        done = subprocess.run(
+            [tool, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)],
+            capture_output=True,
+            text=True,
+            timeout=3,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return (), f"py-spy could not be run ({type(error).__name__})"
+    found: list[Site] = []
+    inside = False
+    for line in done.stdout.splitlines():
+        if line.startswith("Thread "):
+            if inside:
+                break
+            inside = "MainThread" in line
+        elif inside and (frame := _PYSPY.match(line)):
+            found.append(Site(shown(frame["file"]), int(frame["line"]), frame["function"]))
+    said = done.stderr.strip().splitlines() or ["it says nothing"]
+    return tuple(found), f"py-spy failed ({said[0]})"
+
+
+def is_library(site: Site) -> bool:
+    """Frames that are no news to the user: torch, distsim, the interpreter's own."""
+    return owner(site.file) is Owner.MACHINERY
+
+
+def without_launcher(stack: tuple[Site, ...]) -> tuple[Site, ...]:
+    """A stack without the outermost frames of `python -m distsim.debug`."""
+    for place, site in enumerate(stack):
+        if site.file.endswith("debug/__main__.py") and is_ours(absolute(site.file)):
+            return stack[:place]
+    return stack
+
+
+def user_part(stack: tuple[Site, ...]) -> tuple[Site, ...]:
+    """The user's frames of a stack, innermost first."""
+    return program_frames((site.file, site.line, site.function) for site in stack)
+
+
+def as_text(stacks: Mapping[int, tuple[Site, ...]]) -> str:
+    """Stacks for a file, a rank after the other."""
+    parts = []
+    for rank in sorted(stacks):
+        frames = "\n".join(f"  {site.function} ({site})" for site in stacks[rank])
+        parts.append(f"rank {rank}\n{frames}\n")
+    return "\n".join(parts)

@@ -1,0 +1,263 @@
+"""Evidence, indexed: who came to which meeting, which sends met which receives, who waits for what."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from distsim.debug.matching.secondary_errors import aftermath
+from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, Group, Phase, RankState, State, Wait
+
+__all__ = ["DEAD", "Lane", "Pairing", "World"]
+
+DEAD = frozenset(
+    {Phase.FINISHED, Phase.EXITED, Phase.RAISED, Phase.KILLED, Phase.FROZEN, Phase.HOST_STUCK, Phase.ABSENT}
+)
+"""Phases in which a rank makes no further call (or not until somebody outside helps)."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """The collectives of one group, by number. A world that is initialized again has a new lane."""
+
+    id: int
+    group: Group
+    meetings: dict[int, dict[int, CallRecord]] = field(default_factory=dict)
+    """Number -> rank -> what it called."""
+    calls: dict[int, list[CallRecord]] = field(default_factory=dict)
+    """Rank -> its calls, by number."""
+
+    def absent(self, seq: int) -> list[int]:
+        met = self.meetings.get(seq, {})
+        return [rank for rank in self.group.ranks if rank not in met]
+
+    def before(self, record: CallRecord) -> list[CallRecord]:
+        """The rank's earlier calls on this group."""
+        return [r for r in self.calls.get(record.rank, ()) if r.seq < record.seq]
+
+
+@dataclass(slots=True)
+class Pairing:
+    """Sends and receives, matched first come first served by (sender, receiver, tag, group)."""
+
+    partner: dict[int, CallRecord] = field(default_factory=dict)
+    """id(record) -> the other end."""
+    lonely_sends: list[CallRecord] = field(default_factory=list)
+    lonely_recvs: list[CallRecord] = field(default_factory=list)
+
+    def of(self, record: CallRecord) -> CallRecord | None:
+        return self.partner.get(id(record))
+
+
+class World:
+    """Evidence with the look-ups a diagnosis needs; nothing is judged here."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.states: dict[int, RankState] = {
+            rank: evidence.ranks.get(rank) or _unknown(evidence, rank) for rank in range(evidence.world_size)
+        }
+        self.strangers: set[int] = set()
+        """Ranks that records name, though the world has no such rank (damaged records): nothing is known of them."""
+        self._records: dict[int, Sequence[CallRecord]] = {
+            rank: [call for call in calls if not call.rejected] if any(call.rejected for call in calls) else calls
+            for rank, calls in evidence.records.items()
+        }
+        """Without calls that their own rank has refused: nobody else has heard of them."""
+        self.refused = [call for rank in sorted(evidence.records) for call in evidence.records[rank] if call.rejected]
+        self.lanes: list[Lane] = []
+        self._lanes_of: dict[tuple[str, tuple[int, ...]], list[Lane]] = {}
+        self._unsorted: list[list[CallRecord]] = []
+        self._p2p: list[CallRecord] = []
+        self._index()
+        self.pairs = self._match()
+
+    # --- records
+
+    def _index(self) -> None:
+        for rank in sorted(self.evidence.records):
+            current: dict[int, tuple[Lane, list[CallRecord]]] = {}  # id(group) -> lane, and the rank's calls
+            groups: dict[int, bool] = {}  # id(group) -> whether the rank is a member
+            for record in self.records(rank):
+                member = groups.get(id(record.group))
+                if member is None:
+                    self._know(record.group.ranks)
+                    member = groups[id(record.group)] = rank in record.group.ranks
+                if record.peer is not None and record.peer not in self.states:
+                    self._know((record.peer,))
+                if record.new_ranks is not None:
+                    self._know(record.new_ranks)
+                if not member:
+                    continue  # a group whose members could not be read: who met whom is not known
+                if record.op in P2P:
+                    self._p2p.append(record)
+                    continue
+                found = current.get(id(record.group))
+                seq = record.seq
+                if found is None or (seq <= 1 and rank in found[0].meetings.get(seq, ())):
+                    lane = self._open(record)
+                    found = current[id(record.group)] = lane, lane.calls.setdefault(rank, [])
+                lane, calls = found
+                if record.op == "destroy_process_group":
+                    continue  # nobody waits in it: who destroyed a group comes to no further meeting
+                met = lane.meetings.get(seq)
+                if met is None:
+                    met = lane.meetings[seq] = {}
+                if rank not in met:
+                    met[rank] = record
+                    if calls and calls[-1].seq > seq:
+                        self._unsorted.append(calls)
+                    calls.append(record)
+        for calls in self._unsorted:
+            calls.sort(key=lambda r: r.seq)
+        for lane in self.lanes:  # of a rank that has only destroyed the group, nothing is known in it
+            lane.calls = {rank: calls for rank, calls in lane.calls.items() if calls}
+
+        for state in list(self.states.values()):
+            for wait in state.waits:  # in a call that its own rank refused, too
+                if isinstance(wait, CallWait):
+                    self._know(wait.record.members)
+
+    def _know(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            if rank not in self.states:
+                self.states[rank] = RankState(rank)
+                self.strangers.add(rank)
+
+    def _open(self, record: CallRecord) -> Lane:
+        """The lane that takes the record: a number 1 that the rank has made already begins a new one."""
+        group, rank = record.group, record.rank
+        lanes = self._lanes_of.setdefault((group.name, group.ranks), [])
+        own = [lane for lane in lanes if rank in lane.calls]
+        if own and (record.seq > 1 or rank not in own[-1].meetings.get(record.seq, ())):
+            return own[-1]
+        if len(own) < len(lanes):
+            return lanes[len(own)]
+        lane = Lane(len(self.lanes), group)
+        self.lanes.append(lane)
+        lanes.append(lane)
+        return lane
+
+    def lane(self, record: CallRecord) -> Lane | None:
+        """The group lane of a collective that is among the evidence's records (an equal copy will do)."""
+        lanes = self._lanes_of.get((record.group.name, record.group.ranks), ())
+        holding = [lane for lane in lanes if record.rank in lane.meetings.get(record.seq, ())]
+        exact = [lane for lane in holding if lane.meetings[record.seq][record.rank] is record]
+        return next(iter(exact or holding[-1:]), None)
+
+    def records(self, rank: int) -> Sequence[CallRecord]:
+        return self._records.get(rank, ())
+
+    def truncated(self, rank: int) -> bool:
+        """Its oldest records were overwritten."""
+        records = self.evidence.records.get(rank, ())
+        return bool(records) and records[0].index > 0
+
+    def last(self, rank: int) -> CallRecord | None:
+        records = self.records(rank)
+        return records[-1] if records else None
+
+    # --- point to point
+
+    def _match(self) -> Pairing:
+        pairing = Pairing()
+        queues: dict[tuple[str, int, int, int | None], deque[CallRecord]] = {}
+        recvs: list[CallRecord] = []
+        for record in self._p2p:
+            lossy = self.truncated(record.rank) or (record.peer is not None and self.truncated(record.peer))
+            if lossy and record.done:
+                continue  # its other end may be lost; done is done
+            if record.op == "send":
+                key = (
+                    record.group.name,
+                    record.rank,
+                    record.peer if record.peer is not None else -1,
+                    record.tag or 0,
+                )
+                queues.setdefault(key, deque()).append(record)
+            else:
+                recvs.append(record)
+        for recv in recvs:
+            if recv.peer is None:
+                continue
+            queue = queues.get((recv.group.name, recv.peer, recv.rank, recv.tag or 0))
+            if queue:
+                self._join(pairing, queue.popleft(), recv)
+            else:
+                pairing.lonely_recvs.append(recv)
+        for recv in recvs:  # from any source: what is left, the completed ones first come first served
+            if recv.peer is not None:
+                continue
+            candidates = [
+                queue
+                for source in recv.group.ranks
+                if (queue := queues.get((recv.group.name, source, recv.rank, recv.tag or 0)))
+            ]
+            if candidates:
+                earliest = min(candidates, key=lambda q: (q[0].issued_s, q[0].rank))
+                self._join(pairing, earliest.popleft(), recv)
+            else:
+                pairing.lonely_recvs.append(recv)
+        pairing.lonely_sends.extend(send for queue in queues.values() for send in queue)
+        pairing.lonely_sends.sort(key=lambda r: (r.rank, r.index))
+        return pairing
+
+    @staticmethod
+    def _join(pairing: Pairing, send: CallRecord, recv: CallRecord) -> None:
+        pairing.partner[id(send)] = recv
+        pairing.partner[id(recv)] = send
+
+    def pairs_in_order(self) -> Iterator[tuple[CallRecord, CallRecord]]:
+        for record in self._p2p:
+            if record.op == "send" and (recv := self.pairs.of(record)) is not None:
+                yield record, recv
+
+    # --- waits
+
+    def waits(self, rank: int) -> tuple[Wait, ...]:
+        """What the rank waits for; for a blocked rank that does not say, its last unfinished call."""
+        state = self.states[rank]
+        if state.phase is Phase.BLOCKED and not state.waits:
+            unfinished = [r for r in self.records(rank) if not r.done]
+            blocking = [r for r in unfinished if not r.is_async]
+            if blocking:
+                return (CallWait(blocking[-1]),)
+            return (CallWait(unfinished[0]),) if unfinished else ()
+        return state.waits
+
+    def died_inside(self, rank: int) -> CallRecord | None:
+        """The call that a rank raised in or was killed in: it is a victim of that call first."""
+        state = self.states[rank]
+        if state.phase not in (Phase.RAISED, Phase.KILLED):
+            return None
+        for wait in state.waits:
+            if isinstance(wait, CallWait):
+                return wait.record
+        last = self.last(rank)
+        if last is None:
+            return None
+        if last.state is State.FAILED or (not last.done and not last.is_async):
+            return last
+        if state.phase is Phase.KILLED or not aftermath(state.exception):
+            return None
+        # A wait in C++ (DDP's reducer) leaves no record: what was lost is the oldest call still under way.
+        return next((record for record in self.records(rank) if not record.done and not record.is_p2p), None)
+
+    def call_waits(self, rank: int) -> list[CallRecord]:
+        """The calls the rank cannot get past, dead in one included."""
+        state = self.states[rank]
+        if state.phase is Phase.BLOCKED:
+            return [w.record for w in self.waits(rank) if isinstance(w, CallWait)]
+        died = self.died_inside(rank)
+        return [died] if died is not None else []
+
+    def oldest_wait_s(self, ranks: Sequence[int]) -> float | None:
+        """When the first of *ranks* began to wait in a call."""
+        times = [call.issued_s for rank in ranks for call in self.call_waits(rank)]
+        return min(times) if times else None
+
+
+def _unknown(evidence: Evidence, rank: int) -> RankState:
+    """A rank of which no state is given: it runs if it ever called anything."""
+    return RankState(rank, Phase.RUNNING if evidence.records.get(rank) else Phase.ABSENT)

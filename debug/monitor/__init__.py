@@ -1,0 +1,8 @@
+"""The process beside the ranks of a host that reads their rings and tells what is wrong.
+
+`loop.py` is its life; `host.py` what it sees; `peers/` is how monitors of several hosts act as one.
+"""
+
+from __future__ import annotations
+
+__all__ = ["away", "host", "loop", "orphans", "pace", "peers", "start", "steady"]

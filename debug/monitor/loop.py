@@ -1,0 +1,586 @@
+"""The monitor process of a host: reads its ranks' rings, names what is wrong, ends the job if asked to.
+
+It needs nothing from the ranks: one that was killed, stopped, or holds the interpreter is diagnosed all
+the same. It imports no torch. Started by `distsim.debug.monitor.start`; ends when the ranks have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.diagnosis.stragglers import as_findings
+from distsim.debug.diagnosis.suspected_messages import with_messages
+from distsim.debug.diagnosis.waits.proof import Proof, went_on
+from distsim.debug.diagnosis.waits.unwaited import unwaited
+from distsim.debug.evidence.guard_flags import findings
+from distsim.debug.evidence.procfs import look
+from distsim.debug.evidence.rank_state import build_evidence, given_up, origin_of, settle_stuck
+from distsim.debug.evidence.stack_capture import as_text, collect
+from distsim.debug.monitor.host import Host
+from distsim.debug.monitor.orphans import Orphans
+from distsim.debug.monitor.pace import Pace, recent_stragglers
+from distsim.debug.monitor.peers.part import Together
+from distsim.debug.records import Evidence, Phase
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
+from distsim.debug.records.report_json import diagnoses_from_json, diagnoses_to_json
+from distsim.debug.report.news import news_key, still
+from distsim.debug.report.whereabouts import MARKER, where_ranks_were
+from distsim.debug.rings.jobdir import default_directory, verdict_path
+from distsim.debug.rings.private import create_private, write_private
+from distsim.debug.settings import Level, OnHang, Settings
+from distsim.debug.words.phrases import ranks_text
+from distsim.text.strangers import printable
+
+__all__ = ["Monitor"]
+
+BUSY_POLL_S = 0.1
+QUIET_POLL_S = 0.05
+"""Polls when ranks make calls, and when they do not: then somebody may be stuck."""
+SETTLE_S = 0.25
+"""Nothing is judged before a call has waited this long, and twice in a row with nothing moving in between."""
+DEATH_SETTLE_S = 0.35
+"""After a death: its peers' own errors arrive, and the launcher's word how it died."""
+ON_THEIR_WAY_S = 1.5
+"""A death is told without anybody who waits for it only after this long: the others may come to their next call."""
+BACK_S = 1.0
+"""What ranks have, after the monitor was away, to show that they are there (a heartbeat takes a tenth of it)."""
+WITHDRAW_S = 0.5
+"""How often a warning is held against what the ranks do now."""
+LIVING = (Phase.RUNNING, Phase.BLOCKED, Phase.FROZEN, Phase.HOST_STUCK)
+PATIENCE_S = 20.0
+"""A monitor whose job's first ring never comes gives up."""
+
+
+class Monitor:
+    """One host's watch over its ranks."""
+
+    inconclusive = ""
+    """Why nothing can be said about the job."""
+
+    grace_s = 10.0
+    """What an abort gives exit handlers of ranks that have raised."""
+
+    def __init__(self, directory: Path, settings: Settings, job: str | None) -> None:
+        self.directory = directory
+        self.settings = settings
+        self.host = Host(directory, job)
+        self.together = Together(directory)
+        self.pace = Pace()
+        self.told: set[tuple[Any, ...]] = set()
+        self.diagnoses: list[Diagnosis] = []
+        self.evidence: Evidence | None = None
+        self._started = time.monotonic()
+        self._last_counts: tuple[int, ...] = ()
+        self._still_since = time.monotonic()
+        self._next_judgement = 0.0
+        self._delay = SETTLE_S
+        self._first_death: float | None = None
+        self._first_found: float | None = None
+        """When there was something to tell, though nobody waited for anybody."""
+        self._lines_due: float | None = None
+        self.aborted = False
+        self._attempt = 0
+        self._flagged = 0
+        self._noted = 0
+        self._answered: set[str] = set()
+        self._asked: float | None = None
+        self._last_withdrawn = self._last_back = 0.0
+        self._absences = 0
+        self._closing = False
+        """The launcher ends the ranks: their deaths are no news."""
+        self._orphans = Orphans(directory)
+        self._launcher: Any = None
+        """What `launcher.json` says of it."""
+        self._launched()
+
+    # The loop -----------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Watch until the ranks are gone; answers the exit code of the verdict."""
+        self.host.away.start()
+        while not self._turn():
+            pass
+        self._farewell()
+        return self.exit_code
+
+    def _turn(self) -> bool:
+        """One look at everything; True when the job is over."""
+        self.host.find()
+        self._say_notes()
+        moved = self.host.read(self.together.route)
+        self.together.step(self)
+        self._new_attempt()
+        self._compare()
+        self._miss_rings()
+        if self._judges():
+            self._notice()
+            self._keep_pace()
+            self._judge(moved)
+            self._withdraw()
+        self._answer()
+        self._orphans.step(self)
+        if self.together.abort_asked and not self.aborted:
+            self.abort()
+        if self._over():
+            return True
+        time.sleep(BUSY_POLL_S if moved else QUIET_POLL_S)
+        self._was_away()
+        return False
+
+    def _was_away(self) -> bool:
+        """Whether the monitor has been away itself since it was last asked."""
+        times = self.host.away.look()
+        if times == self._absences:
+            return False
+        self._absences = times
+        self._back(time.monotonic())
+        return True
+
+    def _miss_rings(self) -> None:
+        """Rings that were taken away before they were mapped: of their ranks nothing will ever be known, so no call
+        can be said to miss one."""
+        readers = self.host.readers.values()
+        if self.inconclusive or not readers or len(readers) >= self.host.local_world:
+            return
+        if not all(reader.path.exists() for reader in readers):
+            self.inconclusive = (
+                f"the flight records in {self.directory} were removed before the monitor had seen those of all ranks: "
+                "the job goes on without a guard, a hang is not told"
+            )
+            self._say(self.inconclusive)
+
+    def _back(self, now: float) -> None:
+        """The monitor was away itself: nothing may be judged on what it did not see, before the ranks had time to
+        show that they are there. (On a host so busy that every nap takes long, it must be judged at last.)"""
+        if now - self._last_back > 10 * BACK_S:
+            self._last_back = self._still_since = now
+            self._next_judgement = max(self._next_judgement, now + BACK_S)
+            self._first_death = self._first_found = None
+
+    @property
+    def exit_code(self) -> int:
+        return next((code for d in self.diagnoses if (code := d.exit_code)), 0)
+
+    def _new_attempt(self) -> None:
+        """After a restart everything begins anew; the verdict over the attempt before is history."""
+        attempt = self.host.attempt
+        if attempt == self._attempt:
+            return
+        self._attempt = attempt
+        self.told.clear()
+        self.diagnoses = []
+        self._first_death, self._first_found, self._closing, self.aborted = None, None, False, False
+
+    def _answer(self) -> None:
+        """The launcher saw a rank fail and waits for a last look before it ends the others."""
+        asked = [path for path in self.directory.glob("ask.*") if path.name not in self._answered]
+        if not asked:
+            return
+        now = time.monotonic()
+        self._asked = self._asked or now
+        if not self.exit_code and now - self._asked < DEATH_SETTLE_S:
+            return
+        if not self.exit_code and not self._judges() and now - self._asked < DEATH_SETTLE_S + 2.5:
+            return  # the leader's verdict is on its way
+        if not self.exit_code and self._judges():
+            evidence = self.look()
+            self.tell(self._judgement(evidence), evidence)
+        self._asked = None
+        self._closing = True
+        for path in asked:
+            self._answered.add(path.name)
+            os.close(create_private(self.directory / path.name.replace("ask", "answer")))
+
+    def _over(self) -> bool:
+        if not self.host.readers:
+            return self._released() or (time.monotonic() - self._started > PATIENCE_S and not self._launched())
+        if not all(self.host.ended().values()) or (self.together.waits_for_others() and not self.aborted):
+            return False
+        # A restart's rings may be on their way.
+        return self._released() or not self._launched()
+
+    def _launched(self) -> bool:
+        """A launcher is there, who tells when all is over; one that was killed tells nobody."""
+        try:
+            with contextlib.suppress(FileNotFoundError):  # removed with the folder: the launcher is there all the same
+                self._launcher = json.loads((self.directory / "launcher.json").read_text())
+            said = self._launcher
+            return said is not None and (
+                "pid" not in said or look(int(said["pid"]), int(said.get("start", 0))) is not None
+            )
+        except (OSError, ValueError, AttributeError, TypeError):
+            return False
+
+    def _interrupted(self) -> bool:
+        return (self.directory / MARKER).exists()
+
+    def _released(self) -> bool:
+        return (self.directory / "done.json").exists()
+
+    # Calls that contradict each other -------------------------------------------------------------
+
+    def _compare(self) -> None:
+        for rank, key, rows in self.together.held():
+            self.host.comparer.feed_rows(rank, key, rows)
+        suspicions = self.host.comparer.check()
+        if self.settings.level is Level.RECORD:
+            return  # what all have called is known, and no longer held
+        if not self._judges():
+            for suspicion in suspicions:
+                self.together.suspect(suspicion.lane, suspicion.seq)
+            return
+        if self.together.focus:
+            focus, self.together.focus = self.together.focus, {}
+            self._tell_inconsistent(focus)
+        # At level strict the ranks themselves raise what they see before any byte goes out.
+        odd = [s for s in suspicions if not s.lines_only and self.settings.level is not Level.STRICT]
+        lines = [s for s in suspicions if s.lines_only]
+        now = time.monotonic()
+        if lines and self._lines_due is None:
+            # Whether two lines were swapped is known only when both have been reached by all.
+            self._lines_due = now + SETTLE_S
+            self._lines_focus = {s.lane: s.seq for s in reversed(lines)}
+        if odd:
+            self._tell_inconsistent({s.lane: s.seq for s in reversed(odd)})
+        elif self._lines_due is not None and now >= self._lines_due:
+            self._lines_due = None
+            self._tell_inconsistent(self._lines_focus)
+
+    def _tell_inconsistent(self, focus: dict[Any, int]) -> None:
+        evidence = self.look(focus=focus)
+        found = [d for d in diagnose(evidence) if d.exit_code == 4]
+        self.tell(with_messages(found, evidence, focus), evidence)
+
+    def _notice(self) -> None:
+        """What guards saw themselves is said at once, not when somebody hangs."""
+        flagged = self.host.flagged() + sum(self.together.remote("flagged"))
+        if flagged > self._flagged:
+            self._flagged = flagged
+            evidence = self.look()
+            seen = {finding.kind for finding in evidence.findings}
+            self.tell([d for d in diagnose(evidence) if d.kind in seen], evidence)
+
+    def _keep_pace(self) -> None:
+        """A rank that makes the others wait at every step is a warning, taken back when it is over."""
+        if self._closing or self.aborted or self.inconclusive or not self.pace.due(time.monotonic()):
+            return
+        new = self.pace.look_back(self.host, lambda: self.look().records)
+        if new:  # among the findings of every look from now on, until it keeps pace again
+            evidence = self.look()
+            slow = [d for d in diagnose(evidence) if d.kind is Kind.STRAGGLER]
+            self.tell([replace(d, proof=Proof.NOT_YET) for d in slow], evidence)
+
+    # Ranks that cannot go on ------------------------------------------------------------------------
+
+    def _judge(self, moved: int) -> None:
+        now = time.monotonic()
+        if self._closing or self.aborted:
+            return
+        counts = self._counts()
+        if moved or counts != self._last_counts:
+            self._last_counts = counts
+            self._still_since = now
+        ended = self.host.ended()
+        if self.host.gone() or any(self.together.remote("ended")):
+            if self._first_death is None:
+                self._first_death = now
+                self._next_judgement = min(self._next_judgement, now + DEATH_SETTLE_S)
+                self._delay = SETTLE_S
+        waits = max([self.host.oldest_wait_s(), *self.together.remote("oldest_wait_s")])
+        blocked = waits > SETTLE_S and now - self._still_since > SETTLE_S
+        dead = self._first_death is not None and now - self._first_death > DEATH_SETTLE_S
+        if not (blocked or dead):
+            self._delay = SETTLE_S
+            self._next_judgement = now if not dead else self._next_judgement
+            return
+        if now < self._next_judgement:
+            return
+        evidence = self.look()
+        found = self._judgement(evidence)
+        if self._premature(found, evidence):
+            self._next_judgement = now + SETTLE_S
+            return
+        if found:
+            # Twice the same, with nothing moving in between: rings are not read at one instant.
+            time.sleep(0.1)
+            self.host.read(self.together.route)
+            self.together.step(self)
+            if self._counts() == counts or all(ended.values()):
+                again = self._judgement(self.look())
+                same = {news_key(d) for d in again}
+                found = [d for d in found if news_key(d) in same]
+            else:
+                found = []
+        if found and self._was_away() and self._next_judgement > time.monotonic():
+            return  # it was stopped while it judged
+        if found:
+            self._with_stacks(found)
+        self._delay = min(self._delay * 1.5, 2.0)
+        self._next_judgement = now + self._delay
+
+    def _withdraw(self, at_the_end: bool = False) -> None:
+        """Take back what was told as a warning and no longer holds: it went on by itself."""
+        warned = [d for d in self.diagnoses if d.provisional]
+        now = time.monotonic()
+        if not warned or self.aborted or (now - self._last_withdrawn < WITHDRAW_S and not at_the_end):
+            return
+        self._last_withdrawn = now
+        now_found = diagnose(self.look())
+        over = [d for d in warned if not any(still(d, other) for other in now_found)]
+        for diagnosis in over:
+            self.diagnoses.remove(diagnosis)
+            self.told.discard(news_key(diagnosis))
+            who, call = ranks_text(diagnosis.culprits), diagnosis.call
+            self._say(went_on(diagnosis.kind.label, who, None if call is None else str(call)))
+        if over:
+            self._write()
+
+    def _premature(self, found: Sequence[Diagnosis], evidence: Evidence) -> bool:
+        """A rank is gone, or stopped, and nobody waits for it yet, but some are on their way to their next call."""
+        if not found or any(diagnosis.victims for diagnosis in found):
+            self._first_found = None
+            return False
+        now = time.monotonic()
+        self._first_found = self._first_found or self._first_death or now
+        running = any(state.phase is Phase.RUNNING for state in evidence.ranks.values())
+        return running and now - self._first_found <= ON_THEIR_WAY_S
+
+    def _judgement(self, evidence: Evidence) -> list[Diagnosis]:
+        if self._interrupted() or self.inconclusive:
+            return []
+        found = diagnose(evidence)
+        if not any(d.exit_code for d in found):
+            return [d for d in found if news_key(d) not in self.told and d.victims]
+        return [d for d in found if news_key(d) not in self.told]
+
+    def _with_stacks(self, found: Sequence[Diagnosis]) -> None:
+        """Look once more with stacks, which stop the ranks for a moment, and say it."""
+        if not any(d.exit_code or d.kind is Kind.HOST_STUCK for d in found):
+            self.tell(found, self.look())
+            return
+        evidence = self.look(stacks=True)
+        better = [d for d in diagnose(evidence) if news_key(d) not in self.told]
+        self.tell(better or found, evidence)
+
+    def _judges(self) -> bool:
+        return self.together.judges(self.host)
+
+    def _counts(self) -> tuple[int, ...]:
+        """Calls of every rank so far: while they stay the same, nothing moves."""
+        return (*self.host.counts(), *(n for counts in self.together.remote("counts") for n in counts))
+
+    def look(self, stacks: bool = False, focus: dict[Any, int] | None = None) -> Evidence:
+        """The evidence at this moment, of all hosts where there are several."""
+        readers = list(self.host.readers.values())
+        origin = origin_of(readers)
+        evidence = self.look_here(stacks, focus, origin)
+        self.together.add(evidence, stacks, focus or {}, origin, self.host.comparer.lanes())
+        settle_stuck(evidence)
+        evidence.findings = (*evidence.findings, *self.pace.findings())
+        return evidence
+
+    def look_here(self, stacks: bool, focus: dict[Any, int] | None, origin: int, ours_only: bool = False) -> Evidence:
+        """This host's part of the evidence."""
+        settings = self.settings
+        known = self.host.knowledge(settings.hang_after_s, settings.straggler_after_s)
+        readers = [self.host.readers[rank] for rank in sorted(self.host.readers)]
+        if stacks:
+            evidence = build_evidence(readers, known, self.host.world_size)
+            frozen = [r for r, s in evidence.ranks.items() if s.phase is Phase.FROZEN]
+            living = [r for r in readers if evidence.ranks[r.header.rank].phase in LIVING]
+            known.stacks = collect(living, self.directory, frozen, self.host.notes)
+            with contextlib.suppress(OSError):
+                write_private(self.directory / "stacks.txt", as_text(known.stacks))
+        extra = {} if ours_only else self.host.missing_states(self.host.readers, settings.hang_after_s)
+        evidence = build_evidence(readers, known, self.host.world_size, extra, focus, origin)
+        evidence.findings = findings(readers, evidence, origin)
+        return evidence
+
+    def accept(self, report: dict[str, Any]) -> None:
+        """The leader's verdict, so that this host's launcher knows it."""
+        self.diagnoses = diagnoses_from_json(report)
+        self.told.update(news_key(d) for d in self.diagnoses)
+        self._save(report, self._verdict_paths())
+
+    # What follows -----------------------------------------------------------------------------------
+
+    def tell(self, found: Sequence[Diagnosis], evidence: Evidence) -> None:
+        """Print what is new, write it down, and do what --on-hang asks for."""
+        new = [d for d in found if news_key(d) not in self.told]
+        if not new:
+            return
+        self.told.update(news_key(d) for d in new)
+        fatal = [d for d in new if d.exit_code]
+        if fatal:
+            self.diagnoses = [d for d in self.diagnoses if d.exit_code]
+        self.diagnoses = [d for d in self.diagnoses if not any(still(d, other) for other in new)]
+        self.diagnoses += new
+        self.evidence = evidence
+        self._print(new, evidence)
+        self._say_notes()
+        self._write()
+        if any(d.ends_job for d in new) and self.settings.on_hang is OnHang.ABORT and not self.aborted:
+            self.abort()
+
+    def _print(self, new: Sequence[Diagnosis], evidence: Evidence) -> None:
+        from distsim.debug.report.console import Console
+        from distsim.debug.report.render import piped_width, render_diagnoses
+
+        tty = sys.stderr.isatty()
+        console = Console(stderr=True, soft_wrap=True) if tty else Console(file=sys.stderr, width=piped_width(120))
+        with contextlib.suppress(OSError):
+            console.print(render_diagnoses(new, evidence), crop=False)
+            sys.stderr.flush()
+
+    def _print_places(self) -> None:
+        lines = where_ranks_were(self.look()) if self.host.readers else []
+        with contextlib.suppress(OSError):
+            print(printable("\n  ".join(["INTERRUPTED", *lines])), file=sys.stderr, flush=True)
+
+    def _say_notes(self) -> None:
+        """What was not as it should be, once and in a line each."""
+        while self._noted < len(self.host.notes):
+            note = self.host.notes[self._noted]
+            self._noted += 1
+            if note not in self.host.notes[: self._noted - 1]:
+                self._say(note)
+
+    @staticmethod
+    def _say(note: str) -> None:
+        """One line, wrapped on a terminal as the reports are; whole in a log, where it is looked for."""
+        said, width = f"distsim: {printable(note)}", 0
+        with contextlib.suppress(OSError, ValueError):
+            width = os.get_terminal_size(sys.stderr.fileno()).columns
+        if width:
+            said = textwrap.fill(
+                said, max(width, 20), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            )
+        with contextlib.suppress(OSError):
+            print(said, file=sys.stderr, flush=True)
+
+    def _write(self) -> None:
+        report: dict[str, Any] = {
+            "schema": "distsim.report/1",
+            **diagnoses_to_json(self.diagnoses),
+            "exit_code": self.exit_code,
+            "world_size": self.host.world_size,
+            "rings": str(self.directory),
+            "job": next((reader.header.job for reader in self.host.readers.values()), ""),
+        }
+        if self.inconclusive:
+            report["inconclusive"] = self.inconclusive
+        self._save(report, [*self._verdict_paths(), *filter(None, [self.settings.report])])
+        self.together.tell(report)
+
+    def _verdict_paths(self) -> list[str]:
+        """Another job's monitor may write into the same folder."""
+        own = [] if self.host.job is None else [str(verdict_path(self.directory, self.host.job))]
+        return [*own, str(self.directory / "verdict.json")]
+
+    @staticmethod
+    def _save(report: dict[str, Any], paths: Sequence[str]) -> None:
+        for path in paths:
+            wanted = Path(path)
+            mode = 0o600 if wanted.name.startswith("verdict.") else 0o666  # --report: as the user's umask has it
+            try:
+                write_private(wanted, json.dumps(report, indent=1), mode)
+            except OSError as error:
+                if wanted.name.startswith("verdict.") and not wanted.parent.is_dir():
+                    continue  # whoever owns the folder took it away: its launcher says so
+                print(f"distsim: no report in {path} ({error.strerror})", file=sys.stderr)
+
+    def abort(self) -> None:
+        """End the ranks of this host: politely, then not."""
+        self.aborted = True
+        with contextlib.suppress(OSError):
+            write_private(self.directory / "aborted.json", "{}")
+        self.together.abort()
+        families = self._families()
+        leaving = {rank for rank, reader in self.host.readers.items() if given_up(reader)}
+        self.kill(signal.SIGTERM, but=leaving)
+        self._until_ended(self.grace_s, leaving)  # exit handlers save and upload what is left
+        self.kill(signal.SIGTERM)
+        self._until_ended(2.0, self.host.readers)
+        self.kill(signal.SIGKILL)
+        for leader in families:
+            with contextlib.suppress(OSError):
+                os.killpg(leader, signal.SIGKILL)
+
+    def _families(self) -> list[int]:
+        """The ranks' process groups, where each has its own, as the launcher's have: what ranks have started (a data
+        loader's workers) would outlive them, and hold the job's output open."""
+        pids, alone = [], []
+        for reader in self.host.readers.values():
+            pid, ticks = reader.header.pid, reader.header.start_ticks
+            with contextlib.suppress(OSError):
+                if look(pid, ticks) is not None:
+                    alone.append(os.getsid(pid) == pid)
+                elif look(pid) is not None:
+                    continue  # another process has the number by now
+            pids.append(pid)
+        return pids if alone and all(alone) else []
+
+    def _until_ended(self, limit_s: float, ranks: Collection[int]) -> None:
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and not all(self.host.ended()[rank] for rank in ranks):
+            time.sleep(0.05)
+
+    def kill(self, number: int, but: Collection[int] = ()) -> None:
+        """Send a signal to every rank of this host that still lives."""
+        for rank, gone in self.host.ended().items():
+            if not gone and rank not in but:
+                with contextlib.suppress(OSError):
+                    os.kill(self.host.readers[rank].header.pid, number)
+
+    def _farewell(self) -> None:
+        """All ranks are gone: what they leave behind, and the rings of a healthy job go."""
+        self.host.find()
+        self.host.read(self.together.route)
+        if not self._judges():
+            self.together.goodbye()
+            return
+        self._compare()
+        if self._lines_due is not None:
+            self._lines_due = 0.0
+            self._compare()
+        self._withdraw(at_the_end=True)
+        ended_by_others = self.aborted or self._closing or self._interrupted()
+        if self.host.readers and not ended_by_others and not self.inconclusive:
+            evidence = self.look()
+            seen = {(finding.kind, finding.site) for finding in evidence.findings}
+            slow = [one for one in recent_stragglers([*self.host.readers.values()]) if one.rank not in self.pace.told]
+            left = [*unwaited(evidence, written_out=True), *as_findings(slow)]
+            evidence.findings = (*evidence.findings, *(f for f in left if (f.kind, f.site) not in seen))
+            found = [d for d in diagnose(evidence) if news_key(d) not in self.told and not self.pace.has_told(d)]
+            if self.exit_code:
+                found = []  # what died after the verdict died of it
+            self.tell(found, evidence)
+        if not self.diagnoses:
+            if self._interrupted():
+                self._print_places()
+            self._write()
+        self.together.goodbye()
+        if not self.diagnoses:
+            if self._ours():
+                shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _ours(self) -> bool:
+        """A folder that we chose, in memory: nobody would look there for a healthy job's rings."""
+        return (
+            not (self.directory / "launcher.json").exists()
+            and self.directory.parent == default_directory("x").parent
+            and not self.settings.directory
+        )

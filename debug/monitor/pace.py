@@ -1,0 +1,98 @@
+"""Whether the ranks of a live job keep pace: looked at every few seconds, told when it stays so, withdrawn when not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from distsim.debug.diagnosis.stragglers import LIVE, MIN_SHARE, Straggler, as_findings, stragglers
+from distsim.debug.evidence.rank_state import origin_of, wall_offsets
+from distsim.debug.records import CallRecord, Finding
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
+from distsim.debug.rings.reader import Records, RingReader
+
+if TYPE_CHECKING:
+    from distsim.debug.monitor.host import Host
+
+__all__ = ["Pace", "recent_calls", "recent_stragglers"]
+
+LOOK_S = 5.0
+"""Between two looks."""
+STREAK = 3
+"""Looks in a row before a rank is told, and before it is taken back: a start, a compilation, an evaluation is over
+by then."""
+WINDOW = 1024
+"""Calls of each rank in one look."""
+WHOLE = 4000
+"""Calls of each rank in the last look: what a ring holds."""
+
+
+class Pace:
+    """Remembers the last looks."""
+
+    def __init__(self) -> None:
+        self.told: dict[int, Straggler] = {}
+        self._next_s: float | None = None
+        self._slow: dict[int, int] = {}
+        self._fine: dict[int, int] = {}
+
+    def due(self, now_s: float) -> bool:
+        """Whether it is time to look again."""
+        if self._next_s is None or now_s >= self._next_s:
+            first = self._next_s is None
+            self._next_s = now_s + LOOK_S
+            return not first
+        return False
+
+    def judge(self, found: Sequence[Straggler]) -> tuple[list[Straggler], list[Straggler]]:
+        """Of one more look: who is to be told now, and whose warning is to be taken back."""
+        slow = {one.rank: one for one in found}
+        self._slow = {rank: self._slow.get(rank, 0) + 1 for rank in slow}
+        self._fine = {rank: self._fine.get(rank, 0) + 1 for rank in self.told if rank not in slow}
+        new = [one for rank, one in slow.items() if rank not in self.told and self._slow[rank] >= STREAK]
+        over = [self.told.pop(rank) for rank, times in self._fine.items() if times >= STREAK]
+        self.told.update({one.rank: one for one in new})
+        return new, over
+
+    def look_back(self, host: Host, everywhere: Callable[[], Mapping[int, Sequence[CallRecord]]]) -> list[Straggler]:
+        """Look at a live job: who is to be told now. *everywhere* gives the last calls where a job has several hosts,
+        as many of them as their monitors send."""
+        readers = list(host.readers.values())
+        records = recent_calls(readers, WINDOW) if len(readers) == host.world_size else everywhere()
+        return self.judge(stragglers(records, LIVE))[0]
+
+    def has_told(self, diagnosis: Diagnosis) -> bool:
+        """The diagnosis says again what a warning has said while the job ran."""
+        return diagnosis.kind is Kind.STRAGGLER and set(diagnosis.culprits) <= self.told.keys()
+
+    def findings(self) -> list[Finding]:
+        """What is told and still so, a finding each."""
+        return [finding for one in self.told.values() for finding in as_findings([one])]
+
+
+def recent_stragglers(readers: Sequence[RingReader], number: int = WHOLE) -> list[Straggler]:
+    """The stragglers of one host's job over the last *number* calls of each rank."""
+    return stragglers(recent_calls(readers, number), LIVE)
+
+
+def recent_calls(readers: Sequence[RingReader], number: int) -> Mapping[int, Sequence[CallRecord]]:
+    """The last calls of each rank; nothing where no rank spends enough of its time in calls to be kept waiting."""
+    windows = {reader.header.rank: reader.since(reader.count - number)[0] for reader in readers}
+    if not any(_waits(window) for window in windows.values()):
+        return {}
+    origin, offsets = origin_of(readers), wall_offsets(readers)
+    return {
+        rank: [reader.decode(values, origin - offsets[rank]) for values in windows[rank].tolist()]
+        for reader in readers
+        if (rank := reader.header.rank) in windows
+    }
+
+
+def _waits(window: Records) -> bool:
+    done = window[window["completed"] > 0]
+    if len(done) < LIVE.meetings:
+        return False
+    span = int(done["completed"].max()) - int(done["issued"].min())
+    inside = int((done["completed"] - done["issued"]).sum())
+    return span > LIVE.span_s * 1e9 and inside >= MIN_SHARE * span

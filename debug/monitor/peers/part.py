@@ -1,0 +1,292 @@
+"""How a monitor takes part in a job of several hosts: alone at first, then leading or following."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from distsim.debug.evidence.guard_flags import merged
+from distsim.debug.evidence.typed import whole
+from distsim.debug.matching.comparer import LaneKey
+from distsim.debug.monitor.host import Host
+from distsim.debug.monitor.peers.protocol import Follower, Leader, Rows
+from distsim.debug.records import Evidence, Finding
+from distsim.debug.records.kinds import Kind
+from distsim.debug.records.wire import evidence_from_json, evidence_to_json
+from distsim.debug.report.stack_tree import format_ranks
+from distsim.text.strangers import load_json, read_bytes
+
+__all__ = ["Together"]
+
+MEETING_S = 8.0
+"""Monitors have this long to find each other before one that is alone judges by itself."""
+LAST_WORD_S = 3.0
+MOST_ROWS = 4096
+"""Row blocks kept for a leader that is not there yet."""
+
+
+class Watcher(Protocol):
+    """The monitor whose part this is."""
+
+    host: Host
+
+    def look_here(
+        self, stacks: bool, focus: dict[LaneKey, int], origin: int, *, ours_only: bool = False
+    ) -> Evidence: ...
+
+    def accept(self, report: dict[str, Any]) -> None: ...
+
+
+class Together:
+    """One monitor's part in the exchange. Does nothing where all ranks are on one host."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.leader: Leader | None = None
+        self.follower: Follower | None = None
+        self.outbox: list[tuple[int, LaneKey, Rows]] = []
+        self._cannot_lead = False
+        self._beat = 0.0
+        self._told_lost: set[int] = set()
+        self.focus: dict[LaneKey, int] = {}
+        """Calls that other hosts suspect."""
+        self.abort_asked = False
+        self._began = time.monotonic()
+        self._met = False
+        self._over_since: float | None = None
+
+    # Every turn of the loop -----------------------------------------------------------------------
+
+    def step(self, monitor: Watcher) -> None:
+        """Find the part to play, then play it."""
+        if not monitor.host.joined():
+            self._began = time.monotonic()
+        if self.leader is None and self.follower is None:
+            self._choose(monitor)
+        if self.leader is not None:
+            self._lead(monitor, self.leader)
+        elif self.follower is not None:
+            self._follow(monitor, self.follower)
+        elif len(self.outbox) > MOST_ROWS:
+            del self.outbox[: len(self.outbox) - MOST_ROWS]
+
+    def _choose(self, monitor: Watcher) -> None:
+        if (self._directory / "lead.json").exists():
+            said = self._said("lead.json")
+            if said is None or self._cannot_lead:
+                return
+            try:
+                self.leader = Leader(self._directory, said["addresses"], said["secret"], said["salt"])
+            except OSError as error:
+                self._cannot_lead = True
+                monitor.host.notes.append(f"the monitors of this job's hosts cannot meet: {error}")
+                return
+            for rank, key, rows in self.outbox:
+                monitor.host.comparer.feed_rows(rank, key, rows)
+            self.outbox.clear()
+        elif (self._directory / "follow.json").exists():
+            said = self._said("follow.json")
+            if said is not None:
+                self.follower = Follower(said["address"], int(said["port"]), said["secret"], socket.gethostname())
+
+    def _said(self, name: str) -> dict[str, Any] | None:
+        """What a rank has left for this monitor; None where it is not whole."""
+        try:
+            said = load_json(read_bytes(self._directory / name, 1 << 16))
+            keys = ("addresses", "salt") if name == "lead.json" else ("address", "port")
+            words = [said[key] for key in ("secret", "address", "salt") if key == "secret" or key in keys]
+            words += said["addresses"] if name == "lead.json" else []
+            if not all(isinstance(word, str) and word for word in words) or "\0" in "".join(words):
+                return None
+            if name == "follow.json":
+                whole(said["port"], "port", 1, 65535)
+            return dict(said)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _lead(self, monitor: Watcher, leader: Leader) -> None:
+        for message in leader.step(monitor.host.comparer.feed_rows):
+            name, ranks, generation = message["suspicion"]
+            self.focus[(name, tuple(ranks), int(generation))] = int(message["seq"])
+        monitor.host.notes += leader.notes
+        leader.notes.clear()
+        if time.monotonic() - self._beat > 0.5:
+            self._beat = time.monotonic()
+            leader.tell({"beat": 1})
+
+    def _follow(self, monitor: Watcher, follower: Follower) -> None:
+        def answer(request: dict[str, Any]) -> Any:
+            focus = {(n, tuple(r), int(g)): int(seq) for (n, r, g), seq in request["focus"]}
+            evidence = monitor.look_here(bool(request["stacks"]), focus, int(request["origin"]), ours_only=True)
+            return evidence_to_json(evidence)
+
+        for message in follower.step(self._status(monitor), self.outbox, answer):
+            if "verdict" in message:
+                try:
+                    monitor.accept(message["verdict"])
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    follower.notes.append(f"the verdict of the monitor beside rank 0 makes no sense ({error!r})")
+            if "abort" in message:
+                self.abort_asked = True
+            if "bye" in message:
+                follower.lost_since = None
+                follower.left = True
+        monitor.host.notes += follower.notes
+        follower.notes.clear()
+
+    def _status(self, monitor: Watcher) -> dict[str, Any]:
+        host = monitor.host
+        ended = host.ended()
+        return {
+            "ranks": sorted(host.readers),
+            "counts": list(host.counts()),
+            "oldest_wait_s": host.oldest_wait_s(),
+            "ended": int(host.gone()),
+            "flagged": host.flagged(),
+            "over": bool(ended) and all(ended.values()),
+        }
+
+    # What the rest of the monitor asks -------------------------------------------------------------------
+
+    def judges(self, host: Host) -> bool:
+        """Whether this monitor gives verdicts: that of a job on one host does, a leader that hears all
+        hosts, and whoever is left alone for too long."""
+        if host.local_world >= host.world_size:
+            return True
+        if self.leader is not None:
+            return self._complete(host) or time.monotonic() - self._began > MEETING_S
+        if self.follower is not None:
+            if self.follower.connected:
+                self._met = True
+            return not (self.follower.connected or self.follower.left) and (self._met or self._alone())
+        return self._alone() or not host.joined()
+
+    def _alone(self) -> bool:
+        return time.monotonic() - self._began > MEETING_S
+
+    def _complete(self, host: Host) -> bool:
+        assert self.leader is not None
+        known = set(host.readers).union(*(link.ranks for link in self.leader.links if link.known))
+        return len(known) >= host.world_size
+
+    def route(self, rank: int, key: LaneKey, rows: Rows, here: set[int]) -> bool:
+        """Take rows of a group that has members elsewhere; False: compare them here."""
+        if self.leader is not None or all(member in here for member in key[1]):
+            return False
+        self.outbox.append((rank, key, rows))
+        return True
+
+    def suspect(self, key: LaneKey, seq: int) -> None:
+        """A follower leaves the judgement to its leader."""
+        if self.follower is not None:
+            self.follower.suspect(key, seq)
+
+    def remote(self, name: str) -> list[Any]:
+        """One entry of every other host's last word about itself."""
+        if self.leader is None:
+            return []
+        return [link.status[name] for link in self.leader.links if name in link.status]
+
+    def add(self, evidence: Evidence, stacks: bool, focus: dict[LaneKey, int], origin: int, done: Any) -> None:
+        """Put the other hosts' evidence beside this one's."""
+        if self.leader is None:
+            self._without_leader(evidence)
+            return
+        asked = {**dict(done), **focus}
+        request = {
+            "stacks": stacks,
+            "origin": origin,
+            "focus": [[list(key), seq] for key, seq in asked.items()],
+        }
+        records = dict(evidence.records)
+        states = dict(evidence.ranks)
+        found = list(evidence.findings)
+        texts = dict(evidence.sources)
+        for answer in self.leader.look(request):
+            try:
+                more_states, more_records, more_found, sources = evidence_from_json(answer)
+            except Exception as error:
+                self.leader.notes.append(f"what a host says of its ranks makes no sense, and is left out ({error!r})")
+                continue
+            states.update(more_states)
+            records.update(more_records)
+            found += more_found
+            texts = {**sources, **texts}
+        evidence.ranks, evidence.records, evidence.sources = states, records, texts
+        evidence.findings = [*self._cut_off(), *merged(found)]
+
+    def held(self) -> list[tuple[int, LaneKey, Rows]]:
+        """Rows that came in while the leader waited for answers."""
+        if self.leader is None:
+            return []
+        rows, self.leader.held = self.leader.held, []
+        return rows
+
+    def _cut_off(self) -> list[Finding]:
+        assert self.leader is not None
+        return [
+            Finding(
+                Kind.NETWORK_FAULT,
+                link.ranks,
+                f"nothing was heard from host {link.host} (ranks {format_ranks(link.ranks)}) "
+                f"for {link.silent_s:.1f} s: "
+                "its network is cut, or it is down",
+                suggestion=f"Look at host {link.host}: is it up, does it answer a ping, what says its NIC?",
+            )
+            for link in self.leader.lost
+            if link.ranks
+        ]
+
+    def _without_leader(self, evidence: Evidence) -> None:
+        follower = self.follower
+        if follower is None or follower.connected or follower.left or not self._met:
+            return
+        here = {rank for rank, state in evidence.ranks.items() if state.host is not None}
+        elsewhere = tuple(sorted(set(range(evidence.world_size)) - here))
+        evidence.findings = [
+            Finding(
+                Kind.NETWORK_FAULT,
+                elsewhere,
+                f"the monitor beside rank 0 does not answer host {socket.gethostname()} "
+                f"(ranks {format_ranks(here)}): the network between them is cut, or its host is down",
+                suggestion=f"Look at the network of {socket.gethostname()} and of rank 0's host: "
+                "a ping, the NIC, the switch.",
+            ),
+            *evidence.findings,
+        ]
+
+    def tell(self, report: dict[str, Any]) -> None:
+        """A verdict, for the launchers of the other hosts."""
+        if self.leader is not None:
+            self.leader.tell({"verdict": report})
+
+    def abort(self) -> None:
+        """End the ranks of the other hosts, too."""
+        if self.leader is not None:
+            self.leader.tell({"abort": 1})
+
+    def goodbye(self) -> None:
+        """This monitor ends because its ranks have."""
+        if self.leader is not None:
+            self.leader.tell({"bye": 1})
+            time.sleep(0.05)
+        if self.follower is not None and self.follower.link is not None and self.follower.link.open:
+            self.follower.link.send({"status": {"over": True, "ended": 0, "ranks": self.follower.ranks}})
+            time.sleep(0.05)
+        for end in (self.leader, self.follower):
+            if end is not None:
+                end.close()
+
+    def waits_for_others(self) -> bool:
+        """A leader stays while other hosts' ranks run: they have nobody else who sees all. A follower
+        stays for the leader's last word."""
+        if self.follower is not None:
+            self._over_since = self._over_since or time.monotonic()
+            return (
+                self.follower.connected and not self.follower.left and time.monotonic() - self._over_since < LAST_WORD_S
+            )
+        if self.leader is None:
+            return False
+        return any(link.open and link.known and not link.status.get("over") for link in self.leader.links)

@@ -1,0 +1,269 @@
+"""Monitors of several hosts as one: the one beside rank 0 leads, the others tell it what they see.
+
+A small TCP protocol of JSON lines between ends that have proved to each other that they know the job's secret
+(link.py); nothing received is executed. The address travels in the job's store, the secret does not
+(realexec/process/introduce_monitors.py). A link that sends what makes no sense is dropped, and said to be; all others
+go on.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distsim.debug.evidence.typed import MOST_RANKS, number, text, whole, wholes
+from distsim.debug.matching.comparer import LaneKey
+from distsim.debug.monitor.peers.link import Link
+from distsim.debug.rings.private import write_private
+
+__all__ = ["Follower", "Leader"]
+
+LOST_S = 2.0
+"""Silence after which a host counts as cut off; its monitor speaks every `SPEAK_S`."""
+SPEAK_S = 0.2
+LOOK_S = 1.5
+MEET_S = 5.0
+"""A connection that has not proved anything after this long is dropped."""
+MOST_UNKNOWN = 64
+"""Connections that may be about to prove themselves; the oldest makes room for the next."""
+
+Rows = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
+
+
+class Leader:
+    """Beside rank 0: collects, so that one monitor judges the whole job."""
+
+    def __init__(self, directory: Path, addresses: Sequence[str], secret: str, salt: str = "") -> None:
+        """Listen on the first of *addresses* that is this host's, and say which; OSError where none is."""
+        self.secret = secret
+        self._server = _listen(addresses)
+        self._server.setblocking(False)
+        self.links: list[Link] = []
+        self.notes: list[str] = []
+        """Links that were dropped for what they sent, one line each."""
+        self._answers: dict[int, dict[int, dict[str, Any]]] = {}
+        self._number = 0
+        self.held: list[tuple[int, LaneKey, Rows]] = []
+        """Rows that came in during `look`."""
+        address, port = self._server.getsockname()[:2]
+        write_private(directory / "monitor.json", json.dumps({"address": address, "port": port, "salt": salt}))
+
+    def step(self, feed: Callable[[int, LaneKey, Rows], None]) -> list[dict[str, Any]]:
+        """Move messages; rows go to *feed*, suspicions come back."""
+        self._accept()
+        suspicions: list[dict[str, Any]] = []
+        for link in list(self.links):
+            if not link.open:
+                continue
+            try:
+                link.flush()
+                for message in link.receive():
+                    self._hear(link, message, feed, suspicions)
+            except Exception as error:
+                link.close()
+                self.notes.append(f"the link to host {link.host} is dropped: its message makes no sense ({error!r})")
+        self.links = [link for link in self.links if link.open or link.known]
+        return suspicions
+
+    def _accept(self) -> None:
+        """Take who knocks; of those who have proved nothing, the oldest make room and the slow are dropped."""
+        for _ in range(MOST_UNKNOWN):
+            try:
+                connection, _ = self._server.accept()
+            except OSError:  # nobody more; or no descriptor left: the next step tries again
+                break
+            self.links.append(Link(connection, self.secret, leads=True))
+        unknown = [link for link in self.links if not link.known and link.open]
+        now = time.monotonic()
+        for place, link in enumerate(unknown):
+            if now - link.made > MEET_S or place < len(unknown) - MOST_UNKNOWN:
+                link.close()
+
+    def _hear(
+        self,
+        link: Link,
+        message: dict[str, Any],
+        feed: Callable[[int, LaneKey, Rows], None],
+        suspicions: list[dict[str, Any]],
+    ) -> None:
+        if "rows" in message:
+            for rank, key, data in message["rows"]:
+                rows = np.frombuffer(base64.b64decode(data), dtype="<u8").reshape(-1, 3)
+                feed(whole(rank, "rank", 0, MOST_RANKS), lane_key(key), rows)
+        elif "looked" in message:
+            number = whole(message["looked"], "looked")
+            if number in self._answers:  # who comes too late is not waited for any longer
+                self._answers[number][id(link)] = message["evidence"]
+        elif "suspicion" in message:
+            suspicion = list(lane_key(message["suspicion"]))
+            suspicions.append({"suspicion": suspicion, "seq": whole(message["seq"], "seq")})
+        if "host" in message:
+            link.host = text(message["host"], "host", 200)
+        if "status" in message:
+            link.status = _status(message["status"])
+            link.ranks = link.status["ranks"]
+            for other in self.links:  # the host lost its link and has a new one
+                if other is not link and other.known and set(other.ranks) & set(link.ranks):
+                    other.close()
+                    other.known = False
+
+    def look(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        """Ask all hosts for their evidence; those that do not answer in time are left out."""
+        self._number += 1
+        number = self._number
+        self._answers[number] = {}
+        asked = [link for link in self.links if link.open and link.known]
+        for link in asked:
+            link.send({"look": number, **request})
+        deadline = time.monotonic() + LOOK_S
+        held: list[tuple[int, LaneKey, Rows]] = []
+        while time.monotonic() < deadline:
+            waiting = [
+                link
+                for link in asked
+                if link.open and id(link) not in self._answers.get(number, {}) and link.silent_s < LOST_S
+            ]
+            if not waiting:
+                break
+            self.step(lambda rank, key, rows: held.append((rank, key, rows)))
+            time.sleep(0.005)
+        self.held = held
+        answers = self._answers.pop(number, {})
+        return [answers[id(link)] for link in asked if id(link) in answers]
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send to all hosts."""
+        for link in self.links:
+            if link.open and link.known:
+                link.send(message)
+
+    def close(self) -> None:
+        """Hang up."""
+        for link in self.links:
+            link.close()
+        self._server.close()
+
+    @property
+    def lost(self) -> list[Link]:
+        """Hosts that were there and are silent, though their ranks had not all ended."""
+        return [
+            link
+            for link in self.links
+            if link.known and (not link.open or link.silent_s > LOST_S) and not link.status.get("over")
+        ]
+
+
+class Follower:
+    """On every other host."""
+
+    def __init__(self, address: str, port: int, secret: str, host: str) -> None:
+        self._address, self._port, self._secret, self._host = address, port, secret, host
+        self.link: Link | None = None
+        self._spoke = 0.0
+        self._tried = 0.0
+        self._introduced = False
+        self.ranks: list[int] = []
+        self.notes: list[str] = []
+        """Why a link was dropped, one line each."""
+        self.lost_since: float | None = None
+        self.left = False
+        """The leader said goodbye: its ranks have ended."""
+
+    def step(
+        self,
+        status: dict[str, Any],
+        rows: list[tuple[int, LaneKey, Rows]],
+        answer: Callable[[dict[str, Any]], Any],
+    ) -> list[dict[str, Any]]:
+        """Tell what is new; answer the leader's looks; other messages come back."""
+        now = time.monotonic()
+        self.ranks = status["ranks"]
+        if self.link is None or not self.link.open:
+            if now - self._tried < 1.0:
+                return []
+            self._tried = now
+            try:
+                connection = socket.create_connection((self._address, self._port), timeout=1.0)
+                self.link = Link(connection, self._secret, leads=False)
+                self._introduced = False
+            except OSError:
+                self.lost_since = self.lost_since or now
+                return []
+        link = self.link
+        if not link.known and now - link.made > MEET_S:
+            link.close()
+            return []
+        messages = []
+        try:
+            for message in link.receive():
+                if "look" in message:
+                    link.send({"looked": whole(message["look"], "look"), "evidence": answer(message)})
+                else:
+                    messages.append(message)
+        except Exception as error:
+            link.close()
+            self.notes.append(f"the link to the monitor beside rank 0 is dropped: {error!r}")
+        if link.known and not self._introduced:
+            self._introduced = True
+            self.lost_since = None
+            link.send({"host": self._host, "status": status})
+        if link.known and rows:
+            link.send({"rows": [[rank, list(key), base64.b64encode(r.tobytes()).decode()] for rank, key, r in rows]})
+            rows.clear()
+        if link.known and now - self._spoke > SPEAK_S:
+            self._spoke = now
+            link.send({"status": status})
+        link.flush()
+        return messages
+
+    @property
+    def connected(self) -> bool:
+        return self.link is not None and self.link.open and self.link.known and self.link.silent_s < LOST_S * 2
+
+    def close(self) -> None:
+        """Hang up."""
+        if self.link is not None:
+            self.link.close()
+
+    def suspect(self, key: LaneKey, seq: int) -> None:
+        """Have the leader look at a call."""
+        if self.link is not None and self.link.open:
+            self.link.send({"suspicion": list(key), "seq": seq})
+
+
+def lane_key(said: Any) -> LaneKey:
+    """A group's key as it came over the wire."""
+    name, ranks, generation = said
+    return text(name, "name"), wholes(ranks, "ranks", 0, MOST_RANKS), whole(generation, "generation")
+
+
+def _status(said: Any) -> dict[str, Any]:
+    """What a host says of itself, as the types it should have."""
+    status: dict[str, Any] = {"over": bool(said.get("over"))}
+    for name in ("ended", "flagged"):
+        if name in said:
+            status[name] = whole(said[name], name)
+    if "oldest_wait_s" in said:
+        status["oldest_wait_s"] = number(said["oldest_wait_s"], "oldest_wait_s")
+    if "counts" in said:
+        status["counts"] = wholes(said["counts"], "counts")
+    status["ranks"] = wholes(said.get("ranks", []), "ranks", 0, MOST_RANKS)
+    return status
+
+
+def _listen(addresses: Sequence[str]) -> socket.socket:
+    reasons = []
+    for address in addresses:
+        try:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            return socket.create_server((address, 0), family=family, backlog=128)
+        except OSError as error:
+            reasons.append(f"{address}: {error.strerror}")
+    raise OSError(f"none of the job's addresses is this host's ({'; '.join(reasons)})")

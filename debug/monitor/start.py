@@ -1,0 +1,79 @@
+"""Starting the monitor process of a host: once, from whichever rank of the host comes first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from distsim.debug.rings.private import create_private
+from distsim.debug.settings import Settings
+
+__all__ = ["gone_text", "start_monitor"]
+
+
+def start_monitor(
+    directory: Path, settings: Settings, job: str, *, force: bool = False
+) -> subprocess.Popen[bytes] | None:
+    """Start a monitor over *directory*, unless one for this job runs there already.
+
+    It is a process of its own, in a session of its own: it must outlive the ranks it reports on.
+    """
+    lock = directory / f"monitor.{job}.lock"
+    try:
+        descriptor = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600)
+    except FileExistsError:
+        if not force and _alive(lock):
+            return None
+        descriptor = create_private(lock)
+    environment = dict(os.environ, **settings.environment())
+    # The monitor is no rank: nothing in it may join the job.
+    for name in ("RANK", "LOCAL_RANK", "MASTER_PORT"):
+        environment.pop(name, None)
+    package = Path(__file__).resolve()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distsim.debug.monitor", str(directory), "--job", job],
+        env=_importable(environment, package),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    with contextlib.suppress(OSError):  # a full disk: the monitor runs all the same
+        os.write(descriptor, str(process.pid).encode())
+    os.close(descriptor)
+    return process
+
+
+def gone_text(pid: int, code: int) -> str:
+    """Said once where a monitor was killed."""
+    from distsim.debug.evidence.procfs import signal_name
+
+    how = signal_name(-code) or f"signal {-code}"
+    return f"distsim: the monitor (pid {pid}) was killed by {how}: the job goes on without a guard, a hang is not told"
+
+
+def _alive(lock: Path) -> bool:
+    try:
+        pid = int(lock.read_text() or "0")
+    except (OSError, ValueError):
+        return True  # its maker is about to write the number
+    if not pid:
+        return True
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"distsim.debug.monitor" in command
+
+
+def _importable(environment: dict[str, str], package: Path) -> dict[str, str]:
+    """distsim must be found there as it was here, also from a bare clone."""
+    import distsim
+
+    where = str(Path(distsim.__file__ or package).resolve().parent.parent)
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if where not in paths:
+        paths.append(where)
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment

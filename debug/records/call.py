@@ -1,0 +1,316 @@
+"""The call record: the one currency of distsim.
+
+Everything that is checked, diagnosed, traced or timed is a `CallRecord`. The simulator makes
+them in virtual time, guarded real groups in wall time, importers from Flight Recorder dumps.
+This module is plain data: no I/O, no clock, no torch.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from distsim.debug.records.kinds import Kind
+
+__all__ = [
+    "COLLECTIVES",
+    "P2P",
+    "CallRecord",
+    "CallWait",
+    "Evidence",
+    "Finding",
+    "Group",
+    "HostWait",
+    "Phase",
+    "RankState",
+    "Site",
+    "State",
+    "StoreWait",
+    "Wait",
+]
+
+P2P = frozenset({"send", "recv"})
+"""Operations of two ranks. `isend`, `irecv` and `batch_isend_irecv` record these with `is_async`."""
+
+COLLECTIVES = frozenset(
+    {
+        "all_reduce",
+        "all_reduce_coalesced",
+        "broadcast",
+        "reduce",
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_coalesced",
+        "all_gather_into_tensor_coalesced",
+        "gather",
+        "scatter",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "reduce_scatter_tensor_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+        "monitored_barrier",
+        "new_group",
+        "init_process_group",
+        "destroy_process_group",
+    }
+)
+"""Operations every member of a group takes part in, by torch.distributed's public names."""
+
+
+class State(enum.StrEnum):
+    """How far a call came."""
+
+    ISSUED = "issued"  # the rank called it
+    STARTED = "started"  # all members (both ends) are there, bytes move
+    COMPLETED = "completed"
+    FAILED = "failed"  # it raised (timeout, mismatch, abort)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One frame of the user's program."""
+
+    file: str
+    """Relative to the working folder where it is below it (`frames.shown`)."""
+    line: int
+    function: str
+    through: Site | None = None
+    """The line of an installed library that this one called, and that made the call; None: this one made it."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def to_json(self) -> list[Any]:
+        """`[file, line, function]`, and those of the library's line where there is one."""
+        said: list[Any] = [self.file, self.line, self.function]
+        return said if self.through is None else [*said, self.through.to_json()]
+
+    @classmethod
+    def from_json(cls, said: Sequence[Any]) -> Site:
+        """The inverse of `to_json`."""
+        file, line, function, *below = said
+        return cls(file, line, function, cls.from_json(below[0]) if below else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group as every rank must see it."""
+
+    name: str
+    """torch's internal unique name (`"0"`, or a hash)."""
+    description: str
+    """What people call it: `default_pg`, `group_desc=`, `mesh_dp`; may be empty."""
+    ranks: tuple[int, ...]
+    """Global ranks in group order."""
+
+    @property
+    def label(self) -> str:
+        """The name for people: the description where there is one."""
+        return self.description if self.description not in ("", "undefined") else self.name
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """One call of one rank. Times are seconds (virtual or wall) since the run began."""
+
+    rank: int
+    """Global rank."""
+    group: Group
+    seq: int
+    """Number of this call in its group on this rank, from 1. Collectives and point-to-point
+    calls are counted apart (as torch's Flight Recorder does): a send moves no collective."""
+    op: str
+    """torch.distributed's public name: a member of `COLLECTIVES` or `P2P`."""
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    output_shapes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    """`"float32"`, one for each input (or output, for recv), without repeats if all are equal."""
+    reduce_op: str | None = None
+    """`"SUM"`, `"AVG"`, ..."""
+    root: int | None = None
+    """Global rank of a rooted collective's root."""
+    peer: int | None = None
+    """Global rank of the other end of a send / recv; None: recv from any source."""
+    tag: int | None = None
+    input_splits: tuple[int, ...] | None = None
+    output_splits: tuple[int, ...] | None = None
+    new_ranks: tuple[int, ...] | None = None
+    """new_group only: the ranks asked for. Its `group` is the world, its `seq` counts new_group calls
+    alone, and every rank that calls it has a record, members or not; only members wait for each other."""
+    nbytes: int = 0
+    """Payload, with nccl-tests' meaning of size."""
+    device: str = "cpu"
+    is_async: bool = False
+    waited: bool = False
+    """Async calls: somebody called wait() (or the future was waited for), or it is torch's own code that has the
+    handle: DDP's join never waits for some."""
+    site: Site | None = None
+    """The innermost frame of the user's own code."""
+    stack: tuple[Site, ...] = ()
+    """The user's frames, innermost first."""
+    thread: str = "MainThread"
+    issued_s: float = 0.0
+    started_s: float | None = None
+    completed_s: float | None = None
+    state: State = State.ISSUED
+    error: str | None = None
+    rejected: bool = False
+    """It failed at its own rank before anybody heard of it (a wrong argument): it has not arrived, and `seq` is
+    the next call's as well."""
+    index: int = 0
+    """Number of this record on its rank over all groups, from 0: the rank's program order."""
+
+    @property
+    def way(self) -> tuple[Site, ...]:
+        """Where it was made, with every line above: a helper's one line is another place for each who calls it."""
+        return self.stack or (() if self.site is None else (self.site,))
+
+    @property
+    def is_p2p(self) -> bool:
+        return self.op in P2P
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Global ranks that must take part."""
+        if self.new_ranks is not None:
+            return self.new_ranks
+        if not self.is_p2p:
+            return self.group.ranks
+        return self.group.ranks if self.peer is None else (self.rank, self.peer)
+
+    @property
+    def done(self) -> bool:
+        return self.state in (State.COMPLETED, State.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class CallWait:
+    """A rank cannot go on before this call of its own ends."""
+
+    record: CallRecord
+
+
+@dataclass(frozen=True, slots=True)
+class StoreWait:
+    """A rank waits for keys of a store (rendezvous, store barrier, RPC)."""
+
+    keys: tuple[str, ...]
+    purpose: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostWait:
+    """A rank waits on the host: a lock, a thread, a queue, sleep, its own loop."""
+
+    what: str
+    on_ranks: tuple[int, ...] = ()
+    """Ranks that could end the wait; empty where nobody knows."""
+
+
+Wait = CallWait | StoreWait | HostWait
+
+
+class Phase(enum.StrEnum):
+    """What a rank as a whole is doing."""
+
+    RUNNING = "running"
+    BLOCKED = "blocked"
+    FINISHED = "finished"  # returned from its program, or exit code 0
+    EXITED = "exited"  # left early with sys.exit / os._exit while others still need it
+    RAISED = "raised"
+    KILLED = "killed"  # by a signal
+    FROZEN = "frozen"  # stopped (SIGSTOP), no heartbeat
+    HOST_STUCK = "host_stuck"  # spins or blocks outside torch.distributed, or holds the GIL
+    ABSENT = "absent"  # never joined the rendezvous
+
+
+@dataclass(slots=True)
+class RankState:
+    """One rank at the moment of the diagnosis."""
+
+    rank: int
+    phase: Phase = Phase.RUNNING
+    waits: tuple[Wait, ...] = ()
+    """All of them must end before the rank goes on (a wait for any is one CallWait with peer None)."""
+    site: Site | None = None
+    stack: tuple[Site, ...] = ()
+    since_s: float | None = None
+    """Since when it has been in this phase."""
+    exit_code: int | None = None
+    signal: str | None = None
+    exception: str | None = None
+    """`"ValueError: ..."`: the last line of its traceback. On a blocked rank: an exception that is
+    on its way while a `finally` or `except` block makes calls."""
+    traceback: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    over: bool = False
+    """It was killed after its program and all its calls had ended: while the interpreter went down."""
+    at_large: bool = False
+    """It waits, but another of its threads does not, and may end the wait."""
+    leaving: bool = False
+    """Its program has ended; its process is on the way out."""
+    silent_s: float | None = None
+    """It lives, but none of its Python threads has run for so long: one of them holds the interpreter (the GIL)."""
+    reason: str | None = None
+    """What it does where it is stuck, or did when it died, if somebody knows: `it recurses without an end`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fault that a guard saw with its own eyes: a NaN, a changed buffer, a cut link.
+
+    `diagnose` merges it with what the records say: a finding that explains a hang comes first.
+    """
+
+    kind: Kind
+    ranks: tuple[int, ...]
+    """Global ranks at fault."""
+    text: str
+    """One plain sentence: what was seen, with names (`parameter encoder.head.weight ...`)."""
+    group: Group | None = None
+    call: CallRecord | None = None
+    site: Site | None = None
+    suggestion: str = ""
+    at_s: float | None = None
+    guess: bool = False
+    """It explains what is found of the same ranks, and is not told by itself."""
+    warns: bool = False
+    """Nobody asked for the guard: what it saw is worth a word, and fails nothing."""
+
+
+@dataclass(slots=True)
+class Evidence:
+    """All that a diagnosis may look at."""
+
+    world_size: int
+    ranks: Mapping[int, RankState]
+    records: Mapping[int, Sequence[CallRecord]] = field(default_factory=dict)
+    """Per global rank, in program order."""
+    now_s: float = 0.0
+    notes: Sequence[str] = ()
+    """Injected faults and other context, one sentence each."""
+    findings: Sequence[Finding] = ()
+    """What guards saw by themselves."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Text of the users' files named by sites, where the caller can read them. They tell a rank
+    that skipped a call from one that took the other branch; without them it is `op_mismatch`."""
+    straggler_after_s: float | None = None
+    """Name a running rank a straggler once others have waited this long for it; None: never."""
+    hang_after_s: float | None = None
+    """Take a running rank for missing once others have waited this long; None: never. Post mortem: 0."""
+    unrecorded: frozenset[int] = frozenset()
+    """Ranks that left no record that can be read, and whose end nobody saw: nothing is known of them."""
+    members_guessed: bool = False
+    """The records do not say who is in a group: its members are the ranks seen to use it."""
+    away_s: Sequence[tuple[float, float]] = ()
+    """When nobody watched (from, to): the monitor was stopped itself, or its host suspended. No wait counts then."""
+
+    def watched_s(self, since_s: float) -> float:
+        """Seconds since then during which somebody watched, and the ranks could move."""
+        away_s = sum(max(0.0, end - max(begin, since_s)) for begin, end in self.away_s)
+        return max(0.0, self.now_s - since_s - away_s)

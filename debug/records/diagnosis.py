@@ -1,0 +1,209 @@
+"""One diagnosis, as data and as JSON (`"schema": "distsim.report/1"`, key `diagnoses`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from distsim.debug.diagnosis.waits.proof import Proof, ends
+from distsim.debug.evidence.typed import MOST_RANKS, number, text, whole, wholes
+from distsim.debug.records import Group, Site
+from distsim.debug.records.kinds import INCONSISTENT, WARNINGS, Kind
+
+__all__ = ["Call", "Diagnosis", "Stuck"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The collective (or send / recv) a diagnosis is about: its operation and number in its group."""
+
+    op: str
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.op} #{self.seq}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Where one rank cannot go on. Waits on a store or on the host have no group and no number."""
+
+    op: str
+    group_ranks: tuple[int, ...] = ()
+    seq: int | None = None
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is wrong, who did it, who suffers, and what to do next."""
+
+    kind: Kind
+    culprits: tuple[int, ...]
+    """Global ranks at fault: the minority, the missing, the raiser; every rank of a cycle."""
+    victims: tuple[int, ...] = ()
+    """Global ranks that cannot go on because of it."""
+    group: Group | None = None
+    call: Call | None = None
+    """The call that went wrong: where ranks are missing, the one the others wait in."""
+    sites: Mapping[int, Site] = field(default_factory=dict)
+    """Per rank, the line it is at."""
+    stuck: Mapping[int, Stuck] = field(default_factory=dict)
+    cycle: tuple[int, ...] | None = None
+    """Each rank waits for the next one, the last for the first."""
+    pair: tuple[int, int] | None = None
+    """Sender and receiver."""
+    detected_after_s: float | None = None
+    explanation: str = ""
+    suggestion: str = ""
+    proof: Proof | None = None
+    """What it rests on; None: nothing moves any more, so what is found is so."""
+    only_warns: bool = False
+    """Found by a guard that nobody asked for (`Finding.warns`)."""
+
+    @property
+    def provisional(self) -> bool:
+        """It may still go on by itself; it is withdrawn when it does."""
+        return self.proof is Proof.NOT_YET
+
+    @property
+    def ends_job(self) -> bool:
+        """There is proof that the job cannot go on (`proof`): whoever asked for it may end it."""
+        return bool(self.exit_code) and ends(self.kind, self.proof, self.victims)
+
+    @property
+    def is_warning(self) -> bool:
+        """Nobody is stuck for good and nothing is inconsistent: the program may go on."""
+        if self.provisional or self.only_warns:
+            return True
+        return self.kind in WARNINGS and not (self.stuck and self.kind is Kind.ASYNC_NEVER_WAITED)
+
+    def adds_to(self, raised: Collection[int]) -> bool:
+        """Whether it says more than the exceptions of the ranks that *raised*, which are shown beside it."""
+        if self.kind is Kind.STRAGGLER:
+            return any(rank in raised for rank in self.stuck)
+        if self.kind is Kind.RANK_RAISED and not self.victims:
+            return not set(self.culprits) <= set(raised)
+        return not self.is_warning
+
+    @property
+    def exit_code(self) -> int:
+        """0 nothing or a warning, 1 the program raised, 3 hang, 4 inconsistent collectives."""
+        if self.kind is Kind.HEALTHY or self.is_warning:
+            return 0
+        if self.kind in (Kind.RANK_RAISED, Kind.NAN, Kind.DDP_UNUSED_PARAMETER):
+            return 1
+        if self.kind in (Kind.RANK_EXITED, Kind.RANK_KILLED) and not self.victims:
+            return 1
+        return 4 if self.kind in INCONSISTENT else 3
+
+    def to_json(self) -> dict[str, Any]:
+        """The schema of the report: stable, held by golden tests."""
+        lists: dict[int, list[int]] = {}  # big groups are shared by all their stuck ranks
+
+        def ranks(of: tuple[int, ...]) -> list[int]:
+            if id(of) not in lists:
+                lists[id(of)] = list(of)
+            return lists[id(of)]
+
+        group = self.group
+        return {
+            "kind": self.kind.value,
+            "culprits": list(self.culprits),
+            "victims": list(self.victims),
+            "group": None
+            if group is None
+            else {"name": group.name, "description": group.description, "ranks": list(group.ranks)},
+            "call": None if self.call is None else {"op": self.call.op, "seq": self.call.seq},
+            "sites": {
+                str(rank): _place(site) | ({} if site.through is None else {"through": _place(site.through)})
+                for rank, site in sorted(self.sites.items())
+            },
+            "stuck": {
+                str(rank): {
+                    "op": at.op,
+                    "group_ranks": ranks(at.group_ranks),
+                    "seq": at.seq,
+                    "file": at.file,
+                    "line": at.line,
+                }
+                for rank, at in sorted(self.stuck.items())
+            },
+            "cycle": None if self.cycle is None else list(self.cycle),
+            "pair": None if self.pair is None else list(self.pair),
+            "detected_after_s": self.detected_after_s,
+            "explanation": self.explanation,
+            "suggestion": self.suggestion,
+            **({"provisional": True} if self.provisional else {}),
+            **({"warning": True} if self.only_warns else {}),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Diagnosis:
+        """The inverse of `to_json`; keys it does not know are passed over. A ValueError, KeyError, TypeError or
+        AttributeError where *data* is no such thing."""
+        group, call, pair = data.get("group"), data.get("call"), data.get("pair")
+        cycle, after = data.get("cycle"), data.get("detected_after_s")
+        return cls(
+            kind=Kind(text(data["kind"], "kind")),
+            culprits=_ranks(data["culprits"], "culprits"),
+            victims=_ranks(data["victims"], "victims"),
+            group=None
+            if group is None
+            else Group(
+                text(group["name"], "group.name"),
+                text(group["description"], "group.description"),
+                _ranks(group["ranks"], "group.ranks"),
+            ),
+            call=None if call is None else Call(text(call["op"], "call.op"), whole(call["seq"], "call.seq")),
+            sites={_rank(r): _site(s) for r, s in data["sites"].items()},
+            stuck={_rank(r): _stuck(s) for r, s in data["stuck"].items()},
+            cycle=None if cycle is None else _ranks(cycle, "cycle"),
+            pair=None if pair is None else _pair(pair),
+            detected_after_s=None if after is None else number(after, "detected_after_s"),
+            explanation=text(data.get("explanation", ""), "explanation", LONGEST),
+            suggestion=text(data.get("suggestion", ""), "suggestion", LONGEST),
+            proof=Proof.NOT_YET if data.get("provisional") else None,
+            only_warns=data.get("warning") is True,
+        )
+
+
+LONGEST = 1 << 16
+"""Letters of an explanation."""
+
+
+def _rank(value: object) -> int:
+    return whole(value, "a rank", 0, MOST_RANKS - 1)
+
+
+def _ranks(value: object, where: str) -> tuple[int, ...]:
+    return wholes(value, where, 0, MOST_RANKS - 1)
+
+
+def _pair(value: object) -> tuple[int, int]:
+    sender, receiver = _ranks(value, "pair")
+    return sender, receiver
+
+
+def _place(site: Site) -> dict[str, Any]:
+    return {"file": site.file, "line": site.line, "function": site.function}
+
+
+def _site(said: Mapping[str, Any]) -> Site:
+    file, line, function = text(said["file"], "file"), whole(said["line"], "line"), text(said["function"], "function")
+    below = said.get("through")
+    through = None if below is None else _site({**below, "through": None})
+    return Site(file, line, function, through)
+
+
+def _stuck(said: Mapping[str, Any]) -> Stuck:
+    seq, file, line = said["seq"], said["file"], said["line"]
+    return Stuck(
+        text(said["op"], "op"),
+        _ranks(said["group_ranks"], "group_ranks"),
+        None if seq is None else whole(seq, "seq"),
+        None if file is None else text(file, "file"),
+        None if line is None else whole(line, "line"),
+    )

@@ -1,0 +1,261 @@
+"""Whose a line of a program is: the user's own, an installed library's, or machinery that nobody asks about.
+
+The one definition, for simulated and for real runs, for stacks of live ranks and for those in somebody's dumps.
+A report names the innermost line of the user's code, however deep below it the call was made; the line of the
+installed library that made it stands beside it (`Site.through`). Where no frame is the user's (a program that is
+itself an installed package), the outermost one of a library stands in.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import os
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from types import FrameType, TracebackType
+
+from distsim.debug.records import Site
+
+__all__ = [
+    "DEPTH",
+    "Frame",
+    "Owner",
+    "absolute",
+    "is_ours",
+    "owner",
+    "packaged",
+    "program_frames",
+    "raised_at",
+    "shown",
+    "shown_from",
+    "steps",
+]
+
+DEPTH = 16
+"""Frames of the user's that are kept with a call."""
+
+Frame = tuple[str, int, str]
+"""File, line, function."""
+
+
+class Owner(enum.IntEnum):
+    """Whose code a file holds."""
+
+    MACHINERY = 0
+    """torch, distsim, the standard library, whatever started the program."""
+    LIBRARY = 1
+    """Installed: site-packages, dist-packages."""
+    USER = 2
+    """All else: a script, a module beside it, an editable install, a notebook's cell, what was typed."""
+
+
+TYPED = ("<string>", "<stdin>", "<console>", "<ipython-input-", "<python-input-", "<doctest ", "<torch_package_")
+"""Names of code that a user gave without a file; other names in brackets belong to generated code."""
+INSTALLED = ("/site-packages/", "/dist-packages/")
+STDLIB = re.compile(r"/lib(64)?/python3\.\d+/")
+TORCH_ABROAD = re.compile(r"/torch/(distributed|nn|optim|autograd|utils|_\w+|(functional|serialization|storage)\.py)")
+"""torch's own files in a dump of another machine, where it may lie anywhere."""
+TORCHS_TESTS = "/torch/testing/_internal/"
+"""Programs that happen to lie among torch's modules."""
+SPAWNERS = ("/multiprocessing/spawn.py", "/multiprocessing/forkserver.py")
+
+
+def _machinery() -> tuple[str, ...]:
+    """Folders of torch, distsim and the standard library."""
+    folders = {*_ours()}
+    paths = sysconfig.get_paths()
+    folders.update(os.path.join(paths[place], "torch") for place in ("purelib", "platlib"))
+    if (file := _torch_file()) is not None:
+        folders.add(os.path.dirname(file))
+    return tuple(sorted(folder.rstrip("/") + "/" for folder in folders))
+
+
+def _torch_file() -> str | None:
+    """Where torch is, whether it was imported (a monitor does not) or not."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return torch.__file__
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        return None
+    return spec.origin if spec is not None else None
+
+
+def _ours() -> tuple[str, ...]:
+    """Folders of distsim; under the links of a checkout the same files have a second name."""
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    found: set[str] = set()
+    for place in {here, os.path.realpath(here)}:
+        above = os.path.dirname(place)
+        checkout = os.path.isfile(f"{above}/distsim/__init__.py")
+        found.update(f"{above}/{name}/" for name in ("debug", "distsim", "realexec") if checkout)
+        found.update(() if checkout else (f"{above}/",))
+    return tuple(sorted(found))
+
+
+def _standard() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return tuple(sorted({paths[place].rstrip("/") + "/" for place in ("stdlib", "platstdlib")}))
+
+
+def _installed() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = {paths["purelib"], paths["platlib"], site.getusersitepackages(), *site.getsitepackages()}
+    return tuple(sorted(folder.rstrip("/") + "/" for folder in folders))
+
+
+OURS = _ours()
+STANDARD = _standard()
+INSTALLED_HERE = _installed()
+SCRIPTS = sysconfig.get_path("scripts").rstrip("/") + "/"
+"""Console scripts of installed packages: a few lines that call them."""
+
+_machines: tuple[str, ...] = ()
+_owners: dict[str, Owner] = {}
+_home = os.getcwd()
+_shown: dict[str, str] = {}
+
+
+def owner(file: str, *, abroad: bool = False) -> Owner:
+    """Whose *file* is. *abroad*: on a machine of which nothing is known but the path."""
+    known = _owners.get(file)
+    if known is None or abroad:
+        known = _decide(file, abroad)
+        if not abroad:
+            _owners[file] = known
+    return known
+
+
+def _decide(file: str, abroad: bool) -> Owner:
+    global _machines
+    if not file or file.startswith("<"):
+        return Owner.USER if file.startswith(TYPED) else Owner.MACHINERY
+    if not _machines:
+        _machines = _machinery()
+    path = absolute(file)
+    if TORCHS_TESTS in path:
+        return Owner.LIBRARY
+    if path.startswith(_machines) or (abroad and TORCH_ABROAD.search(path)):
+        return Owner.MACHINERY
+    if path.startswith(INSTALLED_HERE) or any(part in path for part in INSTALLED):
+        return Owner.MACHINERY if path.endswith("/typing_extensions.py") else Owner.LIBRARY
+    if path.startswith(STANDARD) or (abroad and STDLIB.search(path)):
+        return Owner.MACHINERY
+    if path.startswith(SCRIPTS) and not path.endswith(".py"):
+        return Owner.MACHINERY
+    return Owner.USER
+
+
+def is_ours(file: str) -> bool:
+    """Whether *file* is distsim's."""
+    return file.startswith(OURS)
+
+
+# One form of a path ------------------------------------------------------------------------------
+
+
+def shown_from(folder: str) -> None:
+    """Name files below *folder*, the working folder in which a run starts, relative to it."""
+    global _home
+    if folder != _home:
+        _home = folder
+        _shown.clear()
+        _owners.clear()
+        _site.cache_clear()
+        _through.cache_clear()
+
+
+def absolute(file: str) -> str:
+    """The path of a file that a site names."""
+    return file if file.startswith("<") else os.path.normpath(os.path.join(_home, file))
+
+
+def shown(file: str) -> str:
+    """The one form in which reports name *file*: relative to the working folder where it is below it."""
+    known = _shown.get(file)
+    if known is None:
+        path, home = absolute(file), _home.rstrip("/") + "/"
+        known = _shown[file] = path[len(home) :] if path.startswith(home) else path
+    return known
+
+
+def packaged(file: str) -> str:
+    """Where a library's file is in the library: `torchmetrics/utilities/distributed.py`."""
+    for part in INSTALLED:
+        file = file.rpartition(part)[2]
+    return file
+
+
+# Stacks ------------------------------------------------------------------------------------------
+
+
+def steps(frame: FrameType | None) -> Iterator[Frame]:
+    """A live stack, innermost frame first."""
+    while frame is not None:
+        code = frame.f_code
+        yield code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname
+        frame = frame.f_back
+
+
+def program_frames(stack: Iterable[Frame], *, depth: int = DEPTH, abroad: bool = False) -> tuple[Site, ...]:
+    """The user's frames of *stack*, both innermost first; the first one knows the library's line below it.
+
+    Without a frame of the user's: the outermost of a library; empty where there is none of these either.
+    """
+    found: list[Site] = []
+    through: Frame | None = None
+    stand_in: Frame | None = None
+    stack = list(stack)
+    typed = _typed(stack)
+    for frame in stack:
+        file = frame[0]
+        whose = owner(file, abroad=abroad)
+        if whose is Owner.USER and (typed or file != TYPED[0]):
+            found.append(_site(frame))
+            if len(found) == depth:
+                break
+        elif whose is Owner.LIBRARY and not found:
+            through = through or frame
+            stand_in = frame
+    if not found and stand_in is not None:
+        found.append(_site(stand_in))
+        through = None if through == stand_in else through
+    if found and through is not None:
+        found[0] = _through(found[0], through)
+    return tuple(found)
+
+
+def _typed(stack: Sequence[Frame]) -> bool:
+    """Whether the program is what `python -c` was given. Dataclasses and named tuples make `<string>` code, too, and
+    a spawned process begins in such a line."""
+    if not stack or stack[-1][0] != TYPED[0]:
+        return False
+    return len(stack) < 2 or not stack[-2][0].endswith(SPAWNERS)
+
+
+def raised_at(trace: TracebackType | None) -> tuple[Site, ...]:
+    """The user's frames of a traceback, innermost first."""
+    frames: list[Frame] = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        frames.append((code.co_filename, trace.tb_lineno or code.co_firstlineno, code.co_qualname))
+        trace = trace.tb_next
+    return program_frames(reversed(frames))
+
+
+@lru_cache(maxsize=65536)
+def _site(frame: Frame) -> Site:
+    file, line, function = frame
+    return Site(shown(file), line, function)
+
+
+@lru_cache(maxsize=65536)
+def _through(site: Site, below: Frame) -> Site:
+    return replace(site, through=_site(below))

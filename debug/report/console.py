@@ -1,0 +1,33 @@
+"""The console that everything of distsim's is printed on: texts are shown as they are, and never obeyed.
+
+Group names, exceptions and file names come from programs and files of anybody. Square brackets in them are no
+markup, and an escape sequence (of a colour, a window title, a link, a direction of writing) is shown as its digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import rich.console
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from distsim.text.strangers import printable
+
+__all__ = ["Console"]
+
+
+class Console(rich.console.Console):
+    """rich's, without markup and without highlighting in texts."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, "highlight": False, "emoji": False, **options})
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As rich's, with every text made printable; control segments are rich's own."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(printable(segment.text), segment.style)

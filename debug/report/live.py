@@ -1,0 +1,136 @@
+"""A live job as a table: a row a group, its ranks by the number of the call they are in."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from distsim.debug.diagnosis.stragglers import straggler_text
+from distsim.debug.evidence.procfs import look
+from distsim.debug.monitor.pace import WINDOW, recent_stragglers
+from distsim.debug.records import Group
+from distsim.debug.report.stack_tree import format_ranks
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.reader import RingReader
+
+__all__ = ["GroupRow", "group_rows", "live_table", "straggler_lines"]
+
+STUCK_S = 1.0
+"""A call that waits longer is shown as stuck."""
+
+
+@dataclass
+class GroupRow:
+    """One group at this moment."""
+
+    group: Group
+    by_number: dict[int, list[int]]
+    """Number of the last call -> ranks that are there."""
+    op: str
+    """The operation at the highest number."""
+    waiting: dict[int, float]
+    """Rank -> seconds it has been waiting in its last call."""
+    ended: list[int]
+    stopped: list[int]
+
+    @property
+    def slowest(self) -> list[int]:
+        """Ranks behind the others."""
+        return self.by_number[min(self.by_number)] if len(self.by_number) > 1 else []
+
+
+def group_rows(readers: Sequence[RingReader]) -> list[GroupRow]:
+    """The groups of a job, the largest first."""
+    now = time.monotonic_ns()
+    last: dict[tuple[str, tuple[int, ...], int], dict[int, tuple[int, str, float]]] = defaultdict(dict)
+    groups: dict[tuple[str, tuple[int, ...], int], Group] = {}
+    ended, stopped = set(), set()
+    for reader in readers:
+        rank = reader.header.rank
+        process = look(reader.header.pid, reader.header.start_ticks)
+        if process is None or process.state in "ZX":
+            ended.add(rank)
+        elif process.state in "Tt":
+            stopped.add(rank)
+        records, _ = reader.since(0)
+        records = records[(records["flags"] & rings.P2P_CALL) == 0]
+        for offset in np.unique(records["group"]):
+            entry = reader.group(int(offset))
+            mine = records[records["group"] == offset]
+            newest = mine[np.argmax(mine["seq"])]
+            open_ = int(newest["flags"]) & rings.STATE_MASK < rings.COMPLETED
+            waited = (now - int(newest["issued"])) / 1e9 if open_ and rank not in ended else 0.0
+            op = reader.signature(int(newest["signature"]), int(newest["fingerprint"])).op
+            groups[entry.key] = entry.group
+            last[entry.key][rank] = (int(newest["seq"]), op, waited)
+    rows = []
+    for key, group in groups.items():
+        if group.name in ("init",) and len(groups) > 1:
+            continue
+        ranks = last[key]
+        by_number: dict[int, list[int]] = defaultdict(list)
+        for rank in group.ranks:
+            by_number[ranks[rank][0] if rank in ranks else 0].append(rank)
+        front = max(ranks.values(), key=lambda item: item[0])
+        rows.append(
+            GroupRow(
+                group,
+                dict(sorted(by_number.items(), reverse=True)),
+                front[1],
+                {rank: item[2] for rank, item in ranks.items() if item[2] > 0},
+                sorted(ended & set(group.ranks)),
+                sorted(stopped & set(group.ranks)),
+            )
+        )
+    rows.sort(key=lambda row: (-len(row.group.ranks), row.group.ranks, row.group.name))
+    return rows
+
+
+def live_table(readers: Sequence[RingReader]) -> Table:
+    """The rows as a rich table."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("group", "ranks", "call", "where the ranks are"):
+        table.add_column(name, overflow="fold")  # on more lines, never cut
+    table.add_column("longest wait", no_wrap=True)
+    table.add_column("state", overflow="fold")
+    for row in group_rows(readers):
+        places = "  ".join(f"#{number}: {_breakable(ranks)}" for number, ranks in row.by_number.items())
+        longest = max(row.waiting.values(), default=0.0)
+        table.add_row(
+            row.group.label,
+            _breakable(row.group.ranks),
+            row.op,
+            places,
+            f"{longest:.1f} s" if longest else "",
+            _state(row, longest),
+        )
+    return table
+
+
+def _breakable(ranks: Sequence[int]) -> str:
+    """A line ends between two ranks, not within a number."""
+    return format_ranks(ranks).replace(",", ", ")
+
+
+def straggler_lines(readers: Sequence[RingReader]) -> list[str]:
+    """One line for each rank that keeps the others waiting at every step."""
+    return [f"straggler: {straggler_text(one)}" for one in recent_stragglers(readers, WINDOW)]
+
+
+def _state(row: GroupRow, longest: float) -> Text:
+    if row.stopped:
+        return Text(f"stopped: {format_ranks(row.stopped)}", style="bold red")
+    if row.ended and len(row.ended) < len(row.group.ranks):
+        return Text(f"ended: {format_ranks(row.ended)}", style="bold red")
+    if row.ended:
+        return Text("ended")
+    if longest > STUCK_S:
+        slow = row.slowest
+        return Text(f"waiting for {format_ranks(slow)}" if slow else "stuck together", style="bold yellow")
+    return Text("running", style="green")

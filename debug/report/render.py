@@ -1,0 +1,431 @@
+"""The report people read: verdict, culprit and place first, then who waits, the evidence, what next.
+
+`python -m distsim.debug.report.render` shows one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import ConsoleOptions, RenderResult
+from rich.text import Text
+
+from distsim.debug.diagnosis.inconclusive import Inconclusive
+from distsim.debug.diagnosis.waits.proof import until_when
+from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
+from distsim.debug.records.diagnosis import Diagnosis, Stuck
+from distsim.debug.records.kinds import Kind
+from distsim.debug.report.console import Console
+from distsim.debug.report.stack_tree import StackNode, blank_addresses, format_ranks, merge_equal, merge_stacks
+from distsim.debug.words.phrases import are, call_text, group_text, numbered, place, ranks_text
+
+__all__ = [
+    "MAX_REPORT_LINES",
+    "DiagnosisReport",
+    "most_lines",
+    "piped_width",
+    "render_diagnoses",
+    "shortened",
+    "shown_tracebacks",
+]
+
+MAX_LINES = 8
+"""Groups of ranks, cycle steps or stack frames shown of each; the JSON report has them all."""
+
+LONGEST_LINE = 400
+"""Letters of a line of a traceback."""
+
+MAX_TRACEBACKS = 2
+"""Different ones shown of each diagnosis."""
+MAX_TRACEBACK_LINES = 24, 200
+"""Where there are many diagnoses, and where there are few. What is cut is cut from the middle: the last lines
+name the error, the first ones the way in."""
+MANY = 4
+"""More diagnoses, or exceptions, than these are many."""
+MAX_REPORT_LINES = 40
+"""Further diagnoses are only counted once a report is that long, so that hundreds of ranks with an error each
+fit on a screen."""
+
+VERDICT_STYLE = {"WARNING": "bold yellow", "HEALTHY": "bold green", "INCONCLUSIVE": "bold yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One paragraph of the report; it wraps under its own text, code (`whole`) does not."""
+
+    text: str
+    indent: int = 2
+    hang: int = 2
+    style: str = ""
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosisReport:
+    """Knows how to print itself with rich; `plain` gives the same as text."""
+
+    diagnoses: Sequence[Diagnosis]
+    evidence: Evidence | None = None
+    inconclusive: Inconclusive | None = None
+    whole: bool = False
+    """Every diagnosis in full, however many there are."""
+
+    def __rich_console__(self, console: object, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        if self.inconclusive is not None:
+            yield from _inconclusive(self.inconclusive, width)
+        elif not self.diagnoses:
+            yield Text("HEALTHY  no hang and no inconsistent collective", style=VERDICT_STYLE["HEALTHY"])
+        used = 0
+        for i, diagnosis in enumerate(self.diagnoses):
+            shown = [_head(diagnosis, width)]
+            for line in _body(diagnosis, self.evidence, self._most_lines):
+                shown += _wrapped(line, width)
+            used += len(shown) + 1
+            if i and used > MAX_REPORT_LINES and not self.whole:
+                yield from _rest(self.diagnoses[i:], width)
+                return
+            if i or self.inconclusive is not None:
+                yield Text("")
+            yield from shown
+
+    @property
+    def _most_lines(self) -> int:
+        return sys.maxsize if self.whole else most_lines(len(self.diagnoses))
+
+    @property
+    def shown(self) -> Sequence[Diagnosis]:
+        """The diagnoses that are printed in full where the report is as wide as in a file."""
+        used = 0
+        for i, diagnosis in enumerate(self.diagnoses):
+            lines = (part for line in _body(diagnosis, self.evidence, self._most_lines) for part in _wrapped(line, 120))
+            used += sum(1 for _ in lines) + 2
+            if i and used > MAX_REPORT_LINES and not self.whole:
+                return self.diagnoses[:i]
+        return self.diagnoses
+
+    def plain(self, width: int = 80) -> str:
+        """The report as text without colour, *width* columns wide."""
+        console = Console(width=width, color_system=None, force_terminal=False)
+        with console.capture() as capture:
+            console.print(self, crop=False)
+        return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def render_diagnoses(
+    diagnoses: Sequence[Diagnosis],
+    evidence: Evidence | None = None,
+    inconclusive: Inconclusive | None = None,
+    whole: bool = False,
+) -> DiagnosisReport:
+    """A rich renderable of *diagnoses*; with *evidence*: shapes, last calls, stacks and source lines.
+
+    *inconclusive* is said instead of `HEALTHY`; *whole* shows each of very many, and tracebacks to their last line.
+    """
+    return DiagnosisReport(diagnoses, evidence, inconclusive, whole)
+
+
+def _inconclusive(said: Inconclusive, width: int) -> Iterator[Text]:
+    first = True
+    for text in _wrapped(Line(f"INCONCLUSIVE  {said.text}", indent=0), width):
+        if first:
+            text.stylize(VERDICT_STYLE["INCONCLUSIVE"], 0, len("INCONCLUSIVE"))
+        first = False
+        yield text
+    for line in (*(Line(detail) for detail in said.details), Line(f"next: {said.suggestion}", style="bold")):
+        yield from _wrapped(line, width)
+
+
+def piped_width(otherwise: int) -> int:
+    """Columns of a report that goes into a pipe or a file: as COLUMNS says."""
+    said = os.environ.get("COLUMNS", "")
+    return int(said) if said.isascii() and said.isdigit() and int(said) > 0 else otherwise
+
+
+def verdict(diagnosis: Diagnosis) -> str:
+    """The first word: what this means for the run."""
+    if diagnosis.is_warning:
+        return "WARNING"
+    match diagnosis.exit_code:
+        case 4:
+            return "MISMATCH"
+        case 1:
+            return "ERROR"
+        case _:
+            return "HANG" if diagnosis.stuck else "FAILED"
+
+
+def _rest(diagnoses: Sequence[Diagnosis], width: int) -> Iterator[Text]:
+    """What is not shown in full: a line for each kind and place, and where to find it."""
+    alike: dict[tuple[str, str, Site | None], list[Diagnosis]] = {}
+    for d in diagnoses:
+        site = next((d.sites[r] for r in d.culprits if r in d.sites), None)
+        alike.setdefault((verdict(d), d.kind.label, site), []).append(d)
+    num = len(diagnoses)
+    yield Text("")
+    yield from _wrapped(
+        Line(f"... and {num} more {'diagnosis' if num == 1 else 'diagnoses'} (all of them: --report FILE)", indent=0),
+        width,
+    )
+    for (word, label, site), found in list(alike.items())[:MAX_LINES]:
+        ranks = {rank for d in found for rank in d.culprits}
+        where = "" if site is None else f"  {place(site)}"
+        times = "" if len(found) == 1 else f"  ({len(found)} different)"
+        yield from _wrapped(Line(f"{word}  {label}  {ranks_text(ranks)}{where}{times}"), width)
+    if len(alike) > MAX_LINES:
+        yield from _wrapped(Line(f"... of {len(alike) - MAX_LINES} more kinds or places"), width)
+
+
+def _head(d: Diagnosis, width: int) -> Text:
+    """One line where it fits: first the group's ranks are left out, then the line of the program."""
+    word = verdict(d)
+    after = "" if d.detected_after_s is None else "at once"
+    if d.detected_after_s:
+        after = f"after {_duration(d.detected_after_s)}"
+    site = next((d.sites[r] for r in d.culprits if r in d.sites), None)
+    text = Text()
+    for what in _subjects(d):
+        for where in (f"  {place(site)}", f"  {place(site, through=False)}", "") if site is not None else ("",):
+            text = Text(word, style=VERDICT_STYLE.get(word, "bold red"))
+            text.append(f"  {d.kind.label}  ", style="bold")
+            text.append(ranks_text(d.culprits), style="bold yellow")
+            text.append(what, style="default").append(where, style="cyan")
+            gap = width - text.cell_len - len(after)
+            if gap >= 2:
+                return text.append(" " * gap).append(after, style="dim") if after else text
+    return text
+
+
+def _subjects(d: Diagnosis) -> list[str]:
+    if d.call is None:
+        return [""]
+    if d.call.op in ("send", "recv") or d.group is None:
+        return [f"  {d.call.op}", ""]
+    return [f"  {d.call} on {group_text(d.group)}", f"  {d.call} on {d.group.label}", f"  {d.call}"]
+
+
+def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int) -> Iterator[Line]:
+    yield Line(d.explanation)
+    if d.provisional and d.kind is not Kind.STRAGGLER:
+        yield Line(until_when(None if evidence is None else evidence.hang_after_s))
+    yield from _waiters(d, evidence)
+    if evidence is not None:
+        yield from _last_calls(d, evidence)
+        yield from _source(d, evidence)
+        yield from _tracebacks(d, evidence, most_lines)
+        yield from _stacks(d, evidence)
+        for note in evidence.notes:
+            yield Line(f"note: {note}", style="dim")
+    yield Line(f"next: {d.suggestion}", style="bold")
+
+
+def _waiters(d: Diagnosis, evidence: Evidence | None) -> Iterator[Line]:
+    """Who waits where, equal places merged, the largest group first."""
+    texts = {rank: _where(rank, at, evidence) for rank, at in d.stuck.items()}
+    merged = sorted(merge_equal(texts), key=lambda m: (-len(m[0]), m[0]))
+    for ranks, text in merged[:MAX_LINES]:
+        if _told(d, ranks):
+            continue
+        yield Line(f"{ranks_text(ranks)} {are(ranks, 'waits', 'wait')} in {text}")
+    if len(merged) > MAX_LINES:
+        rest = [rank for ranks, _ in merged[MAX_LINES:] for rank in ranks]
+        yield Line(f"... and {ranks_text(rest)} in {len(merged) - MAX_LINES} more places")
+
+
+def _told(d: Diagnosis, ranks: Sequence[int]) -> bool:
+    """The explanation has these ranks and their line already."""
+    at = d.stuck[ranks[0]]
+    line = place(Site(at.file, at.line or 0, "")) if at.file else ""
+    return f"{ranks_text(ranks)} " in d.explanation.replace("Rank", "rank") and line in d.explanation
+
+
+def _where(rank: int, at: Stuck, evidence: Evidence | None) -> str:
+    call = _call_of(rank, at, evidence)
+    what = numbered(call) if call is not None else at.op
+    if call is not None and not call.is_p2p:
+        what += f" on {call.group.label}"
+    return f"{what}, {place(Site(at.file, at.line or 0, '')) if at.file else 'at an unknown line'}"
+
+
+def _call_of(rank: int, at: Stuck, evidence: Evidence | None) -> CallRecord | None:
+    if evidence is None:
+        return None
+    for record in reversed(evidence.records.get(rank, ())):
+        if (record.op, record.seq, record.group.ranks) == (at.op, at.seq, at.group_ranks):
+            return record
+    return None
+
+
+def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
+    """What the culprits did last, where that is not what they are stuck in."""
+    texts: dict[int, str] = {}
+    for rank in d.culprits:
+        records = evidence.records.get(rank, ())
+        if rank in d.stuck or not records:
+            continue
+        last = records[-1]
+        on = "" if last.is_p2p else f" on {last.group.label}"
+        where = "" if last.site is None else f", {place(last.site)}"
+        texts[rank] = f"{call_text(last)}{on}{where}, {last.state.value}"
+    for ranks, text in merge_equal(texts)[:MAX_LINES]:
+        yield Line(f"last call of {ranks_text(ranks)}: {text}")
+
+
+def _source(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
+    """The culprit's line and the others', where the caller gave the file's text."""
+    shown: set[tuple[str, int]] = set()
+    others = [r for r in d.victims if r in d.sites]
+    for rank in [*d.culprits[:2], *others[:1]]:
+        site = d.sites.get(rank)
+        text = evidence.sources.get(site.file) if site is not None else None
+        if site is None or text is None or (site.file, site.line) in shown:
+            continue
+        lines = text.splitlines()
+        if 0 < site.line <= len(lines):
+            shown.add((site.file, site.line))
+            yield Line(f"{place(site, through=False)}  |  {lines[site.line - 1].strip()}", style="cyan")
+
+
+def shown_tracebacks(d: Diagnosis, evidence: Evidence) -> list[tuple[tuple[int, ...], str]]:
+    """The tracebacks that the report of *d* shows, equal ones (but for addresses) once, with their ranks."""
+    texts = {
+        rank: blank_addresses(text).rstrip()
+        for rank in d.culprits
+        if (state := evidence.ranks.get(rank)) is not None and (text := state.traceback)
+    }
+    return merge_equal(texts)[:MAX_TRACEBACKS]
+
+
+def _tracebacks(d: Diagnosis, evidence: Evidence, most: int) -> Iterator[Line]:
+    shown = shown_tracebacks(d, evidence)
+    for ranks, text in shown:
+        yield Line(f"traceback of {ranks_text(ranks)}:")
+        lines = text.splitlines()
+        for line in shortened(lines, most // len(shown)):
+            yield Line(line, indent=4, whole=True)
+
+
+def most_lines(number: int) -> int:
+    """Lines of the traceback of each of *number* diagnoses or exceptions."""
+    return MAX_TRACEBACK_LINES[0] if number > MANY else MAX_TRACEBACK_LINES[1]
+
+
+def shortened(lines: Sequence[str], most: int, where: str = "--report FILE has them") -> list[str]:
+    """*lines* without those in the middle that are too many, and what is longer than anybody reads cut."""
+    kept = [line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ..." for line in lines]
+    if len(kept) <= most:
+        return kept
+    first = most // 3
+    return [*kept[:first], f"... ({len(kept) - most + 1} more lines; {where})", *kept[first - most + 1 :]]
+
+
+def _stacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
+    """STAT's prefix tree of all ranks concerned, when it tells more than the lines above."""
+    stacks: dict[int, tuple[Site, ...]] = {}
+    for rank in (*d.culprits, *d.victims):
+        stack = _stack_of(rank, evidence)
+        if stack:
+            stacks[rank] = stack
+    if not any(len(stack) > 1 for stack in stacks.values()):
+        return
+    lines = merge_stacks(stacks).lines()
+    yield Line("stacks, outermost frame first:")
+    columns = min(24, max(len(format_ranks(node.ranks)) for _, node in lines))
+    folded = _fold(lines)
+    for depth, node, times in folded[: 3 * MAX_LINES]:
+        ranks = format_ranks(node.ranks)
+        if len(ranks) > columns:
+            ranks = f"{len(node.ranks)} ranks"
+        frame = node.site
+        name = f"{frame.function}  {place(frame)}" if frame is not None else ""
+        if times > 1:
+            name += f"  ({times} times)"
+        yield Line(f"{ranks:<{columns}}  {'  ' * depth}{name}", indent=4, hang=columns + 4)
+    if len(folded) > 3 * MAX_LINES:
+        yield Line(f"... {sum(times for *_, times in folded[3 * MAX_LINES :])} more frames", indent=4)
+
+
+def _fold(lines: Sequence[tuple[int, StackNode]]) -> list[tuple[int, StackNode, int]]:
+    """A frame that calls itself again and again, with the same ranks, once."""
+    folded: list[tuple[int, StackNode, int]] = []
+    for depth, node in lines:
+        if folded:
+            before, last, times = folded[-1]
+            if (before, last.site, last.ranks) == (depth, node.site, node.ranks):
+                folded[-1] = (before, last, times + 1)
+                continue
+        folded.append((depth, node, 1))
+    return folded
+
+
+def _stack_of(rank: int, evidence: Evidence) -> tuple[Site, ...]:
+    state = evidence.ranks.get(rank)
+    if state is None or state.phase is Phase.FINISHED:
+        return ()
+    if state.stack:
+        return state.stack
+    for wait in state.waits:
+        if isinstance(wait, CallWait):
+            return wait.record.stack
+        if isinstance(wait, HostWait | StoreWait):
+            break
+    return (state.site,) if state.site is not None else ()
+
+
+def _wrapped(line: Line, width: int) -> Iterable[Text]:
+    first = " " * line.indent
+    if line.whole:
+        return [Text(first + line.text, style=line.style, no_wrap=True, overflow="ignore")]
+    wrapped = textwrap.wrap(
+        line.text,
+        width=max(20, width),
+        initial_indent=first,
+        subsequent_indent=first + " " * line.hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+        drop_whitespace=True,
+    )
+    return [Text(part, style=line.style, no_wrap=True, overflow="ignore") for part in wrapped or [first]]
+
+
+def _duration(seconds: float) -> str:
+    """`0.8 s`, `12 ms`, `350 us`; nothing is shorter than 1 us."""
+    if seconds >= 0.1:
+        return f"{seconds:.1f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:.0f} ms"
+    return f"{max(1.0, seconds * 1e6):.0f} us"
+
+
+def _show() -> None:
+    """An example: eight ranks, one in its data loader."""
+    from distsim.debug.diagnosis.diagnose import diagnose
+    from distsim.debug.records import Group, RankState, State
+
+    group = Group("1", "dp", tuple(range(8)))
+    step, load = Site("train.py", 131, "step"), Site("data.py", 52, "__next__")
+    main = Site("train.py", 210, "main")
+    ranks, records = {}, {}
+    for rank in range(8):
+        calls = [
+            CallRecord(
+                rank, group, seq, "all_reduce", ((4096, 1024),), dtypes=("float32",), reduce_op="SUM",
+                site=step, stack=(step, main), state=State.COMPLETED, index=seq - 1, issued_s=seq * 1.0,
+            )
+            for seq in (41, 42)
+        ]  # fmt: skip
+        calls[1].state = State.ISSUED
+        records[rank] = calls[:1] if rank == 3 else calls
+        ranks[rank] = RankState(rank, Phase.BLOCKED, (CallWait(calls[1]),))
+    ranks[3] = RankState(3, Phase.HOST_STUCK, site=load, stack=(load, Site("train.py", 88, "epoch"), main))
+    evidence = Evidence(8, ranks, records, now_s=42.8)
+    Console().print(render_diagnoses(diagnose(evidence), evidence))
+
+
+if __name__ == "__main__":
+    _show()

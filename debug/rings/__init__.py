@@ -1,0 +1,8 @@
+"""Flight records in memory that outlives its process: their layout, who writes and who reads them.
+
+`layout.py` is the file format; a job's folder is `jobdir.py`; `callsite.py` finds the user's line of a call.
+"""
+
+from __future__ import annotations
+
+__all__ = ["callsite", "jobdir", "layout", "private", "reader"]

@@ -1,0 +1,145 @@
+"""Where in the user's program a call was made: the user's frames, found once for each way to a call.
+
+A way is every position on the stack from the call outward, so a helper that is reached from two places, however
+far above it, has two sites. Looking a way up costs a third of a microsecond a frame; the module's frame at its end,
+which lasts as long as the program, is known by itself, and what started the program below it is not walked.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from types import CodeType, FrameType
+from zlib import crc32
+
+from distsim.debug.records import Site
+from distsim.debug.records.frames import Owner, owner, program_frames, steps
+from distsim.debug.rings.layout import TABLE_BYTES, TABLE_SITE, W_TABLE_USED, WORDS_AT, RingWriter
+
+__all__ = ["CallSites", "Place", "calling", "codes_of", "way_to"]
+
+Place = tuple[int, int, str]
+
+MOST = 4096
+"""Ways that are remembered: a program that makes up its code as it goes would otherwise fill the memory."""
+
+_owners: dict[str, Owner] = {}
+_bottom: FrameType | None = None
+"""The module's frame at the end of the main thread's stack: its locals are the module's own, so it may be kept."""
+
+
+def calling(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame that is no machinery: who called torch."""
+    owners = _owners
+    while frame is not None:
+        file = frame.f_code.co_filename
+        whose = owners.get(file)
+        if whose is None:
+            whose = owners[file] = owner(file)
+        if whose:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def way_to(frame: FrameType) -> tuple[int, ...]:
+    """Every position on the stack from *frame* outward. Code is told by its id: hashing it would hash its constants.
+    Who keeps a way must keep `codes_of` it."""
+    way: list[int] = []
+    bottom = _bottom
+    walk: FrameType | None = frame
+    while walk is not None:
+        way += id(walk.f_code), walk.f_lasti
+        if walk is bottom:
+            break
+        walk = walk.f_back
+    return tuple(way)
+
+
+def codes_of(frame: FrameType | None) -> tuple[CodeType, ...]:
+    """The code objects on a stack; while somebody has them, their ids are theirs."""
+    codes = []
+    while frame is not None:
+        codes.append(frame.f_code)
+        frame = frame.f_back
+    return tuple(codes)
+
+
+def _find_bottom(frame: FrameType | None) -> None:
+    """The outermost frame of a module of the program."""
+    global _bottom
+    found = None
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and owner(frame.f_code.co_filename) is Owner.USER:
+            found = frame
+        frame = frame.f_back
+    if found is not None:
+        _bottom = found
+
+
+def _called_by(caller: FrameType, innermost: FrameType | None) -> str:
+    """Name of the function that the frame *caller* called; torch's decorators are looked through."""
+    name = ""
+    while innermost is not None and innermost is not caller:
+        if innermost.f_code.co_name not in ("wrapper", "inner", "_fn", "decorate_context"):
+            name = innermost.f_code.co_name
+        innermost = innermost.f_back
+    return name
+
+
+class CallSites:
+    """Call sites of one process, interned in its ring."""
+
+    def __init__(self, ring: RingWriter) -> None:
+        self._ring = ring
+        self._known: dict[tuple[int, ...], Place] = {}
+        self._kept: list[tuple[CodeType, ...]] = []
+
+    def here(self, skip: int = 2) -> Place:
+        """The call *skip* frames up: its offset in the table, its hash (of file and line), and the function of
+        torch's that was called there (`send`, `isend`, `backward`)."""
+        frame = calling(sys._getframe(skip))
+        if frame is None:
+            return self._elsewhere(())
+        way = way_to(frame)
+        found = self._known.get(way)
+        return found if found is not None else self._look(frame, sys._getframe(skip))
+
+    def _look(self, frame: FrameType, innermost: FrameType) -> Place:
+        frames = program_frames(steps(frame))
+        called = _called_by(frame, innermost)
+        if frames and owner(frames[0].file) is Owner.LIBRARY and not _of_python(frame):
+            return self._elsewhere(frames, called)
+        if threading.current_thread() is threading.main_thread():
+            _find_bottom(frame)
+        if len(self._known) >= MOST:
+            self._known.clear()
+            self._kept.clear()
+        self._kept.append(codes_of(frame))
+        found = self._known[way_to(frame)] = self.intern(frames, called)
+        return found
+
+    def intern(self, frames: Sequence[Site], called: str = "") -> Place:
+        """Table offset and hash of these frames."""
+        if not frames:
+            return 0, 0, called
+        if self._ring.words[WORDS_AT // 8 + W_TABLE_USED] > TABLE_BYTES // 2:
+            frames = frames[:1]  # many ways to a few lines: there is room for these
+        offset = self._ring.entry(TABLE_SITE, tuple(frames), [site.to_json() for site in frames])
+        first = frames[0]
+        return offset, crc32(f"{first} {first.through or ''}".encode()) or 1, called
+
+    def _elsewhere(self, own: Sequence[Site], called: str = "") -> Place:
+        """A thread that Python did not start, without user code (autograd's on an accelerator): where the main
+        thread stands, else what it has."""
+        main = threading.main_thread().ident
+        frame = sys._current_frames().get(main) if main is not None else None
+        return self.intern(program_frames(steps(frame)) or own, called)
+
+
+def _of_python(frame: FrameType) -> bool:
+    """Whether its thread was started by Python: by the program, or by `threading`."""
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name in ("<module>", "_run_module_as_main", "_bootstrap")

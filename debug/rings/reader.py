@@ -1,0 +1,457 @@
+"""Reading a ring file: while its process writes, after it died, or when it is no ring at all.
+
+Everything read may be half written or overwritten a moment later. A record counts only when its
+commit word is right before and after it was copied; what cannot be read is left out.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.debug.evidence.typed import MOST_RANKS, text, whole, wholes, wrong
+from distsim.debug.records import CallRecord, Group, Site, State
+from distsim.debug.rings import layout as rings
+from distsim.errors import UsageError
+from distsim.text.strangers import load_json, open_regular, printable
+
+__all__ = ["Header", "RingReader"]
+
+RECORD = np.dtype(
+    [
+        ("commit", "<u8"),
+        ("issued", "<u8"),
+        ("completed", "<u8"),
+        ("flags", "<u8"),
+        ("group", "<u4"),
+        ("thread", "<u4"),
+        ("seq", "<u8"),
+        ("signature", "<u8"),
+        ("site", "<u8"),
+        ("fingerprint", "<u8"),
+        ("site_hash", "<u8"),
+        ("peer", "<i4"),
+        ("tag", "<i4"),
+        ("error", "<u8"),
+        ("ordinal", "<u8"),
+        ("spare", "<u8"),
+    ]
+)
+assert RECORD.itemsize == rings.RECORD_WORDS * 8
+
+Records = NDArray[np.void]
+STATES = {
+    rings.ISSUED: State.ISSUED,
+    rings.STARTED: State.STARTED,
+    rings.COMPLETED: State.COMPLETED,
+    rings.FAILED: State.FAILED,
+}
+
+
+@dataclass(frozen=True)
+class Header:
+    """What never changes in a ring."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    attempt: int
+    pid: int
+    start_ticks: int
+    wall_offset_ns: int
+    job: str
+    host: str
+
+
+@dataclass(frozen=True)
+class GroupEntry:
+    """A group as one rank wrote it down; *generation* counts groups of one name in one process."""
+
+    group: Group
+    generation: int
+
+    @property
+    def key(self) -> tuple[str, tuple[int, ...], int]:
+        return self.group.name, self.group.ranks, self.generation
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a call was asked to do, as the payload ring holds it."""
+
+    op: str = "?"
+    inputs: tuple[tuple[int, ...], ...] = ()
+    outputs: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    reduce_op: str | None = None
+    root: int | None = None
+    input_splits: tuple[int, ...] | None = None
+    output_splits: tuple[int, ...] | None = None
+    new_ranks: tuple[int, ...] | None = None
+    nbytes: int = 0
+    device: str = "cpu"
+
+    @classmethod
+    def read(cls, said: dict[str, Any]) -> Signature:
+        """From its JSON."""
+        root, reduce_op = said.get("root"), said.get("reduce")
+        return cls(
+            op=text(said.get("op", "?"), "op", 200),
+            inputs=tuple(wholes(shape, "in") for shape in _listed(said, "in")),
+            outputs=tuple(wholes(shape, "out") for shape in _listed(said, "out")),
+            dtypes=(text(said["dtype"], "dtype", 40),) if "dtype" in said else (),
+            reduce_op=None if reduce_op is None else text(reduce_op, "reduce", 100),
+            root=None if root is None else whole(root, "root", -MOST_RANKS, MOST_RANKS),
+            input_splits=wholes(said["isplit"], "isplit") if "isplit" in said else None,
+            output_splits=wholes(said["osplit"], "osplit") if "osplit" in said else None,
+            new_ranks=wholes(said["new"], "new", 0, MOST_RANKS) if "new" in said else None,
+            nbytes=whole(said.get("bytes", 0), "bytes"),
+            device=text(said.get("device", "cpu"), "device", 40),
+        )
+
+
+def _listed(said: dict[str, Any], key: str) -> list[Any]:
+    found = said.get(key, [])
+    if not isinstance(found, list):
+        raise wrong(found, key, "a list")
+    return found
+
+
+UNKNOWN = Signature()
+NO_GROUP = GroupEntry(Group("?", "", ()), 0)
+MOST_MEMBERS = 1 << 22
+"""Members of all groups of one ring together."""
+MOST_FRAMES = 1024
+LATEST = 1 << 62
+"""More calls, or a later moment in nanoseconds, than there will ever be: such a word is damaged."""
+
+
+class RingReader:
+    """One ring file, mapped read-only; another user's is copied, at each `refresh`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Map the file; a file that is no ring of this version is a UsageError of one line."""
+        self.path = Path(path)
+        try:
+            with open_regular(self.path) as file:
+                status = os.fstat(file.fileno())
+                size = status.st_size
+                start = file.read(rings.HEADER.size)
+                if len(start) < rings.HEADER.size or start[:8] != rings.MAGIC:
+                    raise UsageError(f"{self.path.name}: no ring (expected it to begin with {rings.MAGIC.decode()})")
+                fields = rings.HEADER.unpack(start)
+                if fields[1] != rings.VERSION:
+                    raise UsageError(
+                        f"{self.path.name}: ring of version {fields[1]}, this distsim reads version {rings.VERSION}; "
+                        "use the distsim that wrote it"
+                    )
+                if size < rings.file_bytes():
+                    raise UsageError(f"{self.path.name}: truncated, {size} of {rings.file_bytes()} bytes")
+                self._inode = status.st_ino
+                self._map: mmap.mmap | bytearray
+                self._is_copy = status.st_uid != os.geteuid()
+                if not self._is_copy:
+                    self._map = mmap.mmap(file.fileno(), rings.file_bytes(), access=mmap.ACCESS_READ)
+                else:  # its owner could cut it off under our hands, which ends a process that has mapped it
+                    self._map = bytearray(rings.file_bytes())
+                    if not self._copy(file):
+                        raise UsageError(f"{self.path.name}: truncated while it was read")
+        except OSError as error:
+            raise UsageError(f"{self.path.name}: cannot be read ({error.strerror})") from None
+        if not 0 <= fields[9] < fields[10] <= MOST_RANKS:
+            raise UsageError(f"{self.path.name}: damaged, it says it is of rank {fields[9]} of {fields[10]}")
+        job, host = _text(fields[16]), _text(fields[17])
+        if not 0 < fields[13] < 1 << 31 or fields[12] < 0 or fields[15] >= LATEST or not _JOB.fullmatch(job):
+            raise UsageError(f"{self.path.name}: damaged, its header holds what no header of a ring holds")
+        self.header = Header(
+            rank=fields[9],
+            world_size=fields[10],
+            local_rank=fields[11],
+            attempt=fields[12],
+            pid=fields[13],
+            start_ticks=fields[14],
+            wall_offset_ns=fields[15],
+            job=job,
+            host=host,
+        )
+        words: NDArray[np.uint64] = np.frombuffer(self._map, dtype="<u8", count=rings.HEADER_BYTES // 8)
+        self._words = words
+        self._records: Records = np.frombuffer(self._map, dtype=RECORD, count=rings.RECORDS, offset=rings.RECORDS_AT)
+        self._table: dict[int, Any] = {}
+        self._signatures: dict[tuple[int, int], Signature] = {}
+        self._payloads: dict[tuple[int, int], Signature] = {}
+        self._members = 0
+        self.damage = ""
+        """What was found that no rank writes; a live job's monitor goes on with the rest."""
+        self._groups: dict[int, GroupEntry] = {}
+        self._sites: dict[int, tuple[Site, ...]] = {}
+
+    def refresh(self) -> bool:
+        """Look at the file again, where it is not mapped; False when that cannot be done, and what is here stays."""
+        if not self._is_copy:
+            return True
+        try:
+            with open_regular(self.path) as file:
+                return os.fstat(file.fileno()).st_ino == self._inode and self._copy(file)
+        except OSError:
+            return False
+
+    def _copy(self, file: BinaryIO) -> bool:
+        """A record that changes meanwhile counts as still being written, as it would in a mapped ring."""
+        copies = [os.pread(file.fileno(), rings.file_bytes(), 0) for _ in range(2)]
+        if any(len(copy) < rings.file_bytes() for copy in copies):
+            return False
+        first, second = (
+            np.frombuffer(copy, dtype=RECORD, count=rings.RECORDS, offset=rings.RECORDS_AT) for copy in copies
+        )
+        self._map[:] = copies[0]
+        own = np.frombuffer(self._map, dtype=RECORD, count=rings.RECORDS, offset=rings.RECORDS_AT)
+        own["commit"][first["commit"] != second["commit"]] = 0
+        return True
+
+    def current(self) -> bool:
+        """The file of this name is still the one that is mapped: a process that replaces itself (`os.execv`) makes
+        it anew."""
+        try:
+            return self.path.stat().st_ino == self._inode
+        except OSError:
+            return True  # taken away: this is the last there is
+
+    def word(self, number: int) -> int:
+        """One changing word of the header."""
+        word = int(self._words[rings.WORDS_AT // 8 + number])
+        return word if word < LATEST else 0
+
+    @property
+    def count(self) -> int:
+        """Calls made so far."""
+        return self.word(rings.W_COUNT)
+
+    # Records --------------------------------------------------------------------------------
+
+    def since(self, index: int) -> tuple[Records, int]:
+        """Records from *index* on that are whole, oldest first, and the index to ask for next.
+
+        Stops before the first one that is still being written; those that were overwritten are skipped.
+        """
+        count = self.count
+        first = max(index, count - rings.RECORDS + 1, 0)
+        if first >= count:
+            return self._records[:0], count
+        places = np.arange(first, count) % rings.RECORDS
+        wanted = np.arange(first + 1, count + 1, dtype=np.uint64)
+        found = self._records[places]  # a copy
+        whole = (found["commit"] == wanted) & (self._records["commit"][places] == wanted)
+        behind = np.flatnonzero(~whole[-64:])
+        if len(behind):  # another thread of the process still writes one of the last records
+            cut = max(len(whole) - 64, 0) + int(behind[0])
+            return found[:cut][whole[:cut]], first + cut
+        return found[whole], count
+
+    def unfinished(self) -> Records:
+        """Calls that have not ended, oldest first."""
+        state = self._records["flags"] & rings.STATE_MASK
+        places = np.flatnonzero((state < rings.COMPLETED) & (state > 0))
+        records = self._records[places]
+        records = records[records["commit"] > 0]
+        return records[np.argsort(records["commit"])]
+
+    def hits(self, flag: int) -> Records:
+        """Records that carry a flag, oldest first."""
+        places = np.flatnonzero(self._records["flags"] & flag)
+        records = self._records[places]
+        records = records[records["commit"] > 0]
+        return records[np.argsort(records["commit"])]
+
+    def decode(self, record: Any, origin_ns: int) -> CallRecord:
+        """A record, or its tuple, as the rest of distsim knows it; times in seconds since *origin_ns* (monotonic)."""
+        values = record if isinstance(record, tuple) else record.item()
+        commit, issued, completed, flags, group, thread, seq, signature, site, print_, _, peer, tag, error, *_ = values
+        said = self.signature(signature, print_)
+        p2p = bool(flags & rings.P2P_CALL)
+        stack = self.site(site)
+        who = self._read_table(thread)
+        why = self._read_table(error) if error else None
+        thread_name = who[1] if isinstance(who, list) and len(who) > 1 and isinstance(who[1], str) else "?"
+        return CallRecord(
+            rank=self.header.rank,
+            group=self.group(group).group,
+            seq=seq,
+            op=said.op,
+            input_shapes=said.inputs,
+            output_shapes=said.outputs,
+            dtypes=said.dtypes,
+            reduce_op=said.reduce_op,
+            root=said.root,
+            peer=peer if p2p and peer >= 0 else None,
+            tag=tag if p2p else None,
+            input_splits=said.input_splits,
+            output_splits=said.output_splits,
+            new_ranks=said.new_ranks,
+            nbytes=said.nbytes,
+            device=said.device,
+            is_async=bool(flags & rings.ASYNC),
+            waited=bool(flags & (rings.WAITED | rings.FUTURE)) or not flags & rings.ASYNC,
+            site=stack[0] if stack else None,
+            stack=stack,
+            thread=printable(thread_name),
+            issued_s=(issued - origin_ns) / 1e9,
+            completed_s=(completed - origin_ns) / 1e9 if completed else None,
+            state=STATES.get(flags & rings.STATE_MASK, State.ISSUED),
+            error=printable(why) if isinstance(why, str) else None,
+            rejected=bool(flags & rings.REJECTED),
+            index=commit - 1,
+        )
+
+    # What records point to ----------------------------------------------------------------------
+
+    def _read_table(self, offset: int) -> Any:
+        """The entry at *offset* (counted from 1); None for 0 and for what cannot be read."""
+        if offset in self._table:
+            return self._table[offset]
+        if not 0 < offset <= rings.TABLE_BYTES - 8:
+            return None
+        at = rings.TABLE_AT + offset - 1
+        length, _kind = rings._ENTRY.unpack_from(self._map, at)
+        if offset + length > rings.TABLE_BYTES:
+            return None
+        try:
+            content = load_json(bytes(self._map[at + rings._ENTRY.size : at + rings._ENTRY.size + length]))
+        except ValueError:  # still being written
+            return None
+        self._table[offset] = content
+        return content
+
+    def group(self, offset: int) -> GroupEntry:
+        """The group that a record names."""
+        found = self._groups.get(offset)
+        if found is None:
+            content = self._read_table(offset)
+            if content is None:
+                return NO_GROUP
+            try:
+                found = self._groups[offset] = self._group(content)
+            except (TypeError, ValueError) as error:
+                self.damage = f"a group: {error}"
+                found = self._groups[offset] = NO_GROUP
+        return found
+
+    def _group(self, content: Any) -> GroupEntry:
+        name, description, runs, generation = content
+        pairs = [wholes(run, "ranks", 0, self.header.world_size) for run in runs]
+        self._members += sum(count for _, count in pairs)
+        if self._members > MOST_MEMBERS or any(first + count > self.header.world_size for first, count in pairs):
+            raise ValueError("a group of more ranks than there are")
+        ranks = tuple(rank for first, count in pairs for rank in range(first, first + count))
+        if len(set(ranks)) < len(ranks):
+            raise ValueError("a rank that is in a group twice")
+        group = Group(text(name, "name"), text(description, "description"), ranks)
+        return GroupEntry(group, whole(generation, "generation"))
+
+    def site(self, offset: int) -> tuple[Site, ...]:
+        """The user's frames that a record names, innermost first."""
+        found = self._sites.get(offset)
+        if found is None:
+            content = self._read_table(offset)
+            if content is None:
+                return ()
+            found = self._sites[offset] = self._frames(content)
+        return found
+
+    def text(self, word: int) -> Any:
+        """The table entry that a header word names."""
+        return self._read_table(self.word(word))
+
+    def _frames(self, content: Any) -> tuple[Site, ...]:
+        try:
+            return _frames(content)
+        except (TypeError, ValueError) as error:
+            self.damage = f"a call site: {error}"
+            return ()
+
+    def raised(self, word: int) -> tuple[str | None, str | None, tuple[Site, ...]]:
+        """The exception that a header word names: its last line, its traceback, and its frames, innermost first."""
+        said = self.text(word)
+        if not isinstance(said, dict):
+            return None, None, ()
+        error, traceback = (
+            printable(found) if isinstance(found := said.get(key), str) else None for key in ("error", "traceback")
+        )
+        return error, traceback, self._frames(said.get("frames", []))
+
+    def signature(self, position: int, fingerprint: int) -> Signature:
+        """Shapes and the rest of a call; `UNKNOWN` where a later one has overwritten it."""
+        key = (position, fingerprint)
+        found = self._signatures.get(key)
+        if found is None:
+            if len(self._signatures) > 65536:
+                self._signatures.clear()
+            end = self.word(rings.W_PAYLOAD_END)
+            if not end - rings.PAYLOAD_BYTES <= position < end:
+                return UNKNOWN
+            at = rings.PAYLOAD_AT + position % rings.PAYLOAD_BYTES
+            length, check = rings._PAYLOAD.unpack_from(self._map, at)
+            if position % rings.PAYLOAD_BYTES + rings._PAYLOAD.size + length > rings.PAYLOAD_BYTES:
+                return UNKNOWN
+            data = bytes(self._map[at + rings._PAYLOAD.size : at + rings._PAYLOAD.size + length])
+            if not data or zlib.crc32(data) != check or position + rings.PAYLOAD_BYTES < self.word(rings.W_PAYLOAD_END):
+                return UNKNOWN
+            found = self._signatures[key] = self._payload(position, check, data)
+        return found
+
+    def _payload(self, position: int, check: int, data: bytes) -> Signature:
+        """Read once, however many records claim it under different fingerprints."""
+        found = self._payloads.get((position, check))
+        if found is None:
+            if len(self._payloads) > 65536:
+                self._payloads.clear()
+            try:
+                found = Signature.read(load_json(data))
+            except (ValueError, AttributeError, TypeError) as error:
+                self.damage = f"a signature: {error}"
+                found = UNKNOWN
+            self._payloads[position, check] = found
+        return found
+
+    def position(self) -> tuple[Site | None, tuple[Site, ...], tuple[str, ...]]:
+        """Where the main thread stood at the last heartbeat: its innermost frame, its user frames, and the
+        keys of a store that it waits for."""
+        for _ in range(3):
+            before = self.word(rings.W_POSITION)
+            if before == 0:
+                return None, (), ()
+            length = min(int(self._words[rings.POSITION_AT // 8]), rings.POSITION_BYTES - 8)
+            data = bytes(self._map[rings.POSITION_AT + 8 : rings.POSITION_AT + 8 + length])
+            if before % 2 == 0 and self.word(rings.W_POSITION) == before:
+                try:
+                    inner, frames, keys = load_json(data)
+                    found = _frames([inner])
+                    return (found or (None,))[0], _frames(frames), tuple(text(key, "key", 400) for key in keys[:8])
+                except (TypeError, ValueError):
+                    return None, (), ()
+        return None, (), ()
+
+
+_JOB = re.compile(r"[\w.@+-]{1,32}", re.ASCII)
+
+
+def _frames(content: Any) -> tuple[Site, ...]:
+    """Frames as `Site.to_json` says them."""
+    return tuple(_frame(*said) for said in content[:MOST_FRAMES])
+
+
+def _frame(file: object, line: object, function: object, below: Any = None) -> Site:
+    through = None if below is None else _frame(*below[:3])
+    return Site(text(file, "file"), whole(line, "line"), text(function, "function", 400), through)
+
+
+def _text(data: bytes) -> str:
+    return printable(data.rstrip(b"\0").decode(errors="replace"))

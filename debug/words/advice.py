@@ -1,0 +1,80 @@
+"""What to do next, one sentence a kind. `{who}` the culprits, `{mine}` their line, `{theirs}` the others'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distsim.debug.records.kinds import Kind
+from distsim.debug.report.stack_tree import format_ranks
+
+__all__ = ["advice", "no_record_advice"]
+
+_NEXT = {
+    Kind.MISSING_RANK: "Make every rank of the group reach {theirs}, or none.",
+    Kind.EXTRA_COLLECTIVE: "Make the call at {mine} on every rank of the group, or on none.",
+    Kind.WRONG_ORDER: (
+        "Make both calls in one order on every rank; beware of loops over sets and of rank-dependent branches."
+    ),
+    Kind.ROOT_MISMATCH: "Pass the same src or dst on every rank; it is a global rank, not a group rank.",
+    Kind.GROUP_MISMATCH: "Pass the same group= on every rank at {mine}.",
+    Kind.SPLITS_MISMATCH: (
+        "What rank i sends to rank j must be what rank j expects from rank i: exchange the sizes first."
+    ),
+    Kind.P2P_SIZE_MISMATCH: "Give both ends the same number of elements and the same dtype.",
+    Kind.GROUP_CREATION_ORDER: (
+        "Call new_group on every rank of the world, in one order, also where the rank is no member; "
+        "or pass use_local_synchronization=True."
+    ),
+    Kind.THREAD_RACE: "Issue a group's collectives from one thread, or give each thread its own group.",
+    Kind.UNEVEN_ITERATIONS: (
+        "Give every rank the same number of iterations (drop_last, an even sampler) or use DDP's join()."
+    ),
+    Kind.RANK_RAISED: "Fix the exception of {who} first: whatever waits for it only follows from it.",
+    Kind.RANK_EXITED: ("Find what makes {who} leave at that line: a rank may go only when nobody needs it any more."),
+    Kind.RANK_KILLED: (
+        "Look for the reason on its host: the kernel log (out of memory), the scheduler's log, a core dump."
+    ),
+    Kind.PROCESS_FROZEN: (
+        "Continue it (kill -CONT) or look for a debugger, a full pipe or a suspended container on its host."
+    ),
+    Kind.HOST_STUCK: "Look at its stack: what it does there must end before it can come to the call.",
+    Kind.NEVER_JOINED: (
+        "Check that it was started, with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE, "
+        "and that its host reaches the master."
+    ),
+    Kind.ASYNC_NEVER_WAITED: "Keep the handle that async_op=True returns and call wait() on it.",
+    Kind.BUFFER_MODIFIED_IN_FLIGHT: (
+        "Wait for the handle before writing to the tensor, or give the call its own copy."
+    ),
+    Kind.DDP_UNUSED_PARAMETER: (
+        "Use every parameter in forward on every rank, or pass find_unused_parameters=True to DDP."
+    ),
+    Kind.NAN: (
+        "Look at that rank's inputs and gradients before this call; "
+        "torch.autograd.set_detect_anomaly(True) names the operator."
+    ),
+    Kind.STRAGGLER: "Look at what {who} {spends} time on: data loading, checkpoints, a slow device.",
+    Kind.NETWORK_FAULT: "Check that link, its switch port and its NIC.",
+}
+
+
+def no_record_advice(ranks: Sequence[int]) -> str:
+    """The suggestion for ranks that nothing is known of."""
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {format_ranks(ranks)}"
+    one = len(ranks) == 1
+    its, record, host, they = ("its", "record", "host", "it") if one else ("their", "records", "hosts", "they")
+    return (
+        f"Find what became of {who}: read {its} log and the kernel log of {its} {host} (out of memory), and look for "
+        f"{its} {record} (ring, or Flight Recorder dump: TORCH_FR_DUMP_TEMP_FILE says where), if {they} wrote any."
+    )
+
+
+def advice(kind: Kind, *, who: str = "the rank", mine: str = "", theirs: str = "") -> str:
+    """The suggestion for a kind; where there is none of its own, to make the two lines alike."""
+    text = _NEXT.get(kind)
+    if text is not None:
+        spends = "spend their" if who.startswith("ranks ") else "spends its"
+        return text.format(who=who, mine=mine, theirs=theirs, spends=spends)
+    if mine == theirs:
+        return f"Make the call at {mine} alike on every rank."
+    return f"Make the calls at {mine} and {theirs} alike."

@@ -1,0 +1,372 @@
+"""The schema of a cluster file, and its check: every fault at once, each with its path in the file.
+
+`distsim topo show CLUSTER --toml` prints a whole cluster in this schema; the comments it prints are the field
+descriptions below.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from distsim.errors import UsageError
+from distsim.text.strangers import brief, folded, printable
+from distsim.text.units import parse_bandwidth, parse_flops, parse_memory, parse_time
+
+__all__ = ["ClusterSpec", "FabricSpec", "NodeSpec", "Table", "check_spec"]
+
+
+def _quantity(parse: Callable[[Any], float], unit: str) -> tuple[Any, ...]:
+    def check(value: Any) -> float:
+        try:
+            return parse(value)
+        except UsageError as error:
+            raise PydanticCustomError("quantity", "{text}", {"text": str(error)}) from None
+
+    return BeforeValidator(check), unit
+
+
+Bandwidth = Annotated[float, *_quantity(parse_bandwidth, "GBps")]
+Time = Annotated[float, *_quantity(parse_time, "us")]
+Memory = Annotated[int, *_quantity(parse_memory, "GB")]
+Flops = Annotated[float, *_quantity(parse_flops, "TFLOPS")]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Ratio = Annotated[float, Field(ge=1)]
+Count = Annotated[int, Field(ge=0, le=256, strict=True)]
+Positive = Annotated[int, Field(ge=1, le=1024, strict=True)]
+# Nodes and what counts them; with _MOST_CABLES a typing mistake ends in a message and not in a full memory.
+Nodes = Annotated[int, Field(ge=1, le=32_768, strict=True)]
+_MOST_CABLES = 4_000_000
+_MOST_WIRES = 20_000
+"""In one host: all sockets are joined to each other, and all GPUs of an NVLink mesh."""
+_MEASURED = ("all_reduce", "all_gather", "all_to_all", "broadcast", "reduce", "sendrecv")
+_CALIBRATED = ("launch_s", "s_per_byte", "more_s_per_byte", "knee_bytes")
+
+
+def _note(text: str, default: Any = ...) -> Any:
+    return Field(default, description=text)
+
+
+class Table(BaseModel):
+    """A table of the file: unknown keys are faults, nothing changes afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _shown_not_obeyed(cls, value: Any) -> Any:
+        """Names and descriptions are printed: an escape sequence in one stays what it is, letters."""
+        return printable(value) if isinstance(value, str) else value
+
+
+class NvlinkSpec(Table):
+    """NVLink of one GPU."""
+
+    topology: Literal["nvswitch", "mesh"] = _note(
+        "nvswitch: all to all at full speed; mesh: a GPU's links shared out to the others", "nvswitch"
+    )
+    links: Positive = _note("of one GPU")
+    bandwidth: Bandwidth = _note("of one link, one direction, as specified")
+    efficiency: Fraction = _note("what of it transfers get", 1.0)
+    latency: Time = _note("GPU to GPU, one way")
+    switches: Count = _note("NVSwitch chips in a node (for the record: the plane blocks nothing)", 1)
+    sharp: bool = _note("the NVSwitch reduces (NVLink SHARP, NCCL's NVLS)", False)
+    domain_nodes: Nodes = _note("nodes that share one NVSwitch plane: 18 in an NVL72 rack", 1)
+
+
+class GpuSpec(Table):
+    """One accelerator: dense rates, as its maker specifies them."""
+
+    model: str = _note("h100, a100, ...")
+    compute_capability: Positive = _note("90 for sm_90")
+    memory: Memory = _note("of one accelerator")
+    memory_bandwidth: Bandwidth = _note("of one accelerator")
+    flops: dict[Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4"], Flops] = _note("by data type, dense", {})
+    nvlink: NvlinkSpec | None = None
+
+
+class CpuSpec(Table):
+    """The host's processors."""
+
+    model: str
+    vendor: Literal["intel", "amd", "arm"] = _note("as NCCL tells processors apart")
+    nccl_class: Literal["", "bdw", "skl", "srp", "erp"] = _note("NCCL's classes of Intel processors", "")
+    sockets: Positive = _note("in a node; without accelerators a rank runs on each")
+    cores: Positive = _note("of one socket")
+    flops: Flops = _note("of one socket in fp32, as specified")
+    flops_efficiency: Fraction = _note("what of it operators get", 0.5)
+    memory: Memory = _note("of the node")
+    memory_bandwidth: Bandwidth = _note("of one socket, as specified")
+    memory_efficiency: Fraction = _note("what of it operators get", 0.75)
+    interconnect: Bandwidth = _note("between two sockets, one direction")
+    interconnect_latency: Time = _note("between two sockets", 0.3e-6)
+    loopback: Bandwidth = _note("TCP between two ranks of one node", 5e9)
+    loopback_latency: Time = _note("TCP between two ranks of one node, one way", 12e-6)
+    op_overhead: Time = _note("host time of one eager operator beyond its arithmetic", 5e-6)
+    store_latency: Time = _note("TCPStore round trip", 100e-6)
+
+
+class PcieSpec(Table):
+    """What GPUs and NICs are plugged into."""
+
+    generation: Annotated[int, Field(ge=1, le=7, strict=True)] = _note("NCCL's search goes by it")
+    bandwidth: Bandwidth = _note("of one slot, one direction, as specified")
+    efficiency: Fraction = _note("what of it transfers get", 1.0)
+    latency: Time = _note("of one hop", 0.3e-6)
+    switches: Count = _note("in a node; GPUs and NICs are spread over them evenly; 0: straight to sockets", 0)
+    peer_to_peer: bool = _note("GPUs reach each other directly", True)
+    c2c: Bandwidth | None = _note("NVLink-C2C from a GPU to its socket, in place of PCIe", None)
+
+
+class NicSpec(Table):
+    """NICs that carry the ranks' traffic (not storage or management)."""
+
+    model: str = ""
+    net: Literal["ib", "roce", "efa", "slingshot", "tcp", "tcpx", "tcpxo"] = _note("NCCL's network plugin")
+    count: Positive = _note("in a node, spread evenly")
+    bandwidth: Bandwidth = _note("of one NIC, one direction, as specified")
+    efficiency: Fraction = _note("what of it transfers get", 1.0)
+    latency: Time = _note("host to host over one cable, one way; half of it on each NIC's link")
+    gpu_direct: bool = _note("reads and writes GPU memory", True)
+    collnet: bool = _note("the fabric reduces (InfiniBand SHARP) and NCCL uses it", False)
+
+
+class NodeSpec(Table):
+    """One host."""
+
+    gpus: Count = _note("accelerators in a node; 0: one rank a socket")
+    gpu: GpuSpec | None = None
+    cpu: CpuSpec
+    pcie: PcieSpec
+    nic: NicSpec | None = None
+
+
+class _Switched(Table):
+    switch_latency: Time = _note("port to port, of every switch", 0.0)
+
+
+class StarSpec(_Switched):
+    """One switch that blocks nothing."""
+
+    kind: Literal["star"]
+
+
+class _Leafy(_Switched):
+    nodes_per_leaf: Nodes = _note("hosts under one leaf; with rails, hosts of a unit of one leaf a rail", 16)
+    spines: Positive = _note("each leaf has a cable to each (of its pod)", 4)
+    oversubscription: Ratio = _note("what comes into a leaf from below : what leads up", 1.0)
+    routing: Literal["ecmp", "adaptive"] = _note(
+        "ecmp: a hash picks the spine of a flow; adaptive: all carry it", "ecmp"
+    )
+
+
+class LeafSpineSpec(_Leafy):
+    """All NICs of a host on one leaf, leaves on spines."""
+
+    kind: Literal["leaf-spine"]
+
+
+class FatTreeSpec(_Leafy):
+    """Three levels: leaves and spines in pods, cores above."""
+
+    kind: Literal["fat-tree"]
+    leaves_per_pod: Nodes = _note("leaves under the same spines", 8)
+    cores: Positive = _note("each spine has a cable to each", 4)
+    core_oversubscription: Ratio = _note("what comes into a spine from below : what leads up", 1.0)
+
+
+class RailSpec(_Leafy):
+    """NIC k of every host of a unit on the unit's leaf k."""
+
+    kind: Literal["rail-optimised"]
+
+
+class RingSpec(_Switched):
+    """A router a host, each linked to the next."""
+
+    kind: Literal["ring"]
+    bandwidth: Bandwidth | None = _note("of one link, one direction; by default the NICs of a host", None)
+
+
+class TorusSpec(_Switched):
+    """A router a host, in a grid with wraparound."""
+
+    kind: Literal["torus"]
+    dims: Annotated[list[Nodes], Field(min_length=1, max_length=3)] = _note("extent of each dimension")
+    bandwidth: Bandwidth | None = _note("of one link, one direction; by default the NICs of a host", None)
+
+
+class FullMeshSpec(_Switched):
+    """A router a host, each linked to every other."""
+
+    kind: Literal["full-mesh"]
+    bandwidth: Bandwidth | None = _note(
+        "of one link, one direction; by default the NICs of a host over all links", None
+    )
+
+
+class DragonflySpec(_Switched):
+    """Groups of switches, all to all inside and between groups."""
+
+    kind: Literal["dragonfly"]
+    nodes_per_switch: Nodes = _note("hosts on one switch, with all their NICs", 8)
+    switches_per_group: Positive = _note("all linked to each other", 16)
+    bandwidth: Bandwidth = _note("between two switches of a group, one direction")
+    global_bandwidth: Bandwidth = _note("between two groups in all, one direction")
+    global_links: Positive = _note("links that this is spread over", 4)
+    routing: Literal["ecmp", "adaptive"] = _note(
+        "ecmp: a hash picks the global link of a flow; adaptive: all carry it", "adaptive"
+    )
+
+
+FabricSpec = StarSpec | LeafSpineSpec | FatTreeSpec | RailSpec | TorusSpec | RingSpec | FullMeshSpec | DragonflySpec
+
+
+class NcclSpec(Table):
+    """What cannot be read off the hardware."""
+
+    version: str = _note("whose tuning is imitated", "2.27.3")
+
+
+class ClusterSpec(Table):
+    """A whole cluster file."""
+
+    name: str
+    description: str = ""
+    source: str = ""
+    nodes: Nodes = _note("hosts", 1)
+    unit_nodes: Nodes = _note("hosts that one of `name:N` stands for: 18 where N counts NVL72 racks", 1)
+    node: NodeSpec
+    fabric: Annotated[FabricSpec, Field(discriminator="kind")] = StarSpec(kind="star")
+    nccl: NcclSpec = NcclSpec()
+    calibration: dict[str, float] = _note("measured constants that replace the models' own", {})
+
+    @model_validator(mode="after")
+    def _fits(self) -> ClusterSpec:
+        for key, text in self._misfits():
+            raise PydanticCustomError("misfit", "{text}", {"text": text, "key": key})
+        return self
+
+    def _misfits(self) -> list[tuple[str, str]]:
+        node, fabric, found = self.node, self.fabric, []
+        nvlink = node.gpu.nvlink if node.gpu else None
+        if node.gpus and node.gpu is None:
+            found.append(("node.gpu", f"expected a table for gpus = {node.gpus}, got nothing"))
+        if self.nodes > 1 and node.nic is None and not (nvlink and nvlink.domain_nodes >= self.nodes):
+            found.append(("node.nic", f"expected a table for a cluster of {self.nodes} nodes, got nothing"))
+        if nvlink and nvlink.topology == "mesh" and nvlink.domain_nodes > 1:
+            found.append(("node.gpu.nvlink.domain_nodes", f"expected 1 with a mesh, got {nvlink.domain_nodes}"))
+        found += self._miscalibrated()
+        wires = node.cpu.sockets**2 + (node.gpus**2 if nvlink and nvlink.topology == "mesh" else 0)
+        if wires > _MOST_WIRES:
+            found.append(("node", f"expected at most {_MOST_WIRES:,} wires inside a host, got {wires:,}"))
+        parts = self.nodes * (node.gpus + node.cpu.sockets + node.pcie.switches + (node.nic.count if node.nic else 0))
+        if parts > _MOST_CABLES:
+            found.append(("nodes", f"expected at most {_MOST_CABLES:,} parts in all hosts, got {parts:,}"))
+        cables = self._cables()
+        if cables > _MOST_CABLES:
+            found.append(("fabric", f"expected at most {_MOST_CABLES:,} cables, got {cables:,} ({fabric.kind})"))
+        if isinstance(fabric, TorusSpec) and math.prod(fabric.dims) < self.nodes:
+            text = f"expected room for {self.nodes} nodes, got {math.prod(fabric.dims)} ({fabric.dims})"
+            found.append(("fabric.dims", text))
+        return found
+
+    def _miscalibrated(self) -> list[tuple[str, str]]:
+        """What `distsim calibrate` does not write would be read by nobody; of one operation all figures are needed."""
+        given, found = self.calibration, []
+        wanted = {f"gloo_{op}": [f"gloo_{op}_{figure}" for figure in _CALIBRATED] for op in _MEASURED}
+        known = {key for keys in wanted.values() for key in keys}
+        for key, value in given.items():
+            if key not in known:
+                text = f"unknown key (expected gloo_OPERATION_FIGURE, of {', '.join(_CALIBRATED)}){_near(key, known)}"
+                found.append((f"calibration.{brief(key)}", text))
+            elif not 0 <= value < 1e15:
+                found.append((f"calibration.{key}", f"expected zero or more, got {value:g}"))
+        for keys in wanted.values():
+            if lacking := [key for key in keys if key not in given and any(other in given for other in keys)]:
+                found.append((f"calibration.{lacking[0]}", "expected a value, got nothing"))
+        return found
+
+    def _cables(self) -> int:
+        """About how many cables the fabric has, counted before they are made."""
+        match self.fabric:
+            case TorusSpec(dims=dims):
+                return math.prod(dims) * 2 * len(dims)
+            case FullMeshSpec():
+                return self.nodes * (self.nodes - 1)
+            case DragonflySpec() as dragonfly:
+                switches = -(-self.nodes // dragonfly.nodes_per_switch)
+                size = min(switches, dragonfly.switches_per_group)
+                groups = -(-switches // size)
+                return groups * (size * (size - 1) + (groups - 1) * dragonfly.global_links)
+            case LeafSpineSpec() | RailSpec() | FatTreeSpec() as tree:
+                rails = self.node.nic.count if isinstance(tree, RailSpec) and self.node.nic else 1
+                return -(-self.nodes // tree.nodes_per_leaf) * rails * tree.spines * 2
+        return 0
+
+
+def check_spec(data: Mapping[str, Any], where: str) -> ClusterSpec:
+    """*data* (a cluster file's content) as a spec, or one UsageError that lists every fault."""
+    try:
+        return ClusterSpec.model_validate(dict(data))
+    except ValidationError as error:
+        faults = [_fault(detail) for detail in error.errors(include_url=False)]
+    if len(faults) == 1:
+        raise UsageError(f"{where}: {faults[0]}")
+    raise UsageError("\n".join([f"{where}: {len(faults)} faults", *(f"  {fault}" for fault in folded(faults))]))
+
+
+_KINDS = ("star", "leaf-spine", "fat-tree", "rail-optimised", "torus", "ring", "full-mesh", "dragonfly")
+
+
+def _fault(detail: Mapping[str, Any]) -> str:
+    location = [brief(str(part)) for part in detail["loc"] if str(part) not in _KINDS]
+    is_key = location[-1:] == ["[key]"]
+    location = location[: -2 if is_key else None]
+    context = detail.get("ctx", {})
+    if "key" in context:
+        location.append(context["key"])
+    path, given = ".".join(location), detail["input"]
+    match detail["type"]:
+        case "missing":
+            return f"{path}: expected a value, got nothing"
+        case "extra_forbidden":
+            return f"{path}: unknown key{_known(detail['loc'])}"
+        case "union_tag_invalid" | "union_tag_not_found":
+            kind = given.get("kind") if isinstance(given, Mapping) else given
+            return f"{path}.kind: expected one of {', '.join(_KINDS)}, got {_shown(kind)}{_near(kind, _KINDS)}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return f"{path}: expected a table, got {_shown(given)}"
+    if "text" in context:
+        return f"{path}: {context['text']}"
+    expected = str(detail["msg"]).replace("Input should be", "expected").replace("a valid ", "a ")
+    expected = expected.replace("a integer", "an integer").replace("List should", "expected a list that should")
+    if "expected" not in expected:
+        expected = f"expected otherwise: {expected}"
+    return f"{path}: {'a key: ' if is_key else ''}{expected}, got {_shown(given)} ({type(given).__name__})"
+
+
+def _known(location: tuple[Any, ...]) -> str:
+    table: Any = ClusterSpec
+    for key in location[:-1]:
+        if key in _KINDS:
+            table = next(t for t in FabricSpec.__args__ if t.model_fields["kind"].annotation == Literal[key])
+            continue
+        annotation = table.model_fields[key].annotation
+        tables = [a for a in getattr(annotation, "__args__", (annotation,)) if isinstance(a, type)]
+        table = next((a for a in tables if issubclass(a, Table)), table)
+    return f" (expected one of {', '.join(table.model_fields)}){_near(location[-1], table.model_fields)}"
+
+
+def _shown(given: Any) -> str:
+    return repr(brief(given)) if isinstance(given, str) else brief(given)
+
+
+def _near(given: Any, options: Any) -> str:
+    near = difflib.get_close_matches(brief(given), list(options), 1)
+    return f"; did you mean '{near[0]}'?" if near else ""

@@ -1,0 +1,76 @@
+"""A checked cluster as TOML again: complete, with the schema's own explanations as comments."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from distsim.cluster.files.spec import ClusterSpec, Table
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+__all__ = ["to_toml"]
+
+_SCALES = {"GBps": 1e9, "us": 1e-6, "GB": 1e9, "TFLOPS": 1e12}
+
+
+def to_toml(spec: ClusterSpec) -> str:
+    """*spec* as text that reads back as the same cluster."""
+    lines = ['# A cluster for distsim (--on FILE). `base = "dgx-h100"` and only what differs is enough, too.']
+    _write(spec, "", lines)
+    return "\n".join(lines) + "\n"
+
+
+def _write(table: Table, path: str, lines: list[str]) -> None:
+    below: list[tuple[str, Any]] = []
+    for key, info in type(table).model_fields.items():
+        value = getattr(table, key)
+        if value is None:
+            continue
+        if isinstance(value, Table):
+            below.append((key, value))
+        elif isinstance(value, dict):
+            below.extend([(key, (value, info))] if value else [])
+        else:
+            note = f"  # {info.description}" if info.description else ""
+            lines.append(f"{key} = {_value(value, info)}{note}")
+    for key, value in below:
+        inner = f"{path}{key}"
+        if isinstance(value, Table):
+            about = (type(value).__doc__ or "").strip().partition("\n")[0]
+            lines.extend(["", f"[{inner}]  # {about}"])
+            _write(value, f"{inner}.", lines)
+        else:
+            entries, info = value
+            unit = "TFLOPS" if key == "flops" else ""
+            lines.extend(["", f"[{inner}]  # {info.description}"])
+            lines.extend(f"{_key(name)} = {_figure(figure, unit)}" for name, figure in entries.items())
+
+
+def _value(value: Any, info: FieldInfo) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return _figure(value, next((unit for unit in _units(info) if unit in _SCALES), ""))
+    if isinstance(value, list):
+        return f"[{', '.join(str(item) for item in value)}]"
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+def _units(info: FieldInfo) -> list[str]:
+    """The unit that a quantity's type carries, also where the field may be left out."""
+    found = [entry for entry in info.metadata if isinstance(entry, str)]
+    for option in getattr(info.annotation, "__args__", ()):
+        found.extend(entry for entry in getattr(option, "__metadata__", ()) if isinstance(entry, str))
+    return found
+
+
+def _figure(value: float, unit: str) -> str:
+    if not unit:
+        return repr(value)
+    return f'"{value / _SCALES[unit]:.12g}{unit}"'
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)

@@ -1,0 +1,248 @@
+"""One host as a small graph, the same for every host of a cluster, with the paths between its parts."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distsim.cluster.files.spec import NodeSpec
+
+__all__ = ["HostTemplate", "Part", "Wire", "build_host"]
+
+# A path is chosen for a transfer of this size: latency decides between links of equal speed, speed otherwise.
+_TYPICAL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A vertex of the host: its local name (`gpu3`), kind, and index among its kind."""
+
+    name: str
+    kind: str
+    local: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A directed link between two parts of the host."""
+
+    src: str
+    dst: str
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    kind: str
+
+
+@dataclass(frozen=True)
+class HostTemplate:
+    """A host's parts and wires. *devices* take ranks, *nics* lead out, and *port* is what a device offers to
+    an NVSwitch that several hosts share (None where NVLink ends at the host).
+    """
+
+    parts: tuple[Part, ...]
+    wires: tuple[Wire, ...]
+    devices: tuple[str, ...]
+    nics: tuple[str, ...]
+    port: tuple[float, float] | None = None
+    staged_peers: bool = False
+    """GPUs without NVLink between them do not reach each other: the sender writes to the host memory of the
+    receiver's socket, the receiver reads it there (NCCL's SHM transport; NCCL_SHM_LOCALITY's default is the
+    receiver's side)."""
+    staged_nics: bool = False
+    """A NIC does not reach GPU memory: what leaves or comes goes through the host memory of the GPU's socket
+    (NCCL without GPUDirect RDMA)."""
+
+    def staged(self, node: NodeSpec) -> HostTemplate:
+        """The same host with what *node* says of direct access, and the host memory that stands for it where there
+        is none: a loop at each socket, at half its memory's bandwidth, as every byte is written and read."""
+        peers = bool(node.gpus) and not node.pcie.peer_to_peer
+        nics = bool(node.gpus) and node.nic is not None and not node.nic.gpu_direct
+        rate = node.cpu.memory_bandwidth * node.cpu.memory_efficiency / 2
+        sockets = [part.name for part in self.parts if part.kind == "cpu"] if peers or nics else []
+        loops = tuple(Wire(name, name, rate, 0.0, "memory") for name in sockets)
+        return replace(self, wires=self.wires + loops, staged_peers=peers, staged_nics=nics)
+
+    @cached_property
+    def _memory(self) -> dict[str, int]:
+        """Socket -> the wire that is its memory."""
+        return {wire.src: index for index, wire in enumerate(self.wires) if wire.kind == "memory"}
+
+    def _socket(self, device: str) -> str | None:
+        """The socket whose memory *device* reaches most cheaply."""
+        tree = self._trees[device]
+        near = [(tree[name][0], name) for name in self._memory if name in tree]
+        return min(near)[1] if near else None
+
+    @cached_property
+    def _trees(self) -> dict[str, dict[str, tuple[float, tuple[int, ...]]]]:
+        return {part.name: self._tree(part.name) for part in self.parts if part.kind in ("gpu", "cpu", "nic")}
+
+    def _through_memory(self, src: str, dst: str, socket: str | None) -> tuple[int, ...] | None:
+        """Wires from *src* into the memory of *socket*, and out of it to *dst*."""
+        if socket is None or socket not in self._trees[src] or dst not in self._trees[socket]:
+            return None
+        return (*self._trees[src][socket][1], self._memory[socket], *self._trees[socket][dst][1])
+
+    @cached_property
+    def _next(self) -> dict[str, list[tuple[str, int]]]:
+        outgoing: dict[str, list[tuple[str, int]]] = {part.name: [] for part in self.parts}
+        for index, wire in enumerate(self.wires):
+            outgoing[wire.src].append((wire.dst, index))
+        return outgoing
+
+    @cached_property
+    def _gpus(self) -> frozenset[str]:
+        return frozenset(part.name for part in self.parts if part.kind == "gpu")
+
+    def _tree(self, source: str) -> dict[str, tuple[float, tuple[int, ...]]]:
+        """Cheapest cost and path from *source* to every part. NICs pass nothing on; GPUs only to or from
+        NVLink.
+        """
+        found: dict[str, tuple[float, tuple[int, ...]]] = {}
+        heap: list[tuple[float, int, str, tuple[int, ...]]] = [(0.0, 0, source, ())]
+        while heap:
+            cost, _, here, path = heapq.heappop(heap)
+            if here in found:
+                continue
+            found[here] = (cost, path)
+            if here in self.nics and here != source:
+                continue
+            picky = here in self._gpus and here != source and self.wires[path[-1]].kind != "nvlink"
+            for there, index in self._next[here]:
+                wire = self.wires[index]
+                if picky and wire.kind != "nvlink":
+                    continue
+                if there not in found:
+                    step = wire.latency_s + _TYPICAL_BYTES / wire.bandwidth_bytes_per_s
+                    heapq.heappush(heap, (cost + step, len(path) + 1, there, (*path, index)))
+        return found
+
+    @cached_property
+    def between_devices(self) -> list[list[tuple[int, ...] | None]]:
+        """Wires from device i to device j; None where nothing inside the host connects them.
+
+        Ranks on sockets talk over TCP, so their paths begin with the loopback of the sender's socket.
+        """
+        loops = {wire.src: (index,) for index, wire in enumerate(self.wires) if wire.kind == "loopback"}
+        rows: list[list[tuple[int, ...] | None]] = []
+        for source in self.devices:
+            tree, loop = self._tree(source), loops.get(source, ())
+            rows.append([(*loop, *tree[device][1]) if device in tree else None for device in self.devices])
+        if self.staged_peers:
+            for i, row in enumerate(rows):
+                for j, path in enumerate(row):
+                    if i != j and (path is None or any(self.wires[index].kind != "nvlink" for index in path)):
+                        source, device = self.devices[i], self.devices[j]
+                        row[j] = self._through_memory(source, device, self._socket(device)) or path
+        return rows
+
+    @cached_property
+    def to_nic(self) -> list[list[tuple[int, ...] | None]]:
+        """Wires from device i to NIC k."""
+        if self.staged_nics:
+            return [[self._through_memory(one, nic, self._socket(one)) for nic in self.nics] for one in self.devices]
+        trees = [self._tree(device) for device in self.devices]
+        return [[tree[nic][1] if nic in tree else None for nic in self.nics] for tree in trees]
+
+    @cached_property
+    def from_nic(self) -> list[list[tuple[int, ...] | None]]:
+        """Wires from NIC k to device i."""
+        if self.staged_nics:
+            return [[self._through_memory(nic, one, self._socket(one)) for one in self.devices] for nic in self.nics]
+        trees = [self._tree(nic) for nic in self.nics]
+        return [[tree[device][1] if device in tree else None for device in self.devices] for tree in trees]
+
+    @cached_property
+    def own_nics(self) -> list[tuple[int, ...]]:
+        """The NICs each device uses: the closest, divided evenly among the devices closest to them."""
+        nearest: list[tuple[int, ...]] = []
+        for device in self.devices:
+            tree = self._tree(device)
+            costs = {k: round(tree[nic][0] * 1e12) for k, nic in enumerate(self.nics) if nic in tree}
+            least = min(costs.values(), default=0)
+            nearest.append(tuple(k for k, cost in costs.items() if cost == least))
+        own: list[tuple[int, ...]] = []
+        for i, choice in enumerate(nearest):
+            group = [j for j, other in enumerate(nearest) if other == choice]
+            own.append(_portion(choice, group.index(i), len(group)))
+        return own
+
+
+def _portion(items: Sequence[int], k: int, shares: int) -> tuple[int, ...]:
+    if not items:
+        return ()
+    first, last = k * len(items) // shares, (k + 1) * len(items) // shares
+    return tuple(items[first : max(last, first + 1)])
+
+
+def build_host(node: NodeSpec) -> HostTemplate:
+    """The host that *node* describes: parts spread evenly, GPU i under switch i * switches // gpus, and so on
+    up.
+    """
+    parts: list[Part] = []
+    wires: list[Wire] = []
+
+    def add(kind: str, count: int) -> list[str]:
+        names = [f"{kind}{index}" for index in range(count)]
+        parts.extend(Part(name, kind, index) for index, name in enumerate(names))
+        return names
+
+    def join(a: str, b: str, bandwidth: float, latency: float, kind: str) -> None:
+        wires.append(Wire(a, b, bandwidth, latency, kind))
+        wires.append(Wire(b, a, bandwidth, latency, kind))
+
+    cpu, pcie, nic = node.cpu, node.pcie, node.nic
+    gpus = add("gpu", node.gpus)
+    port = _join_nvlink(node, gpus, add, join)
+    sockets = add("cpu", cpu.sockets)
+    nics = add("nic", nic.count if nic else 0)
+    switches = add("pcie", pcie.switches)
+    slot = pcie.bandwidth * pcie.efficiency
+
+    def root(index: int, count: int) -> str:
+        """What the slot of the *index*th of *count* devices leads to: a switch, or a socket."""
+        above = switches or sockets
+        return above[index * len(above) // count]
+
+    for index, name in enumerate(gpus):
+        if pcie.c2c is not None:
+            join(name, sockets[index * len(sockets) // len(gpus)], pcie.c2c, pcie.latency, "c2c")
+        else:
+            join(name, root(index, len(gpus)), slot, pcie.latency, "pcie")
+    for index, name in enumerate(nics):
+        join(name, root(index, len(nics)), slot, pcie.latency, "pcie")
+    for index, name in enumerate(switches):
+        join(name, sockets[index * len(sockets) // len(switches)], slot, pcie.latency, "pcie")
+    for i, one in enumerate(sockets):
+        for other in sockets[i + 1 :]:
+            join(one, other, cpu.interconnect, cpu.interconnect_latency, "socket")
+    if not gpus:
+        wires.extend(Wire(name, name, cpu.loopback, cpu.loopback_latency, "loopback") for name in sockets)
+    return HostTemplate(tuple(parts), tuple(wires), tuple(gpus or sockets), tuple(nics), port)
+
+
+def _join_nvlink(
+    node: NodeSpec,
+    gpus: list[str],
+    add: Callable[[str, int], list[str]],
+    join: Callable[[str, str, float, float, str], None],
+) -> tuple[float, float] | None:
+    nvlink = node.gpu.nvlink if node.gpu else None
+    if nvlink is None or not gpus:
+        return None
+    bandwidth = nvlink.links * nvlink.bandwidth * nvlink.efficiency
+    if nvlink.domain_nodes > 1:
+        return bandwidth, nvlink.latency / 2
+    if nvlink.topology == "nvswitch":
+        (switch,) = add("nvswitch", 1)
+        for name in gpus:
+            join(name, switch, bandwidth, nvlink.latency / 2, "nvlink")
+    else:
+        for i, one in enumerate(gpus):
+            for other in gpus[i + 1 :]:
+                join(one, other, bandwidth / (len(gpus) - 1), nvlink.latency, "nvlink")
+    return None

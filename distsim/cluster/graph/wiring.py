@@ -1,0 +1,148 @@
+"""Many equal hosts on a fabric: the wiring of every cluster that a file describes.
+
+Everything has a computed place: host h's links are a block of the same size, a fabric's cables follow, so a
+route is put together from the host's own paths and the fabric's, in a few microseconds, on any number of
+hosts.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from distsim.cluster.graph.host_template import HostTemplate
+from distsim.cluster.graph.link import Link, Vertex
+from distsim.cluster.graph.tree_fabric import Fabric, mix
+from distsim.errors import UsageError
+
+__all__ = ["HostsOnFabric"]
+
+
+class HostsOnFabric:
+    """*num_hosts* of *template*, their NICs on *fabric*, their NVLink ports on one NVSwitch per *domain*
+    hosts.
+    """
+
+    def __init__(
+        self,
+        template: HostTemplate,
+        num_hosts: int,
+        fabric: Fabric | None,
+        *,
+        nic_bytes_per_s: float = 0.0,
+        nic_latency_s: float = 0.0,
+        domain: int = 1,
+    ) -> None:
+        self.template, self.num_hosts, self.fabric, self.domain = template, num_hosts, fabric, domain
+        self.nic_bytes_per_s = nic_bytes_per_s
+        self.per_host = len(template.devices)
+        self.vertices: list[Vertex] = []
+        self.links: list[Link] = []
+        self.devices = [f"n{host}/{device}" for host in range(num_hosts) for device in template.devices]
+        num_wires = len(template.wires)
+        self._port_base = num_wires
+        self._nic_base = num_wires + (2 * self.per_host if template.port else 0)
+        self._block = self._nic_base + (2 * len(template.nics) if fabric else 0)
+        self._cable_base = self._block * num_hosts
+        for host in range(num_hosts):
+            self._add_host(host, nic_latency_s / 2)
+        self._add_shared()
+
+    def _add_host(self, host: int, nic_latency_s: float) -> None:
+        template, links, prefix = self.template, self.links, f"n{host}/"
+        self.vertices.extend(Vertex(prefix + part.name, part.kind, host, part.local) for part in template.parts)
+        for wire in template.wires:
+            links.append(
+                Link(
+                    len(links),
+                    prefix + wire.src,
+                    prefix + wire.dst,
+                    wire.bandwidth_bytes_per_s,
+                    wire.latency_s,
+                    wire.kind,
+                )
+            )
+        if template.port is not None:
+            bandwidth, latency = template.port
+            switch = f"nvswitch{host // self.domain}"
+            for device in template.devices:
+                links.append(Link(len(links), prefix + device, switch, bandwidth, latency, "nvlink"))
+                links.append(Link(len(links), switch, prefix + device, bandwidth, latency, "nvlink"))
+        if self.fabric is not None:
+            hop = self.fabric.switch_latency_s
+            for k, nic in enumerate(template.nics):
+                switch = self.fabric.switches[self.fabric.attach(host, k)][0]
+                rate = self.nic_bytes_per_s
+                links.append(Link(len(links), prefix + nic, switch, rate, nic_latency_s, "nic"))
+                links.append(Link(len(links), switch, prefix + nic, rate, nic_latency_s + hop, "nic"))
+
+    def _add_shared(self) -> None:
+        if self.template.port is not None:
+            domains = -(-self.num_hosts // self.domain)
+            self.vertices.extend(Vertex(f"nvswitch{i}", "nvswitch", None, i) for i in range(domains))
+        if self.fabric is None:
+            return
+        names = [name for name, _ in self.fabric.switches]
+        self.vertices.extend(Vertex(name, kind, None, i) for i, (name, kind) in enumerate(self.fabric.switches))
+        for cable in self.fabric.cables:
+            self.links.append(
+                Link(
+                    len(self.links),
+                    names[cable.src],
+                    names[cable.dst],
+                    cable.bandwidth_bytes_per_s,
+                    cable.latency_s,
+                    "fabric",
+                )
+            )
+
+    @cached_property
+    def _own_nics(self) -> list[tuple[int, ...]]:
+        return self.template.own_nics
+
+    def route(self, src: int, dst: int, flow_key: int, rail: int | None) -> tuple[int, ...]:
+        """Inside the host, through a shared NVSwitch, or over NICs and fabric."""
+        host, i = divmod(src, self.per_host)
+        other, j = divmod(dst, self.per_host)
+        base, other_base = host * self._block, other * self._block
+        template = self.template
+        if template.port is not None and host // self.domain == other // self.domain:
+            if src == dst:
+                return ()
+            return base + self._port_base + 2 * i, other_base + self._port_base + 2 * j + 1
+        if host == other:
+            inside = template.between_devices[i][j]
+            if inside is None:
+                raise UsageError(f"nothing connects {self.devices[src]} and {self.devices[dst]}")
+            return tuple([base + index for index in inside])
+        if self.fabric is None or not template.nics:
+            raise UsageError(f"nothing connects {self.devices[src]} and {self.devices[dst]}: the nodes have no NIC")
+        flow = mix(src, dst, flow_key)
+        k, m = self._nic(i, flow, rail), self._nic(j, flow, rail)
+        out, back = template.to_nic[i][k], template.from_nic[m][j]
+        if out is None or back is None:
+            raise UsageError(f"nothing connects {self.devices[src]} to NIC {k} of its node")
+        fabric = self.fabric
+        cables = fabric.path(fabric.attach(host, k), fabric.attach(other, m), flow >> 16)
+        return (
+            *[base + index for index in out],
+            base + self._nic_base + 2 * k,
+            *[self._cable_base + index for index in cables],
+            other_base + self._nic_base + 2 * m + 1,
+            *[other_base + index for index in back],
+        )
+
+    def _nic(self, device: int, flow: int, rail: int | None) -> int:
+        if rail is not None:
+            if not 0 <= rail < len(self.template.nics):
+                raise UsageError(f"expected a rail from 0 to {len(self.template.nics) - 1}, got {rail}")
+            return rail
+        own = self._own_nics[device]
+        if not own:
+            raise UsageError(f"nothing connects {self.template.devices[device]} to a NIC of its node")
+        return own[flow % len(own)]
+
+    def bisection_bandwidth_bytes_per_s(self) -> float:
+        """See `bisection`."""
+        from distsim.cluster.graph.bisection import bisect_hosts
+
+        return bisect_hosts(self)

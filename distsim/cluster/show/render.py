@@ -1,0 +1,215 @@
+"""Clusters for people (rich): the list of presets; one cluster as a summary, a table of links and trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from distsim.cluster.graph.cluster import Cluster
+from distsim.cluster.graph.link import Vertex
+from distsim.cluster.show.summary import host_parts, link_kinds, ranges, switch_groups
+from distsim.errors import UsageError
+from distsim.text.units import format_bandwidth, format_time
+
+__all__ = ["render_cluster", "render_list"]
+
+_MAX_GROUPS = 8
+_WIDE = 110
+
+
+def render_list(clusters: Sequence[tuple[str, Cluster]], width: int) -> RenderableType:
+    """All presets; where the width allows, with their sources."""
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True, padding=(0, 2, 0, 0))
+    table.add_column("name", no_wrap=True, style="cyan")
+    for title in ("nodes", "GPUs", "GB/s"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("NICs", no_wrap=True)
+    table.add_column("what it is", ratio=3)
+    if width >= _WIDE:
+        table.add_column("source", ratio=2, style="dim")
+    for name, cluster in clusters:
+        node = cluster.node
+        intra = node.nvlink_bytes_per_s or node.pcie_bytes_per_s if node.num_gpus else 0.0
+        row = [
+            name,
+            str(cluster.num_nodes),
+            str(node.num_gpus) if node.num_gpus else "-",
+            f"{intra / 1e9:.0f}" if intra else "-",
+            f"{node.num_nics}x{node.nic_spec_bytes_per_s * 8e-9:.0f}G {cluster.nccl.net}",
+            cluster.description,
+        ]
+        table.add_row(*row, *([cluster.source] if width >= _WIDE else []))
+    note = Text(
+        "GPUs and NICs of one node; GB/s a GPU inside the node, one direction. NAME:N is N nodes "
+        "(gb200-nvl72:N is N racks).",
+        style="dim",
+    )
+    return Group(table, Text(), note)
+
+
+def render_cluster(cluster: Cluster) -> RenderableType:
+    """Summary, links, one node, the fabric."""
+    return Group(
+        *_summary(cluster),
+        Text(),
+        _links(cluster),
+        Text(),
+        _node_tree(cluster),
+        *_fabric_tree(cluster),
+    )
+
+
+def _summary(cluster: Cluster) -> Iterable[RenderableType]:
+    node, per_node = cluster.node, cluster.node.ranks_per_node
+    yield Text(cluster.name, style="bold cyan") + Text(f"  {cluster.description}", style="default")
+    if cluster.source:
+        yield Text(f"source: {cluster.source}", style="dim")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column()
+    total = len(cluster.devices)
+    what = node.gpu_model or "sockets"
+    plural = "node" if cluster.num_nodes == 1 else "nodes"
+    table.add_row("ranks", f"{total} ({cluster.num_nodes} {plural} x {per_node} {what})")
+    table.add_row("placement", _placement(cluster))
+    if node.gpu is not None:
+        rate = max(node.gpu.flops_per_s.get("bf16", 0.0), node.gpu.flops_per_s.get("fp16", 0.0))
+        speed = f", {rate / 1e12:,.0f} TFLOPS bf16 dense" if rate else ""
+        table.add_row(
+            "accelerator",
+            f"{node.gpu.model}, {node.gpu.memory_bytes / 1e9:.0f} GB at "
+            f"{format_bandwidth(node.gpu.memory_bytes_per_s)}{speed}",
+        )
+    table.add_row(
+        "processor",
+        f"{cluster.cpu.model}, {cluster.cpu.num_sockets} x {cluster.cpu.cores_per_socket} cores, "
+        f"{cluster.cpu.memory_bytes * per_node / 1e9:,.0f} GB",
+    )
+    if cluster.spec is not None and (nic := cluster.spec.node.nic) is not None:
+        table.add_row("NICs", f"{nic.count} x {nic.model or nic.net}, {nic.bandwidth * 8e-9:,.0f} Gbit/s {nic.net}")
+    if node.num_gpus and not (node.pcie_peer_to_peer and (node.gpu_direct_rdma or not node.num_nics)):
+        table.add_row("host memory", _staged(cluster))
+    table.add_row("bisection", _bisection(cluster))
+    yield table
+
+
+def _staged(cluster: Cluster) -> str:
+    """What goes through host memory because nothing reaches GPU memory directly."""
+    node = cluster.node
+    peers = (
+        [] if node.pcie_peer_to_peer else ["between GPUs" if node.nvlink == "none" else "between GPUs without NVLink"]
+    )
+    nics = [] if node.gpu_direct_rdma or not node.num_nics else ["between GPUs and NICs"]
+    return f"carries what goes {' and '.join([*peers, *nics])}"
+
+
+def _placement(cluster: Cluster) -> str:
+    per_node = cluster.node.ranks_per_node
+    shown = [f"{ranges(range(h * per_node, (h + 1) * per_node))} on n{h}" for h in range(min(2, cluster.num_nodes))]
+    if cluster.num_nodes > 3:
+        shown.append("...")
+    if cluster.num_nodes > 2:
+        last = cluster.num_nodes - 1
+        shown.append(f"{ranges(range(last * per_node, (last + 1) * per_node))} on n{last}")
+    return f"rank {', '.join(shown)}"
+
+
+def _bisection(cluster: Cluster) -> str:
+    try:
+        rate = cluster.bisection_bandwidth_bytes_per_s()
+    except UsageError as error:
+        return f"not computed: {error}"
+    if not rate:
+        return "none: one device"
+    half = len(cluster.devices) // 2
+    if cluster.num_nodes > 1:
+        domain = cluster.node.nvlink_domain_nodes if cluster.node.nvlink_domain_nodes < cluster.num_nodes else 1
+        half = -(-cluster.num_nodes // domain) // 2 * domain * cluster.node.ranks_per_node
+    return f"{format_bandwidth(rate)} each way between halves, {format_bandwidth(rate / half)} a device"
+
+
+def _links(cluster: Cluster) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("links", style="cyan")
+    table.add_column("between")
+    for title in ("count", "GB/s each way", "latency"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for entry in link_kinds(cluster):
+        table.add_row(
+            entry.kind,
+            entry.between,
+            f"{entry.count:,}",
+            f"{entry.bandwidth_bytes_per_s / 1e9:,.1f}",
+            format_time(entry.latency_s),
+        )
+    table.add_row("all", "", f"{len(cluster.links):,}", "", "", style="dim")
+    return table
+
+
+def _node_tree(cluster: Cluster) -> Tree:
+    node = cluster.node
+    tree = Tree(Text("one node", style="bold"))
+    children = host_parts(cluster)
+    gpus = [vertex for vertex in cluster.vertices if vertex.host == 0 and vertex.kind == "gpu"]
+    if node.nvlink == "nvswitch" and node.nvlink_domain_nodes == 1:
+        chips = f"{node.num_nvswitches} NVSwitch" if node.num_nvswitches > 1 else "NVSwitch"
+        sharp = ", reduces (NVLS)" if node.nvls else ""
+        rate = format_bandwidth(node.nvlink_bytes_per_s)
+        tree.add(f"{chips}: gpu{ranges(g.local for g in gpus)}, {rate} each{sharp}")
+    elif node.nvlink == "nvswitch":
+        tree.add(f"NVSwitch of {node.nvlink_domain_nodes} nodes: {format_bandwidth(node.nvlink_bytes_per_s)} a GPU")
+    elif node.nvlink == "mesh":
+        rate = format_bandwidth(node.nvlink_pair_bytes_per_s)
+        tree.add(f"NVLink mesh: gpu{ranges(g.local for g in gpus)}, {rate} a pair")
+
+    def grow(branch: Tree, name: str) -> None:
+        for vertex in sorted(children.get(name, []), key=_rank_of_kind):
+            if vertex.kind != "nvswitch":
+                grow(branch.add(_label(vertex, cluster)), vertex.name)
+
+    grow(tree, "")
+    return tree
+
+
+def _rank_of_kind(vertex: Vertex) -> tuple[int, int]:
+    order = {"cpu": 0, "pcie": 1, "gpu": 2, "nic": 3}
+    return order.get(vertex.kind, 9), vertex.local
+
+
+def _label(vertex: Vertex, cluster: Cluster) -> Text:
+    label = Text(vertex.name.rpartition("/")[2], style={"gpu": "green", "nic": "magenta"}.get(vertex.kind, "default"))
+    if vertex.name in cluster.devices[: cluster.node.ranks_per_node]:
+        label.append(f"  rank {cluster.devices.index(vertex.name)}", style="dim")
+    if vertex.kind == "nic":
+        label.append(f"  {cluster.nccl.net} {format_bandwidth(cluster.node.nic_bytes_per_s)}", style="dim")
+    return label
+
+
+def _fabric_tree(cluster: Cluster) -> Iterable[RenderableType]:
+    groups = switch_groups(cluster)
+    if not groups:
+        return
+    tree = Tree(Text("between nodes", style="bold"))
+    for group in groups[:_MAX_GROUPS]:
+        serves = f"n{ranges(group.hosts)}" if group.hosts else _names(group.below)
+        if group.apart > 1 and group.hosts:
+            each = len(group.hosts) // group.apart
+            serves += f" ({'a node' if each == 1 else f'{each} nodes'} each)"
+        rate = f", {format_bandwidth(group.bandwidth_bytes_per_s)} a link" if group.hosts or group.below else ""
+        tree.add(f"{_names(group.switches)}: {serves}{rate}")
+    if len(groups) > _MAX_GROUPS:
+        tree.add(Text(f"... and {len(groups) - _MAX_GROUPS} more groups of switches", style="dim"))
+    yield Text()
+    yield tree
+
+
+def _names(names: Sequence[str]) -> str:
+    """`leaf0-7` for leaf0 to leaf7; first and last of what does not count up."""
+    stems = [name.rstrip("0123456789") for name in names]
+    if len({*stems}) == 1 and all(name != stem for name, stem in zip(names, stems, strict=True)):
+        return stems[0] + ranges(int(name[len(stem) :]) for name, stem in zip(names, stems, strict=True))
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)})" if names else "nothing"

@@ -1,0 +1,204 @@
+"""Rings: every rank passes on to the next what it has from the one before.
+
+The rings of a group that spans nodes enter and leave each node by the same rail, one ring a NIC, with
+rails swapped between even and odd nodes where a GPU has a NIC of its own (NCCL's "alternate rings",
+src/graph/connect.cc). Inside nodes whose GPUs are linked pairwise, rings take different orders so that all
+pairs carry the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.collectives.members import Group
+from distsim.collectives.plan import Cost, Loads, Message, Phase
+
+__all__ = ["Edge", "Shape", "ring_edges", "ring_messages", "ring_phase"]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One ring's step from a member to the next: the links, and the share of the payload this ring
+    carries."""
+
+    src: int
+    dst: int
+    links: tuple[int, ...]
+    inter: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A collective on a ring: *steps* hops for each piece, *edge_bytes* over each edge."""
+
+    steps: int
+    edge_bytes: float
+
+    @staticmethod
+    def of(op: str, size: int, nbytes: float) -> Shape:
+        """all_reduce goes round nearly twice, all_gather and reduce_scatter once; broadcast and reduce are
+        chains."""
+        if op == "all_reduce":
+            return Shape(2 * (size - 1), 2 * (size - 1) * nbytes / size)
+        if op in ("all_gather", "reduce_scatter"):
+            return Shape(size - 1, (size - 1) * nbytes / size)
+        return Shape(size - 1, nbytes)
+
+
+def _orders(members: list[int], mesh: bool) -> list[list[int]]:
+    if not mesh or len(members) < 3:
+        return [members]
+    first, rest = members[0], members[1:]
+    orders: list[list[int]] = []
+    for shift in range(len(rest)):
+        order = [first, *rest[shift:], *rest[:shift]]
+        orders += [order, [order[0], *order[:0:-1]]]
+    return orders
+
+
+def ring_edges(group: Group) -> list[list[Edge]]:
+    """The rings of a group, each a list of edges in order. All rings carry the same share of the payload."""
+    found: list[list[Edge]] = group.cached("rings", lambda: _ring_edges(group))
+    return found
+
+
+def _ring_edges(group: Group) -> list[list[Edge]]:
+    domains = group.domains
+    if len(domains) == 1:
+        mesh = group.cluster.node.nvlink == "mesh"
+        return [_close(group, [(member, None) for member in order]) for order in _orders(domains[0], mesh)]
+    rings: list[list[Edge]] = []
+    count = len(group.gates[0])
+    for k in range(count):
+        partner = k ^ 1 if k ^ 1 < count else k
+        stops: list[tuple[int, int | None]] = []
+        for index, domain in enumerate(domains):
+            gates = group.gates[index]
+            enter, leave = (gates[k], gates[partner]) if index % 2 == 0 else (gates[partner], gates[k])
+            if len(enter.near) > 1 and len(leave.near) > 1:
+                leave = enter
+            first, last = enter.near[0], leave.near[-1]
+            inner = [member for member in domain if member not in (first, last)]
+            turn = k % len(inner) if inner else 0
+            order = [first, *inner[turn:], *inner[:turn]]
+            if last != first:
+                order.append(last)
+            stops += [(member, None) for member in order[:-1]]
+            stops.append((order[-1], leave.rail))
+        rings.append(_close(group, stops))
+    return rings
+
+
+def _close(group: Group, stops: list[tuple[int, int | None]]) -> list[Edge]:
+    edges: list[Edge] = []
+    for (src, rail), (dst, _) in zip(stops, [*stops[1:], stops[0]], strict=True):
+        if src == dst:
+            continue
+        edges.append(Edge(src, dst, group.route(src, dst, rail), not group.same_domain(src, dst)))
+    return edges
+
+
+def ring_loads(group: Group) -> Loads:
+    """Bytes over each link per byte that an edge carries, all rings together."""
+
+    def make() -> Loads:
+        rings = ring_edges(group)
+        return group.loads((edge.links, 1.0 / len(rings)) for ring in rings for edge in ring)
+
+    found: Loads = group.cached("ring loads", make)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Hops:
+    """The edges of each ring (rows: rings): latency of the links, seconds for a byte of progress where
+    every ring has its fair share of each link, and whether the edge leads to another node (of the first
+    ring)."""
+
+    latency_s: NDArray[np.float64]
+    s_per_byte: NDArray[np.float64]
+    inter: NDArray[np.bool_]
+
+
+def _hops(group: Group) -> _Hops:
+    def make() -> _Hops:
+        rings = ring_edges(group)
+        loads = ring_loads(group)
+        level = np.zeros(len(group.capacity))
+        level[loads.links] = loads.weights / group.capacity[loads.links]
+        slow = [[float(level[list(edge.links)].max()) if edge.links else 0.0 for edge in ring] for ring in rings]
+        latency = [group.latency_s(edge.links) for edge in rings[0]]
+        return _Hops(np.array(latency), np.array(slow), np.array([edge.inter for edge in rings[0]], dtype=bool))
+
+    found: _Hops = group.cached("ring hops", make)
+    return found
+
+
+def ring_phase(group: Group, shape: Shape, cost: Cost) -> Phase:
+    """The ring as one fluid object.
+
+    A piece (one n-th of the payload) goes through *steps* hops, each at its own edge's latency and rate;
+    meanwhile the slowest edge must carry everything, and its last piece must arrive. The longer of the two
+    is the time. On equal edges that is the closed form steps * (latency + piece / bandwidth).
+    """
+    hops = _hops(group)
+    loads = group.with_cost(ring_loads(group), cost)
+    least = 1.0 / cost.edge_bytes_per_s
+    flow_s = shape.edge_bytes * max(group.slowest_s_per_byte(loads), least)
+    piece = shape.edge_bytes / max(1, shape.steps)
+    each_s = np.where(hops.inter, cost.hop_s(hops.latency_s, True), cost.hop_s(hops.latency_s, False))
+    wire = np.where(hops.inter, cost.net_wire, cost.wire)
+    s_per_byte = np.maximum(hops.s_per_byte[0] * wire, least)
+    last_s = float(each_s[s_per_byte >= s_per_byte.max(initial=0.0) * (1.0 - 1e-9)].max(initial=0.0))
+    latency_s = max(_longest(each_s + piece * s_per_byte, shape.steps) - flow_s, last_s)
+    return Phase(loads, shape.edge_bytes, cost.edge_bytes_per_s, latency_s)
+
+
+def _longest(each_s: NDArray[np.float64], steps: int) -> float:
+    """The longest way of *steps* edges round a ring: whole rounds, less the cheapest run of edges left
+    out."""
+    size = len(each_s)
+    rounds = -(-steps // size)
+    left_out = rounds * size - steps
+    total = float(each_s.sum()) * rounds
+    if not left_out:
+        return total
+    sums = np.concatenate(([0.0], np.cumsum(np.concatenate((each_s, each_s)))))
+    return total - float((sums[left_out : left_out + size] - sums[:size]).min())
+
+
+def ring_hops(group: Group, shape: Shape) -> tuple[float, float]:
+    """How many of a piece's hops stay inside a node, and how many lead to another."""
+    inter = float(_hops(group).inter.mean()) * shape.steps
+    return shape.steps - inter, inter
+
+
+def ring_messages(group: Group, shape: Shape, cost: Cost) -> list[Message]:
+    """The ring message by message: at each step, every rank sends the next rank what it has just received.
+
+    Rings side by side are channels, each with its fair share of a link; what they do not use, others can
+    have.
+    """
+    messages: list[Message] = []
+    rings, hops = ring_edges(group), _hops(group)
+    step_bytes = shape.edge_bytes / max(1, shape.steps) / len(rings)
+    for number, ring in enumerate(rings):
+        size = len(ring)
+        wires = [cost.net_wire if edge.inter else cost.wire for edge in ring]
+        latency = [cost.hop_s(group.latency_s(edge.links), edge.inter) for edge in ring]
+        caps = [
+            min(1.0 / slow if slow else math.inf, cost.edge_bytes_per_s * wire) / len(rings)
+            for slow, wire in zip(hops.s_per_byte[number].tolist(), wires, strict=True)
+        ]
+        base = len(messages)
+        for step in range(shape.steps):
+            for place, edge in enumerate(ring):
+                after = () if step == 0 else (base + (step - 1) * size + (place - 1) % size,)
+                queue = (number, edge.src, edge.dst)
+                nbytes = step_bytes * wires[place]
+                messages.append(Message(edge.links, nbytes, latency[place], caps[place], after, queue))
+    return messages

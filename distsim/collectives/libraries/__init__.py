@@ -1,0 +1,8 @@
+"""Which algorithm a library takes for a call, and what its software costs beyond the links.
+
+`nccl.py` with its own cost model, `gloo.py`, `mpi.py`, and `ideal.py` for closed forms.
+"""
+
+from __future__ import annotations
+
+__all__ = ["gloo", "ideal", "mpi", "nccl", "nccl_timing", "nccl_tuning"]

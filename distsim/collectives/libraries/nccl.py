@@ -1,0 +1,251 @@
+"""NCCL: which algorithm and protocol it takes, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.calibration.constants import Constants, nccl_constants
+from distsim.cluster import Cluster
+from distsim.collectives.algorithms.direct import (
+    all_to_all_loads,
+    direct_messages,
+    direct_phase,
+    next_loads,
+    rooted_loads,
+    split_loads,
+)
+from distsim.collectives.algorithms.ring import Shape, ring_messages
+from distsim.collectives.algorithms.tree import tree_messages
+from distsim.collectives.libraries.nccl_timing import NcclTiming, Timed
+from distsim.collectives.libraries.nccl_tuning import ALGORITHMS, PROTOCOLS, Candidate, Machine, candidates
+from distsim.collectives.members import Group
+from distsim.collectives.plan import Cost, Message, Plan
+from distsim.errors import UsageError
+from distsim.text.strangers import brief
+
+__all__ = ["NcclSelector"]
+
+Splits = tuple[tuple[int, ...], ...] | None
+Messages = Callable[[], list[Message]] | None
+
+TUNED_NETS = ("efa", "tcpx", "tcpxo")
+"""Fabrics whose makers ship a tuner plugin with NCCL (AWS: aws-ofi-nccl, Google: GPUDirect-TCPX/TCPXO): it
+takes what is quickest there, not what NCCL's own model believes."""
+
+DIRECT = ("all_to_all", "gather", "scatter", "sendrecv", "send")
+
+
+_PCIE_GBPS = {1: 3.0, 2: 6.0, 3: 12.0, 4: 24.0, 5: 48.0, 6: 96.0}
+_SOCKET_GBPS = {"amd": 16.0, "arm": 6.0, "bdw": 6.0, "skl": 10.0, "srp": 22.0, "erp": 40.0}
+
+
+class NcclSelector:
+    """NCCL of one version on one cluster."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        capacity: NDArray[np.float64],
+        *,
+        algo: str | None,
+        proto: str | None,
+        version: str,
+        launcher: str = "process",
+        constants: Constants | None = None,
+    ) -> None:
+        if launcher not in ("process", "shared"):
+            raise UsageError(f"expected the launcher process or shared, got {brief(launcher)!r}")
+        self.cluster = cluster
+        self.capacity = capacity
+        self.version = version
+        self.numbers = _numbers(version)
+        self.timing = NcclTiming(cluster, constants or nccl_constants(), launcher)
+        self.algo = _named("an algorithm", algo, ALGORITHMS) if version != "ideal" else None
+        self.proto = _named("a protocol", proto, PROTOCOLS) if version != "ideal" else None
+
+    def machine(self, group: Group) -> Machine:
+        """What NCCL's tuning reads of *group*."""
+        found: Machine = group.cached("nccl machine", lambda: self._machine(group))
+        return found
+
+    def _machine(self, group: Group) -> Machine:
+        node, nccl = self.cluster.node, self.cluster.nccl
+        capability = nccl.compute_capability
+        generation = 3 if capability >= 100 else {9: 2, 8: 1}.get(capability // 10, 0)
+        nvlink = node.nvlink != "none"
+        many = len(group.domains) > 1
+        intra = node.nvlink_bytes_per_s / 1e9 if nvlink else self._believed_pcie_gbps()
+        inter = group.num_nics * 0.97 * node.nic_spec_bytes_per_s / 1e9 if many else intra
+        channels = 2 if not nvlink else (24 if generation < 3 else 32)
+        if many:
+            channels = min(32, group.num_nics * (2 if node.nic_spec_bytes_per_s > 25e9 else 1))
+        return Machine(
+            num_ranks=group.size,
+            num_nodes=len(group.domains),
+            generation=generation,
+            intra="nvlink" if nvlink else "pci",
+            intra_gbps=intra,
+            inter_gbps=min(inter, intra) if group.size > len(group.domains) else inter,
+            channels=channels,
+            nvls=node.nvls and group.size > len(group.domains),
+            nvls_channels=16 if generation == 2 else 24,
+            ll128=nvlink and generation >= 1 and (not many or nccl.net in ("ib", "roce", "efa")),
+            amd=nccl.cpu_vendor == "amd",
+            collnet=nccl.collnet,
+            version=self.numbers,
+        )
+
+    def _believed_pcie_gbps(self) -> float:
+        """What NCCL takes a ring over PCIe for: a x16 slot by its generation, and the way between sockets by the
+        processor (v2.30.7, src/graph/topo.h and topo.cc), whatever either is measured to give."""
+        node, nccl, sockets = self.cluster.node, self.cluster.nccl, self.cluster.cpu.num_sockets
+        slot = _PCIE_GBPS.get(node.pcie_generation, node.pcie_bytes_per_s / 1e9)
+        between = _SOCKET_GBPS.get(nccl.cpu_class or nccl.cpu_vendor, slot)
+        return min(slot, between) if sockets > 1 else slot
+
+    def compile(self, group: Group, op: str, nbytes: float, root: int, splits: Splits) -> Plan:
+        """The plan of NCCL's choice. *nbytes* as in `Transfer`."""
+        if group.size == 1:
+            return Plan("none", "none", 0, self.timing.floor_s(group))
+        if op in DIRECT:
+            return self._direct(group, op, nbytes, root, splits)
+        if op == "barrier":
+            op, nbytes = "all_reduce", 4
+        best = self._choose(group, op, nbytes)
+        return self._plan(group, op, nbytes, best.algo, best.proto)
+
+    def _choose(self, group: Group, op: str, nbytes: float) -> Candidate:
+        machine = self.machine(group)
+        every = candidates(op, nbytes, machine)
+        allowed = [one for one in every if one.believed_us is not None]
+        forced = [one for one in allowed if self.algo in (None, one.algo) and self.proto in (None, one.proto)]
+        if not forced:
+            self._refuse_impossible(machine)
+        among = forced or allowed
+        if self.cluster.nccl.net in TUNED_NETS and len(group.domains) > 1:
+            return min(among, key=lambda one: self._alone_s(group, op, nbytes, one))
+        return min(among, key=lambda one: one.believed_us or 0.0)
+
+    def _refuse_impossible(self, machine: Machine) -> None:
+        """A forced choice that no operation has here is a mistake; one that this operation lacks is passed
+        over, as NCCL passes over NCCL_ALGO=Tree in a broadcast."""
+        why = ""
+        for op in ("all_reduce", "all_gather"):
+            for one in candidates(op, 1 << 20, machine):
+                if self.algo in (None, one.algo) and self.proto in (None, one.proto):
+                    if one.believed_us is not None:
+                        return
+                    why = why or one.why
+        asked = " ".join(name for name in (self.algo, self.proto) if name)
+        raise UsageError(f"{asked} is not there on {self.cluster.name}: {why}; see --explain")
+
+    def _alone_s(self, group: Group, op: str, nbytes: float, one: Candidate) -> float:
+        return self._plan(group, op, nbytes, one.algo, one.proto).alone_s(self.capacity)
+
+    def explain(
+        self, group: Group, op: str, nbytes: float, root: int, splits: Splits
+    ) -> list[tuple[str, str, int, float | None, str, bool]]:
+        """(algo, proto, channels, predicted_s, why, chosen) of every way."""
+        if op in DIRECT or group.size == 1:
+            plan = self.compile(group, op, nbytes, root, splits)
+            return [(plan.algo, plan.proto, plan.channels, plan.alone_s(self.capacity), "the only way", True)]
+        if op == "barrier":
+            op, nbytes = "all_reduce", 4
+        best = self._choose(group, op, nbytes)
+        rows: list[tuple[str, str, int, float | None, str, bool]] = []
+        for one in candidates(op, nbytes, self.machine(group)):
+            if one.believed_us is None:
+                rows.append((one.algo, one.proto, 0, None, one.why, False))
+                continue
+            plan = self._plan(group, op, nbytes, one.algo, one.proto)
+            chosen = one == best
+            why = f"NCCL's model says {one.believed_us:.1f} us" + (", taken" if chosen else "")
+            rows.append((one.algo, one.proto, plan.channels, plan.alone_s(self.capacity), why, chosen))
+        return rows
+
+    def _plan(self, group: Group, op: str, nbytes: float, algo: str, proto: str) -> Plan:
+        machine, timing = self.machine(group), self.timing
+        if algo == "Tree":
+            timed = timing.tree(group, machine, nbytes, proto)
+            return self._made(group, algo, proto, timed, lambda: tree_messages(group, nbytes, timed.cost))
+        if algo in ("NVLS", "NVLSTree"):
+            return self._made(group, algo, proto, timing.nvls(group, machine, op, nbytes, algo == "NVLSTree"), None)
+        if algo == "PAT":
+            return self._made(group, algo, proto, timing.pat(group, machine, op, nbytes), None)
+        timed = timing.ring(group, machine, op, nbytes, proto)
+        shape = Shape.of(op, group.size, nbytes)
+        return self._made(group, algo, proto, timed, lambda: ring_messages(group, shape, timed.cost))
+
+    def _made(self, group: Group, algo: str, proto: str, timed: Timed, messages: Messages) -> Plan:
+        plan = Plan(algo, proto, self.machine(group).channels, timed.software_s, (timed.phase,), messages)
+        return self._lifted(plan, self.timing.floor_s(group))
+
+    def _lifted(self, plan: Plan, floor_s: float) -> Plan:
+        """*plan*, no shorter than what launching it costs the host."""
+        missing = floor_s - plan.alone_s(self.capacity)
+        if missing <= 0.0:
+            return plan
+        return Plan(plan.algo, plan.proto, plan.channels, plan.floor_s + missing, plan.phases, plan.messages)
+
+    def send(self, group: Group, nbytes: float) -> Plan:
+        """A point-to-point transfer from member 0 to member 1."""
+        return self._direct(group, "send", nbytes, 0, None)
+
+    def _direct(self, group: Group, op: str, nbytes: float, root: int, splits: Splits) -> Plan:
+        size = group.size
+        peers = 1 if op in ("send", "sendrecv") else size
+        software_s, cost = self.timing.direct(self.machine(group), peers)
+        pairs: dict[tuple[int, int], float] = {}
+        if op == "send":
+            loads, share = group.loads([(group.route(0, 1), 1.0)]), nbytes
+            pairs = {(0, 1): nbytes}
+        elif op == "sendrecv":
+            loads, share = next_loads(group), nbytes
+            pairs = {(member, (member + 1) % size): nbytes for member in range(size)}
+        elif op in ("gather", "scatter"):
+            loads, share = rooted_loads(group, root, op == "gather"), nbytes
+            pairs = {((m, root) if op == "gather" else (root, m)): nbytes for m in range(size) if m != root}
+        elif splits is None:
+            loads, share = all_to_all_loads(group), nbytes / size
+            pairs = {(s, d): share for s in range(size) for d in range(size) if s != d} if size <= 128 else {}
+        else:
+            pairs = {(s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d}
+            share = max(pairs.values(), default=0.0)
+            loads = split_loads(group, pairs, share)
+        cost = self._p2p_cap(group, cost, share, peers)
+        messages = (lambda: direct_messages(group, pairs, cost)) if pairs else None
+        phase = direct_phase(group, loads, share, cost)
+        plan = Plan("SendRecv", "Simple", _p2p_channels(size, share), software_s, (phase,), messages)
+        return self._lifted(plan, self.timing.p2p_floor_s(group))
+
+    def _p2p_cap(self, group: Group, cost: Cost, share: float, peers: int) -> Cost:
+        rate = self.timing.constants.get("p2p", "channel_GBps") * 1e9
+        return Cost(cost.wire, cost.net_wire, rate * _p2p_channels(group.size, share))
+
+
+def _p2p_channels(size: int, nbytes: float) -> int:
+    channels = max(1, 32 // max(size, 8))
+    while nbytes / channels > 2**24 and channels < 32:
+        channels *= 2
+    return channels
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    if version == "ideal":
+        return 2, 30
+    parts = version.split(".")
+    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()) or int(parts[0]) != 2:
+        raise UsageError(f"expected a version of NCCL such as 2.27.3, or ideal, got {brief(version)!r}")
+    return int(parts[0]), int(parts[1])
+
+
+def _named(what: str, given: str | None, known: tuple[str, ...]) -> str | None:
+    if given is None:
+        return None
+    for name in known:
+        if name.lower() == given.lower().replace("_", "").replace("-", ""):
+            return name
+    raise UsageError(f"expected {what} of NCCL ({', '.join(known)}), got {brief(given)!r}")

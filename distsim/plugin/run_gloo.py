@@ -1,0 +1,294 @@
+"""The real arm: every rank a process of its own on gloo, under guard, with a monitor beside them.
+
+The processes are forked from pytest's own, so fixtures, parametrized values and rewritten assertions
+are there. What they print is shown behind their rank when they have ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pdb
+import pickle
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from distsim.plugin.options import Options
+from distsim.plugin.rank_body import rank_body
+from distsim.plugin.rank_report import RankReport, describe
+from distsim.plugin.verdict import Verdict, whole
+
+if TYPE_CHECKING:
+    from distsim.debug.diagnosis.diagnose import Diagnosis
+    from distsim.debug.postmortem import Found
+
+__all__ = ["run_real"]
+
+GRACE_S = 2.0
+"""How long the others may go on when one rank has failed: most follow by themselves."""
+MONITOR_WAIT_S = 5.0
+
+
+def run_real(item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[str, Any], options: Options) -> Verdict:
+    """Run *body* on `options.n` processes."""
+    if options.cluster is not None or options.faults or options.guards:
+        raise pytest.UsageError("world_size: cluster, faults and guards mean simulated ranks; leave them out on gloo")
+    import torch.distributed  # noqa: F401  # once, here, and not in every child
+
+    from distsim.debug.evidence.procfs import own_process
+    from distsim.debug.monitor.start import start_monitor
+    from distsim.debug.settings import Settings
+
+    directory = Path(tempfile.mkdtemp(prefix="distsim-test-"))
+    away_s = min(options.host_timeout_s, options.timeout_s / 2)
+    settings = Settings.read({"directory": str(directory), "on_hang": "abort", "hang_after_s": away_s})
+    (directory / "launcher.json").write_text(json.dumps(own_process()))
+    with open(directory / "monitor.log", "wb") as log:
+        saved = os.dup(2)
+        os.dup2(log.fileno(), 2)
+        try:
+            monitor = start_monitor(directory, settings, "")
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+    children: dict[int, int] = {}
+    readers: dict[int, int] = {}
+    late = ""
+    early: list[Diagnosis] | None = None
+    try:
+        port = _free_port()
+        for rank in range(options.n):
+            reader, writer = os.pipe()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Python 3.12 warns of fork beside threads; ours are asleep
+                pid = os.fork()
+            if pid == 0:
+                os.close(reader)
+                _child(rank, port, directory, settings, writer, item, body, kwargs, options)
+            os.close(writer)
+            children[rank], readers[rank] = pid, reader
+        try:
+            reports, codes = _collect(children, readers, directory, options.timeout_s)
+        except pytest.fail.Exception as stop:  # pytest-timeout
+            raise pytest.fail.Exception(f"{stop}\n\n{_where(directory)}".rstrip(), pytrace=False) from None
+        if len(codes) < options.n and not any(codes.values()):  # nobody failed: it was too long
+            late = f"the test still ran after timeout_s={options.timeout_s:g} seconds\n{_where(directory)}"
+        elif len(codes) < options.n:  # what a monitor says of ranks after we have ended them is no news
+            early = _told(directory) or _found(directory).diagnoses
+            early = [d for d in early if d.kind.value == "rank_raised"] or early  # others had no time to come
+    finally:
+        for pid in children.values():
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        for reader in readers.values():
+            os.close(reader)
+        diagnoses = _last_word(directory, monitor)
+        _print_output(directory, options.n)
+        shutil.rmtree(directory, ignore_errors=True)
+    verdict = Verdict(reports)
+    if late:
+        verdict.report = late
+        return verdict
+    told = [d for d in (diagnoses if early is None else early) if d.adds_to(reports)]
+    verdict.explain(told, None, every=whole(item))
+    for rank, code in codes.items():
+        if code and not reports and not verdict.report:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
+            verdict.report = f"rank {rank} {how}\n"
+    if verdict.report:  # what gloo says once a rank is gone follows from that; a timeout is the user's own setting
+        reports = {r: said for r, said in reports.items() if not _follows(said.headline)}
+    verdict.ranks = reports
+    if any(d.kind.value == "host_stuck" for d in told):
+        verdict.notes.append(options.patience_note(away_s))
+    return verdict
+
+
+def _follows(headline: str) -> bool:
+    return "gloo/transport" in headline and "Timed out waiting" not in headline
+
+
+def _child(
+    rank: int,
+    port: int,
+    directory: Path,
+    settings: Any,
+    writer: int,
+    item: pytest.Function,
+    body: Callable[..., Any],
+    kwargs: Mapping[str, Any],
+    options: Options,
+) -> NoReturn:
+    """One rank, from its first line to its last."""
+    code = 1
+    try:
+        output = os.open(directory / f"output.{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+        sys.breakpointhook = pdb.set_trace = _no_prompt
+        os.environ.update(settings.environment())
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(options.n),
+            LOCAL_WORLD_SIZE=str(options.n),
+            GROUP_RANK="0",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            DISTSIM_MONITOR="0",
+            OMP_NUM_THREADS="1",
+        )
+        code = _run_rank(writer, item, body, kwargs, options)
+    except BaseException as error:  # ours: the parent has to hear of it
+        with contextlib.suppress(OSError):
+            os.write(writer, pickle.dumps(RankReport("failed", f"distsim's own error: {error!r}", repr(error))))
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(code)
+
+
+def _no_prompt(*args: Any, **kwargs: Any) -> NoReturn:
+    raise pytest.UsageError("breakpoint() on gloo: a rank is a process without a terminal; debug the test on='sim'")
+
+
+def _run_rank(
+    writer: int, item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[str, Any], options: Options
+) -> int:
+    import torch
+
+    from distsim.realexec import install as guard
+
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    guard.install()
+    report: RankReport | None = None
+    try:
+        rank_body(body, kwargs, options)()
+    except BaseException as error:
+        session = guard.current_session()
+        if session is not None:
+            session.raised(error)
+        report = describe(item, body, error)
+    with os.fdopen(writer, "wb") as pipe:
+        pickle.dump(report, pipe)
+    if report is None:
+        guard.remove()
+    return 0 if report is None else 1
+
+
+def _collect(
+    children: Mapping[int, int], readers: Mapping[int, int], directory: Path, timeout_s: float
+) -> tuple[dict[int, RankReport], dict[int, int]]:
+    """Wait for every rank: its report, if it failed, and its exit code."""
+    reports: dict[int, RankReport] = {}
+    codes: dict[int, int] = {}
+    open_pipes = dict(readers)
+    said: dict[int, bytes] = dict.fromkeys(readers, b"")
+    deadline = time.monotonic() + timeout_s
+    while len(codes) < len(children) and time.monotonic() < deadline:
+        ready, _, _ = select.select(list(open_pipes.values()), [], [], 0.02)
+        for rank, reader in list(open_pipes.items()):
+            if reader in ready:
+                data = os.read(reader, 1 << 16)
+                said[rank] += data
+                if not data:
+                    del open_pipes[rank]
+        for rank, pid in children.items():
+            if rank in codes:
+                continue
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[rank] = os.waitstatus_to_exitcode(status)
+                scratch = directory / f"exit.{rank:05d}.new"
+                scratch.write_text(json.dumps({"rank": rank, "attempt": 0, "code": codes[rank]}))
+                scratch.rename(directory / f"exit.{rank:05d}.a0.json")
+                if codes[rank]:
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+    for rank, reader in open_pipes.items():
+        os.set_blocking(reader, False)
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(reader, 1 << 16):
+                said[rank] += data
+    for rank, data in said.items():
+        report = None
+        with contextlib.suppress(Exception):
+            report = pickle.loads(data) if data else None
+        if report is not None:
+            reports[rank] = report
+    return reports, codes
+
+
+def _last_word(directory: Path, monitor: Any) -> list[Diagnosis]:
+    """What the monitor has found, once it knows that all is over."""
+    (directory / "done.json").write_text("{}")
+    if monitor is None:
+        return []
+    with contextlib.suppress(Exception):
+        monitor.wait(MONITOR_WAIT_S)
+    if monitor.poll() is None:
+        monitor.kill()
+        monitor.wait()
+    return _told(directory)
+
+
+def _told(directory: Path) -> list[Diagnosis]:
+    """What the monitor has found so far."""
+    from distsim.debug.diagnosis.diagnose import Diagnosis
+
+    try:
+        told = json.loads((directory / "verdict.json").read_text())
+    except (OSError, ValueError):
+        return []
+    return [Diagnosis.from_json(d) for d in told.get("diagnoses", ())]
+
+
+def _where(directory: Path) -> str:
+    """Where every rank is, as long as it lives."""
+    from distsim.report.whereabouts import whereabouts
+
+    return "\n".join(whereabouts(_found(directory).evidence))
+
+
+def _found(directory: Path) -> Found:
+    """What the rings say at this moment."""
+    from distsim.debug.postmortem import Found, examine
+    from distsim.debug.records import Evidence
+    from distsim.errors import UsageError
+
+    try:
+        return examine(directory)
+    except UsageError:  # nobody has come as far as to write one
+        return Found([], Evidence(0, {}, {}))
+
+
+def _print_output(directory: Path, num: int) -> None:
+    width = len(str(num - 1))
+    for rank in range(num):
+        path = directory / f"output.{rank}"
+        if path.exists():
+            for line in path.read_text(errors="replace").splitlines():
+                print(f"[{rank:>{width}}] {line}")
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

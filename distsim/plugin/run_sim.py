@@ -1,0 +1,163 @@
+"""The simulated arm: all ranks of a test in this process, a few milliseconds a test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from distsim.errors import UsageError
+from distsim.plugin.options import Options
+from distsim.plugin.rank_body import rank_body
+from distsim.plugin.rank_report import describe
+from distsim.plugin.shared_fixtures import NoCopy
+from distsim.plugin.verdict import Verdict, columns, whole
+
+if TYPE_CHECKING:
+    from distsim.plugin.timeouts import TimedConditions
+
+__all__ = ["run_simulated"]
+
+GPUS_PER_NODE = 8
+
+
+def run_simulated(
+    item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[str, Any], options: Options
+) -> Verdict:
+    """Run *body* on `options.n` simulated ranks."""
+    __tracebackhide__ = True
+    import distsim
+    from distsim.plugin import terminal
+    from distsim.sim.kernel.scheduler import Unwind
+    from distsim.watcher import overseer
+
+    overseer.REPORT_FD = terminal.stderr_fd
+
+    errors: dict[int, BaseException] = {}
+    run = rank_body(body, kwargs, options)
+
+    def on_rank() -> None:
+        try:
+            run()
+        except Unwind:
+            raise
+        except BaseException as error:
+            errors[int(os.environ["RANK"])] = error
+            raise
+
+    away_s = min(options.host_timeout_s, options.timeout_s)
+    try:
+        conditions = vars(item)["distsim_conditions"] = _conditions(options)
+        cluster, nodes, per_node = _room(options)
+        with warnings.catch_warnings(), _torch_logs_nothing():
+            warnings.filterwarnings("ignore", module=r"torch\.")  # torch's own, as real ranks would print them
+            warnings.filterwarnings("ignore", r"Seems like `optimizer\.step")  # so a copy of a fixture's one looks
+            outcome = distsim.simulate(
+                on_rank,
+                on=cluster,
+                nnodes=nodes,
+                nproc_per_node=per_node,
+                seed=options.seed,
+                host_timeout_s=away_s,
+                conditions=conditions,
+                check=False,
+            )
+    except UsageError as mistake:
+        raise pytest.UsageError(str(mistake)) from None
+    except pytest.fail.Exception as stop:  # pytest-timeout: say where everybody is
+        raise pytest.fail.Exception(f"{stop}\n\n{_where(conditions)}", pytrace=False) from None
+    for error in errors.values():
+        if isinstance(error, NoCopy):
+            raise pytest.UsageError(str(error))
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    verdict = Verdict({rank: describe(item, body, error) for rank, error in sorted(errors.items())})
+    told = [d for d in outcome.diagnoses if d.adds_to(errors)]
+    if told:
+        for rank in errors:  # pytest shows these itself
+            if outcome.evidence is not None and rank in outcome.evidence.ranks:
+                outcome.evidence.ranks[rank].traceback = None
+        verdict.explain(told, outcome.evidence, every=whole(item))
+    elif conditions.limits.reached is not None:
+        verdict.report = f"{conditions.limits.reached}\n{_where(conditions)}"
+    elif outcome.exit_code and not errors:
+        codes = {r.rank: r.exit_code for r in outcome.ranks if r.exit_code}
+        verdict.report = f"ranks left with exit codes {codes}"
+    verdict.notes = [n for n in outcome.notes if n not in verdict.report] if verdict.report or errors else []
+    if any(d.kind.value == "host_stuck" for d in told):
+        verdict.notes.append(options.patience_note(away_s))
+    return verdict
+
+
+@contextlib.contextmanager
+def _torch_logs_nothing() -> Iterator[None]:
+    """torch notes each failing call for a handler that is none; pytest would show that under the test."""
+    from torch.distributed.c10d_logger import _c10d_logger as log
+
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _where(conditions: TimedConditions) -> str:
+    """Where every rank was when a run was cut short; the diagnosis says it where there is one."""
+    from distsim.debug.diagnosis.diagnose import diagnose
+    from distsim.debug.report.render import render_diagnoses
+    from distsim.report.whereabouts import whereabouts
+
+    evidence = conditions.seen
+    if evidence is None:
+        return ""
+    diagnoses = diagnose(evidence)
+    text = render_diagnoses(diagnoses, evidence).plain(columns()) if diagnoses else "\n".join(whereabouts(evidence))
+    return text.rstrip()
+
+
+def _room(options: Options) -> tuple[str, int | None, int | None]:
+    """A cluster with exactly so many ranks, as full nodes as the number allows."""
+    from distsim.cluster import load_cluster
+
+    if options.cluster is None:
+        per_node = max(k for k in range(1, GPUS_PER_NODE + 1) if options.n % k == 0)
+        return f"dgx-h100:{options.n // per_node}", None, per_node
+    cluster = load_cluster(options.cluster)
+    per_node = len(cluster.place()) // cluster.num_nodes
+    room = per_node * cluster.num_nodes
+    if options.n > room and cluster.node.num_gpus:
+        raise UsageError(
+            f"world_size({options.n}): the cluster {options.cluster!r} has room for {room} ranks: "
+            f"take more nodes (cluster='NAME:N'), or a smaller world_size"
+        )
+    for nodes in range(1, cluster.num_nodes + 1):
+        if options.n % nodes == 0 and options.n // nodes <= max(per_node, 1):
+            return options.cluster, nodes, options.n // nodes
+    if options.n % cluster.num_nodes == 0:
+        return options.cluster, None, options.n // cluster.num_nodes
+    raise UsageError(
+        f"world_size({options.n}): ranks do not spread evenly over the {cluster.num_nodes} nodes of {options.cluster!r}"
+    )
+
+
+def _conditions(options: Options) -> TimedConditions:
+    from distsim.plugin.timeouts import TimedConditions
+    from distsim.sim.faults.tensors import GUARDS
+    from distsim.sim.kernel.limits import Limits
+
+    rules = []
+    if options.faults:
+        from distsim.scenario.file.load import read_faults
+
+        rules = read_faults(options.faults)
+    unknown = sorted(set(options.guards) - set(GUARDS))
+    if unknown:
+        raise UsageError(f"world_size: guards: expected {', '.join(GUARDS)}, got {unknown[0]!r}")
+    # A rank that computes is alive: only the limit of the whole test is for it.
+    patience = max(1.0, options.timeout_s / options.host_timeout_s)
+    limits = Limits(wall_time_s=options.timeout_s, virtual_time_s=86_400.0)
+    return TimedConditions(rules, options.guards, limits, patience=patience)

@@ -1,0 +1,8 @@
+"""What a scenario expects against what came: differences, figures, baselines, CI's formats.
+
+`expect.py` compares; `result.py` is what came.
+"""
+
+from __future__ import annotations
+
+__all__ = ["baseline", "expect", "figures", "github", "junit", "replay", "result"]

@@ -1,0 +1,237 @@
+"""What a scenario expects against what came: one line for each difference, with its path in the file."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distsim.debug.records.kinds import Kind
+from distsim.scenario.expect.baseline import read_baseline, write_baseline
+from distsim.scenario.expect.figures import step_time_s
+from distsim.text.units import format_bandwidth, format_bytes, format_time
+
+if TYPE_CHECKING:
+    from distsim.debug.diagnosis.diagnose import Diagnosis
+    from distsim.scenario.file.load import Scenario
+    from distsim.sim import Outcome
+
+__all__ = ["Observed", "lines_by_rank", "mistakes"]
+
+_LINE = re.compile(r"\[ *(\d+)\] ?(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A run as expectations look at it."""
+
+    outcome: Outcome
+    output: str
+    figures: dict[str, float]
+
+
+def lines_by_rank(output: str) -> dict[int, list[str]]:
+    """What each rank printed."""
+    lines: dict[int, list[str]] = {}
+    for line in output.splitlines():
+        found = _LINE.match(line)
+        if found is not None:
+            lines.setdefault(int(found[1]), []).append(found[2])
+    return lines
+
+
+def mistakes(scenario: Scenario, seen: Observed, baseline: Path, update: bool) -> list[str]:
+    """Every expectation that does not hold."""
+    outcome = seen.outcome
+    wrong = [*_kind(scenario, outcome)]
+    if outcome.diagnoses:
+        wrong += _diagnosis(scenario, outcome.diagnoses[0], outcome)
+    elif scenario.spec.expect.call is not None:
+        wrong += _call_at_all(scenario, outcome)
+    code = scenario.spec.expect.exit_code
+    if code is not None and code != outcome.exit_code:
+        wrong.append(f"expect.exit_code: expected {code}, got {outcome.exit_code}")
+    wrong += _printed(scenario, seen.output, outcome.world_size)
+    wrong += _results(scenario, outcome)
+    wrong += _figures(scenario, outcome)
+    wrong += _step_time(scenario, outcome, baseline, update)
+    return wrong
+
+
+def _kind(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
+    expect = scenario.spec.expect
+    kinds = [d.kind.value for d in outcome.diagnoses]
+    if expect.kind == "healthy":
+        loud = [d for d in outcome.diagnoses if d.kind is not Kind.STRAGGLER]
+        if loud:
+            yield f"expect.kind: expected healthy, got {loud[0].kind.value}"
+        elif outcome.exit_code and expect.exit_code is None:
+            raised = "; ".join(f"{f.type}: {f.message}" for f in outcome.failures)
+            yield f"expect.kind: expected healthy, got exit code {outcome.exit_code}" + (
+                f" ({raised})" if raised else ""
+            )
+        return
+    first = kinds[0] if kinds else "healthy"
+    if expect.kind != first:
+        also = f" (it is number {kinds.index(expect.kind) + 1} of {len(kinds)})" if expect.kind in kinds else ""
+        yield f"expect.kind: expected {expect.kind}, got {first}{also}"
+
+
+def _diagnosis(scenario: Scenario, first: Diagnosis, outcome: Outcome) -> Iterator[str]:
+    expect = scenario.spec.expect
+    for key in ("culprits", "victims", "cycle", "pair"):
+        wanted, got = getattr(expect, key), getattr(first, key)
+        if wanted is not None and list(wanted) != list(got or ()):
+            yield f"expect.{key}: expected {list(wanted)}, got {None if got is None else list(got)}"
+    group = first.group
+    if expect.group is not None and (group is None or expect.group not in (group.description, group.name, group.label)):
+        yield f"expect.group: expected {expect.group!r}, got {None if group is None else group.label!r}"
+    if expect.call is not None:
+        call = first.call
+        for key, wanted in (("op", expect.call.op), ("seq", expect.call.seq)):
+            got = None if call is None else getattr(call, key)
+            if wanted is not None and wanted != got:
+                yield f"expect.call.{key}: expected {wanted!r}, got {got!r} ({call})"
+        yield from _call_at_all(scenario, outcome)
+    if expect.explanation is not None and expect.explanation not in first.explanation:
+        yield f"expect.explanation: expected {expect.explanation!r} in it, got {first.explanation!r}"
+    if expect.line is not None:
+        lines = scenario.marked(expect.line)
+        sites = [first.sites[r].line for r in first.culprits if r in first.sites]
+        if not any(line in lines for line in sites):
+            yield f"expect.line: expected a culprit at {_lines(lines)} ({expect.line}), got {_lines(sites)}"
+    if expect.stuck_line is not None:
+        lines = scenario.marked(expect.stuck_line)
+        stuck = sorted({at.line for at in first.stuck.values() if at.line is not None})
+        if not any(line in lines for line in stuck):
+            wanted_at = f"{_lines(lines)} ({expect.stuck_line})"
+            yield f"expect.stuck_line: expected a rank waiting at {wanted_at}, got {_lines(stuck)}"
+
+
+def _lines(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return "no line"
+    return f"line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _call_at_all(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
+    """An expectation about a call that nobody ever made is a mistake of the file."""
+    wanted = scenario.spec.expect.call
+    assert wanted is not None
+    calls = [r for records in outcome.records.values() for r in records]
+    if not any(wanted.op in (None, r.op) and wanted.seq in (None, r.seq) for r in calls):
+        name = f"{wanted.op or 'a call'}{'' if wanted.seq is None else f' #{wanted.seq}'}"
+        made = ", ".join(sorted({f"{r.op} #{r.seq}" for r in calls})[:6]) or "none"
+        yield f"expect.call: no rank ever called {name}; calls made: {made}"
+
+
+def _printed(scenario: Scenario, output: str, world_size: int) -> Iterator[str]:
+    expect = scenario.spec.expect
+    if expect.output is None and expect.prints is None:
+        return
+    by_rank = lines_by_rank(output)
+    everything = [line for lines in by_rank.values() for line in lines]
+    for wanted in expect.output or ():
+        if wanted not in everything:
+            yield f"expect.output: no rank printed {wanted!r}"
+    for key, wanted_lines in (expect.prints or {}).items():
+        for rank in range(world_size) if key == "all" else [int(key)]:
+            lines = iter(by_rank.get(rank, ()))
+            for wanted in wanted_lines:
+                if not any(line == wanted for line in lines):
+                    yield f"expect.prints.{key}: rank {rank} did not print {wanted!r} (in this order)"
+                    break
+
+
+def _results(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
+    for key, wanted in (scenario.spec.expect.results or {}).items():
+        for rank in range(outcome.world_size) if key == "all" else [int(key)]:
+            got = _plain(outcome.results[rank] if rank < len(outcome.results) else None)
+            if not _same(wanted, got):
+                yield f"expect.results.{key}: expected {wanted!r}, got {got!r} on rank {rank}"
+
+
+def _plain(value: Any) -> Any:
+    """Tensors and arrays as lists, tuples as lists: what TOML can say."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value
+
+
+def _same(wanted: Any, got: Any) -> bool:
+    if isinstance(wanted, float) and isinstance(got, int | float):
+        return abs(wanted - got) <= 1e-6 * max(abs(wanted), abs(got))
+    if isinstance(wanted, list) and isinstance(got, list):
+        return len(wanted) == len(got) and all(_same(a, b) for a, b in zip(wanted, got, strict=True))
+    return bool(wanted == got)
+
+
+def _figures(scenario: Scenario, outcome: Outcome) -> Iterator[str]:
+    expect = scenario.spec.expect
+    limit_s = expect.virtual_time_below_s
+    if limit_s is not None and outcome.virtual_time_s >= limit_s:
+        took = format_time(outcome.virtual_time_s)
+        yield f"expect.virtual_time_below_s: expected below {format_time(limit_s)}, got {took}"
+    yield from _memory(expect.memory_below, outcome)
+    for op, least in (expect.busbw_above or {}).items():
+        totals = [t for t in outcome.collectives if t.op == op]
+        if not totals:
+            made = ", ".join(sorted({t.op for t in outcome.collectives})) or "none"
+            yield f"expect.busbw_above.{op}: no rank ever called {op}; calls made: {made}"
+            continue
+        best = max(t.busbw_bytes_per_s for t in totals)
+        if best <= least:
+            yield f"expect.busbw_above.{op}: expected above {format_bandwidth(least)}, got {format_bandwidth(best)}"
+    for pattern, most in (expect.utilisation_below or {}).items():
+        hit = [link for link in outcome.links if fnmatch.fnmatchcase(link.name, pattern)]
+        if not hit and not any(fnmatch.fnmatchcase(link.name, pattern) for link in scenario.cluster.links):
+            yield f"expect.utilisation_below: no link {pattern!r} in {scenario.cluster.name}"
+        over = [link for link in hit if link.mean_utilisation >= most]
+        if over:
+            worst = max(over, key=lambda link: link.mean_utilisation)
+            yield (
+                f"expect.utilisation_below: expected {pattern} below {most:.0%}, got {worst.mean_utilisation:.0%} "
+                f"on {worst.name}"
+            )
+
+
+def _memory(bound: int | None, outcome: Outcome) -> Iterator[str]:
+    over = [] if bound is None else [r for r in outcome.ranks if (r.peak_memory_bytes or 0) >= bound]
+    if bound is not None and over:
+        worst = max(over, key=lambda rank: rank.peak_memory_bytes or 0)
+        others = f" (and too much on {len(over) - 1} more)" if len(over) > 1 else ""
+        peak = worst.peak_memory_bytes or 0
+        yield (
+            f"expect.memory_below: expected every rank below {format_bytes(bound)}, "
+            f"got {format_bytes(peak)} ({peak:,} bytes) on rank {worst.rank}{others}"
+        )
+
+
+def _step_time(scenario: Scenario, outcome: Outcome, path: Path, update: bool) -> Iterator[str]:
+    wanted = scenario.spec.expect.step_time
+    if wanted is None:
+        return
+    lines = [] if wanted.line is None else scenario.marked(wanted.line)
+    step_s = step_time_s(outcome, lines)
+    if step_s is None:
+        yield f"expect.step_time.line: no rank came to {_lines(lines)} ({wanted.line}) twice"
+        return
+    if update:
+        write_baseline(path, {"step_time_s": step_s})
+        return
+    before_s = read_baseline(path).get("step_time_s")
+    if before_s is None:
+        took = format_time(step_s)
+        yield f"expect.step_time: no baseline {path.name}; write it with --update-baselines (it took {took})"
+    elif abs(step_s - before_s) > wanted.band * before_s:
+        yield (
+            f"expect.step_time: expected {format_time(before_s)} within {wanted.band:.0%}, got {format_time(step_s)} "
+            f"({step_s / before_s - 1:+.1%})"
+        )

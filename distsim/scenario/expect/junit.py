@@ -1,0 +1,41 @@
+"""JUnit XML of a suite of scenarios, as CI servers read it (the xunit2 family)."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+
+from distsim.scenario.expect.result import Result
+
+__all__ = ["write_junit"]
+
+_ILLEGAL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+"""Characters that XML 1.0 cannot hold (https://www.w3.org/TR/xml/#charsets)."""
+
+
+def write_junit(results: Sequence[Result], path: str) -> None:
+    """Write *results* to *path*; the report is the text of each failure. What could not run is an error."""
+    failed = sum(result.ran and not result.passed for result in results)
+    errors = sum(not result.ran for result in results)
+    total_s = sum(result.wall_s for result in results)
+    figures = {"tests": str(len(results)), "failures": str(failed), "errors": str(errors)}
+    figures["time"] = f"{total_s:.3f}"
+    suites = ET.Element("testsuites", {"name": "distsim", **figures})
+    suite = ET.SubElement(suites, "testsuite", {"name": "distsim scenarios", "skipped": "0", **figures})
+    for result in results:
+        folder, _, name = result.name.rpartition("/")
+        case = ET.SubElement(
+            suite, "testcase", classname=folder, name=name, time=f"{result.wall_s:.3f}", file=result.path
+        )
+        if not result.passed:
+            word = "failure" if result.ran else "error"
+            failure = ET.SubElement(case, word, message=_clean(result.wrong[0]), type=result.verdict)
+            failure.text = _clean(result.text)
+    ET.indent(suites)
+    Path(path).write_bytes(ET.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n")
+
+
+def _clean(text: str) -> str:
+    return _ILLEGAL.sub("?", text)

@@ -1,0 +1,33 @@
+"""What every run of a scenario says, simulated or real: how to see it again, and which fault never struck."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from distsim.scenario.file.load import Scenario
+from distsim.sim.faults.rules import Rule
+from distsim.sim.kernel.schedule import Schedule
+from distsim.text.units import format_time
+
+__all__ = ["WIDTH", "never_struck", "replay_command"]
+
+WIDTH = 100
+"""Columns of a report in a log."""
+
+
+def replay_command(scenario: Scenario, schedule: Schedule | None = None) -> str:
+    """What to type to see the same run again."""
+    words = ["distsim", "scenario", "run", os.path.relpath(scenario.path), "--seed", str(scenario.spec.seed)]
+    schedule = schedule or scenario.schedule
+    if schedule is not None:
+        words += ["--schedule", str(schedule)]
+    return shlex.join(words)
+
+
+def never_struck(rule: Rule, ended_s: float | None = None) -> str:
+    """That *rule*'s moment never came, and what to do where the run ended before it, after *ended_s*."""
+    text = f"{rule.path}: never struck ({rule}, {rule.when})"
+    if ended_s is None or ended_s > rule.when.at_s + rule.when.after_s:
+        return text
+    return f"{text}; the run was over after {format_time(ended_s)}: choose an earlier at_s, or a call (call = 3)"

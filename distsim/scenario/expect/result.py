@@ -1,0 +1,83 @@
+"""What came of one scenario: plain data that travels between processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distsim.sim.kernel.limits import Limits
+
+__all__ = ["NOT_RUN", "Result"]
+
+NOT_RUN = "not run"
+"""The kind of a scenario whose file, or whose surroundings, do not let it run."""
+
+
+@dataclass(slots=True)
+class Result:
+    """One scenario that ran, or could not. It passed where *wrong* is empty."""
+
+    name: str
+    path: str
+    wrong: list[str] = field(default_factory=list)
+    """One line for each expectation that failed: path in the file, expected, got."""
+    report: str = ""
+    """The diagnosis or summary of the run, as people read it."""
+    output: str = ""
+    """What the ranks printed."""
+    replay: str = ""
+    """The command that gives the same again, bit for bit."""
+    wall_s: float = 0.0
+    virtual_time_s: float = 0.0
+    exit_code: int = 0
+    kind: str = "healthy"
+    culprits: tuple[int, ...] = ()
+    limit: str = ""
+    """Which limit of its file ended it."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Step time, bus bandwidths, the busiest link: for sweeps and baselines."""
+    place: tuple[str, int] | None = None
+    """File and line that an annotation points at: the first culprit's."""
+    notes: list[str] = field(default_factory=list)
+    document: dict[str, Any] = field(default_factory=dict)
+    """The JSON report (distsim.report/1)."""
+
+    @property
+    def passed(self) -> bool:
+        return not self.wrong
+
+    @property
+    def ran(self) -> bool:
+        return self.kind != NOT_RUN
+
+    @property
+    def verdict(self) -> str:
+        """What came of it in a few words: the diagnosis, the limit that ended it, an exit code nobody explains."""
+        words = [] if self.kind == "healthy" and (self.limit or self.exit_code) else [self.kind]
+        if self.limit:
+            words.append(f"ended by {self.limit}")
+        elif self.kind == "healthy" and self.exit_code:
+            words.append(f"exit code {self.exit_code}")
+        return ", ".join(words)
+
+    def ended_by(self, limits: Limits) -> None:
+        """It did not end by itself, which is the first thing to say."""
+        self.limit = f"limits.{limits.name}"
+        self.wrong.insert(0, f"{self.limit}: {limits.reached}")
+
+    @property
+    def text(self) -> str:
+        """The failure, whole: what was expected, the report, how to see it again."""
+        parts = [*self.wrong, *(["", self.report.rstrip()] if self.report else [])]
+        if self.output:
+            lines = self.output.rstrip().splitlines()
+            shown = lines[-40:]
+            parts += [
+                "",
+                f"printed (last {len(shown)} of {len(lines)} lines):",
+                *(f"  {line}" for line in shown),
+            ]
+        if self.replay:
+            parts += ["", f"replay: {self.replay}"]
+        return "\n".join(parts).strip() + "\n"

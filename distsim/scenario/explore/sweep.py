@@ -1,0 +1,182 @@
+"""What-if: one scenario under every combination of some settings."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import difflib
+import itertools
+import logging
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distsim.errors import UsageError
+from distsim.scenario.expect.result import Result
+from distsim.scenario.file.load import Scenario, check
+from distsim.scenario.file.schema import ScenarioSpec
+from distsim.scenario.suite import run_suite
+from distsim.text.strangers import brief, load_toml
+
+__all__ = ["Point", "Variation", "parse_variation", "sweep", "write_csv"]
+
+MAX_POINTS = 10_000
+NODES = ("cluster.nodes", "on.nodes")
+"""Not a key of the file: the number behind the cluster's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """One `--vary PATH=VALUE,VALUE`."""
+
+    path: str
+    values: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Point:
+    """One combination and what came of it."""
+
+    settings: dict[str, Any]
+    result: Result
+
+
+def parse_variation(text: str) -> Variation:
+    """`cluster.nodes=1,2,4`, `faults[0].factor=0.5,0.1`, `seed=1,2`, `on=dgx-h100:2,dgx-a100:2`."""
+    path, equals, values = text.partition("=")
+    if not equals or not path.strip() or not values.strip():
+        raise UsageError(f"--vary {brief(text, 200)}: expected PATH=VALUE,VALUE, such as cluster.nodes=1,2,4")
+    return Variation(path.strip(), tuple(_value(word.strip()) for word in values.split(",")))
+
+
+def _value(word: str) -> Any:
+    """A number or boolean as TOML writes it, else text."""
+    try:
+        value = load_toml(f"x = {word}")["x"]
+    except ValueError:
+        return word
+    return value if isinstance(value, int | float | bool | str) else word
+
+
+def sweep(
+    scenario: Scenario, variations: Sequence[Variation], workers: int = 1, ray: str | None = None
+) -> Iterator[Point]:
+    """Every combination, the last variation fastest; results as they come, in order."""
+    for variation in variations:
+        _check_path(variation.path)
+    combinations = list(itertools.product(*(v.values for v in variations)))
+    if len(combinations) > MAX_POINTS:
+        raise UsageError(f"--vary: {len(combinations):,} combinations, the most is {MAX_POINTS:,}")
+    scenarios, settings, wrong = [], [], []
+    for values in combinations:
+        chosen = {v.path: value for v, value in zip(variations, values, strict=True)}
+        try:
+            scenarios.append(check(_changed(scenario, chosen), scenario.path))
+        except UsageError as error:
+            told = ", ".join(f"{brief(path)}={brief(value)}" for path, value in chosen.items())
+            wrong.append(f"{told}: {error}")
+        settings.append(chosen)
+    if wrong:
+        raise UsageError("\n".join(wrong))
+    results = _on_ray(scenarios, ray) if ray is not None else run_suite(scenarios, workers)
+    for chosen, result in zip(settings, results, strict=True):
+        yield Point(chosen, result)
+
+
+def _check_path(path: str) -> None:
+    """Of the cluster only the number of nodes can be varied; what else is unknown the check of the file says."""
+    head = re.split(r"[.\[]", path)[0]
+    if path in (*NODES, "on") or (head in ScenarioSpec.model_fields and head != "on"):
+        return
+    near = difflib.get_close_matches(path, NODES, 1)
+    if not (near or path.startswith(("cluster", "on."))):
+        return
+    guess = f"; did you mean '{near[0]}'?" if near else ""
+    raise UsageError(
+        f"--vary {brief(path, 200)}: expected {NODES[0]}=1,2, or on=A,B for whole clusters, presets or files{guess}"
+    )
+
+
+def _changed(scenario: Scenario, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    data = copy.deepcopy(scenario.data)
+    data["expect"] = {}  # a sweep asks what happens, it expects nothing
+    for path, value in chosen.items():
+        if path in NODES:
+            data["on"] = f"{scenario.spec.on.partition(':')[0]}:{value}"
+        else:
+            _set(data, path, value)
+    return data
+
+
+def _set(data: dict[str, Any], path: str, value: Any) -> None:
+    parts = [int(p) if p.isascii() and p.isdigit() and len(p) < 10 else p for p in re.split(r"[.\[\]]+", path) if p]
+    place: Any = data
+    for depth, part in enumerate(parts[:-1]):
+        following = parts[depth + 1]
+        try:
+            place = place.setdefault(part, {}) if isinstance(place, dict) else place[part]
+        except (IndexError, TypeError):
+            raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(str(part))} there") from None
+        if isinstance(following, int) != isinstance(place, list):
+            raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(str(following))} there")
+    try:
+        place[parts[-1]] = str(value) if parts[0] in ("args", "env") else value
+    except (IndexError, TypeError):
+        raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(str(parts[-1]))} there") from None
+
+
+def _on_ray(scenarios: Sequence[Scenario], address: str) -> Iterator[Result]:
+    """Each point a task of a Ray cluster (`pip install torch-distsim[ray]`), whose machines have distsim and see the
+    scenario's folder under the same path."""
+    try:
+        import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        raise UsageError("--ray: ray is not installed; pip install 'torch-distsim[ray]'") from None
+    from distsim.scenario.suite import run_there
+
+    ours = not ray.is_initialized()
+    if ours:
+        try:
+            _knock(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, ValueError, RuntimeError) as error:
+            told = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UsageError(
+                f"--ray {address}: no Ray cluster there ({told}); give host:port, auto for the one of this machine, "
+                "or --ray alone to start one"
+            ) from None
+    task: Callable[..., Any] = ray.remote(run_there).remote
+    try:
+        jobs = [task(scenario.path.resolve(), scenario.data, False) for scenario in scenarios]
+        for scenario, job in zip(scenarios, jobs, strict=True):
+            try:
+                yield ray.get(job)
+            except ray.exceptions.RayError as error:
+                told = str(error).strip().splitlines()[-1]
+                raise UsageError(f"--ray {address}: {scenario.path} did not run there: {told}") from None
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise at once where nobody listens at *host:port*: Ray itself asks for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit() and "/" not in address:
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def write_csv(points: Sequence[Point], path: Path) -> None:
+    """All settings and all figures, a line a point."""
+    settings = list(points[0].settings)
+    figures = list(dict.fromkeys(name for point in points for name in point.result.figures))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([*settings, "kind", "exit_code", *figures])
+        for point in points:
+            row = [point.settings[s] for s in settings]
+            found = [point.result.figures.get(f, "") for f in figures]
+            writer.writerow([*row, point.result.verdict, point.result.exit_code, *found])

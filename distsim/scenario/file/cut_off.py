@@ -1,0 +1,40 @@
+"""Which hosts a fault of the network cuts off: all that a real run can do to one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distsim.errors import UsageError
+from distsim.sim.faults.links import links_of, links_of_part
+from distsim.sim.faults.rules import LinkFault, PartDown
+
+if TYPE_CHECKING:
+    from distsim.cluster import Cluster
+
+__all__ = ["cut_off"]
+
+
+def cut_off(cluster: Cluster, rule: LinkFault | PartDown, num_hosts: int) -> tuple[int, ...]:
+    """The hosts that *rule* leaves without any way out, or without any way in. `UsageError` where there is none:
+    a real host has one cable, which is in or out."""
+    if isinstance(rule, PartDown) and rule.detour is not None:
+        raise UsageError("a real run has no second way for the traffic; leave the detour out, or use backend = 'sim'")
+    if isinstance(rule, LinkFault):
+        cut = set(links_of(cluster, rule.links))
+    else:
+        cut = set(links_of_part(cluster, rule.part, rule.what))
+    host_of = {vertex.name: vertex.host for vertex in cluster.vertices if vertex.kind == "nic"}
+    found = []
+    for host in range(num_hosts):
+        out = [link.index for link in cluster.links if link.kind == "nic" and host_of.get(link.src) == host]
+        into = [link.index for link in cluster.links if link.kind == "nic" and host_of.get(link.dst) == host]
+        if (out and cut.issuperset(out)) or (into and cut.issuperset(into)):
+            found.append(host)
+    if not found:
+        raise UsageError(
+            "a real run can only cut whole hosts off, and this leaves every host a way to the others; "
+            "name all NICs of one ('n0/nic*->*'), or use backend = 'sim'"
+        )
+    if len(found) == num_hosts == 1:
+        raise UsageError("a real run on one host has no network to cut; take more nodes (on, nnodes)")
+    return tuple(found)

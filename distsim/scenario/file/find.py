@@ -1,0 +1,63 @@
+"""Scenario files in folders: which of the TOML files are some, and reading many of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from distsim.errors import UsageError
+from distsim.scenario.file.load import LARGEST_FILE, BadFile, Scenario, load_scenario
+from distsim.text.strangers import load_toml, read_bytes
+
+__all__ = ["find_scenarios", "is_scenario", "load_scenarios"]
+
+_PROGRAM = re.compile(r"^\s*program\s*=", re.MULTILINE)
+_MORE = re.compile(r"^\s*\[*\s*(expect|faults|schema)\b", re.MULTILINE)
+
+
+def is_scenario(path: Path) -> bool:
+    """Whether a TOML file means to be a scenario: it has a program, and says what it expects. One that cannot be
+    parsed is asked for these words, so that a slip of the pen does not take it out of the suite unseen."""
+    try:
+        text = read_bytes(path, LARGEST_FILE).decode(errors="replace")
+    except OSError:
+        return False
+    try:
+        data = load_toml(text)
+    except ValueError:
+        return _PROGRAM.search(text) is not None and _MORE.search(text) is not None
+    return "program" in data and ("expect" in data or "faults" in data or data.get("schema", "") != "")
+
+
+def find_scenarios(paths: Sequence[str | Path]) -> list[Path]:
+    """Scenario files: those named, and those in the folders named, in order of their paths."""
+    found: dict[Path, None] = {}
+    for given in paths:
+        path = Path(given)
+        if path.is_dir():
+            inside = [p for p in sorted(path.rglob("*.toml")) if is_scenario(p)]
+            if not inside:
+                raise UsageError(f"no scenario in {path}: expected .toml files with program and [expect]")
+            found.update(dict.fromkeys(inside))
+        elif path.exists():
+            found[path] = None
+        else:
+            raise UsageError(f"no scenario {path}: no such file or folder")
+    return list(found)
+
+
+def load_scenarios(paths: Sequence[str | Path], bad: list[BadFile] | None = None) -> list[Scenario]:
+    """All of them, or one `UsageError` with every fault of every file; with a list *bad*, those that are right,
+    and the others are put there."""
+    scenarios, wrong = [], list[BadFile]()
+    for path in find_scenarios(paths):
+        try:
+            scenarios.append(load_scenario(path))
+        except BadFile as error:
+            wrong.append(error)
+    if bad is not None:
+        bad += wrong
+    elif wrong:
+        raise UsageError("\n".join(map(str, wrong)))
+    return scenarios

@@ -1,0 +1,362 @@
+"""Reading a scenario file: every fault at once, each with its path in the file."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from distsim.cluster import Cluster, load_cluster
+from distsim.errors import UsageError
+from distsim.scenario.file.cut_off import cut_off
+from distsim.scenario.file.fault_schema import FaultSpec, to_rule
+from distsim.scenario.file.functions import lacks, module_source
+from distsim.scenario.file.schema import ScenarioSpec
+from distsim.sim.faults.rules import CUTS, LinkFault, PartDown, Rule
+from distsim.sim.kernel.schedule import Schedule
+from distsim.text.strangers import brief, folded, load_toml, read_bytes
+
+__all__ = ["FAULTS", "BadFile", "Scenario", "check", "load_scenario", "read_faults"]
+
+
+LARGEST_FILE = 16 << 20
+LONGEST_FAULT = 600
+
+
+class BadFile(UsageError):
+    """A scenario file that cannot run: all its *faults*, each one line with its path in the file."""
+
+    def __init__(self, path: Path, faults: Sequence[str]) -> None:
+        self.path, self.faults = path, [brief(fault, LONGEST_FAULT) for fault in faults]
+        some = [f"{path}: {len(faults)} faults", *(f"  {fault}" for fault in folded(self.faults))]
+        super().__init__(f"{path}: {self.faults[0]}" if len(faults) == 1 else "\n".join(some))
+
+    def __reduce__(self) -> tuple[type[BadFile], tuple[Path, list[str]]]:
+        """Made again from its parts: it travels between processes."""
+        return BadFile, (self.path, self.faults)
+
+    @property
+    def name(self) -> str:
+        """As that of a scenario."""
+        return _name(self.path)
+
+
+def _text(program: Path) -> str:
+    """A program's text; empty where there is none to read: the run says so, with the reason."""
+    try:
+        return read_bytes(program, LARGEST_FILE).decode("utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _name(path: Path) -> str:
+    """Folder and file without suffix: hangs/missing_rank."""
+    return f"{path.resolve().parent.name}/{path.stem}"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One checked scenario: its file and what stands in it."""
+
+    path: Path
+    spec: ScenarioSpec
+
+    @property
+    def name(self) -> str:
+        """Folder and file without suffix: hangs/missing_rank."""
+        return _name(self.path)
+
+    @property
+    def program(self) -> str:
+        """The file or module part of `program`."""
+        head, colon, tail = self.spec.program.rpartition(":")
+        return head if colon and tail.isidentifier() else self.spec.program
+
+    @property
+    def function(self) -> str | None:
+        head, colon, tail = self.spec.program.rpartition(":")
+        return tail if colon and head and tail.isidentifier() else None
+
+    @property
+    def file(self) -> Path | None:
+        """The program's file; None for a module."""
+        if not self.program.endswith(".py"):
+            return None
+        return self.path.parent / self.program
+
+    @property
+    def on(self) -> str:
+        """The cluster; a file is found beside the scenario."""
+        stem = self.spec.on.partition(":")[0]
+        beside = self.path.parent / stem
+        return str(self.path.parent / self.spec.on) if beside.suffix and beside.is_file() else self.spec.on
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        return load_cluster(self.on)
+
+    @cached_property
+    def world_size(self) -> int:
+        return len(self.cluster.place(self.spec.nnodes, self.spec.nproc_per_node))
+
+    @property
+    def num_hosts(self) -> int:
+        return 1 + max(slot.host for slot in self.cluster.place(self.spec.nnodes, self.spec.nproc_per_node))
+
+    @property
+    def rules(self) -> list[Rule]:
+        return [to_rule(fault, f"faults[{i}]") for i, fault in enumerate(self.spec.faults)]
+
+    @property
+    def schedule(self) -> Schedule | None:
+        return None if self.spec.schedule is None else Schedule.parse(self.spec.schedule)
+
+    @property
+    def teaches(self) -> str:
+        """The file's own sentence, or the first of its program."""
+        if self.spec.teaches is not None:
+            return self.spec.teaches
+        if self.file is not None and self.file.is_file():
+            first = _text(self.file).lstrip().removeprefix('"""').split('"""')[0]
+            return " ".join(first.removeprefix("Teaches:").split())
+        return ""
+
+    def marked(self, marker: str) -> list[int]:
+        """Numbers of the program's lines that end with *marker*."""
+        if self.file is None or not self.file.is_file():
+            return []
+        lines = _text(self.file).splitlines()
+        return [number for number, line in enumerate(lines, start=1) if line.rstrip().endswith(marker)]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What stands in the file, as plain data."""
+        return self.spec.model_dump(by_alias=True, exclude_unset=True)
+
+    def changed(self, **values: Any) -> Scenario:
+        """The same scenario with some top-level values exchanged, checked again."""
+        return check({**self.data, **values}, self.path)
+
+
+def load_scenario(path: str | Path) -> Scenario:
+    """One scenario; `BadFile` names every fault of the file."""
+    path = Path(path)
+    try:
+        data = load_toml(read_bytes(path, LARGEST_FILE).decode("utf-8"))
+    except OSError as error:
+        raise BadFile(path, [f"cannot be read ({error.strerror})"]) from None
+    except UnicodeDecodeError:
+        raise BadFile(path, ["expected UTF-8 text"]) from None
+    except ValueError as error:
+        raise BadFile(path, [f"expected TOML: {error}"]) from None
+    return check(data, path)
+
+
+def check(data: Mapping[str, Any], path: Path) -> Scenario:
+    """Check *data* as what stands in *path*."""
+    data, wrong = dict(data), list[str]()
+    numbers: list[int] | None = None
+    try:
+        spec = ScenarioSpec.model_validate(data)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        wrong = [_fault(detail) for detail in details]
+        data, numbers = _without(data, [detail["loc"] for detail in details])
+        try:  # what is left may have faults of another sort
+            spec = ScenarioSpec.model_validate(data)
+        except ValidationError:
+            raise BadFile(path, wrong) from None
+    scenario = Scenario(path, spec)
+    wrong += _beyond_the_schema(scenario, numbers or range(len(spec.faults)))
+    if wrong:
+        raise BadFile(path, wrong)
+    return scenario
+
+
+def read_faults(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:
+    """Rules from tables as they stand under `[[faults]]`; `UsageError` names every fault of them."""
+    try:
+        specs = TypeAdapter(list[FaultSpec]).validate_python([dict(table) for table in tables])
+    except ValidationError as error:
+        details = [{**d, "loc": ("faults", *d["loc"])} for d in error.errors(include_url=False)]
+        raise UsageError("; ".join(_fault(detail) for detail in details)) from None
+    return [to_rule(spec, f"faults[{i}]") for i, spec in enumerate(specs)]
+
+
+def _without(data: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]) -> tuple[dict[str, Any], list[int]]:
+    """*data* without the keys and faults that are wrong, and the numbers of the faults that are left."""
+    left = {key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()}
+    faults = left.get("faults", [])
+    numbers = list(range(len(faults))) if isinstance(faults, list) else []
+    for location in locations:
+        key = location[0]
+        if key == "faults" and len(location) > 1:
+            numbers = [number for number in numbers if number != location[1]]
+        elif len(location) > 1 and isinstance(left.get(key), dict):
+            left[key].pop(location[1], None)
+        else:
+            left.pop(key, None)
+    if isinstance(faults, list) and faults:
+        left["faults"] = [faults[number] for number in numbers]
+    return left, numbers
+
+
+def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Iterator[str]:
+    """What only the program, the cluster and the rules themselves can tell."""
+    spec = scenario.spec
+    if scenario.file is not None and not scenario.file.is_file():
+        yield f"program: no script {brief(scenario.program)} beside the file (looked in {scenario.path.parent})"
+    elif scenario.file is None and scenario.function is None:
+        yield f"program: expected script.py, script.py:function or module:function, got {brief(spec.program)!r}"
+    else:
+        if scenario.function is not None:
+            source = scenario.file or module_source(scenario.program, scenario.path.parent)
+            if source is not None and lacks(source, scenario.function):
+                yield f"program: no function {brief(scenario.function)} in {brief(scenario.program)}"
+        places = {"line": spec.expect.line, "stuck_line": spec.expect.stuck_line}
+        if spec.expect.step_time is not None:
+            places["step_time.line"] = spec.expect.step_time.line
+        for key, marker in places.items():
+            if marker is not None and not scenario.marked(marker):
+                yield f"expect.{key}: no line of {brief(scenario.program)} ends with {brief(marker)!r}"
+    if spec.schedule is not None:
+        try:
+            Schedule.parse(spec.schedule)
+        except UsageError as error:
+            yield f"schedule: {error}"
+        if spec.backend == "gloo":
+            yield "schedule: of simulated runs only; use backend = 'sim'"
+    if spec.expect.results is not None and scenario.function is None:
+        yield "expect.results: a script returns nothing; name a function (program = 'script.py:function')"
+    try:
+        size = scenario.world_size
+    except UsageError as error:
+        yield f"on: {error}"
+        return
+    yield from _ranks(scenario, size)
+    if spec.backend == "gloo" and "payloads" in spec.guards:
+        yield "guards: payloads are watched in simulated runs only; use backend = 'sim'"
+    if spec.backend == "gloo":
+        for key in ("results", "step_time", "busbw_above", "utilisation_below", "virtual_time_below_s", "memory_below"):
+            if getattr(spec.expect, key) is not None:
+                yield f"expect.{key}: known of simulated runs only; use backend = 'sim'"
+    from distsim.sim.faults.injector import check_rule
+
+    for number, fault, rule in zip(numbers, spec.faults, scenario.rules, strict=True):
+        try:
+            check_rule(rule, scenario.cluster, size)
+        except UsageError as error:
+            yield f"faults[{number}]: {error}"
+        if spec.backend == "gloo" and fault.what in CUTS and isinstance(rule, LinkFault | PartDown):
+            try:
+                cut_off(scenario.cluster, rule, scenario.num_hosts)
+            except UsageError as error:
+                yield f"faults[{number}].what: {fault.what}: {error}"
+        elif spec.backend == "gloo" and fault.what not in REAL:
+            yield (
+                f"faults[{number}].what: {fault.what} cannot be injected into a real gloo run "
+                f"(possible: {', '.join((*REAL, *CUTS))}); use backend = 'sim'"
+            )
+        elif spec.backend == "gloo" and fault.call is None:
+            yield f"faults[{number}]: a real run needs a call at which the fault strikes (call = 3)"
+
+
+REAL = ("crash", "freeze", "exit", "exception", "delay")
+"""Faults that strike real processes as well."""
+
+
+def _ranks(scenario: Scenario, size: int) -> typing.Iterator[str]:
+    expect = scenario.spec.expect
+    with contextlib.suppress(UsageError):  # said already
+        for delay in scenario.schedule.delays if scenario.schedule is not None else ():
+            if delay.rank >= size:
+                yield f"schedule: {delay}: no rank {delay.rank}: the world has ranks 0 to {size - 1}"
+    for key in ("culprits", "victims", "cycle", "pair"):
+        for rank in getattr(expect, key) or ():
+            if rank >= size:
+                yield f"expect.{key}: no rank {rank}: the world has ranks 0 to {size - 1}"
+    for key in ("prints", "results"):
+        for rank in getattr(expect, key) or ():
+            if rank != "all" and int(rank) >= size:
+                yield f"expect.{key}.{rank}: no such rank: the world has ranks 0 to {size - 1}"
+
+
+def _fault(detail: Mapping[str, Any]) -> str:
+    """One pydantic complaint as `path: expected ..., got ...`."""
+    table: Any = ScenarioSpec
+    path = ""
+    for part in detail["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part in _WHATS or part in ("str", "list[str]", "function-before", "[key]") or "(" in str(part):
+            continue
+        else:
+            path += f".{brief(str(part))}" if path else brief(str(part))
+    given, context = detail["input"], detail.get("ctx", {})
+    match detail["type"]:
+        case "missing":
+            return f"{path}: expected a value, got nothing"
+        case "extra_forbidden":
+            table = _table(detail["loc"])
+            known = ", ".join(n.rstrip("_") for n in table.model_fields) if table is not None else ""
+            near = difflib.get_close_matches(brief(str(detail["loc"][-1])), known.split(", "), 1)
+            guess = f"; did you mean '{near[0]}'?" if near else ""
+            return f"{path}: unknown key (expected one of {known}){guess}"
+        case "union_tag_invalid" | "union_tag_not_found":
+            what = given.get("what") if isinstance(given, Mapping) else given
+            near = difflib.get_close_matches(brief(what), _WHATS, 1)
+            guess = f"; did you mean '{near[0]}'?" if near else ""
+            return f"{path}.what: expected one of {', '.join(_WHATS)}, got {_shown(what)}{guess}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return f"{path}: expected a table, got {_shown(given)}"
+    if "text" in context:
+        return f"{path}: {context['text']}"
+    expected = str(detail["msg"]).replace("Input should be", "expected").replace("a valid ", "a ")
+    expected = expected.replace("a integer", "an integer")
+    if "expected" not in expected:
+        expected = f"expected otherwise: {expected}"
+    return (
+        f"{path}: {expected}, got {_shown(given)} ({type(given).__name__})"
+        if "got" not in expected
+        else f"{path}: {expected}"
+    )
+
+
+def _shown(given: Any) -> str:
+    return repr(brief(given)) if isinstance(given, str) else brief(given)
+
+
+def _fault_tables() -> dict[str, type[BaseModel]]:
+    union = typing.get_args(ScenarioSpec.model_fields["faults"].annotation)[0]
+    members = typing.get_args(typing.get_args(union)[0])
+    return {typing.get_args(m.model_fields["what"].annotation)[0]: m for m in members}
+
+
+_TABLES = _fault_tables()
+FAULTS = _WHATS = tuple(_TABLES)
+"""Every `what` of a fault."""
+
+
+def _table(location: Sequence[Any]) -> type[BaseModel] | None:
+    """The table of the schema in which the last key of *location* stands."""
+    table: Any = ScenarioSpec
+    for key in location[:-1]:
+        if isinstance(key, int):
+            continue
+        if key in _TABLES:
+            table = _TABLES[key]
+            continue
+        field = getattr(table, "model_fields", {}).get(key)
+        if field is None:
+            continue
+        found = [a for a in (field.annotation, *typing.get_args(field.annotation)) if isinstance(a, type)]
+        inner = [a for a in found if issubclass(a, BaseModel)]
+        table = inner[0] if inner else table
+    return table if isinstance(table, type) and issubclass(table, BaseModel) else None

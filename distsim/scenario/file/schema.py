@@ -1,0 +1,156 @@
+"""The schema of a scenario file: a program, where it runs, what goes wrong, and what is expected.
+
+`distsim scenario schema` prints it as JSON schema, for editors.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from distsim.debug.records.kinds import Kind
+from distsim.errors import UsageError
+from distsim.scenario.file.fault_schema import FaultSpec, Rank, Seconds, Table, quantity
+from distsim.text.units import parse_bandwidth, parse_memory
+
+__all__ = ["SCHEMA", "CallSpec", "ExpectSpec", "LimitsSpec", "ScenarioSpec", "StepTimeSpec", "json_schema"]
+
+SCHEMA = "distsim.scenario/1"
+"""Grows by new keys only."""
+
+KINDS = tuple(kind.value for kind in Kind)
+
+
+def _bandwidth(value: Any) -> float:
+    try:
+        return parse_bandwidth(value)
+    except (UsageError, TypeError) as error:
+        raise PydanticCustomError("quantity", "{text}", {"text": str(error)}) from None
+
+
+def _memory(value: Any) -> int:
+    try:
+        return parse_memory(value)
+    except (UsageError, TypeError) as error:
+        raise PydanticCustomError("quantity", "{text}", {"text": str(error)}) from None
+
+
+Bandwidth = Annotated[float, BeforeValidator(_bandwidth), quantity("300GB/s", exclusiveMinimum=0)]
+Memory = Annotated[int, BeforeValidator(_memory), quantity("512MiB", exclusiveMinimum=0)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+RankOrAll = Annotated[str, Field(pattern=r"^(all|\d+)$")]
+
+
+class CallSpec(Table):
+    """A call as reports name it: `all_reduce #3`."""
+
+    op: str | None = None
+    seq: Count | None = None
+
+
+class StepTimeSpec(Table):
+    """The time of one step against what it was when the baseline was written."""
+
+    band: Annotated[float, Field(gt=0, lt=1)] = Field(0.05, description="how much it may differ, as a fraction")
+    line: str | None = Field(
+        None, description="marker of a call made once a step; without it the whole run is the step"
+    )
+
+
+class LimitsSpec(Table):
+    """What ends a program that does not end by itself."""
+
+    virtual_time_s: Seconds | None = Field(86_400.0, description="virtual time (default: a day)")
+    wall_time_s: Annotated[float, Field(gt=0)] = Field(60.0, description="of this machine's time")
+    events: Count | None = Field(20_000_000, description="simulated events")
+    host_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        30.0, description="wall time after which a rank that computes without a sign of life is stuck"
+    )
+
+
+class ExpectSpec(Table):
+    """What must come of it. Everything that is given is checked."""
+
+    kind: Literal[KINDS] = Field(  # type: ignore[valid-type]
+        "healthy",
+        description="of the first diagnosis; healthy: exit code 0 and nothing but stragglers to say",
+    )
+    culprits: list[Rank] | None = None
+    victims: list[Rank] | None = None
+    group: str | None = Field(None, description="description or name of the group")
+    call: CallSpec | None = None
+    cycle: list[Rank] | None = None
+    pair: Annotated[list[Rank], Field(min_length=2, max_length=2)] | None = None
+    line: str | None = Field(
+        None, description="a culprit is at a line of the program that ends like this ('# <- culprit')"
+    )
+    stuck_line: str | None = Field(None, description="a rank that waits is at a line that ends like this")
+    explanation: str | None = Field(None, description="a part of the explanation")
+    exit_code: Annotated[int, Field(ge=0, le=255, strict=True)] | None = None
+    output: list[str] | None = Field(None, description="lines that some rank prints, in any order")
+    prints: dict[RankOrAll, list[str]] | None = Field(None, description="rank or all: lines it prints, in this order")
+    results: dict[RankOrAll, Any] | None = Field(None, description="rank or all: what the function returned")
+    step_time: StepTimeSpec | None = None
+    virtual_time_below_s: Seconds | None = None
+    memory_below: Memory | None = Field(
+        None,
+        description="'512MiB' or bytes: the most that the storages of one rank's CPU tensors take together; each "
+        "counts once however many views it has, whole (also what a slice keeps alive), from the first operator that "
+        "meets it until it is freed. Parameters, gradients, activations, optimizer states and DDP's and FSDP's "
+        "buffers count; scratch space inside operators and what is no strided tensor (NumPy, Python objects) do not. "
+        "What only waits for Python's garbage collector adds a sixteenth at most",
+    )
+    busbw_above: dict[str, Bandwidth] | None = Field(None, description="operation: bus bandwidth, as '300GB/s'")
+    utilisation_below: dict[str, Annotated[float, Field(gt=0, le=1)]] | None = Field(
+        None, description="pattern of links: fraction of their bandwidth, on average over the run"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers_as_ranks(cls, data: Any) -> Any:
+        """TOML keys are text anyway; a table from Python may have numbers."""
+        if isinstance(data, dict):
+            for key in ("prints", "results"):
+                if isinstance(data.get(key), dict):
+                    data = {**data, key: {str(rank): value for rank, value in data[key].items()}}
+        return data
+
+
+class ScenarioSpec(Table):
+    """One scenario."""
+
+    schema_: Literal["distsim.scenario/1"] = Field("distsim.scenario/1", alias="schema")
+    teaches: str | None = Field(None, description="one sentence for the index")
+    program: Annotated[str, Field(min_length=1)] = Field(
+        description="script.py beside the file, script.py:function or module:function"
+    )
+    args: list[str] = Field(default_factory=list, description="the script's, or the function's")
+    env: dict[str, str] = Field(default_factory=dict, description="environment variables of every rank")
+    on: str = Field("dgx-h100:1", description="a cluster: preset:nodes, or a cluster file beside this one")
+    nnodes: Count | None = None
+    nproc_per_node: Count | None = None
+    backend: Literal["sim", "gloo"] = Field("sim", description="simulated, or for real on gloo")
+    seed: Annotated[int, Field(ge=0, strict=True)] = 0
+    schedule: str | None = Field(None, description="as `distsim scenario run --explore` prints it")
+    fidelity: Literal["fluid", "message"] = "fluid"
+    algo: str | None = None
+    proto: str | None = None
+    guards: list[Literal["nan", "buffers", "payloads"]] = Field(
+        default_factory=list,
+        description="look for NaN in inputs, for buffers written to while in flight, for corrupted payloads",
+    )
+    slow: bool = Field(False, description="takes over two seconds (deselect with -k 'not slow')")
+    faults: list[FaultSpec] = Field(default_factory=list)
+    limits: LimitsSpec = LimitsSpec.model_validate({})
+    expect: ExpectSpec = ExpectSpec.model_validate({})
+
+
+def json_schema() -> str:
+    """The schema as JSON, for editors (taplo, VS Code) and other tools."""
+    schema = ScenarioSpec.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["$id"] = SCHEMA
+    return json.dumps(schema, indent=1, sort_keys=True)

@@ -1,0 +1,8 @@
+"""A scenario for real: gloo under guard in processes of their own, with faults that strike there.
+
+`real.py` runs one; `namespaces.py` makes hosts whose network can be cut.
+"""
+
+from __future__ import annotations
+
+__all__ = ["cut_hosts", "evidence", "inject", "namespaces", "processes", "real"]

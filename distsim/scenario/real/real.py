@@ -1,0 +1,240 @@
+"""A scenario for real: torch elastic on gloo under guard, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from distsim.debug.diagnosis.diagnose import Diagnosis
+from distsim.debug.records import Evidence
+from distsim.debug.report.render import render_diagnoses
+from distsim.errors import UsageError
+from distsim.report.whereabouts import whereabouts
+from distsim.scenario.expect.baseline import baseline_path
+from distsim.scenario.expect.expect import Observed, mistakes
+from distsim.scenario.expect.replay import WIDTH, never_struck, replay_command
+from distsim.scenario.expect.result import Result
+from distsim.scenario.file.load import Scenario
+from distsim.scenario.real.cut_hosts import Cuts, spans_hosts
+from distsim.scenario.real.evidence import seen
+from distsim.scenario.real.namespaces import hosts, missing
+from distsim.scenario.real.processes import end
+from distsim.sim.kernel.limits import Limits
+from distsim.sim.outcome import Outcome
+
+__all__ = ["run_for_real"]
+
+_monotonic = time.monotonic
+
+
+def run_for_real(scenario: Scenario) -> Result:
+    """`distsim run --on gloo` with the scenario's program, and its expectations held against the report."""
+
+    with tempfile.TemporaryDirectory(prefix="distsim-scenario-") as name:
+        folder = Path(name)
+        started = _monotonic()
+        ended = _run(scenario, folder)
+        wall_s = _monotonic() - started
+        diagnoses, code = _verdict(folder, ended.codes, ended.cut_off)
+        evidence = ended.seen or (seen(folder, len(ended.codes), scenario.world_size) if diagnoses else None)
+        output = _output(folder, scenario.world_size, len(ended.codes))
+        said = _said(folder)
+        unstruck = [rule for n, rule in enumerate(scenario.rules) if not (folder / f"struck.{n}").exists()]
+    if evidence is not None:
+        evidence.notes = [f"injected: {scenario.rules[n]}, {scenario.rules[n].when}" for n in ended.struck]
+        diagnoses = [_placed(diagnosis, evidence) for diagnosis in diagnoses]
+        evidence.sources = _with_texts(evidence.sources, diagnoses)
+    if 2 in ended.codes:
+        raise UsageError(f"the real run did not start:\n{said}")
+    outcome = Outcome(
+        world_size=scenario.world_size,
+        cluster="gloo",
+        backend="gloo",
+        seed=scenario.spec.seed,
+        program=scenario.spec.program,
+        exit_code=max(0, code),
+        virtual_time_s=wall_s,
+        wall_time_s=wall_s,
+        events=0,
+        diagnoses=diagnoses,
+    )
+    result = Result(
+        scenario.name,
+        str(scenario.path),
+        report=render_diagnoses(diagnoses, evidence).plain(WIDTH) if diagnoses else said,
+        output=output,
+        replay=replay_command(scenario) + " --backend gloo",
+        exit_code=outcome.exit_code,
+        figures={"wall_time_s": wall_s},
+    )
+    if diagnoses:
+        first = diagnoses[0]
+        result.kind, result.culprits = first.kind.value, first.culprits
+        site = next((first.sites[r] for r in first.culprits if r in first.sites), None)
+        result.place = None if site is None else (site.file, site.line)
+    if result.place is None and scenario.file is not None:
+        result.place = (str(scenario.file), 1)
+    result.wrong = mistakes(scenario, Observed(outcome, output, {}), baseline_path(scenario), False)
+    for rule in unstruck:
+        text = never_struck(rule, wall_s) if rule.when.call is None else f"{never_struck(rule)}; name an earlier call"
+        result.wrong.append(text)
+    if ended.over:
+        limits = Limits(wall_time_s=scenario.spec.limits.wall_time_s)
+        limits.end("wall_time_s")
+        result.ended_by(limits)
+        where = whereabouts(ended.seen) if ended.seen is not None else ["No rank had come to torch.distributed."]
+        result.report = "\n".join([*where, *(["", result.report] if result.report else [])])
+    return result
+
+
+@dataclass(slots=True)
+class _Ended:
+    """How the launchers ended, one for each host."""
+
+    codes: list[int]
+    over: bool = False
+    """By the limit of wall time."""
+    seen: Evidence | None = None
+    """Where the ranks stood at that moment."""
+    struck: Sequence[int] = ()
+    """Numbers of the rules that pulled a plug."""
+    cut_off: Sequence[int] = ()
+    """Ranks of the hosts that were cut off."""
+
+
+def _run(scenario: Scenario, folder: Path) -> _Ended:
+    spec = scenario.spec
+    plan = {
+        "program": str(scenario.file.resolve()) if scenario.file is not None else scenario.program,
+        "function": scenario.function,
+        "args": spec.args,
+        "faults": [fault.model_dump() for fault in spec.faults],
+    }
+    (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    if not spans_hosts(scenario):
+        words = ["--nnodes", "1", "--nproc-per-node", str(scenario.world_size)]
+        return _wait([_launcher(scenario, folder, 0, [], words, {"MASTER_PORT": "0"})], scenario, folder, None)
+    lacking = missing()
+    if lacking is not None:
+        raise UsageError(f"{scenario.path}: faults that cut hosts off for real need network namespaces: {lacking}")
+    number = scenario.num_hosts
+    with hosts(number) as job:
+        started = []
+        for node in range(number):
+            words = ["--nnodes", str(number), "--node-rank", str(node), "--nproc-per-node"]
+            words += [str(scenario.world_size // number), "--master-addr", job.addresses[0], "--master-port", "29500"]
+            environ = {"GLOO_SOCKET_IFNAME": job.interface(node)}
+            started.append(_launcher(scenario, folder, node, job.enter(node), words, environ))
+        return _wait(started, scenario, folder, Cuts.of(scenario, folder, job))
+
+
+def _launcher(
+    scenario: Scenario, folder: Path, node: int, before: list[str], where: list[str], more: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    """`distsim run --on gloo` on one host."""
+    spec = scenario.spec
+    flags = ["--on", "gloo", *where, "--on-hang", "abort", "--hang-after", str(spec.limits.host_timeout_s)]
+    flags += ["--report", str(folder / f"report{node}.json"), "--rings", str(folder / f"rings{node}")]
+    flags += ["--log-dir", str(folder / f"logs{node}"), "--redirects", "3"]
+    flags += [flag for guard, flag in (("nan", "--nan"), ("buffers", "--checksum")) if guard in spec.guards]
+    program = ["-m", "distsim.scenario.real.inject", str(folder / "plan.json")]
+    environ = {**os.environ, **spec.env, "OMP_NUM_THREADS": "1"}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        environ.pop(name, None)
+    words = [*before, sys.executable, "-m", "distsim", "run", *flags, *program]
+    with (folder / f"said{node}").open("wb") as said:
+        return subprocess.Popen(words, env=environ | more, stdout=said, stderr=subprocess.STDOUT)
+
+
+def _wait(started: list[subprocess.Popen[bytes]], scenario: Scenario, folder: Path, cuts: Cuts | None) -> _Ended:
+    """Until all have ended, or the time is over."""
+    deadline = _monotonic() + scenario.spec.limits.wall_time_s
+    ended = _Ended([])
+    try:
+        while any(process.poll() is None for process in started) and not ended.over:
+            if cuts is not None:
+                cuts.tick()
+            ended.over = _monotonic() > deadline
+            time.sleep(0.01)
+        if ended.over:
+            ended.seen = seen(folder, len(started), scenario.world_size)
+    finally:
+        end(process.pid for process in started if process.poll() is None)
+        for process in started:
+            process.wait()
+    ended.codes = [process.returncode for process in started]
+    if cuts is not None:
+        per_host = scenario.world_size // len(started)
+        ended.struck = cuts.struck
+        ended.cut_off = [host * per_host + local for host in cuts.hosts_cut for local in range(per_host)]
+    return ended
+
+
+def _verdict(folder: Path, codes: list[int], cut_off: Sequence[int] = ()) -> tuple[list[Diagnosis], int]:
+    """What the hosts say, and the exit code. A host that was cut off judges by what it sees: who names the ranks
+    that were *cut_off* is right, then most hosts, and of two equal halves rank 0's."""
+    said = [_diagnoses(folder / f"report{node}.json") for node in range(len(codes))]
+    views = [None if not d else (d[0].kind, d[0].culprits) for d in said]
+
+    def trust(node: int) -> tuple[bool, bool, int, int]:
+        view = views[node]
+        return view is not None, view is not None and view[1] == tuple(cut_off), views.count(view), -node
+
+    node = max(range(len(codes)), key=trust)
+    code = codes[node] if said[node] else next((c for c in codes if c), 0)
+    return said[node], code
+
+
+def _placed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """With the lines of those culprits that the host which judged could not see."""
+    sites = dict(diagnosis.sites)
+    for rank in diagnosis.culprits:
+        state = evidence.ranks.get(rank)
+        if rank not in sites and state is not None and state.site is not None:
+            sites[rank] = state.site
+    return replace(diagnosis, sites=sites)
+
+
+def _with_texts(sources: Mapping[str, str], diagnoses: Sequence[Diagnosis]) -> Mapping[str, str]:
+    """With the files in which *diagnoses* happened: a line that makes no call is in no record."""
+    texts = dict(sources)
+    for file in {site.file: None for found in diagnoses for site in found.sites.values() if site.file not in texts}:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            texts[file] = Path(file).read_text(encoding="utf-8")
+    return texts
+
+
+def _said(folder: Path) -> str:
+    """What the launchers printed."""
+    texts = [path.read_text(encoding="utf-8", errors="replace").strip() for path in sorted(folder.glob("said*"))]
+    return "\n".join(text for text in texts if text)
+
+
+def _diagnoses(path: Path) -> list[Diagnosis]:
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [Diagnosis.from_json(d) for d in data.get("diagnoses", ())]
+
+
+def _output(folder: Path, num: int, num_hosts: int) -> str:
+    """What each rank printed, behind its rank as in a simulation."""
+    width = len(str(num - 1))
+    lines = []
+    for node in range(num_hosts):
+        for path in sorted(folder.glob(f"logs{node}/**/std*.log")):
+            if path.parent.name.isdigit():
+                rank = node * (num // num_hosts) + int(path.parent.name)  # torch elastic's folders are local ranks
+                text = path.read_text(encoding="utf-8", errors="replace")
+                lines += [f"[{rank:>{width}}] {line}" for line in text.splitlines()]
+    return "\n".join(lines) + ("\n" if lines else "")

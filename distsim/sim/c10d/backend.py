@@ -1,0 +1,317 @@
+"""`sim` as torch backend, and torch.distributed's state kept per simulated process.
+
+torch's own `init_process_group`, `new_group` and all the rest run unchanged; only four things are
+led elsewhere while a simulation runs: the `_world` that holds a process's groups, the helper that
+makes a group (so that "gloo", "nccl" and "mpi" land here), the stores, and `Future.wait`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import sys
+from datetime import timedelta
+from types import CodeType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import c10d_logger
+from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
+
+from distsim.debug.matching.refused import FIRST_CALLS, came_out
+from distsim.debug.records import CallRecord, Group, State
+from distsim.errors import NotSimulated, UsageError
+from distsim.sim.c10d import communicator, stores, work
+from distsim.sim.c10d import monitored_barrier as barrier
+from distsim.sim.c10d.communicator import Communicator
+from distsim.sim.c10d.group import SimGroup
+from distsim.sim.c10d.operations import algorithms
+from distsim.sim.isolation.process import SimProcess, current_process, current_task, require_task
+from distsim.sim.observe.user_stack import user_stack
+
+__all__ = ["ProcessWorld", "backend_patches", "register_backend"]
+
+_real_world = c10d._world
+_real_helper = c10d._new_process_group_helper
+_SIMULATED = frozenset({"gloo", "nccl", "mpi", "sim", "undefined"})
+_DEFAULT_TIMEOUTS = (timedelta(minutes=30), timedelta(minutes=10))
+
+
+class ProcessWorld(c10d._World):
+    """torch's `_World` with everything in the instance, one for each simulated process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._maps: dict[str, dict[Any, Any]] = {}
+        self._groups_made = 0
+
+    def _map(self, name: str) -> dict[Any, Any]:
+        return self._maps.setdefault(name, {})
+
+    pg_map = property(lambda self: self._map("pg_map"))
+    pg_names = property(lambda self: self._map("pg_names"))
+    pg_group_ranks = property(lambda self: self._map("pg_group_ranks"))
+    pg_backend_config = property(lambda self: self._map("pg_backend_config"))
+    tags_to_pg = property(lambda self: self._map("tags_to_pg"))
+    pg_to_tag = property(lambda self: self._map("pg_to_tag"))
+
+    @property
+    def group_count(self) -> int:
+        return self._groups_made
+
+    @group_count.setter
+    def group_count(self, value: int) -> None:
+        self._groups_made = value
+
+
+class _WorldProxy:
+    """Stands as `distributed_c10d._world`: the running process's own world."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_own_world(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(_own_world(), name, value)
+
+
+def _own_world() -> Any:
+    process = current_process()
+    if process is None:
+        return _real_world
+    if process.c10d is None:
+        process.c10d = ProcessWorld()
+    return process.c10d
+
+
+def register_backend() -> None:
+    """Make torch know the backend name `sim`."""
+    if "SIM" not in c10d.Backend._plugins:
+        c10d.Backend.register_backend("sim", _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _new_process_group_helper(
+    group_size: int,
+    group_rank: int | None,
+    global_ranks_in_group: list[int],
+    backend: Any,
+    store: Any,
+    group_name: str,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """torch's helper with the backend exchanged for `sim`; the name asked for is put back after."""
+    task = current_task()
+    if task is None:
+        return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
+    process = task.process
+    asked = dict.fromkeys(c10d.BackendConfig(backend).get_device_backend_map().values())
+    third_party = [name for name in asked if name not in _SIMULATED]
+    if third_party:
+        if third_party[0] in ("ucc", "xccl", "fake"):
+            raise NotSimulated(f"backend {third_party[0]!r}", "use gloo, nccl, mpi or sim")
+        return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
+    default = not global_ranks_in_group
+    if group_size == -1:  # MPI assigns size and rank itself
+        group_size, group_rank = task.world.world_size, process.rank
+        store = store if isinstance(store, stores.PrefixStore) else stores.HashStore()
+    record = None
+    if not default:
+        ranks = tuple(global_ranks_in_group)
+        # a hashed name: made with use_local_synchronization, by the members alone and in any order
+        local = not str(group_name).isdigit()
+        where = (
+            Group(str(group_name), kwargs.get("group_desc") or "undefined", ranks) if local else _world_group(process)
+        )
+        record = _record(process, "new_group", where, ranks)
+        if local:
+            record.seq = 0
+    process.inbox["group"] = (backend, kwargs.get("group_desc"), record)
+    pg, prefix_store = _real_helper(
+        group_size, group_rank, global_ranks_in_group, c10d.Backend("sim"), store, group_name, *args, **kwargs
+    )
+    if pg is c10d.GroupMember.NON_GROUP_MEMBER:
+        assert record is not None
+        record.started_s = record.completed_s = task.now_s()
+        record.state = State.COMPLETED
+        return pg, prefix_store
+    world = _own_world()
+    world.pg_map[pg] = (c10d.Backend(backend), prefix_store)
+    world.pg_backend_config[pg] = str(c10d.BackendConfig(backend))
+    return pg, prefix_store
+
+
+_real_rendezvous = c10d.rendezvous
+
+
+def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
+    """`init_process_group` begins: from here on a rank that waits waits in that call."""
+    task = current_task()
+    if task is not None:
+        process, size = task.process, world_size
+        if size < 0:
+            size = int(os.environ.get("WORLD_SIZE", "-1"))
+        if size > 0:
+            process.inbox["joining"] = _record(process, "init_process_group", _default_group(size), None)
+    return _real_rendezvous(url, rank, world_size, **kwargs)
+
+
+_real_message = c10d_logger._get_msg_dict
+_ON_RECORD = frozenset(module.__file__ for module in (barrier, communicator, work))
+
+
+def _on_record(code: CodeType, innermost: bool) -> bool:
+    return code is SimGroup._call.__code__ or code.co_filename in _ON_RECORD
+
+
+def _raised(name: str, *args: Any, **kwargs: Any) -> Any:
+    """torch logs the exception that its public function *name* is about to raise: was the call refused, unrecorded?"""
+    task, error, op = current_task(), sys.exc_info()[1], FIRST_CALLS.get(name)
+    if task is not None and error is not None and op is not None and not came_out(error, _on_record):
+        given = kwargs
+        with contextlib.suppress(TypeError):  # arguments that do not fit its signature
+            given = inspect.signature(getattr(c10d, name)).bind_partial(*args, **kwargs).arguments
+        group = given.get("group") or c10d._world.default_pg
+        if isinstance(group, SimGroup):
+            group.refused(op, error)
+    return _real_message(name, *args, **kwargs)
+
+
+def _default_group(size: int) -> Group:
+    return Group("0", "default_pg", tuple(range(size)))
+
+
+def _world_group(process: SimProcess) -> Group:
+    return _default_group(process.c10d.default_pg.size())
+
+
+def _record(process: SimProcess, op: str, group: Group, new_ranks: tuple[int, ...] | None) -> CallRecord:
+    task = require_task()
+    task.flush()
+    stack = user_stack(sys._getframe(1))
+    record = CallRecord(
+        rank=process.rank,
+        group=group,
+        seq=process.next_number(op, False),
+        op=op,
+        new_ranks=new_ranks,
+        site=stack[0] if stack else None,
+        stack=stack,
+        thread=task.name,
+        issued_s=task.now_s(),
+        index=len(process.records),
+    )
+    process.records.append(record)
+    return record
+
+
+def _create(options: Any, backend_options: Any) -> SimGroup:
+    """torch asks for a group of backend `sim`."""
+    task = current_task()
+    if task is None:
+        raise UsageError(
+            "backend 'sim' exists only inside a simulation: run the program with `distsim run` or distsim.simulate"
+        )
+    process, world = task.process, task.world
+    backend, description, record = process.inbox.pop("group", ("sim", None, None))
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    if not options.global_ranks_in_group:
+        if not process.is_rank or options.group_rank != process.rank:
+            world.claim_rank(process, options.group_rank)
+        if options.group_size > min(world.world_size, len(world.slots)):
+            world.widen(options.group_size)
+    rank_is_known = ranks[options.group_rank] == process.rank
+    assert rank_is_known
+    group = Group(str(options.group_id), description or "undefined", ranks)
+    joining = process.inbox.pop("joining", None)
+    if record is None:
+        record = joining or _record(process, "init_process_group", group, None)
+    made = process.inbox.setdefault("made", {})
+    made[group.name] = made.get(group.name, 0) + 1
+    key = (group.name, ranks, made[group.name])
+    backends = dict(c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map())
+    if str(backend) == "undefined":
+        backends = {"cpu": "gloo", "cuda": "nccl"}
+    flavour = algorithms(next(iter(backends.values())))
+    communicator = world.communicators.get(key)
+    if communicator is None:
+        communicator = world.communicators[key] = Communicator(world, group, flavour)
+    timeout = options.timeout
+    pg = SimGroup(
+        process,
+        communicator,
+        options.group_rank,
+        backends,
+        timeout,
+        timeout not in _DEFAULT_TIMEOUTS,
+        options.store,
+    )
+    process.group_objects.append(pg)
+    pg.meet(group, record)
+    return pg
+
+
+_BY_HAND = ("ProcessGroupGloo", "ProcessGroupNCCL", "ProcessGroupMPI", "ProcessGroupUCC")
+
+
+def _not_by_hand(kind: type, name: str) -> Any:
+    """A real group waits for the others in C++ and keeps the baton: no rank would ever come."""
+    real: Any = vars(kind)["__init__"]
+
+    @functools.wraps(real)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if current_task() is not None:
+            raise NotSimulated(f"{name}(store, rank, size) made by hand", "use init_process_group or new_group")
+        real(self, *args, **kwargs)
+
+    return init
+
+
+def backend_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) while a simulation runs."""
+    patches: list[tuple[Any, str, Any]] = [
+        (c10d, "_world", _WorldProxy()),
+        (c10d, "_new_process_group_helper", _new_process_group_helper),
+        (c10d, "rendezvous", _rendezvous),
+        (c10d, "default_pg_nccl_timeout", timedelta(minutes=10)),
+        (c10d_logger, "_get_msg_dict", _raised),
+    ]
+    for name in _BY_HAND:
+        kind = getattr(dist, name, None) or getattr(c10d, name, None)
+        if isinstance(kind, type):
+            patches.append((kind, "__init__", _not_by_hand(kind, name)))
+    logged = DistributedDataParallel._get_ddp_logging_data
+
+    @functools.wraps(logged)
+    def logging_data(self: Any) -> Any:
+        data = logged(self)
+        if "backend_name" in data and isinstance(self.process_group, SimGroup):
+            data["backend_name"] = self.process_group.name()  # C++ asked getBackendName
+        return data
+
+    patches.append((DistributedDataParallel, "_get_ddp_logging_data", logging_data))
+    replaced = {
+        "TCPStore": (dist.TCPStore, stores.TCPStore),
+        "FileStore": (dist.FileStore, stores.FileStore),
+        "HashStore": (dist.HashStore, stores.HashStore),
+        "PrefixStore": (dist.PrefixStore, stores.PrefixStore),
+    }
+    for module_name in sorted(
+        name for name in sys.modules if name.startswith(("torch.distributed", "torch._C._distributed_c10d"))
+    ):
+        module = sys.modules[module_name]
+        for name, (real, simulated) in replaced.items():
+            if getattr(module, "__dict__", {}).get(name) is real:
+                patches.append((module, name, simulated))
+    return patches
+
+
+def adopt_groups(process: SimProcess) -> None:
+    """Make the process's groups known in the calling thread (torch's registry is per thread)."""
+    if process.c10d is None:
+        return
+    for pg, name in process.c10d.pg_names.items():
+        torch._C._distributed_c10d._register_process_group(name, pg)

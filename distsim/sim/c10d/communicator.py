@@ -1,0 +1,232 @@
+"""Where the calls of a group meet: the n-th collective of every member, and sends with receives."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import simpy
+
+from distsim.debug.matching.agreement import check_meeting, check_pair
+from distsim.debug.records import CallRecord, Group, State
+from distsim.network import Transfer
+from distsim.sim.c10d.data import Tensors, copy_into
+from distsim.sim.c10d.monitored_barrier import MonitoredBarrier
+from distsim.sim.c10d.work import SimWork
+
+if TYPE_CHECKING:
+    from distsim.sim.isolation.process import SimProcess
+    from distsim.sim.world import World
+
+__all__ = ["Arrival", "Communicator"]
+
+
+@dataclass(slots=True)
+class Arrival:
+    """One member's part in a collective."""
+
+    process: SimProcess
+    record: CallRecord
+    work: SimWork
+    inputs: Tensors = ()
+    outputs: Tensors = ()
+    extra: object = None
+    """What the operation's data function needs besides tensors."""
+    sums: list[tuple[int | None, int | None]] | None = None
+    """Checksums of the inputs when the call was made, and how often torch had counted a write to each (guards.py)."""
+
+
+DataFunction = Callable[[list[Arrival]], None]
+
+
+@dataclass(slots=True)
+class Meeting:
+    arrivals: dict[int, Arrival] = field(default_factory=dict)
+    """By rank in the group."""
+
+
+@dataclass(slots=True)
+class Letter:
+    """A send or receive that waits for its other end."""
+
+    source: int | None
+    destination: int
+    tag: int
+    arrival: Arrival
+
+
+class Communicator:
+    """What all members of one group share."""
+
+    def __init__(self, world: World, group: Group, flavour: str) -> None:
+        self.world = world
+        self.group = group
+        self.flavour = flavour
+        self.key = zlib.crc32(repr((group.name, group.ranks)).encode())
+        self.broken: str | None = None
+        self._devices: tuple[str, ...] | None = None
+        self._meetings: dict[int, Meeting] = {}
+        self._sends: list[Letter] = []
+        self._recvs: deque[Letter] = deque()
+        self.monitored: dict[int, MonitoredBarrier] = {}
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        if self._devices is None:
+            self._devices = tuple(self.world.device_of(rank) for rank in self.group.ranks)
+        return self._devices
+
+    # -- collectives
+
+    def arrive(
+        self,
+        number: int,
+        group_rank: int,
+        arrival: Arrival,
+        transfer: Callable[[list[Arrival]], Transfer | None],
+        data: DataFunction,
+    ) -> None:
+        """Member *group_rank* makes collective *number*; the last to come starts it."""
+        if self.world.lookahead is not None:
+            self.world.lookahead.passes(arrival.work)
+            return
+        meeting = self._meetings.setdefault(number, Meeting())
+        meeting.arrivals[group_rank] = arrival
+        if len(meeting.arrivals) < len(self.group.ranks):
+            return
+        del self._meetings[number]
+        members = [meeting.arrivals[i] for i in range(len(self.group.ranks))]
+        if check_meeting([m.record for m in members]) is not None:
+            self.world.stop_for_mismatch([m.work for m in members])
+            return
+        now_s = float(self.world.env.now)
+        for member in members:
+            member.record.started_s = now_s
+            member.record.state = State.STARTED
+        if self.world.faults is not None:
+            self.world.faults.on_start(members)
+        plan = transfer(members)
+        moved = self.world.env.timeout(0.0) if plan is None else self.world.network.collective(plan)
+        assert moved.callbacks is not None
+        moved.callbacks.append(lambda _: self._finish(members, data))
+
+    def _finish(self, members: list[Arrival], data: DataFunction) -> None:
+        if any(m.record.state is State.FAILED for m in members):
+            return
+        faults = self.world.faults
+        if faults is not None and not faults.may_finish(members, lambda: self._finish(members, data)):
+            return
+        self.world.guards.on_finish(members)
+        try:
+            data(members)
+        except Exception as error:  # what torch refuses to compute is every member's error
+            for member in members:
+                member.work.fail(error)
+            return
+        if faults is not None:
+            faults.after_data(members)
+        for member in members:
+            self._complete(member)
+
+    def _complete(self, arrival: Arrival) -> None:
+        arrival.record.completed_s = float(self.world.env.now)
+        arrival.record.state = State.COMPLETED
+        if not arrival.work.done.triggered:
+            arrival.work.done.succeed()
+
+    # -- point to point
+
+    def send(self, source: int, destination: int, tag: int, arrival: Arrival) -> None:
+        if self.world.lookahead is not None:
+            self.world.lookahead.passes(arrival.work)
+            return
+        schedule = self.world.schedule
+        if schedule is not None and schedule.buffered:
+            arrival.inputs = [tensor.detach().clone() for tensor in arrival.inputs]
+            arrival.work.done.succeed()
+        letter = Letter(source, destination, tag, arrival)
+        for recv in self._recvs:
+            if recv.destination == destination and recv.source in (None, source) and recv.tag == tag:
+                self._recvs.remove(recv)
+                self._transmit(letter, recv)
+                return
+        self._sends.append(letter)
+
+    def recv(self, source: int | None, destination: int, tag: int, arrival: Arrival) -> None:
+        if self.world.lookahead is not None:
+            self.world.lookahead.passes(arrival.work)
+            return
+        letter = Letter(source, destination, tag, arrival)
+        fits: dict[int | None, Letter] = {}
+        for send in self._sends:  # of each sender the first: messages between two ranks keep their order
+            if send.destination == destination and source in (None, send.source) and send.tag == tag:
+                fits.setdefault(send.source, send)
+        if fits:
+            schedule = self.world.schedule
+            send = list(fits.values())[0 if schedule is None else schedule.choose(len(fits))]
+            self._sends.remove(send)
+            self._transmit(send, letter)
+            return
+        self._recvs.append(letter)
+
+    def _transmit(self, send: Letter, recv: Letter) -> None:
+        if check_pair(send.arrival.record, recv.arrival.record) is not None:
+            self.world.stop_for_mismatch([send.arrival.work, recv.arrival.work])
+            return
+        assert send.source is not None
+        recv.arrival.work.sender = send.source
+        now_s = float(self.world.env.now)
+        for record in (send.arrival.record, recv.arrival.record):
+            record.started_s = now_s
+            record.state = State.STARTED
+        if recv.arrival.record.peer is None:
+            recv.arrival.record.peer = self.group.ranks[send.source]
+        flow_key = self.key ^ (send.source * 65_537 + recv.destination)
+        faults, ends = self.world.faults, [send.arrival, recv.arrival]
+        if faults is not None:
+            faults.on_start(ends)
+        moved: simpy.Event = self.world.network.send(
+            self.devices[send.source],
+            self.devices[recv.destination],
+            send.arrival.record.nbytes,
+            self.flavour,
+            flow_key,
+        )
+
+        def arrive(_: object) -> None:
+            if State.FAILED in (send.arrival.record.state, recv.arrival.record.state):
+                return
+            if faults is not None and not faults.may_finish(ends, lambda: arrive(None)):
+                return
+            self.world.guards.on_finish(ends)
+            for source, target in zip(send.arrival.inputs, recv.arrival.outputs, strict=True):
+                copy_into(target, source)
+            if faults is not None:
+                faults.after_data(ends)
+            self._complete(send.arrival)
+            self._complete(recv.arrival)
+
+        assert moved.callbacks is not None
+        moved.callbacks.append(arrive)
+
+    # -- the end
+
+    def break_up(self, error: BaseException, culprit: SimWork) -> None:
+        """A member gave up on a call: like gloo, the group's connections are closed and every
+        member that waits or comes later fails."""
+        if self.broken is None:
+            self.broken = (
+                "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
+                f"(simulated; a member of group {self.group.label} timed out: {error})"
+            )
+        waiting = [a for m in self._meetings.values() for a in m.arrivals.values()]
+        waiting += [letter.arrival for letter in (*self._sends, *self._recvs)]
+        self._meetings.clear()
+        self._sends.clear()
+        self._recvs.clear()
+        for arrival in waiting:
+            if arrival.work is not culprit:
+                arrival.work.fail(RuntimeError(self.broken))

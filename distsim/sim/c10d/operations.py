@@ -1,0 +1,205 @@
+"""What each collective moves (for the network) and computes (on CPU tensors)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from distsim.network import Transfer
+from distsim.sim.c10d.data import copy_into, reduce_op_name, reduce_tensors
+
+if TYPE_CHECKING:
+    from distsim.sim.c10d.communicator import Arrival, Communicator
+
+__all__ = ["OPERATIONS", "Operation", "algorithms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One collective: how its network transfer looks and what it does to the members' tensors."""
+
+    data: Callable[[list[Arrival]], None]
+    rooted: bool = False
+    network_op: str | None = None
+    """The operation whose algorithm the network runs, where it is not this one's own name."""
+
+    def transfer(self, communicator: Communicator, flavour: str, members: list[Arrival]) -> Transfer:
+        first = members[0]
+        record = first.record
+        tensors = (*first.inputs, *first.outputs)
+        return Transfer(
+            op=self.network_op or record.op,
+            flavour=algorithms(flavour),
+            devices=communicator.devices,
+            nbytes=record.nbytes if record.op != "all_to_all" else max(m.record.nbytes for m in members),
+            root=communicator.group.ranks.index(record.root) if record.root is not None else 0,
+            splits=_splits(members) if record.input_splits is not None else None,
+            dtype_bytes=tensors[0].element_size() if tensors else 4,
+            reduce_op=record.reduce_op or "SUM",
+            key=communicator.key,
+        )
+
+
+def algorithms(backend: str) -> str:
+    """Whose collective algorithms a backend runs: `sim` itself has gloo's."""
+    return "gloo" if backend == "sim" else backend
+
+
+def _splits(members: list[Arrival]) -> tuple[tuple[int, ...], ...] | None:
+    """Bytes from each member to each; None where all are equal."""
+    rows = []
+    for member in members:
+        sizes = member.record.input_splits or ()
+        if member.record.op == "all_to_all":
+            unit = 1
+        else:
+            unit = member.inputs[0].numel() // max(1, member.inputs[0].shape[0]) if member.inputs[0].dim() else 1
+        item = member.inputs[0].element_size() if member.inputs else 4
+        rows.append(tuple(size * unit * item for size in sizes))
+    return None if len({size for row in rows for size in row}) <= 1 else tuple(rows)
+
+
+def _broadcast(members: list[Arrival]) -> None:
+    root = _int(members[0].extra)
+    for i, member in enumerate(members):
+        if i != root:
+            for target, source in zip(member.outputs, members[root].inputs, strict=True):
+                copy_into(target, source)
+
+
+def _all_reduce(members: list[Arrival]) -> None:
+    op = reduce_op_name(members[0].extra)
+    if any(tensor.is_sparse for tensor in members[0].inputs):
+        for position in range(len(members[0].inputs)):
+            _all_reduce_sparse(members, position)
+        return
+    totals = _totals(members, op)  # all of them first: one tensor may be there twice, or overlap another
+    for member in members:
+        for target, total in zip(member.outputs, totals, strict=True):
+            copy_into(target, total)
+
+
+def _totals(members: list[Arrival], op: str) -> list[Tensor]:
+    positions = range(len(members[0].inputs))
+    return [reduce_tensors([m.inputs[position] for m in members], op) for position in positions]
+
+
+def _all_reduce_sparse(members: list[Arrival], position: int) -> None:
+    total = members[0].inputs[position]
+    for member in members[1:]:
+        total = total + member.inputs[position]
+    for member in members:
+        with torch.no_grad():
+            member.outputs[position].copy_(total)
+
+
+def _reduce(members: list[Arrival]) -> None:
+    assert isinstance(members[0].extra, tuple)
+    root, op = members[0].extra
+    total = reduce_tensors([m.inputs[0] for m in members], reduce_op_name(op))
+    copy_into(members[root].outputs[0], total)
+
+
+def _all_gather(members: list[Arrival]) -> None:
+    sources = [member.inputs[0].detach().clone() for member in members]  # one may be among the outputs
+    for member in members:
+        for target, source in zip(member.outputs, sources, strict=True):
+            copy_into(target, source)
+
+
+def _all_gather_coalesced(members: list[Arrival]) -> None:
+    """Outputs are flat: output_lists[rank][position]."""
+    sources = [tensor.detach().clone() for member in members for tensor in member.inputs]
+    for member in members:
+        for target, source in zip(member.outputs, sources, strict=True):
+            copy_into(target, source)
+
+
+def _all_gather_into(members: list[Arrival]) -> None:
+    """One output for each input: the members' inputs one behind the other."""
+    positions = range(len(members[0].inputs))
+    wholes = [torch.cat([m.inputs[position].detach().reshape(-1) for m in members]) for position in positions]
+    for member in members:
+        for target, whole in zip(member.outputs, wholes, strict=True):
+            copy_into(target, whole)
+
+
+def _gather(members: list[Arrival]) -> None:
+    root = members[_int(members[0].extra)]
+    own = root.inputs[0].detach().clone()  # it may be among the outputs
+    for target, source in zip(root.outputs, members, strict=True):
+        copy_into(target, own if source is root else source.inputs[0])
+
+
+def _scatter(members: list[Arrival]) -> None:
+    root = members[_int(members[0].extra)]
+    for member, source in zip(members, root.inputs, strict=True):
+        copy_into(member.outputs[0], source)
+
+
+def _reduce_scatter(members: list[Arrival]) -> None:
+    totals = _totals(members, reduce_op_name(members[0].extra))
+    for member, total in zip(members, totals, strict=True):
+        copy_into(member.outputs[0], total)
+
+
+def _reduce_scatter_single(members: list[Arrival]) -> None:
+    for position, total in enumerate(_totals(members, reduce_op_name(members[0].extra))):
+        for member, part in zip(members, total.reshape(-1).chunk(len(members)), strict=True):
+            copy_into(member.outputs[position], part)
+
+
+def _all_to_all(members: list[Arrival]) -> None:
+    copies = [(m.outputs[j], members[j].inputs[i]) for i, m in enumerate(members) for j in range(len(members))]
+    sources = [source.detach().clone() for _, source in copies]  # input and output may share memory
+    for (target, _), source in zip(copies, sources, strict=True):
+        copy_into(target, source)
+
+
+def _rows(tensor: Tensor, splits: tuple[int, ...]) -> list[Tensor]:
+    flat = tensor.detach().reshape(-1)
+    row = flat.numel() // max(1, tensor.shape[0]) if tensor.dim() else 1
+    ends = list(accumulate(size * row for size in splits))
+    return [flat[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _all_to_all_single(members: list[Arrival]) -> None:
+    sent = [[part.clone() for part in _rows(m.inputs[0], m.record.input_splits or ())] for m in members]
+    for i, member in enumerate(members):
+        pieces = [sent[j][i] for j in range(len(members))]
+        if any(p.numel() for p in pieces):
+            copy_into(member.outputs[0], torch.cat(pieces))
+
+
+def _nothing(members: list[Arrival]) -> None:
+    pass
+
+
+def _int(extra: object) -> int:
+    assert isinstance(extra, int)
+    return extra
+
+
+OPERATIONS = {
+    "broadcast": Operation(_broadcast, rooted=True),
+    "all_reduce": Operation(_all_reduce),
+    "all_reduce_coalesced": Operation(_all_reduce, network_op="all_reduce"),
+    "reduce": Operation(_reduce, rooted=True),
+    "all_gather": Operation(_all_gather),
+    "all_gather_coalesced": Operation(_all_gather_coalesced, network_op="all_gather"),
+    "all_gather_into_tensor": Operation(_all_gather_into),
+    "all_gather_into_tensor_coalesced": Operation(_all_gather_into, network_op="all_gather_into_tensor"),
+    "gather": Operation(_gather, rooted=True),
+    "scatter": Operation(_scatter, rooted=True),
+    "reduce_scatter": Operation(_reduce_scatter),
+    "reduce_scatter_tensor": Operation(_reduce_scatter_single),
+    "reduce_scatter_tensor_coalesced": Operation(_reduce_scatter_single, network_op="reduce_scatter_tensor"),
+    "all_to_all": Operation(_all_to_all),
+    "all_to_all_single": Operation(_all_to_all_single),
+    "barrier": Operation(_nothing),
+}

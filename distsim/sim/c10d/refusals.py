@@ -1,0 +1,212 @@
+"""What torch's backends refuse, with their error types and words (torch 2.13, gloo on CPU).
+
+The words were read off real gloo groups of two ranks; tests/conformance holds both arms to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from distsim.debug.records import CallRecord, Group
+from distsim.errors import NotSimulated
+from distsim.sim.c10d.data import reduce_op_name
+
+__all__ = [
+    "check_equal_lists",
+    "check_scaled",
+    "check_single",
+    "check_splits",
+    "connect_error",
+    "refuse",
+    "timeout_error",
+]
+
+_GLOO_TYPES = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+        torch.complex64,
+        torch.complex128,
+    }
+)
+_ORDER = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+_MPI_TYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64})
+_BITWISE = frozenset({"BAND", "BOR", "BXOR"})
+
+
+def refuse(op: str, flavour: str, tensors: Sequence[Tensor], reduce_op: object, *, tag: int = 0) -> None:
+    """Raise what the backend raises for these dtypes, devices and this reduction."""
+    for tensor in tensors:
+        if tensor.device.type not in ("cpu", "meta"):
+            raise NotSimulated(f"{op} on {tensor.device.type} tensors", "use CPU tensors and backend 'gloo'")
+    if op in ("send", "recv"):
+        if tag < 0:
+            raise RuntimeError("Tag must be nonnegative")
+        if any(t.layout is not torch.strided for t in tensors):
+            raise NotImplementedError("Could not run 'c10d::send' with arguments from the 'SparseCPU' backend")
+        if not all(t.is_contiguous() for t in tensors):
+            raise RuntimeError("input tensor has to be contiguous")
+        return
+    if not tensors:
+        return
+    dtype = tensors[0].dtype
+    if flavour == "mpi":
+        _refuse_as_mpi(dtype, reduce_op)
+        return
+    if dtype not in _GLOO_TYPES or (op == "gather" and dtype.is_complex):
+        raise RuntimeError("Invalid scalar type")
+    if reduce_op is None:
+        return
+    name = reduce_op_name(reduce_op)
+    if name == "PREMUL_SUM":
+        raise RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo")
+    if dtype.is_complex and name not in ("SUM", "AVG"):
+        shown = chr(_ORDER.index(name))  # torch prints the enum's number as a character
+        raise RuntimeError(f"{op} does not support{shown}on complex tensors")
+    floating = dtype.is_floating_point or dtype.is_complex
+    if name in _BITWISE and floating:
+        raise RuntimeError(f"Cannot use ReduceOp.{name} with non-integral dtype")
+    if name == "AVG" and not floating:
+        named = {
+            torch.int8: "Char",
+            torch.uint8: "Byte",
+            torch.int32: "Int",
+            torch.int64: "Long",
+            torch.bool: "Bool",
+        }
+        raise RuntimeError(f"result type Float can't be cast to the desired output type {named[dtype]}")
+
+
+def _refuse_as_mpi(dtype: torch.dtype, reduce_op: object) -> None:
+    """ProcessGroupMPI.cpp maps seven dtypes and four operations to MPI's."""
+    if dtype not in _MPI_TYPES:
+        raise RuntimeError(f"MPI process group does not support {dtype} tensors")
+    if reduce_op is not None and reduce_op_name(reduce_op) not in ("SUM", "PRODUCT", "MIN", "MAX"):
+        raise RuntimeError(f"MPI process group does not support ReduceOp.{reduce_op_name(reduce_op)}")
+
+
+def check_single(op: str, tensors: Sequence[Tensor]) -> None:
+    if len(tensors) != 1:
+        raise ValueError(f"ProcessGroupGloo::{op}: requires a single tensor")
+
+
+def check_equal_lists(op: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], size: int) -> None:
+    """all_gather's and gather's: *size* outputs like the one input."""
+    check_single(op, inputs)
+    if len(outputs) != size:
+        raise RuntimeError(
+            f"ProcessGroupGloo::{op}: invalid output tensor list at index 0 "
+            f"(expected length {size}, got {len(outputs)})"
+        )
+    want = inputs[0]
+    for i, tensor in enumerate(outputs):
+        if tensor.shape != want.shape:
+            raise RuntimeError(
+                f"ProcessGroupGloo::{op}: invalid tensor size at index {i} "
+                f"(expected {_size(want)}, got {_size(tensor)})"
+            )
+        if tensor.dtype != want.dtype:
+            raise RuntimeError(
+                f"ProcessGroupGloo::{op}: invalid tensor type at index {i} (expected {want.dtype}, got {tensor.dtype})"
+            )
+
+
+def check_scatter_lists(inputs: Sequence[Tensor], output: Tensor, size: int) -> None:
+    if len(inputs) != size:
+        raise RuntimeError(
+            f"ProcessGroupGloo::scatter: Incorrect input list size {len(inputs)}. "
+            f"Input list size should be {size}, same as size of the process group."
+        )
+    for i, tensor in enumerate(inputs):
+        if tensor.shape != output.shape:
+            raise RuntimeError(
+                f"ProcessGroupGloo::scatter: invalid tensor size at index {i} "
+                f"(expected {_size(output)}, got {_size(tensor)})"
+            )
+        if tensor.dtype != output.dtype:
+            raise RuntimeError(
+                f"ProcessGroupGloo::scatter: invalid tensor type at index {i} "
+                f"(expected {output.dtype}, got {tensor.dtype})"
+            )
+
+
+def check_reduce_scatter_lists(inputs: Sequence[Tensor], output: Tensor, size: int) -> None:
+    if len(inputs) != size:
+        raise RuntimeError("invalid input tensor list size, must be world size")
+    for tensor in inputs:
+        if tensor.shape != output.shape:
+            raise RuntimeError(
+                "Check failed: outputs[0].sizes().vec() == inputs[0][i].sizes().vec() "
+                f"({', '.join(map(str, output.shape))} vs. {', '.join(map(str, tensor.shape))})."
+            )
+
+
+def check_scaled(op: str, large: Tensor, small: Tensor, size: int) -> None:
+    """all_gather_into_tensor and reduce_scatter_tensor: *large* holds *size* times *small*."""
+    if large.dtype != small.dtype:
+        raise RuntimeError(
+            f"ProcessGroupGloo::{op}: invalid tensor type at index 0 (expected {small.dtype}, got {large.dtype})"
+        )
+    if op == "reduce_scatter":
+        if (large.shape[0] if large.dim() else 1) != size * (small.shape[0] if small.dim() else 1):
+            rows, have = size * (small.shape[0] if small.dim() else 1), large.shape[0] if large.dim() else 1
+            raise RuntimeError(f"Check failed: outputShape[0] * worldSize == inputShape[0] ({rows} vs. {have}).")
+        return
+    parts = large.chunk(size) if large.dim() else (large,)
+    check_equal_lists("allgather", parts, [small], size)
+
+
+def check_splits(which: str, tensor: Tensor, splits: Sequence[int], size: int) -> tuple[int, ...]:
+    """The rows each member gets (or sends); even where *splits* is empty."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not splits:
+        if rows % size:
+            raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+        return (rows // size,) * size
+    if len(splits) != size:
+        raise RuntimeError("Number of tensor splits not equal to group size")
+    if sum(splits) != rows:
+        raise RuntimeError("Split sizes doesn't match total dim 0 size")
+    return tuple(int(s) for s in splits)
+
+
+def timeout_error(backend: str, record: CallRecord, seconds: float) -> Exception:
+    """What a call raises when its group's timeout has passed: gloo's words, with ours behind them."""
+    milliseconds = round(seconds * 1000)
+    where = f"{record.op} #{record.seq} on group {record.group.label}, rank {record.rank}"
+    if backend == "nccl":
+        error: Exception = dist.DistBackendError(
+            f"[Rank {record.rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={record.seq}, "
+            f"OpType={record.op.upper()}, Timeout(ms)={milliseconds}) ran for {milliseconds} "
+            "milliseconds before timing out."
+        )
+        return error
+    direction = "send" if record.op == "send" else "recv"
+    return RuntimeError(
+        "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] "
+        f"Timed out waiting {milliseconds}ms for {direction} operation to complete ({where})"
+    )
+
+
+def connect_error(group: Group, seconds: float) -> Exception:
+    """gloo's members find each other through the store, and wait there for the addresses of the others."""
+    error: Exception = dist.DistStoreError(
+        f"wait timeout after {int(seconds * 1000)}ms, keys: /{group.name}//cpu//... "
+        f"(the addresses of the members {list(group.ranks)})"
+    )
+    return error
+
+
+def _size(tensor: Tensor) -> str:
+    return "(" + ", ".join(map(str, tensor.shape)) + ")"

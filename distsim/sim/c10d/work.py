@@ -1,0 +1,228 @@
+"""`torch.distributed.Work` of a simulated call: waiting for it takes virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import simpy
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Work
+from torch.futures import Future
+
+from distsim.debug.records import CallRecord, CallWait, HostWait, State
+from distsim.debug.words.error_text import message
+from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.kernel.scheduler import Unwind
+
+if TYPE_CHECKING:
+    from distsim.sim.isolation.process import SimProcess
+
+__all__ = ["SimWork", "future_patches"]
+
+NO_TIMEOUT = timedelta(0)
+
+
+class SimWork(Work):
+    """The handle of one call of one rank. *done* happens when the network has moved the last byte."""
+
+    def __init__(
+        self,
+        process: SimProcess,
+        record: CallRecord,
+        done: simpy.Event,
+        outputs: list[Tensor],
+        timeout_s: float,
+        explicit_timeout: bool,
+        timeout_error: Callable[[float], BaseException],
+        on_give_up: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__()
+        self.process = process
+        self.record = record
+        self.done = done
+        self._outputs = outputs
+        self._timeout_s = timeout_s
+        self._explicit = explicit_timeout
+        self._timeout_error = timeout_error
+        self._on_give_up = on_give_up
+        self._error: BaseException | None = None
+        self._future: Future[Any] | None = None
+        self._settlers: list[Callable[[], None]] = []
+        self.sender: int | None = None
+
+    # -- torch.distributed.Work
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        if not isinstance(timeout, timedelta):
+            raise TypeError("wait(): incompatible function arguments: timeout must be a datetime.timedelta")
+        task = require_task()
+        self.record.waited = True
+        own = timeout.total_seconds() > 0
+        if not self.done.processed:
+            limit_s = timeout.total_seconds() if own else self._timeout_s
+            left_s = limit_s if own else max(0.0, self.record.issued_s + limit_s - task.now_s())
+            error = self._timeout_error(limit_s)
+            try:
+                task.wait(self.done, CallWait(self.record), left_s, lambda: error, own or self._explicit)
+            except Unwind:
+                raise
+            except BaseException as exc:
+                if exc is error:
+                    self._give_up(error)
+                raise
+        else:
+            task.flush()
+        self._settle_all()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _give_up(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self.record.state = State.FAILED
+        self.record.error = message(error)
+        self._on_give_up(error)
+
+    def is_completed(self) -> bool:
+        task = current_task()
+        if not self.done.processed and task is not None:
+            task.poll(CallWait(self.record))
+            late = task.now_s() > self.record.issued_s + self._timeout_s
+            if late and not self.done.triggered and (self._explicit or not task.world.only_polls):
+                self._give_up(self._timeout_error(self._timeout_s))
+        if self.done.processed or self._error is not None:
+            self.record.waited = True
+            return True
+        return False
+
+    def is_success(self) -> bool:
+        return bool(self.done.processed) and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def source_rank(self) -> int:
+        return self._source_rank()
+
+    def _source_rank(self) -> int:
+        if self.sender is None:
+            raise RuntimeError(
+                "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
+            )
+        return self.sender
+
+    def result(self) -> list[Tensor]:
+        if self.record.is_p2p:
+            raise RuntimeError("result() not implemented.")
+        if not self.done.processed:
+            raise RuntimeError(
+                "Work needs to be completed before calling result(). Should call wait() before result()."
+            )
+        return self._outputs
+
+    def synchronize(self) -> None:
+        """CPU tensors need no stream: nothing to do (as on gloo)."""
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def get_future(self) -> Future[Any]:
+        if self.record.is_p2p:
+            raise RuntimeError("Work::getFuture not implemented.")
+        if self._future is None:
+            if self.process.inbox.get("ddp waits in C++"):
+                self.wait()
+            self._future = Future()
+            self._when_done(lambda: _settle(self._future, self._outputs, self._error))
+        return self._future
+
+    def get_future_result(self) -> Future[Any]:
+        raise RuntimeError("Work::getFutureResult not implemented.")  # gloo's answer
+
+    # -- completion
+
+    def _when_done(self, settle: Callable[[], None]) -> None:
+        """Settle a future in the owner's own thread: at once, when it next wakes, or, inside
+        backward, at its end (DDP's reducer waits there in C++, where nobody could pass the baton)."""
+        if self.done.processed:
+            settle()
+            return
+        self.record.waited = True
+        process = self.process
+        self._settlers.append(settle)
+        if len(self._settlers) == 1:
+            assert self.done.callbacks is not None
+            self.done.callbacks.append(lambda _: process.due.append(self._settle_all))
+        if torch._C._current_graph_task_id() != -1:
+            process.inbox.setdefault("backward", []).append(self)
+            if len(process.inbox["backward"]) == 1:
+                torch.autograd.Variable._execution_engine.queue_callback(lambda: _drain_backward(process))
+
+    def _settle_all(self) -> None:
+        settlers, self._settlers = self._settlers, []
+        for settle in settlers:
+            settle()
+
+    def fail(self, error: BaseException) -> None:
+        """The call ends with *error* (scheduler side)."""
+        if self._error is None and not self.done.triggered:
+            self._error = error
+            self.record.state = State.FAILED
+            self.record.error = message(error)
+            self.done.succeed()
+
+
+def _settle(future: Future[Any] | None, value: object, error: BaseException | None) -> None:
+    assert future is not None
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        future.set_exception(error)
+
+
+def _drain_backward(process: SimProcess) -> None:
+    """Runs at the end of backward, before DDP's own finalizer: wait in virtual time."""
+    works: list[SimWork] = process.inbox.pop("backward", [])
+    for work in works:
+        work.wait()
+    process.complete_futures()
+
+
+_real_wait = torch._C.Future.wait
+
+
+def _future_wait(self: Any) -> Any:
+    task = current_task()
+    if task is not None:
+        task.process.complete_futures()
+        while not self.done():
+            task.poll(HostWait("a torch.futures.Future"))
+    return _real_wait(self)
+
+
+_Reducer = torch._C._distributed_c10d.Reducer
+_real_delay_all_reduce = _Reducer._delay_all_reduce
+
+
+def _delay_all_reduce(self: Any) -> None:
+    """DDP's first step with static_graph: reduces everything at the end of backward and waits at once,
+    in C++. There the futures must be done when it gets them."""
+    task = current_task()
+    if task is None:
+        _real_delay_all_reduce(self)
+        return
+    task.process.inbox["ddp waits in C++"] = True
+    try:
+        _real_delay_all_reduce(self)
+    finally:
+        task.process.inbox["ddp waits in C++"] = False
+
+
+def future_patches() -> list[tuple[Any, str, Any]]:
+    """What blocks in C++ and would keep the baton."""
+    return [(torch._C.Future, "wait", _future_wait), (_Reducer, "_delay_all_reduce", _delay_all_reduce)]

@@ -1,0 +1,127 @@
+"""What computing costs: every operator's flops and bytes at the rates of the cluster's CPU.
+
+A laptop's speed never enters: an operator on CPU tensors takes the larger of its flops over the
+rank's share of flops/s and its bytes over the rank's share of memory bandwidth (the roofline
+model, Williams et al. 2009), and at least the modelled overhead of launching it from Python.
+Flops come from torch's own formulas (torch.utils.flop_counter).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from distsim.sim.isolation.process import RankTask
+
+__all__ = ["ComputeMode"]
+
+_FREE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "profiler")
+"""Collectives take the network's time, marks of the profiler none."""
+
+
+class ComputeMode(TorchDispatchMode):
+    """Active in every thread of a rank: charges each operator to the thread's virtual time."""
+
+    def __init__(self, task: RankTask, flops_per_s: float, memory_bytes_per_s: float, op_overhead_s: float) -> None:
+        super().__init__()
+        self._task = task
+        self._flops_per_s = flops_per_s
+        self._bytes_per_s = memory_bytes_per_s
+        self._overhead_s = op_overhead_s
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would wrap `__torch_dispatch__` in a guard against being compiled, at 3 us a call; nothing
+        is compiled under a mode of ours."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None or FakeTensor in types:
+            return func(*args, **kwargs)  # shapes only (DTensor's sharding rules): nothing is computed
+        for kind in types:
+            if kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+                return NotImplemented  # DTensor, AsyncCollectiveTensor, ...: it takes itself apart first
+        known = _kinds.get(id(func))
+        if known is None:
+            known = _kinds[id(func)] = _classify(func)
+        _, free, flop_formula, name = known
+        task = self._task
+        world = task.world
+        if free:
+            world.ticks += 1
+            result = func(*args, **kwargs)
+            if world.memory is not None:
+                world.memory.saw(task.process, (args, result))
+            if task.process.recorder is not None and name.startswith("aten::"):
+                task.process.recorder.operator(name, task.now_s(), 0.0, args)
+            return result
+        world.in_operator = True
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            world.in_operator = False
+            world.ticks += 1
+        if world.memory is not None:
+            world.memory.saw(task.process, (args, result))
+        flops = 0 if flop_formula is None else _flops(func, flop_formula, args, kwargs, result)
+        moved = _nbytes(args) + _nbytes(result)
+        seconds = max(self._overhead_s, flops / self._flops_per_s, moved / self._bytes_per_s)
+        if world.faults is not None:
+            seconds = world.faults.compute_s(task.process, task.now_s(), seconds)
+        task.process.add_compute(task.now_s(), seconds, name)
+        if task.process.recorder is not None:
+            task.process.recorder.operator(name, task.now_s(), seconds, args)
+        task.compute(seconds)
+        return result
+
+
+_kinds: dict[int, tuple[Any, bool, Callable[..., int] | None, str]] = {}
+"""By identity of the operator, which is kept alive here: (operator, free, flop formula, name)."""
+
+_counted: dict[Any, int] = {}
+"""Flops of an operator on arguments of these shapes: torch's formulas take longer than small operators."""
+
+
+def _classify(func: Any) -> tuple[Any, bool, Callable[..., int] | None, str]:
+    packet = getattr(func, "_overloadpacket", func)
+    namespace = getattr(func, "namespace", "")
+    view = bool(getattr(func, "is_view", False))
+    free = view or namespace in _FREE or func is torch.ops.aten.detach.default
+    return func, free, flop_registry.get(packet), f"{namespace}::{getattr(packet, '__name__', packet)}"
+
+
+def _flops(func: Any, formula: Callable[..., int], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    try:
+        key = (id(func), *(arg.shape if isinstance(arg, Tensor) else arg for arg in args))
+        known = None if kwargs else _counted.get(key)
+    except TypeError:  # an argument that is a list
+        return int(formula(*args, **kwargs, out_val=result))
+    if known is None:
+        known = int(formula(*args, **kwargs, out_val=result))
+        if not kwargs and len(_counted) < 100_000:
+            _counted[key] = known
+    return known
+
+
+def _nbytes(values: Any) -> int:
+    if isinstance(values, Tensor):
+        return int(values.numel() * values.element_size())
+    if isinstance(values, tuple | list):
+        total = 0
+        for value in values:
+            if isinstance(value, Tensor):
+                total += value.numel() * value.element_size()
+            elif isinstance(value, tuple | list):
+                total += sum(t.numel() * t.element_size() for t in tree_leaves(value) if isinstance(t, Tensor))
+        return total
+    return 0

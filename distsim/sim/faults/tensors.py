@@ -1,0 +1,110 @@
+"""What guards of a simulated run look for in tensors, and what is damaged on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from distsim.debug.evidence import guard_findings as seen
+from distsim.debug.records import Finding
+from distsim.sim.faults.rules import Corrupt
+
+if TYPE_CHECKING:
+    from distsim.sim.c10d.communicator import Arrival
+
+__all__ = ["ALWAYS", "GUARDS", "Guards", "checksum", "flip", "holds_nan"]
+
+GUARDS = ("nan", "buffers", "payloads")
+"""nan: NaN in what goes into a call. buffers: written to while a call has them. payloads:
+what arrives against what was sent."""
+ALWAYS = ("nan", "buffers")
+"""What an ordinary simulation looks at: it costs little, and what is found is only a warning."""
+LARGE_BYTES = 1 << 20
+"""From here on words are added up instead of a CRC, ten times as fast, and only where torch counts a write."""
+
+
+class Guards:
+    """Looks at the tensors of one world's calls. *warns*: nobody asked for it, so a find ends nothing."""
+
+    def __init__(self, watch: Collection[str] = ALWAYS, warns: bool = True) -> None:
+        self.watch = frozenset(watch)
+        self.warns = warns
+        self.found: list[Finding] = []
+        self._look_for_nan = "nan" in self.watch
+
+    def on_arrival(self, arrival: Arrival) -> None:
+        """In the rank's own thread: the tensors that it gives to a call."""
+        if "buffers" in self.watch and arrival.record.is_async:
+            arrival.sums = [(checksum(tensor), _writes(tensor)) for tensor in arrival.inputs]
+
+    def on_finish(self, members: Sequence[Arrival]) -> None:
+        """Scheduler side: the last byte has moved, and nothing was written yet."""
+        for member in members:
+            if member.sums is not None:
+                if any(map(_changed, member.inputs, member.sums)):
+                    self._tell(seen.modified(member.record))
+                member.sums = None
+        if self._look_for_nan:
+            for member in members:
+                if any(holds_nan(tensor) for tensor in member.inputs):
+                    self._look_for_nan = False  # it spreads: the first is the one
+                    self._tell(seen.nan(member.record))
+                    break
+
+    def _tell(self, finding: Finding) -> None:
+        """Ranks that do the same at the same line are one find."""
+        for number, known in enumerate(self.found):
+            if (known.kind, known.site, known.group) == (finding.kind, finding.site, finding.group):
+                ranks = tuple(sorted({*known.ranks, *finding.ranks}))
+                self.found[number] = dataclasses.replace(known, ranks=ranks)
+                return
+        self.found.append(dataclasses.replace(finding, warns=self.warns))
+
+
+def checksum(tensor: torch.Tensor) -> int | None:
+    """None: of a tensor that has no plain bytes."""
+    try:
+        raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    except (RuntimeError, TypeError, NotImplementedError):  # sparse, quantized, fake
+        return None
+    if raw.nbytes < LARGE_BYTES:
+        return zlib.crc32(raw.data) if raw.nbytes else 0
+    words = raw.nbytes // 8 * 8
+    return int(raw[:words].view(np.uint64).sum(dtype=np.uint64)) ^ zlib.crc32(raw[words:].data)
+
+
+def _writes(tensor: torch.Tensor) -> int | None:
+    """How often torch has counted a write to it; None: it does not count (`torch.inference_mode`)."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _changed(tensor: torch.Tensor, before: tuple[int | None, int | None]) -> bool:
+    total, writes = before
+    if total is None or (writes is not None and writes == _writes(tensor) and tensor.nbytes >= LARGE_BYTES):
+        return False
+    return checksum(tensor) != total
+
+
+def holds_nan(tensor: torch.Tensor) -> bool:
+    """NaN, not infinity: that is sent on purpose (the start of a minimum, a mask)."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout is not torch.strided:
+        return False
+    tensor = tensor.detach()
+    total = tensor.sum()  # NaN where one is, and where infinities cancel: then look closely
+    return bool(total != total) and bool(torch.isnan(tensor).any())
+
+
+def flip(tensor: torch.Tensor, rule: Corrupt) -> None:
+    if tensor.numel() == 0:
+        return
+    whole = tensor.detach().clone(memory_format=torch.contiguous_format)
+    raw = whole.reshape(-1).view(torch.uint8)
+    place = (rule.element % tensor.numel()) * tensor.element_size() + rule.bit // 8 % tensor.element_size()
+    raw[place] ^= 1 << rule.bit % 8
+    with torch.no_grad():
+        tensor.data.copy_(whole)

@@ -1,0 +1,21 @@
+"""What makes threads of one interpreter look like processes: each state that Python and torch keep once.
+
+`process.py` swaps it in and out; every other module is one such state.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "clock",
+    "effects",
+    "environ",
+    "logs",
+    "modules",
+    "output",
+    "process",
+    "randomness",
+    "resemblance",
+    "switches",
+    "torch_state",
+    "tracebacks",
+]

@@ -1,0 +1,171 @@
+"""Virtual time: inside a rank the clocks of Python answer what the simulated cluster's would."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import functools
+import gc
+import sys
+import time
+import timeit
+from collections.abc import Callable
+from typing import Any
+
+from distsim.sim.kernel.task import current_task
+
+__all__ = ["clock_patches", "datetime_clock"]
+
+EPOCH_S = 1_700_000_000.0
+"""What `time.time()` answers when a simulation begins: fixed, so that runs are repeatable."""
+
+_REAL_TIME = ("distsim.", "simpy", "subprocess", "selectors", "socket", "_pytest", "pytest", "xdist", "execnet")
+"""Modules that keep the real clock: ours, and those that wait for things outside the simulation."""
+
+
+def _seconds(real: Callable[[], float], origin_s: float) -> Callable[[], float]:
+    @functools.wraps(real)
+    def clock() -> float:
+        task = current_task()
+        return real() if task is None else origin_s + task.time_query()
+
+    return clock
+
+
+def _nanoseconds(real: Callable[[], int], origin_s: float) -> Callable[[], int]:
+    @functools.wraps(real)
+    def clock() -> int:
+        task = current_task()
+        return real() if task is None else round((origin_s + task.time_query()) * 1e9)
+
+    return clock
+
+
+def _sleep(seconds: float) -> None:
+    task = current_task()
+    if task is None:
+        _real_sleep(seconds)
+        return
+    if seconds < 0:
+        raise ValueError("sleep length must be non-negative")
+    task.sleep(seconds)
+
+
+_real_sleep = time.sleep
+_ORIGINS = {time.CLOCK_REALTIME: EPOCH_S}
+
+
+def _now_by_default(real: Callable[..., Any]) -> Callable[..., Any]:
+    """`time.localtime` and its like: without an argument they mean now."""
+
+    @functools.wraps(real)
+    def convert(seconds: float | None = None) -> Any:
+        task = current_task()
+        return real(EPOCH_S + task.time_query() if seconds is None and task is not None else seconds)
+
+    return convert
+
+
+def clock_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) of every clock, also where a module took its own name for it."""
+    replaced: dict[int, Any] = {id(time.sleep): _sleep}
+    patches: list[tuple[Any, str, Any]] = [(time, "sleep", _sleep)]
+    for name, origin_s in (
+        ("time", EPOCH_S),
+        ("perf_counter", 0.0),
+        ("monotonic", 0.0),
+        ("process_time", 0.0),
+        ("thread_time", 0.0),
+    ):
+        for real_name, wrap in ((name, _seconds), (name + "_ns", _nanoseconds)):
+            real = getattr(time, real_name)
+            replaced[id(real)] = wrap(real, origin_s)
+            patches.append((time, real_name, replaced[id(real)]))
+    for name in ("localtime", "gmtime", "ctime"):
+        patches.append((time, name, _now_by_default(getattr(time, name))))
+    real_strftime, real_asctime = time.strftime, time.asctime
+    real_gettime, real_gettime_ns = time.clock_gettime, time.clock_gettime_ns
+
+    def strftime(form: str, when: Any = None) -> str:
+        return real_strftime(form, time.localtime() if when is None else when)
+
+    def asctime(when: Any = None) -> str:
+        return real_asctime(time.localtime() if when is None else when)
+
+    def clock_gettime(clock: int) -> float:
+        task = current_task()
+        return real_gettime(clock) if task is None else _ORIGINS.get(clock, 0.0) + task.time_query()
+
+    def clock_gettime_ns(clock: int) -> int:
+        task = current_task()
+        return real_gettime_ns(clock) if task is None else round(clock_gettime(clock) * 1e9)
+
+    patches += [
+        (time, "strftime", strftime),
+        (time, "asctime", asctime),
+        (time, "clock_gettime", clock_gettime),
+        (time, "clock_gettime_ns", clock_gettime_ns),
+    ]
+    virtual = replaced[id(time.perf_counter)]
+    for function in (timeit.Timer.__init__, timeit.timeit, timeit.repeat):
+        defaults: tuple[Any, ...] = function.__defaults__ or ()
+        patches.append((function, "__defaults__", tuple(replaced.get(id(value), value) for value in defaults)))
+    patches.append((timeit, "default_timer", virtual))
+    return patches + _aliases(replaced)
+
+
+_ALIASES = (
+    "time",
+    "_time",
+    "sleep",
+    "_sleep",
+    "perf_counter",
+    "monotonic",
+    "time_ns",
+    "perf_counter_ns",
+    "monotonic_ns",
+    "timer",
+    "process_time",
+)
+
+
+def _aliases(replaced: dict[int, Any]) -> list[tuple[Any, str, Any]]:
+    """`from time import monotonic as _time` in modules that are imported already."""
+    patches = []
+    for module_name, module in list(sys.modules.items()):
+        if module is None or module is time or module_name.startswith(_REAL_TIME):
+            continue
+        names = getattr(module, "__dict__", {})
+        for name in _ALIASES:
+            virtual = replaced.get(id(names.get(name)))
+            if virtual is not None:
+                patches.append((module, name, virtual))
+    return patches
+
+
+# `datetime.datetime` is a C type with a clock of its own. A subclass would not be the class that
+# pickle, isinstance and C code know; so its two class methods themselves are exchanged.
+
+_methods: dict[str, Any] = gc.get_referents(datetime.datetime.__dict__)[0]
+_real_now, _real_utcnow = _methods["now"], _methods["utcnow"]
+
+
+def _now(cls: Any, tz: Any = None) -> Any:
+    task = current_task()
+    if task is None:
+        return _real_now.__get__(None, cls)(tz)
+    return cls.fromtimestamp(EPOCH_S + task.time_query(), tz)
+
+
+def _utcnow(cls: Any) -> Any:
+    task = current_task()
+    if task is None:
+        return _real_utcnow.__get__(None, cls)()
+    return cls.fromtimestamp(EPOCH_S + task.time_query(), datetime.UTC).replace(tzinfo=None)
+
+
+def datetime_clock(virtual: bool) -> None:
+    """Let `datetime.now` and `utcnow` tell virtual time inside ranks, or not any more."""
+    _methods["now"] = classmethod(_now) if virtual else _real_now
+    _methods["utcnow"] = classmethod(_utcnow) if virtual else _real_utcnow
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(datetime.datetime))

@@ -1,0 +1,147 @@
+"""Nothing leaves a rank that is over: no file, socket, process or line of output.
+
+After a mismatch ranks hold unreduced data; they may go on for some calls, to name the mistake better
+(lookahead.py), and in the end every thread unwinds through the program's `finally` blocks. On machines
+they would be dead. So from then on what a rank has open for writing leads nowhere, and the rank ends at
+the first attempt to open, remove, connect or start something.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from distsim.sim.kernel.scheduler import Unwind
+from distsim.sim.kernel.task import current_process, current_task
+
+__all__ = ["note_opened", "socket_patches", "withheld"]
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_EVENTS = frozenset(
+    [f"os.{name}" for name in ("chmod", "chown", "exec", "fork", "forkpty", "kill", "killpg", "link", "mkdir")]
+    + [f"os.{name}" for name in ("posix_spawn", "remove", "removexattr", "rename", "rmdir", "setxattr", "spawn")]
+    + [f"os.{name}" for name in ("startfile", "symlink", "system", "truncate", "utime")]
+    + [f"socket.{name}" for name in ("bind", "connect", "sendmsg", "sendto")]
+    + ["subprocess.Popen", "sqlite3.connect", "pty.spawn", "signal.pthread_kill"]
+)
+"""Audit events (docs.python.org/3/library/audit_events.html) of what others can see. `open` is looked at
+more closely; `shutil`, `tempfile` and `pathlib` come down to these."""
+_UNAUDITED = ("write", "pwrite", "writev", "pwritev", "sendfile", "copy_file_range", "splice")
+"""Functions of `os` that write without an audit event."""
+
+_depth = [0]
+_listening = [False]
+
+
+class Leaves(Protocol):
+    """Whose ranks may be over: a `World`."""
+
+    opened: dict[int, tuple[int, int]]
+    processes: Any
+
+
+def note_opened(number: int) -> None:
+    """Descriptor *number* has just been opened: it is the rank's whose thread calls this, if one does.
+
+    Told apart at the opening: later the machine does not say which thread a descriptor belongs to, and threads
+    of the surrounding program open files of their own while a simulation runs."""
+    process = current_process()
+    if process is not None:
+        with contextlib.suppress(OSError):
+            process.world.opened[number] = _identity(number)
+
+
+def _identity(number: int) -> tuple[int, int]:
+    """Of what a descriptor stands for: the number alone is soon another's."""
+    state = os.fstat(number)
+    return state.st_dev, state.st_ino
+
+
+def socket_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement): sockets that ranks make."""
+    real = socket.socket.__init__
+
+    def init(self: socket.socket, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        note_opened(self.fileno())
+
+    return [(socket.socket, "__init__", init)]
+
+
+@contextlib.contextmanager
+def withheld(world: Leaves) -> Iterator[None]:
+    """While ranks of *world* run that are over."""
+    if _depth[0]:
+        yield
+        return
+    if not _listening[0]:  # an audit hook cannot be taken away again: it costs nothing before the first need
+        sys.addaudithook(_heard)
+        _listening[0] = True
+    _lead_nowhere(world)
+    names = [name for name in _UNAUDITED if hasattr(os, name)]
+    real = [(os, name, getattr(os, name)) for name in names]
+    real.append((torch._C, "PyTorchFileWriter", torch._C.PyTorchFileWriter))  # torch.save opens files in C++
+    _depth[0] += 1
+    try:
+        for holder, name, value in real:
+            setattr(holder, name, _ending(value))
+        yield
+    finally:
+        _depth[0] -= 1
+        for holder, name, value in real:
+            setattr(holder, name, value)
+
+
+def _heard(event: str, args: tuple[Any, ...]) -> None:
+    if not _depth[0] or (event != "open" and event not in _EVENTS):
+        return
+    if event == "open" and (args[0] == os.devnull or not (args[2] or 0) & _WRITES):
+        return
+    _end_rank()
+
+
+def _ending(real: Callable[..., Any]) -> Callable[..., Any]:
+    def attempt(*args: Any, **kwargs: Any) -> Any:
+        _end_rank()
+        return real(*args, **kwargs)
+
+    return attempt
+
+
+def _end_rank() -> None:
+    task = current_task()
+    if task is not None:
+        if task.doom is None:
+            task.doom = Unwind()
+        raise task.doom
+
+
+def _lead_nowhere(world: Leaves) -> None:
+    """What ranks have opened for writing, with what is still in their buffers."""
+    ours = {s.log_descriptor for p in world.processes for s in (p.stdout, p.stderr) if s is not None}
+    for number, identity in world.opened.items():
+        if number in ours:
+            continue
+        with contextlib.suppress(OSError):
+            if _identity(number) != identity:  # closed since, and the number is another's
+                continue
+            kind = os.fstat(number).st_mode
+            writes = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR)
+            if writes and (stat.S_ISREG(kind) or (stat.S_ISSOCK(kind) and _reaches_out(number))):
+                nowhere = os.open(os.devnull, os.O_RDWR)
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+
+
+def _reaches_out(number: int) -> bool:
+    """Whether a socket is one of a network: a pair within this process wakes threads that read from it."""
+    with socket.socket(fileno=os.dup(number)) as same:
+        return same.family in (socket.AF_INET, socket.AF_INET6)

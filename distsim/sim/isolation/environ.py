@@ -1,0 +1,134 @@
+"""Environment variables of a simulated process, as Python, C code and programs it starts see them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from distsim.errors import NotSimulated
+from distsim.sim.kernel.task import current_process, current_task
+
+__all__ = [
+    "TORCHRUN",
+    "enter_environ",
+    "environ_patches",
+    "leave_environ",
+    "without_launchers",
+]
+
+TORCHRUN = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+)
+"""What torchrun says to a worker about its place; what else it sets begins with TORCHELASTIC_."""
+_PER_PROCESS = re.compile(
+    r"TORCHELASTIC_|OMPI_COMM_WORLD_|PMI_|PMIX_|MV2_COMM_WORLD_|HYDRA|SLURM_(PROCID|LOCALID|NODEID|STEP_|NTASKS|TASK_PID)"
+)
+"""What torchrun, mpirun and srun tell one process about itself: untrue for a simulated rank."""
+
+_real_putenv, _real_unsetenv = os.putenv, os.unsetenv
+
+
+def enter_environ(data: dict[bytes, bytes], changed: dict[bytes, None]) -> None:
+    """Put a process's environment into `os.environ` and, what it *changed* itself, into C's."""
+    os.environ._data = os.environb._data = data  # type: ignore[attr-defined]
+    for key in changed:
+        _put(key, data.get(key))
+
+
+def leave_environ(host: dict[bytes, bytes], changed: dict[bytes, None]) -> None:
+    """Back to the *host*'s own."""
+    os.environ._data = os.environb._data = host  # type: ignore[attr-defined]
+    for key in changed:
+        _put(key, host.get(key))
+
+
+def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
+    """*environ* without what a launcher around this simulation said to its own worker. With torchrun's
+    TORCHELASTIC_USE_AGENT_STORE a rank would wait for a store of an agent that no simulated node has."""
+    kept = {name: value for name, value in environ.items() if not _PER_PROCESS.match(name)}
+    if "TORCHELASTIC_RUN_ID" in environ:
+        for name in TORCHRUN:
+            kept.pop(name, None)
+    return kept
+
+
+def _put(key: bytes, value: bytes | None) -> None:
+    if value is None:
+        _real_unsetenv(key)
+    else:
+        _real_putenv(key, value)
+
+
+def environ_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) of what changes or passes on the environment."""
+    kind: Any = type(os.environ)
+    real_setdefault = kind.setdefault
+    real_system, real_execute = os.system, subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+    def putenv(key: bytes, value: bytes) -> None:
+        process = current_process()
+        if process is not None:
+            process.changed_environ[os.fsencode(key)] = None
+        _real_putenv(key, value)
+
+    def unsetenv(key: bytes) -> None:
+        process = current_process()
+        if process is not None:
+            process.changed_environ[os.fsencode(key)] = None
+        _real_unsetenv(key)
+
+    @functools.wraps(real_setdefault)
+    def setdefault(self: Any, key: Any, value: Any) -> Any:
+        process = current_process()
+        if process is not None:  # would have been set, had torchrun not been there: see launched_environ.py
+            process.inbox.setdefault("environ defaults", {}).setdefault(self.encodekey(key), self.encodevalue(value))
+        return real_setdefault(self, key, value)
+
+    asked = dist.is_torchelastic_launched
+
+    @functools.wraps(asked)
+    def is_torchelastic_launched() -> bool:
+        process, answer = current_process(), bool(asked())
+        if process is not None and answer:
+            process.inbox["told of torchrun"] = True
+        return answer
+
+    def execute(self: Any, *args: Any) -> None:
+        if current_task() is not None and args[6] is None:  # env: C's environment lacks RANK and its like
+            args = (*args[:6], dict(os.environ), *args[7:])
+        real_execute(self, *args)
+
+    def system(command: str | bytes) -> int:
+        if current_task() is None:
+            return real_system(command)
+        code = subprocess.call(command, shell=True)
+        return code << 8 if code >= 0 else -code
+
+    patches: list[tuple[Any, str, Any]] = [
+        (kind, "setdefault", setdefault),
+        (dist, "is_torchelastic_launched", is_torchelastic_launched),
+        (dist.distributed_c10d, "is_torchelastic_launched", is_torchelastic_launched),
+        (os, "putenv", putenv),
+        (os, "unsetenv", unsetenv),
+        (os, "system", system),
+        (subprocess.Popen, "_execute_child", execute),
+    ]
+    for name in ("execv", "execve"):
+        patches.append((os, name, _refused_in_rank(name, getattr(os, name))))
+    return patches
+
+
+def _refused_in_rank(name: str, real: Any) -> Any:
+    def call(*args: Any) -> Any:
+        if current_task() is None:
+            return real(*args)
+        raise NotSimulated(f"os.{name}", "it would replace all ranks at once; use subprocess.run")
+
+    return call

@@ -1,0 +1,102 @@
+"""`logging` per simulated process: the root logger, the loggers it makes, its handlers.
+
+Loggers of installed packages, made before the simulation, are shared like the packages
+themselves; the first process that configures one gives it a state of its own in every process.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import ChainMap
+from typing import Any
+
+from distsim.sim.kernel.task import current_process
+
+__all__ = ["LogState", "log_patches"]
+
+_manager = logging.Logger.manager
+_real_shutdown = logging.shutdown
+
+
+class _NoMemory(dict[int, bool]):
+    """The cache of a shared logger's `isEnabledFor`: its answer depends on the process, so it keeps none."""
+
+    def __setitem__(self, level: int, enabled: bool) -> None:
+        pass
+
+
+class LogState:
+    """The logging module as one process left it."""
+
+    def __init__(self) -> None:
+        root = dict(logging.root.__dict__)
+        root.update(handlers=list(logging.root.handlers), filters=list(logging.root.filters), _cache={})
+        self.root = root
+        self.manager = dict(_manager.__dict__)
+        self.manager["loggerDict"] = ChainMap({}, _manager.loggerDict)
+        self.handlers: Any = logging._handlers.copy()  # type: ignore[attr-defined]
+        self.handler_list: list[Any] = list(logging._handlerList)  # type: ignore[attr-defined]
+        self._found = list(self.handler_list)
+        self.shared: dict[logging.Logger, dict[str, Any]] = {}
+
+    def swap(self) -> None:
+        """Exchange this state with what the logging module holds; done twice it is as before."""
+        root = logging.root
+        root.__dict__, self.root = self.root, root.__dict__
+        _manager.__dict__, self.manager = self.manager, _manager.__dict__
+        logging._handlers, self.handlers = self.handlers, logging._handlers  # type: ignore[attr-defined]
+        logging._handlerList, self.handler_list = self.handler_list, logging._handlerList  # type: ignore[attr-defined]
+        for logger, state in self.shared.items():
+            logger.__dict__, self.shared[logger] = state, logger.__dict__
+
+    def shut_down(self) -> None:
+        """As Python does when it exits: flush and close the handlers that the process made."""
+        _real_shutdown([handler for handler in logging._handlerList if handler not in self._found])  # type: ignore[attr-defined]
+
+    def configure(self, logger: logging.Logger) -> None:
+        """The running process changes *logger*; a shared one becomes its own."""
+        if logger is logging.root or logger in self.shared or not isinstance(logger, logging.Logger):
+            return
+        own = _manager.loggerDict.maps[0]  # type: ignore[attr-defined]
+        if own.get(logger.name) is logger:
+            return
+        state = dict(logger.__dict__)
+        state.update(handlers=list(logger.handlers), filters=list(logger.filters), _cache={})
+        self.shared[logger] = logger.__dict__
+        logger.__dict__ = state
+
+
+def log_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) of what configures a logger."""
+    for logger in list(_manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger):
+            logger._cache = _NoMemory()  # type: ignore[attr-defined]
+
+    def shutdown(*handlers: Any) -> None:
+        process = current_process()
+        if process is None or process.logs is None or handlers:
+            _real_shutdown(*handlers)
+        else:
+            process.logs.shut_down()
+
+    patches: list[tuple[Any, str, Any]] = [
+        (holder, name, _configuring(getattr(holder, name)))
+        for holder, name in (
+            (logging.Logger, "setLevel"),
+            (logging.Logger, "addHandler"),
+            (logging.Logger, "removeHandler"),
+            (logging.Filterer, "addFilter"),
+            (logging.Filterer, "removeFilter"),
+        )
+    ]
+    return [*patches, (logging, "shutdown", shutdown)]
+
+
+def _configuring(real: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        process = current_process()
+        if process is not None and process.logs is not None:
+            process.logs.configure(self)
+        return real(self, *args, **kwargs)
+
+    return call

@@ -1,0 +1,8 @@
+"""Modules are imported once per simulated process, as they would be in separate ones.
+
+`module_table.py` exchanges sys.modules; `module_body.py` runs a body per process.
+"""
+
+from __future__ import annotations
+
+__all__ = ["module_body", "module_table", "modules"]

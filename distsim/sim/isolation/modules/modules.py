@@ -1,0 +1,210 @@
+"""Modules are imported once per process, as they would be in separate processes.
+
+Shared by all processes are: the standard library, torch, distsim, what these two need, and packages that
+are compiled. Their global state is either thread-local or swapped by `SimProcess`. Everything else, the
+user's modules and the installed packages they stand on (Lightning, transformers, megatron), each process
+imports for itself: their state lies in classes and globals that only an instance of their own can keep apart.
+"""
+
+from __future__ import annotations
+
+import _frozen_importlib as bootstrap
+import _frozen_importlib_external as bootstrap_external
+import _imp
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import os
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from distsim.sim.isolation.modules.module_body import ModuleBodies
+from distsim.sim.isolation.modules.module_table import SharedImports
+from distsim.sim.kernel.task import current_process
+
+__all__ = ["RankModules", "import_patches", "is_own_file"]
+
+
+def _with_separator(paths: set[str]) -> tuple[str, ...]:
+    found = {os.path.realpath(p) for p in paths if p} | {p for p in paths if p}
+    return tuple(sorted(p.rstrip(os.sep) + os.sep for p in found))
+
+
+def _site_roots() -> set[str]:
+    paths = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    paths.update(site.getsitepackages())
+    paths.add(site.getusersitepackages())
+    return {path for path in paths if path}
+
+
+def _other_roots() -> set[str]:
+    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # distsim/
+    paths.add(here)
+    house = os.path.dirname(here)
+    paths.update(os.path.join(house, folder) for folder in ("debug", "realexec"))
+    return paths
+
+
+_SITE = _with_separator(_site_roots())
+_SHARED = _with_separator(_site_roots() | _other_roots())
+_TEST_BODIES = "torch.testing._internal.distributed."
+"""torch's own tests: programs for several processes that happen to lie among torch's modules."""
+
+
+def is_own_file(path: str | None) -> bool:
+    """Whether *path* is source of the user's own program."""
+    if not path or path.startswith("<"):
+        return False
+    return not path.startswith(_SHARED)
+
+
+_OWN_ALL_THE_SAME = frozenset({"fsspec"})
+"""Torch asks for it and does without: only its checkpoint writer of that name imports it. Others register
+their file systems with it while they are imported."""
+
+_COMPILED_SHARE = 0.01
+"""A package with more extension modules than this, per Python module, is compiled (numpy has 3 in 100, pandas 4,
+psutil 8): C code holds its Python classes, so that it can be there once only. Below it, the package has
+a compiled helper on the side (megatron-core: 1 in 366)."""
+
+
+@functools.cache
+def _needed() -> frozenset[str]:
+    """Top-level names of torch, of distsim and of the distributions that these require."""
+    found: set[str] = set()
+    names: set[str] = set()
+    todo = ["torch", "torch-distsim"]
+    while todo:
+        name = todo.pop()
+        key = re.sub(r"[-_.]+", "-", name).lower()
+        if key in names:
+            continue
+        names.add(key)
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        listed = (distribution.read_text("top_level.txt") or "").split()
+        if not listed:
+            tops = (str(file).partition("/")[0].removesuffix(".py") for file in distribution.files or ())
+            listed = [top for top in tops if top.isidentifier()]
+        found.update(listed)
+        for requirement in distribution.requires or ():
+            asked, _, condition = requirement.partition(";")
+            if "extra" not in condition and (match := re.match(r"[\w.-]+", asked)):
+                todo.append(match.group())
+    return frozenset(found - _OWN_ALL_THE_SAME)
+
+
+@functools.cache
+def _is_compiled(folder: str) -> bool:
+    extensions = sources = 0
+    suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+    for _, _, files in os.walk(folder):
+        extensions += sum(name.endswith(suffixes) for name in files)
+        sources += sum(name.endswith(".py") for name in files)
+    return extensions > _COMPILED_SHARE * sources
+
+
+class _OnceLoader(importlib.abc.Loader):
+    """Of an extension module in a package of which each process has its own: it is there once, and becomes an
+    attribute of each."""
+
+    def __init__(self, real: importlib.machinery.ExtensionFileLoader) -> None:
+        self._real = real
+        self._module: ModuleType | None = None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._real.create_module(spec) if self._module is None else self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        if self._module is None:
+            self._real.exec_module(module)
+            self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+class RankModules:
+    """Decides, module by module, which of them all processes share."""
+
+    def __init__(self) -> None:
+        self.shared = SharedImports()
+        self._loaded = frozenset(sys.modules)
+        self._own: dict[str, bool] = {}
+        self._extensions: dict[str, _OnceLoader] = {}
+
+    def found(self, fullname: str, spec: importlib.machinery.ModuleSpec) -> None:
+        """A process, or the host, is about to import *fullname*."""
+        own = self._own.get(fullname)
+        if own is None:
+            own = self._own[fullname] = self._is_own(fullname, spec)
+        if not own:
+            self.shared.names.append(fullname)
+        elif isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
+            spec.loader = self._extensions.setdefault(fullname, _OnceLoader(spec.loader))
+
+    def _is_own(self, fullname: str, spec: importlib.machinery.ModuleSpec) -> bool:
+        parent = fullname.rpartition(".")[0]
+        if isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
+            return self._own.get(parent, False)
+        if fullname in sys.builtin_module_names or _imp.is_frozen(fullname):
+            return False
+        folders = list(spec.submodule_search_locations or ())
+        origin = spec.origin or (folders[0] if folders else None)  # a namespace package has no origin
+        if is_own_file(origin) or fullname.startswith(_TEST_BODIES):
+            return True
+        if origin is not None and not origin.startswith(_SITE):
+            return False
+        if parent and getattr(sys.modules.get(parent), "__file__", None) is not None:  # part of a package
+            return self._own.get(parent, False)
+        if fullname in self._loaded or fullname.partition(".")[0] in _needed():
+            return False
+        if spec.origin is None:  # what its parts are, each decides
+            return True
+        return not folders or not _is_compiled(folders[0])
+
+
+def import_patches(modules: RankModules) -> list[tuple[Any, str, Any]]:
+    """*modules* hears of every import, whatever finder there is for it. Import locks are per process: a
+    module that calls a collective while it is imported must not block the same import in another rank.
+    And installed code is read once for all."""
+    real_find, real_lock = bootstrap._find_spec, bootstrap._get_module_lock  # type: ignore[attr-defined]
+    loader = bootstrap_external._LoaderBasics
+    real_run = loader.exec_module
+    bodies = ModuleBodies()
+
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        process = current_process()
+        if process is not None:
+            process.world.ticks += 1
+        spec = real_find(name, path, target)
+        if spec is not None:
+            modules.found(name, spec)
+        return spec
+
+    def module_lock(name: str) -> Any:
+        process = current_process()
+        return real_lock(name) if process is None else real_lock(f"{name}@{process.index}")
+
+    def exec_module(self: Any, module: ModuleType) -> None:
+        path = str(getattr(self, "path", ""))
+        if current_process() is None or not path.startswith(_SITE):
+            real_run(self, module)
+        else:
+            name = module.__name__
+            bodies.run(module, path, lambda: self.get_code(name), lambda: self.get_source(name))
+
+    return [
+        (bootstrap, "_find_spec", find_spec),
+        (bootstrap, "_get_module_lock", module_lock),
+        (loader, "exec_module", exec_module),
+    ]

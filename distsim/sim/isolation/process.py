@@ -1,0 +1,248 @@
+"""A simulated process: what one rank sees as its own world.
+
+Environment, argv, `__main__`, its user modules, torch.distributed's state, generators and
+streams belong to a process; `enter` and `leave` swap what Python keeps in one global place.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from distsim.debug.records import CallRecord, CallWait, Phase, Site, Wait
+from distsim.sim.isolation.environ import enter_environ, leave_environ
+from distsim.sim.isolation.logs import LogState
+from distsim.sim.isolation.modules.module_table import ModuleTable
+from distsim.sim.isolation.switches import PLACES, Switch
+from distsim.sim.isolation.torch_state.torch_state import Own
+from distsim.sim.kernel.task import Task
+from distsim.sim.kernel.task import current_task as any_task
+from distsim.sim.kernel.task import require_task as any_task_there
+
+if TYPE_CHECKING:
+    import simpy
+    import torch
+
+    from distsim.cluster import Slot
+    from distsim.sim.isolation.output import RankStream
+
+__all__ = ["RankTask", "SimProcess", "current_process", "current_task", "require_task"]
+
+
+class SimProcess:
+    """One process of the simulated job. *index* numbers processes in order of creation."""
+
+    def __init__(self, world: Any, index: int, slot: Slot, environ: dict[str, str], argv: list[str]) -> None:
+        self.world = world
+        """The `World` it lives in, which is built of processes."""
+        self.index = index
+        self.slot = slot
+        self.rank: int = slot.rank
+        self.has_begun = False
+        self.signal_name: str | None = None
+        self.is_rank = True
+        """False for a launcher that only starts others (the parent of `mp.spawn`)."""
+        self.environ = {os.fsencode(key): os.fsencode(value) for key, value in environ.items()}
+        self.changed_environ: dict[bytes, None] = {}
+        """Variables that the process set or removed itself."""
+        self.places = world.host.first_places()
+        self.switches: dict[Switch, Any] = {}
+        """Positions of the switches that the process turned."""
+        self.logs: LogState | None = None
+        self.recorder: Any = None
+        """Of `torch.profiler`, while the program profiles itself."""
+        self.argv = argv
+        self.sys_path = list(sys.path)
+        self.modules: ModuleTable | None = None
+        self.main: ModuleType | None = None
+        self.c10d: Any = None
+        self.stdout: RankStream | None = None
+        self.stderr: RankStream | None = None
+        self.tasks: list[RankTask] = []
+        self.main_task: RankTask | None = None
+        self.random = random.Random(f"{world.seed}:{index}")
+        self.entropy = random.Random(f"{world.seed}:{index}:entropy")
+        """What the operating system's random numbers are in this process."""
+        self.numpy_random: Any = None
+        self.torch_rng: torch.Tensor | None = None
+        self.torch_own = Own()
+        """What it has changed of torch's state (torch_state.py)."""
+        self.group_objects: list[Any] = []
+        self.records: list[CallRecord] = []
+        self.next_seq: dict[tuple[str, bool], int] = {}
+        self.due: deque[Callable[[], None]] = deque()
+        """Completions (futures) to carry out in this process's own thread."""
+        self.phase = Phase.RUNNING
+        self.exit_code: int | None = None
+        self.result: Any = None
+        self.exception: BaseException | None = None
+        self.error_text = ""
+        """What `str` says of the exception; asked once, in the rank's own thread: it is the user's code."""
+        self.traceback_text: str | None = None
+        self.end_s: float | None = None
+        self.thaw: simpy.Event | None = None
+        """Set while the process is stopped (SIGSTOP): what it waits for to go on."""
+        self.ended = world.env.event()
+        self.last_site: Site | None = None
+        self.last_stack: tuple[Site, ...] = ()
+        self.exposed_s = 0.0
+        self.idle_s = 0.0
+        self.compute_s = 0.0
+        self.slices: list[tuple[float, float, str]] = []
+        self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self.signals: dict[Any, Any] = {}
+        """The handlers it has set."""
+        self.signals_due: deque[tuple[Callable[..., Any], int]] = deque()
+        """Handlers to call in its main thread, with their signals."""
+        self.parent: SimProcess | None = None
+        self.children: list[SimProcess] = []
+        self.daemonic = False
+        self.ended_by_program = False
+        """Its parent terminated it: no fault of its own."""
+        self.is_forked = False
+        """Its parent forked it: it ends with `os._exit`."""
+        self.is_noticed = False
+        """Its parent has seen it ended: its number is free for another."""
+        self.is_code_read = False
+        """Its parent has read its exit code."""
+        self.main_thread: threading.Thread | None = None
+        self.threads: list[weakref.ref[threading.Thread]] = []
+        self.program: Any = None
+        """The script or module it runs (`rank.Program`); None for a function."""
+        self.inbox: dict[str, Any] = {}
+        """Small notes from one of our hooks to another in the same process."""
+
+    # -- the global places
+
+    def enter(self) -> None:
+        """Put this process's state where Python and torch look for it."""
+        if self.modules is None:
+            self.modules = ModuleTable(self.world.host.imports)
+        self.modules.enter()
+        enter_environ(self.environ, self.changed_environ)
+        sys.argv = self.argv
+        for (holder, name), value in zip(PLACES, self.places, strict=True):
+            setattr(holder, name, value)
+        sys.path[:] = self.sys_path
+        if self.logs is None:
+            self.logs = LogState()
+        self.logs.swap()
+        for switch in self.world.host.turned:
+            if switch in self.switches:
+                switch.set(self.switches[switch])
+        import torch
+
+        if self.torch_rng is None:
+            self.torch_rng = self.world.initial_torch_rng
+        torch.default_generator.set_state(self.torch_rng)
+        self.world.host.torch.enter(self.torch_own)
+
+    def leave(self) -> None:
+        """Take it away again, with whatever the process has changed."""
+        import torch
+
+        leave_environ(self.world.host.environ, self.changed_environ)
+        self.argv = sys.argv
+        for number, (holder, name) in enumerate(PLACES):
+            self.places[number] = getattr(holder, name)
+            setattr(holder, name, self.world.host.places[number])
+        self.sys_path = list(sys.path)
+        if self.logs is not None:
+            self.logs.swap()
+        for switch, shared in self.world.host.turned.items():
+            if switch in self.switches:
+                self.switches[switch] = switch.get()
+                switch.set(shared)
+        self.torch_rng = torch.default_generator.get_state()
+        self.world.host.torch.leave(self.torch_own)
+        if self.modules is not None:
+            self.modules.leave()
+
+    # -- bookkeeping
+
+    def next_number(self, group_name: str, p2p: bool) -> int:
+        key = (group_name, p2p)
+        number = self.next_seq.get(key, 0) + 1
+        self.next_seq[key] = number
+        return number
+
+    def account_wait(self, why: Wait | None, since_s: float, until_s: float) -> None:
+        """Split a wait into communication nobody hid (exposed) and waiting for others (idle)."""
+        if isinstance(why, CallWait):
+            started = why.record.started_s
+            moving = since_s if started is None else min(max(started, since_s), until_s)
+            if started is None:
+                moving = until_s
+            self.idle_s += moving - since_s
+            self.exposed_s += until_s - moving
+        else:
+            self.idle_s += until_s - since_s
+
+    def add_compute(self, start_s: float, seconds: float, name: str) -> None:
+        self.compute_s += seconds
+        slices = self.slices
+        if slices and slices[-1][2] == name and start_s - slices[-1][1] < 1e-9:
+            slices[-1] = (slices[-1][0], start_s + seconds, name)
+        elif len(slices) < self.world.max_slices:
+            slices.append((start_s, start_s + seconds, name))
+
+    def complete_futures(self) -> None:
+        """Carry out completions that fell due while this process slept."""
+        while self.due:
+            self.due.popleft()()
+
+    def call_signal_handlers(self) -> None:
+        while self.signals_due:
+            handler, number = self.signals_due.popleft()
+            handler(number, None)
+
+    @property
+    def told_its_parent(self) -> bool:
+        """Whether its exit code was a message to a parent that read it and ended well: no fault."""
+        parent = self.parent
+        return (
+            self.phase is Phase.EXITED
+            and self.is_code_read
+            and self.exception is None
+            and parent is not None
+            and parent.phase in (Phase.FINISHED, Phase.EXITED)
+            and not parent.exit_code
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self.phase is Phase.RUNNING
+
+    @property
+    def label(self) -> str:
+        """What stands before its lines: its rank (a helper's is its parent's), or `main` for the parent of
+        spawned ranks."""
+        return "main" if self is self.world.launcher else str(self.rank)
+
+    def __repr__(self) -> str:
+        return f"SimProcess(rank={self.rank})"
+
+
+class RankTask(Task):
+    """A thread of a simulated process."""
+
+    process: SimProcess
+    world: Any
+    """The `World` it runs in."""
+
+
+current_task = cast("Callable[[], RankTask | None]", any_task)
+require_task = cast("Callable[[], RankTask]", any_task_there)
+
+
+def current_process() -> SimProcess | None:
+    """The simulated process whose thread this is; None outside a simulation."""
+    task = current_task()
+    return None if task is None else task.process

@@ -1,0 +1,243 @@
+"""What Python and torch keep once for the whole process, kept once per simulated process.
+
+Two sorts. *Places* are module attributes that a program simply assigns (`sys.stdout`,
+`builtins.print`): they are swapped with the baton always. *Switches* are turned by a call
+(`torch.set_default_dtype`, `os.chdir`): a switch costs nothing until a program first turns it;
+from then on each process has its own position of it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import gc
+import locale
+import logging
+import multiprocessing.context
+import multiprocessing.process
+import os
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from distsim.sim.isolation.modules.module_table import SharedImports
+from distsim.sim.isolation.torch_state.torch_flags import FLAGS
+from distsim.sim.isolation.torch_state.torch_state import STATE, TorchState
+from distsim.sim.kernel.task import current_process
+
+__all__ = ["PLACES", "SWITCHES", "Host", "Switch", "switch_patches"]
+
+PLACES: tuple[tuple[Any, str], ...] = (
+    (sys, "stdin"),
+    (sys, "stdout"),
+    (sys, "stderr"),
+    (sys, "excepthook"),
+    (sys, "unraisablehook"),
+    (sys, "displayhook"),
+    (sys, "breakpointhook"),
+    (sys, "meta_path"),
+    (sys, "path_hooks"),
+    (sys, "dont_write_bytecode"),
+    (threading, "excepthook"),
+    (warnings, "showwarning"),
+    (warnings, "_showwarnmsg_impl"),
+    (warnings, "filters"),
+    (logging, "_warnings_showwarning"),  # of `captureWarnings`
+    (multiprocessing.context._default_context, "_actual_context"),  # what set_start_method sets
+    (multiprocessing.process, "_current_process"),
+    (multiprocessing.process, "_parent_process"),
+    (multiprocessing.process, "_process_counter"),
+    (multiprocessing.process, "_children"),
+    (builtins, "print"),  # many programs silence all ranks but the first this way
+)
+"""Module attributes that a program assigns."""
+
+
+@dataclass(slots=True)
+class Host:
+    """What the simulated processes find when they begin, and what is put back when they have ended."""
+
+    environ: dict[bytes, bytes]
+    imports: SharedImports
+    places: list[Any] = field(default_factory=lambda: [getattr(holder, name) for holder, name in PLACES])
+    turned: dict[Switch, Any] = field(default_factory=dict)
+    """Switches that some process has turned, with the position of all that have not."""
+    shared: list[Any] = field(default_factory=list)
+    """Queues, locks and their like that have crossed from one process into another."""
+    torch: TorchState = STATE
+
+    def __post_init__(self) -> None:
+        self.torch.swapped_anyway = frozenset((id(holder), name) for holder, name in PLACES)
+
+    def first_places(self) -> list[Any]:
+        """What a new process finds in the places: hooks and start method of the
+        surrounding program are not its."""
+        fresh = {
+            PLACES.index((sys, "excepthook")): sys.__excepthook__,
+            PLACES.index((sys, "meta_path")): list(sys.meta_path),
+            PLACES.index((sys, "path_hooks")): list(sys.path_hooks),
+            PLACES.index((threading, "excepthook")): threading.__excepthook__,
+            PLACES.index((warnings, "filters")): list(warnings.filters),
+            PLACES.index((multiprocessing.context._default_context, "_actual_context")): None,
+        }
+        return [fresh.get(number, value) for number, value in enumerate(self.places)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Switch:
+    """One setting. *setters* are the public functions that turn it."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+    setters: tuple[tuple[Any, str], ...]
+    own: Callable[[Any], Any] = copy.copy
+    """Makes of the position that all share one that a process may change in place."""
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    torch._C._set_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+def _anomaly() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
+_set_anomaly_enabled = torch.set_anomaly_enabled
+_set_default_dtype = torch._C._set_default_dtype
+_chdir = os.chdir
+_shown = sys.modules["torch._tensor_str"].PRINT_OPTS
+
+DEEPEST = 50_000
+"""Frames of a rank's thread. Python unwinds and shows that many in a second; recursive algorithms stay far below."""
+_set_umask = os.umask
+_set_recursion_limit, _set_switch_interval = sys.setrecursionlimit, sys.setswitchinterval
+_set_max_digits, _set_socket_timeout = sys.set_int_max_str_digits, socket.setdefaulttimeout
+_real_setlocale = locale.setlocale
+_gc_enable, _gc_disable, _gc_threshold, _gc_debug = gc.enable, gc.disable, gc.set_threshold, gc.set_debug
+
+
+def _umask() -> int:
+    mask = _set_umask(0o077)  # to read it is to set it
+    _set_umask(mask)
+    return mask
+
+
+def _ask_for_recursion_limit(limit: int) -> None:
+    """`sys.setrecursionlimit` of a rank. An endless recursion below a limit of a billion ends when the machine's
+    memory does, and takes all other ranks with it; on its way out it needs that memory a second time."""
+    process = current_process()
+    if process is not None and limit > DEEPEST:
+        process.world.note(f"a simulated rank recurses to a depth of {DEEPEST:,} at most; the program asked for more")
+        limit = DEEPEST
+    _set_recursion_limit(limit)
+
+
+def _set_collector(value: tuple[bool, tuple[int, int, int], int]) -> None:
+    enabled, thresholds, debug = value
+    (_gc_enable if enabled else _gc_disable)()
+    _gc_threshold(*thresholds)
+    _gc_debug(debug)
+
+
+def _set_locale(value: str) -> None:
+    _real_setlocale(locale.LC_ALL, value)
+
+
+SWITCHES: tuple[Switch, ...] = (
+    Switch(
+        torch.get_default_dtype,
+        _set_default_dtype,
+        ((torch, "set_default_dtype"), (torch, "set_default_tensor_type")),
+    ),
+    Switch(
+        _deterministic,
+        _set_deterministic,
+        ((torch, "use_deterministic_algorithms"), (torch, "set_deterministic_debug_mode")),
+    ),
+    Switch(
+        torch.get_float32_matmul_precision,
+        torch._C._set_float32_matmul_precision,
+        ((torch, "set_float32_matmul_precision"),),
+    ),
+    Switch(_anomaly, lambda value: _set_anomaly_enabled(*value), ((torch, "set_anomaly_enabled"),)),
+    Switch(
+        lambda: dict(vars(_shown)),
+        lambda value: vars(_shown).update(value),
+        ((torch, "set_printoptions"), (sys.modules["torch._tensor_str"], "set_printoptions")),
+    ),
+    Switch(os.getcwd, _chdir, ((os, "chdir"), (os, "fchdir"))),
+    *(Switch(get, put, setters) for get, put, setters in FLAGS),
+    Switch(_umask, _set_umask, ((os, "umask"),)),
+    Switch(
+        lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
+        _set_collector,
+        ((gc, "enable"), (gc, "disable"), (gc, "set_threshold"), (gc, "set_debug")),
+    ),
+    Switch(sys.getrecursionlimit, _set_recursion_limit, ((sys, "setrecursionlimit"),)),
+    Switch(sys.getswitchinterval, _set_switch_interval, ((sys, "setswitchinterval"),)),
+    Switch(sys.get_int_max_str_digits, _set_max_digits, ((sys, "set_int_max_str_digits"),)),
+    Switch(socket.getdefaulttimeout, _set_socket_timeout, ((socket, "setdefaulttimeout"),)),
+    Switch(lambda: locale.setlocale(locale.LC_ALL), _set_locale, ((locale, "setlocale"),)),
+)
+
+
+_BOUNDED: dict[tuple[Any, str], Callable[..., Any]] = {(sys, "setrecursionlimit"): _ask_for_recursion_limit}
+"""Setters that in a rank do not give all they are asked for."""
+
+
+def _turning(switch: Switch, real: Callable[..., Any]) -> Callable[..., Any]:
+    """The setter *real*, noting that its switch is turned in the running process."""
+
+    def turn(*args: Any, **kwargs: Any) -> Any:
+        process = current_process()
+        if process is not None and switch not in process.switches:
+            shared = process.world.host.turned.setdefault(switch, switch.get())
+            position = switch.own(shared)
+            process.switches[switch] = position
+            switch.set(position)
+        return real(*args, **kwargs)
+
+    return turn
+
+
+def _remembered(name: str, default: int) -> tuple[Any, Any]:
+    """Getter and setter of a number that a simulated process may set without effect."""
+    real_get, real_set = getattr(torch, "get_" + name), getattr(torch, "set_" + name)
+
+    def get() -> int:
+        process = current_process()
+        return int(real_get() if process is None else process.inbox.get(name, default))
+
+    def put(number: int) -> None:
+        process = current_process()
+        if process is None:
+            real_set(number)
+        elif number < 1:
+            raise RuntimeError(f"set_{name} expects a positive integer")
+        else:
+            process.inbox[name] = number
+
+    return get, put
+
+
+def switch_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) of everything that turns a switch."""
+    patches = [
+        (holder, name, _turning(switch, _BOUNDED.get((holder, name), getattr(holder, name))))
+        for switch in SWITCHES
+        for holder, name in switch.setters
+    ]
+    for name in ("num_threads", "num_interop_threads"):  # more threads would be another order of additions
+        get, put = _remembered(name, 1)
+        patches += [(torch, "get_" + name, get), (torch, "set_" + name, put)]
+    return patches

@@ -1,0 +1,448 @@
+"""torch's state for the whole process, kept once per simulated rank.
+
+A rank that changes none of it costs a look at each place; what a rank has changed goes with the
+baton (copy on write). Three ways of noticing: the names that torch binds anew and the containers it
+changes in place are looked at (torch_places.py); a torch module tells when an attribute of it is
+assigned; and CPython marks a class, with all that inherit from it, when an attribute of it is.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from distsim.sim.isolation.modules.modules import is_own_file
+from distsim.sim.isolation.torch_state.torch_places import CONTENTS, GROWING, MODULES_OF_CLASSES, RANK_KEYED, REBOUND
+from distsim.sim.kernel.task import current_process
+
+__all__ = ["STATE", "Own", "TorchState", "mesh_patches"]
+
+_MISSING = object()
+_IN_GUARD = 64
+"""Classes watched by one guard: more make its method resolution order slow to work out."""
+_VALID_VERSION_TAG = 1 << 19
+"""Py_TPFLAGS_VALID_VERSION_TAG (CPython's object.h): cleared in a class and all that inherit from it
+by any assignment to one of its attributes, set again by the next look-up."""
+_HEAP_TYPE = 1 << 9
+_GUARDED_ALONE = frozenset({"_TensorMeta", "_ParameterMeta", "_BufferMeta", "OpaqueBaseMeta"})
+"""Metaclasses whose classes have an heir each. Classes of others (pybind11's, enumerations, autograd's
+functions) are not guarded."""
+
+
+@dataclass(slots=True, eq=False)
+class _Name:
+    """A name in a namespace: a module's dictionary or a class."""
+
+    space: Any
+    name: str
+    shared: Any
+    """What those ranks find that have not changed it."""
+
+    def get(self) -> Any:
+        space = self.space
+        return (space if isinstance(space, dict) else vars(space)).get(self.name, _MISSING)
+
+    def put(self, value: Any) -> None:
+        space, name = self.space, self.name
+        if isinstance(space, dict):
+            if value is _MISSING:
+                space.pop(name, None)
+            else:
+                space[name] = value
+        elif value is not _MISSING:
+            type.__setattr__(space, name, value)
+        elif name in vars(space):
+            type.__delattr__(space, name)
+
+
+class _Content:
+    """What a dict, list, set or plain object holds; the container itself stays the one that others know."""
+
+    __slots__ = ("container", "shared")
+
+    def __init__(self, container: Any) -> None:
+        self.container = container if isinstance(container, dict | list | set) else vars(container)
+        self.shared = self.get()
+
+    def get(self) -> Any:
+        return self.container.copy()
+
+    def put(self, value: Any) -> None:
+        container = self.container
+        container.clear()
+        if isinstance(container, list):
+            container.extend(value)
+        else:
+            container.update(value)
+
+
+@dataclass(slots=True)
+class Own:
+    """What one process has changed."""
+
+    values: dict[_Name | _Content, Any] = field(default_factory=dict)
+    has_classes: bool = False
+    """Whether attributes of classes are among it."""
+
+
+class _Guard:
+    """Says whether an attribute of one of *classes* has been assigned since it was last asked."""
+
+    def __init__(self, sentinel: type, classes: Sequence[type]) -> None:
+        self.sentinel = sentinel
+        self.classes = classes
+        self._before = [(cls, dict(vars(cls))) for cls in classes]
+        self.rest()
+
+    def rest(self) -> None:
+        getattr(self.sentinel, "_looked_up", None)
+
+    def changes(self) -> Iterator[tuple[type, str, Any]]:
+        """Class, name and former value of what was assigned."""
+        for cls, before in self._before:
+            now = vars(cls)
+            for name, value in before.items():
+                if now.get(name, _MISSING) is not value:
+                    yield cls, name, value
+            if len(now) > len(before):
+                yield from ((cls, name, _MISSING) for name in now if name not in before)
+
+    def accept(self) -> None:
+        """What the classes hold now is everyone's."""
+        self._before = [(cls, dict(vars(cls))) for cls in self.classes]
+        self.rest()
+
+
+class _Known:
+    """Modules and classes that were seen, without keeping them. The number of one that is gone (`id`) may be given to
+    another."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, weakref.ref[Any]] = {}
+
+    def __contains__(self, thing: Any) -> bool:
+        seen = self._seen.get(id(thing))
+        return seen is not None and seen() is thing
+
+    def add(self, thing: Any) -> None:
+        self._seen[id(thing)] = weakref.ref(thing)
+
+
+class TorchState:
+    """All places, with what is everyone's in them. One for all simulations of this Python (`STATE`): to
+    find the places takes a quarter of a second."""
+
+    def __init__(self) -> None:
+        self._names: list[_Name] = []
+        self._contents: list[_Content] = []
+        self._growing: list[tuple[Any, int, _Content]] = []
+        self._guards: list[tuple[type, _Guard]] = []
+        self._attributes: dict[tuple[int, str], _Name] = {}
+        self._watched: list[ModuleType] = []
+        self._kind = _watched(self)
+        self._known = _Known()
+        self._importing = 0
+        self._finder = _TorchFinder(self)
+        self.swapped_anyway: frozenset[tuple[int, str]] = frozenset()
+        """(id of a module, name) of what is swapped with every hand-over (switches.PLACES)."""
+
+    # -- the baton
+
+    def enter(self, own: Own) -> None:
+        """A process begins to run: what it has changed is put in place."""
+        for place, value in own.values.items():
+            place.put(value)
+        if own.has_classes:
+            self._rest()
+
+    def leave(self, own: Own) -> None:
+        """It stops: what it has changed is kept in *own*, and everyone's put back."""
+        for sentinel, guard in self._guards:
+            if not sentinel.__flags__ & _VALID_VERSION_TAG:
+                own.has_classes = True
+                for cls, name, shared in guard.changes():
+                    own.values.setdefault(self._attribute(cls, name, shared), None)
+        for place in own.values:
+            own.values[place] = place.get()
+            place.put(place.shared)
+        for place in self._changed():
+            own.values[place] = place.get()
+            place.put(place.shared)
+        if own.has_classes:
+            self._rest()
+
+    def _changed(self) -> list[_Name | _Content]:
+        """Of the places that are looked at. This runs at every hand-over: comprehensions, no calls."""
+        changed: list[_Name | _Content] = [n for n in self._names if n.space.get(n.name) is not n.shared]
+        changed += [c for c in self._contents if c.container != c.shared]
+        return changed + [c for container, size, c in self._growing if len(container) != size]
+
+    def _rest(self) -> None:
+        for sentinel, guard in self._guards:
+            if not sentinel.__flags__ & _VALID_VERSION_TAG:
+                guard.rest()
+
+    def _attribute(self, space: Any, name: str, shared: Any) -> _Name:
+        key = (id(space), name)
+        place = self._attributes.get(key)
+        if place is None:
+            place = self._attributes[key] = _Name(space, name, shared)
+        return place
+
+    def assigned(self, module: ModuleType, name: str, value: Any) -> None:
+        """An attribute of *module* is about to be assigned (or deleted)."""
+        process = current_process()
+        if process is None or self._importing or module not in self._known:
+            return
+        if (id(module), name) in self.swapped_anyway:
+            return
+        if isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{name}":
+            return  # an import: everyone's
+        space = vars(module)
+        place = self._attribute(space, name, space.get(name, _MISSING))
+        process.torch_own.values.setdefault(place, None)
+
+    # -- modules
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[TorchState]:
+        """For the time of a simulation: torch's modules, and whatever else all ranks share, tell when they
+        are written to."""
+        try:
+            self._take_as_everyones()
+            self.adopt([module for name, module in list(sys.modules.items()) if _is_shared(name, module)])
+            sys.meta_path.insert(0, self._finder)
+            yield self
+        finally:
+            if self._finder in sys.meta_path:
+                sys.meta_path.remove(self._finder)
+            for module in self._watched:
+                module.__class__ = ModuleType
+            self._watched.clear()
+            self._attributes.clear()
+            _forget_meshes()
+
+    @contextlib.contextmanager
+    def everyones(self) -> Iterator[None]:
+        """A torch module is imported by the running process, once for all: what that changes in other
+        torch modules (registrations) is everyone's."""
+        process = current_process()
+        if process is None or self._importing:
+            yield
+            return
+        self.leave(process.torch_own)
+        self._importing += 1
+        try:
+            yield
+        finally:
+            self._importing -= 1
+            self._take_as_everyones()
+            self.enter(process.torch_own)
+
+    def _take_as_everyones(self) -> None:
+        for place in self._changed():
+            place.shared = place.get()
+        self._growing = [(container, len(container), c) for container, _, c in self._growing]
+        for sentinel, guard in self._guards:
+            if not sentinel.__flags__ & _VALID_VERSION_TAG:
+                guard.accept()
+
+    def adopt(self, modules: Sequence[ModuleType]) -> None:
+        """Watch *modules*; what they hold now is everyone's. Cut short, none of it counts as known."""
+        classes: list[type] = []
+        names: list[_Name] = []
+        contents: list[_Content] = []
+        growing: list[tuple[Any, int, _Content]] = []
+        known: dict[int, Any] = {}
+        for module in modules:
+            if type(module) is ModuleType:
+                self._watched.append(module)
+                module.__class__ = self._kind
+            if not isinstance(module, ModuleType) or id(module) in known or module in self._known:
+                continue
+            known[id(module)] = module
+            space = vars(getattr(module, "m", module))
+            for name in REBOUND.get(module.__name__, ()):
+                if name in space:
+                    names.append(_Name(space, name, space[name]))
+            for path in CONTENTS.get(module.__name__, ()):
+                container = _follow(module, path)
+                if container is not None:
+                    contents.append(_Content(container))
+            for path in GROWING.get(module.__name__, ()):
+                content = _Content(_follow(module, path))
+                growing.append((content.container, len(content.shared), content))
+            if _has_guarded_classes(module.__name__):
+                for value in space.values():
+                    if issubclass(type(value), type) and id(value) not in known and self._is_new_class(value):
+                        known[id(value)] = value
+                        classes.append(value)
+        guards = [(guard.sentinel, guard) for guard in _guards(classes)]
+        self._names += names
+        self._contents += contents
+        self._growing += growing
+        self._guards += guards
+        for found in known.values():
+            self._known.add(found)
+
+    def _is_new_class(self, cls: type) -> bool:
+        return cls not in self._known and bool(cls.__flags__ & _HEAP_TYPE) and _has_guarded_classes(str(cls.__module__))
+
+
+def _is_shared(name: str, module: Any) -> bool:
+    """Whether *module* is torch's, Python's or an installed package's: the user's own are as the host made them."""
+    if name.partition(".")[0] in ("sys", "distsim", "__main__", "__mp_main__"):
+        return False  # import makes new modules of the type that `sys` has
+    return not is_own_file(getattr(module, "__file__", None))
+
+
+def _has_guarded_classes(name: str) -> bool:
+    return name == "torch" or name.startswith(MODULES_OF_CLASSES)
+
+
+def _follow(module: ModuleType, path: str) -> Any:
+    found: Any = module
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _watched(state: TorchState) -> type[ModuleType]:
+    class TorchModule(ModuleType):
+        """A module that all ranks share, while a simulation runs."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            state.assigned(self, name, value)
+            super().__setattr__(name, value)
+
+        def __delattr__(self, name: str) -> None:
+            state.assigned(self, name, None)
+            super().__delattr__(name)
+
+        def __reduce__(self) -> Any:
+            return importlib.import_module, (self.__name__,)
+
+    return TorchModule
+
+
+def _guards(classes: list[type]) -> list[_Guard]:
+    """Guards over *classes*: where they can have one heir, that heir is looked at for all of them."""
+    families: dict[Any, list[type]] = {}
+    for cls in classes:
+        if type(cls).__name__ in _GUARDED_ALONE:
+            families[cls] = [cls]
+        elif type(cls) in (type, abc.ABCMeta) and getattr(cls.__init_subclass__, "__func__", None) is None:
+            layout = next(b for b in cls.__mro__ if not b.__flags__ & _HEAP_TYPE)
+            families.setdefault((type(cls), layout), []).append(cls)
+    guards = []
+    for some in families.values():
+        some.sort(key=lambda cls: -len(cls.__mro__))
+        for begin in range(0, len(some), _IN_GUARD):
+            guards += _heirs(some[begin : begin + _IN_GUARD])
+    return guards
+
+
+def _heirs(classes: list[type]) -> list[_Guard]:
+    """The mark of a class comes back with the next look-up in it; nobody looks into an heir but us."""
+    try:
+        heir = type(classes[0])("_Heir", tuple(classes), {})
+    except TypeError:  # no common order of resolution, or a class that has no heirs
+        half = len(classes) // 2
+        return _heirs(classes[:half]) + _heirs(classes[half:]) if half else []
+    return [_Guard(heir, classes)]
+
+
+class _TorchFinder(importlib.abc.MetaPathFinder):
+    """Sees the torch modules that a rank is the first to import."""
+
+    def __init__(self, state: TorchState) -> None:
+        self._state = state
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        process = current_process()
+        if process is None or not fullname.startswith("torch."):
+            return None
+        process.world.ticks += 1  # a sign of life
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _TorchLoader(spec.loader, self._state)
+        return spec
+
+
+class _TorchLoader(importlib.abc.Loader):
+    """Loads as *real* does; then the module is watched."""
+
+    def __init__(self, real: Any, state: TorchState) -> None:
+        self._real = real
+        self._state = state
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._real.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._real
+        with self._state.everyones():
+            self._real.exec_module(module)
+            self._state.adopt([sys.modules.get(module.__name__, module)])
+
+
+STATE = TorchState()
+
+
+# -- meshes
+
+
+def _owner() -> int | None:
+    process = current_process()
+    return None if process is None else process.index
+
+
+def mesh_patches() -> list[tuple[Any, str, Any]]:
+    """A mesh is its rank's own. torch's caches take meshes of equal shape for one, though what they
+    keep holds for one coordinate; `_thread_id` is what torch itself tells the meshes of threads apart by."""
+    real_init, real_get, real_set = DeviceMesh.__init__, DeviceMesh.__getstate__, DeviceMesh.__setstate__
+
+    @functools.wraps(real_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        real_init(self, *args, **kwargs)
+        self._thread_id, self._hash = _owner(), None
+
+    @functools.wraps(real_get)
+    def get_state(self: Any) -> dict[str, Any]:
+        return {**real_get(self), "_thread_id": None, "_hash": None}
+
+    @functools.wraps(real_set)
+    def set_state(self: Any, state: dict[str, Any]) -> None:
+        real_set(self, {**state, "_thread_id": _owner(), "_hash": None})
+
+    named: list[tuple[str, Callable[..., Any]]] = [
+        ("__init__", init),
+        ("__getstate__", get_state),
+        ("__setstate__", set_state),
+    ]
+    return [(DeviceMesh, name, function) for name, function in named]
+
+
+def _forget_meshes() -> None:
+    """The caches by mesh would keep the ranks of a simulation that is over."""
+    for name, path in RANK_KEYED:
+        module = sys.modules.get(name)
+        cache = None if module is None else _follow(module, path)
+        clear = getattr(cache, "cache_clear", None) or getattr(cache, "clear", None)
+        if clear is not None:
+            clear()

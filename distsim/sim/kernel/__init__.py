@@ -1,0 +1,8 @@
+"""The simulator's heart: virtual time, tasks and the baton that lets exactly one run.
+
+Knows no torch and no rank. `task.py` is one thread of the user's program.
+"""
+
+from __future__ import annotations
+
+__all__ = ["interrupts", "limits", "schedule", "scheduler", "task"]

@@ -1,0 +1,117 @@
+"""Schedules: in which order things happen that no rule of torch.distributed orders.
+
+A simulation is deterministic, so a race shows itself only if somebody asks for another order. A
+schedule is a few choices: ranks that are held back before one of their calls (a few long delays at
+random calls find most ordering bugs: Burckhardt et al., "A randomized scheduler with probabilistic
+guarantees of finding bugs", ASPLOS 2010, PCT), whether sends wait for their receiver, and which of
+several waiting senders a receive from any source takes. As text it replays bit for bit.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from distsim.errors import UsageError
+from distsim.text.strangers import brief
+
+__all__ = ["Delay", "Schedule"]
+
+_DELAY = re.compile(r"rank(\d+)@(\d+)\+(\d*\.?\d+(?:e[+-]?\d+)?)s")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Delay:
+    """*rank* is held back for *seconds* (virtual) before its call number *call* (from 0)."""
+
+    rank: int
+    call: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"rank{self.rank}@{self.call}+{self.seconds:g}s"
+
+
+@dataclass(slots=True)
+class Schedule:
+    """One interleaving. Without any choice it is the ordinary run."""
+
+    delays: tuple[Delay, ...] = ()
+    buffered: bool = False
+    """Sends end at once, as small ones do on NCCL and MPI; else when their receiver has come, as on gloo."""
+    any_source: int | None = None
+    """Seed of the choice among several senders; None: the first to have come."""
+    _by_place: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False)
+    _random: random.Random = field(default_factory=random.Random, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Make ready for a run."""
+        self._by_place = {(d.rank, d.call): d.seconds for d in self.delays}
+        self._random = random.Random(self.any_source)
+
+    @classmethod
+    def draw(cls, seed: int, calls: Sequence[int], long_s: float) -> Schedule:
+        """A random schedule for ranks that made so many *calls* each in the ordinary run.
+
+        Every third gives each rank a random delay before every call; the others are PCT's: the ranks
+        start in a random order of priorities and one to three of them are held back for *long_s* later.
+        """
+        draw = random.Random(seed)
+        delays: dict[tuple[int, int], float] = {}
+        if seed % 3 == 0:
+            for rank, number in enumerate(calls):
+                for call in range(number):
+                    if draw.random() < 0.5:
+                        delays[rank, call] = long_s * draw.random()
+        else:
+            order = list(range(len(calls)))
+            draw.shuffle(order)
+            delays.update({(rank, 1): long_s * place for place, rank in enumerate(order) if place})
+            for _ in range(draw.randint(1, 3)):
+                rank = draw.randrange(len(calls))
+                delays[rank, draw.randrange(max(1, calls[rank]))] = long_s * (len(calls) + draw.randint(1, 3))
+        chosen = tuple(Delay(rank, call, float(f"{s:.3g}")) for (rank, call), s in sorted(delays.items()))
+        return cls(chosen, buffered=draw.random() < 0.5, any_source=seed if draw.random() < 0.5 else None)
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """The inverse of `str`."""
+        delays: list[Delay] = []
+        buffered, any_source = False, None
+        for part in filter(None, text.split(",")):
+            found = _DELAY.fullmatch(part.strip()) if len(part) < 200 else None
+            if found is not None:
+                delays.append(Delay(int(found[1]), int(found[2]), float(found[3])))
+            elif part.strip() == "buffered":
+                buffered = True
+            elif re.fullmatch(r"\s*any=\d{1,18}\s*", part):
+                any_source = int(part.split("=")[1])
+            elif part.strip() != "ordinary":
+                raise UsageError(
+                    f"expected a schedule as `distsim scenario run --explore` prints it "
+                    f"(rank2@5+0.1s,buffered,any=7), got {brief(part.strip())!r}"
+                )
+        return cls(tuple(delays), buffered, any_source)
+
+    def __str__(self) -> str:
+        parts = [str(d) for d in self.delays]
+        if self.buffered:
+            parts.append("buffered")
+        if self.any_source is not None:
+            parts.append(f"any={self.any_source}")
+        return ",".join(parts) or "ordinary"
+
+    # -- what the simulator asks
+
+    def delay_s(self, rank: int, call: int) -> float:
+        """How long *rank* is held back before its call number *call*."""
+        return self._by_place.get((rank, call), 0.0)
+
+    def choose(self, num: int) -> int:
+        """Which of *num* senders, in the order in which they came."""
+        return 0 if self.any_source is None or num < 2 else self._random.randrange(num)

@@ -1,0 +1,347 @@
+"""The scheduler: virtual time, deadlines, the baton, and the moment nothing moves.
+
+Read this first: `run` is all of it. simpy owns the clock; each thread of the user's program is a simpy
+process (task.py); a deadlock is an empty event heap with tasks still blocked. What tasks belong to, and
+what is said of a job that stands still, is the business of who inherits this (world.py).
+"""
+
+from __future__ import annotations
+
+import _thread
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import simpy
+
+from distsim.debug.records import Wait
+from distsim.sim.kernel.interrupts import Interrupts
+from distsim.watcher import beacon
+
+if TYPE_CHECKING:
+    from distsim.sim.kernel.limits import Limits
+
+__all__ = ["Deadline", "Owner", "PollEvent", "Request", "Scheduler", "Unwind"]
+
+QUIET_LIMIT_S = 3_600.0
+"""A world in which ranks only poll for this long (virtual) is a deadlock."""
+
+_real_monotonic = time.monotonic
+
+
+class Unwind(BaseException):
+    """Raised inside a rank's thread to end it: the simulation is over. Users cannot catch it for long."""
+
+
+@dataclass(slots=True)
+class Request:
+    """What a thread asks of the scheduler when it hands the baton back."""
+
+    event: simpy.Event | None
+    why: Wait | None
+    timeout_s: float | None = None
+    on_timeout: Callable[[], BaseException] | None = None
+    explicit_timeout: bool = False
+    poll: bool = False
+
+
+class Owner(Protocol):
+    """What tasks belong to: a simulated process."""
+
+    rank: int
+    main_task: Any
+    idle_s: float
+    thaw: simpy.Event | None
+    """Set while it is stopped: what it waits for to go on."""
+    signals_due: Any
+    tasks: Any
+
+    def enter(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def complete_futures(self) -> None: ...
+
+    def call_signal_handlers(self) -> None: ...
+
+    def account_wait(self, why: Wait | None, since_s: float, until_s: float) -> None: ...
+
+
+class Runs(Protocol):
+    """A task, as its scheduler knows it (task.Task)."""
+
+    request: Request | None
+    doom: Unwind | None
+    abandoned: bool
+
+    def interrupt(self, cause: BaseException) -> None: ...
+
+    def raise_inside(self, unwind: type[Unwind]) -> None: ...
+
+
+class PollEvent(simpy.Event):
+    """Wakes a thread that looks again and again for something to change."""
+
+
+@dataclass(order=True, slots=True)
+class Deadline:
+    """When a wait gives up. Kept out of simpy's heap: a pending timeout must not hide a deadlock."""
+
+    at_s: float
+    number: int
+    task: Runs = field(compare=False)
+    request: Request = field(compare=False)
+    cancelled: bool = field(default=False, compare=False)
+
+
+class Scheduler:
+    """Runs tasks in virtual time, one at a time."""
+
+    def __init__(self, env: simpy.Environment, host_timeout_s: float) -> None:
+        self.env = env
+        self.host_timeout_s = host_timeout_s
+        self.patience = 1.0
+        """How much longer than *host_timeout_s* a rank that computes may stay away from its next call."""
+        self.current: Owner | None = None
+        self.running: Any = None
+        """The task that has the baton."""
+        self.beacon = beacon.here()
+        """Where somebody outside sees which rank runs (overseer.py); None: nobody looks."""
+        self.baton = _thread.allocate_lock()
+        self.baton.acquire()
+        self.ticks = 0
+        """Counts signs of life of the running thread: operators, calls, module loads."""
+        self.in_operator = False
+        self.events = 0
+        self.live_tasks = 0
+        self.interrupted = False
+        """Ctrl-C was pressed."""
+        self.crash: BaseException | None = None
+        """What must end the simulation at once: a user's mistake, or an error of ours."""
+        self.stuck: Any = None
+        """A task that never gave the baton back."""
+        self.interrupts = Interrupts()
+        self.limits: Limits | None = None
+        self.on_progress: Callable[[Any], None] | None = None
+        self.asleep = False
+        self._pollers: list[PollEvent] = []
+        self._quiet_s = 0.0
+        self._last_ticks, self._last_tick_s, self._last_tick_event = -1, 0.0, 0
+        self._deadlines: list[Deadline] = []
+        self._count = itertools.count()
+        self._tasks_made = 0
+        self._next_progress_s = 0.0
+
+    # -- what the job answers
+
+    def process_ended(self, process: Any) -> None:
+        """The main task of *process* is over."""
+        raise NotImplementedError
+
+    def timed_out(self, why: Wait | None) -> None:
+        """A wait gives up while others still run."""
+        raise NotImplementedError
+
+    def stands_still(self) -> None:
+        """Nothing moves any more, or no longer may: the end."""
+        raise NotImplementedError
+
+    def has_met(self) -> bool:
+        """Whether something happened that ends the run."""
+        raise NotImplementedError
+
+    def give_up(self, task: Any) -> None:
+        """*task* spins or blocks on the host."""
+        raise NotImplementedError
+
+    def all_ended(self) -> None:
+        """Every task has ended."""
+        raise NotImplementedError
+
+    # -- the baton
+
+    def next_task_number(self) -> int:
+        self._tasks_made += 1
+        return self._tasks_made
+
+    def enter(self, process: Owner) -> None:
+        if self.current is not process:
+            if self.current is not None:
+                self.current.leave()
+            process.enter()
+            self.current = process
+
+    def leave(self) -> None:
+        if self.current is not None:
+            self.current.leave()
+            self.current = None
+
+    def take_baton_from(self, task: Runs) -> None:
+        """Wait until the running thread hands the baton back; watch that it does."""
+        self.running = task
+        if not self.baton.acquire(timeout=0.25):
+            self._watch(task)
+        self.running = None
+
+    def _watch(self, task: Runs) -> None:
+        """Two limits: without any sign of life (operators, imports), and, longer unless the user set
+        it, without a call: a loop of operators whose end never comes true lives too."""
+        ticks, begun = self.ticks, _real_monotonic()
+        since = begun
+        while not self.baton.acquire(timeout=0.1):
+            if self.beacon is not None:
+                self.beacon.beat()
+            limit_s = 2.0 if task.doom is not None else self.host_timeout_s  # a debugger lifts it meanwhile
+            if self.interrupts.pending and task.doom is None:
+                self.interrupts.deliver()
+            self._report_progress()
+            if self.interrupted and task.doom is None:
+                raise KeyboardInterrupt
+            if task.doom is None and (self.ticks != ticks or self.in_operator):
+                ticks, since = self.ticks, _real_monotonic()
+            over = self.limits is not None and task.doom is None and self.limits.wall_over()
+            now = _real_monotonic()
+            if over or now - since > limit_s or now - begun > limit_s * self.patience:
+                task.abandoned = True
+                if self.beacon is not None:
+                    self.beacon.leave_threads_behind()
+                if task.doom is None:
+                    self.stuck = task
+                else:
+                    task.raise_inside(Unwind)
+                return
+
+    # -- time
+
+    def add_deadline(self, task: Runs, request: Request) -> Deadline:
+        assert request.timeout_s is not None
+        deadline = Deadline(float(self.env.now) + request.timeout_s, next(self._count), task, request)
+        heapq.heappush(self._deadlines, deadline)
+        return deadline
+
+    def _next_deadline(self, explicit_only: bool) -> Deadline | None:
+        while self._deadlines and self._deadlines[0].cancelled:
+            heapq.heappop(self._deadlines)
+        if not explicit_only:
+            return self._deadlines[0] if self._deadlines else None
+        waiting = [d for d in self._deadlines if not d.cancelled and d.request.explicit_timeout]
+        return min(waiting, default=None)
+
+    def _expire(self, deadline: Deadline) -> None:
+        deadline.cancelled = True
+        request = deadline.request
+        assert request.on_timeout is not None
+        error = request.on_timeout()
+
+        def fire(_: object) -> None:
+            if deadline.task.request is request:
+                self.timed_out(request.why)
+                deadline.task.interrupt(error)
+
+        alarm = self.env.timeout(max(0.0, deadline.at_s - float(self.env.now)))
+        assert alarm.callbacks is not None
+        alarm.callbacks.append(fire)
+
+    def poll_event(self, quiet_polls: int) -> PollEvent:
+        event = PollEvent(self.env)
+        self._pollers.append(event)
+        return event
+
+    def _wake_pollers(self) -> None:
+        waiting, self._pollers = self._pollers, []
+        for event in waiting:
+            event.succeed()
+
+    # -- the run
+
+    def run(self) -> None:
+        """Run until every task has ended, the job has reason to stop, or nothing can move any more."""
+        env = self.env
+        while self.live_tasks:
+            if self.interrupts.pending:
+                self.interrupts.deliver()
+            upcoming = env.peek()
+            if self._pollers and self._poll_turn(upcoming):
+                continue
+            deadline = self._next_deadline(explicit_only=False)
+            if upcoming == float("inf"):
+                explicit = self._next_deadline(explicit_only=True)
+                if explicit is None:  # an empty heap, and tasks that are blocked: a deadlock
+                    self.stands_still()
+                    return
+                self._expire(explicit)
+                continue
+            if deadline is not None and deadline.at_s < upcoming:
+                heapq.heappop(self._deadlines)
+                self._expire(deadline)
+                continue
+            is_poll = isinstance(env._queue[0][3], PollEvent)
+            env.step()
+            self.events += 1
+            if self.crash is not None:
+                raise self.crash
+            if self.interrupted:
+                raise KeyboardInterrupt
+            if not is_poll:
+                self._quiet_s = 0.0
+                if self._pollers:
+                    self._wake_pollers()
+            if not self.events & 255:
+                self._report_progress()
+                if self._only_sleeps():
+                    self.stands_still()
+                    return
+            if self.has_met():
+                return
+            if self.stuck is not None:
+                stuck, self.stuck = self.stuck, None
+                self.give_up(stuck)
+            if self.limits is not None and self.limits.over(float(env.now), self.events):
+                self.stands_still()
+                return
+        self.all_ended()
+
+    def _only_sleeps(self) -> bool:
+        """Whether nothing but naps and looks at a store has happened for an hour: `while not ready: sleep(1)`."""
+        now_s = float(self.env.now)
+        if self.ticks != self._last_ticks:
+            self._last_ticks, self._last_tick_s, self._last_tick_event = self.ticks, now_s, self.events
+        self.asleep = now_s - self._last_tick_s > QUIET_LIMIT_S and self.events - self._last_tick_event > 10_000
+        return self.asleep
+
+    @property
+    def only_polls(self) -> bool:
+        """Whether for the last second (virtual) nothing has happened but threads that look again and again."""
+        return self._quiet_s > 1.0
+
+    def _poll_turn(self, upcoming: float) -> bool:
+        """Threads poll and nothing else is near: let time pass, in growing steps."""
+        step_s = max(1e-6, 0.1 * self._quiet_s)
+        if upcoming - float(self.env.now) <= step_s:
+            return False
+        deadline = self._next_deadline(explicit_only=False)
+        if deadline is not None and deadline.at_s <= float(self.env.now) + step_s:
+            return False
+        if self._quiet_s > QUIET_LIMIT_S and upcoming == float("inf"):
+            self._pollers.clear()
+            return False
+        quiet_s = self._quiet_s + step_s
+        alarm = PollEvent(self.env)
+        alarm._ok, alarm._value = True, None
+        self.env.schedule(alarm, delay=step_s)
+        assert alarm.callbacks is not None
+        alarm.callbacks.append(lambda _: self._wake_pollers())
+        self._quiet_s = quiet_s
+        self.env.step()
+        self.events += 1
+        return True
+
+    def _report_progress(self) -> None:
+        if self.on_progress is not None:
+            now = _real_monotonic()
+            if now >= self._next_progress_s:
+                self._next_progress_s = now + 0.2
+                self.on_progress(self)

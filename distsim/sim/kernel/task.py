@@ -1,0 +1,322 @@
+"""A task: one thread of the user's program, and the baton that lets exactly one run.
+
+Every thread of a simulated rank is an OS thread (autograd and dispatch state are thread-local)
+paired with a simpy process. The thread runs until it needs something from the world; it then
+leaves a `Request` and gives the baton back to the scheduler, whose simpy process yields the
+event the thread waits for. So the order of everything is the order of simpy's event heap.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+import simpy
+
+from distsim.debug.records import CallWait, HostWait, Wait
+from distsim.sim.kernel.scheduler import Owner, Request, Scheduler, Unwind
+from distsim.watcher.beacon import crash_stack_for_this_thread
+
+__all__ = ["Killed", "SignalArrived", "Task", "current_process", "current_task", "require_task"]
+
+CLOCK_READ_S = 1e-7
+"""What reading a clock from Python takes (timeit of time.perf_counter on a 2020s server CPU: 50 to 100 ns)."""
+
+SPIN_LIMIT_S = 3_600.0
+"""A loop that has read nothing but the clock for this long (virtual) waits for something else."""
+
+_here = threading.local()
+
+
+def current_task() -> Task | None:
+    """The task of the calling thread; None outside a simulation."""
+    return getattr(_here, "task", None)
+
+
+def require_task() -> Task:
+    """The task of the calling thread, for code that only makes sense inside a rank."""
+    task = current_task()
+    if task is None:
+        raise RuntimeError("this call belongs inside a simulated rank")
+    return task
+
+
+def current_process() -> Any:
+    """What the calling thread belongs to; None outside a simulation. `process.current_process` knows its type."""
+    task = current_task()
+    return None if task is None else task.process
+
+
+class Killed(Unwind):
+    """The rank died by `os._exit`, a signal or a planted crash: no cleanup of its own runs."""
+
+
+class SignalArrived(BaseException):
+    """Wakes a process's main thread so that it calls its signal handlers; it then goes on waiting."""
+
+
+class Task:
+    """One simulated thread. Methods without an underscore are called in its own thread."""
+
+    def __init__(self, world: Scheduler, process: Owner, body: Callable[[], Any], name: str, daemon: bool = False):
+        self.world = world
+        self.process = process
+        self.name = name
+        self.number = world.next_task_number()
+        self.daemon = daemon
+        self.ident: int | None = None
+        self.native = 0
+        """What the kernel calls its thread, once it runs."""
+        self.finished = False
+        self.abandoned = False
+        self.done: simpy.Event = world.env.event()
+        self.debt_s = 0.0
+        """Compute time this thread has used up and the world has not yet seen."""
+        self.request: Request | None = None
+        self.blocked_since_s: float | None = None
+        self.quiet_polls = 0
+        self.time_queries = 0
+        self.spinning_since_s = 0.0
+        self.refusals = 0
+        self.doom: Unwind | None = None
+        self._body = body
+        self._go = _thread.allocate_lock()
+        self._go.acquire()
+        self._throw: BaseException | None = None
+        self._driver: simpy.Process = world.env.process(self._drive())
+
+    # -- in the thread itself
+
+    def now_s(self) -> float:
+        """Virtual seconds since the simulation began, this thread's unseen compute included."""
+        return float(self.world.env.now) + self.debt_s
+
+    def compute(self, seconds: float) -> None:
+        """Spend virtual time on the host without handing the baton over."""
+        self.debt_s += seconds
+        self.quiet_polls = 0
+        self.time_queries = 0
+
+    def wait(
+        self,
+        event: simpy.Event,
+        why: Wait,
+        timeout_s: float | None = None,
+        on_timeout: Callable[[], BaseException] | None = None,
+        explicit_timeout: bool = False,
+    ) -> Any:
+        """Sleep until *event* has happened and return its value; *on_timeout* makes what is raised
+        after *timeout_s* of virtual time."""
+        self.quiet_polls = 0
+        self.time_queries = 0
+        self._hand_over(Request(event, why, timeout_s, on_timeout, explicit_timeout))
+        return event.value
+
+    def flush(self, why: Wait | None = None) -> None:
+        """Let the world catch up with this thread's compute time."""
+        if self.debt_s > 0.0:
+            self._hand_over(Request(None, why))
+        elif self.doom is not None:
+            raise self.doom
+
+    def sleep(self, seconds: float) -> None:
+        self.quiet_polls = 0
+        self.debt_s += max(0.0, seconds)
+        if self is self.process.main_task:
+            self.process.idle_s += max(0.0, seconds)
+        self._hand_over(Request(None, HostWait("sleep")))
+
+    def poll(self, why: Wait) -> None:
+        """One turn of a loop that looks again and again: come back when something has happened."""
+        self.quiet_polls += 1
+        self.time_queries = 0
+        self._hand_over(Request(self.world.poll_event(self.quiet_polls), why, poll=True))
+
+    def time_query(self) -> float:
+        """The clock was read; a loop that does nothing else must not stand still in virtual time. It
+        moves in steps that grow with the loop, so that waiting an hour this way is cheap too."""
+        if self.time_queries == 0:
+            self.spinning_since_s = self.now_s()
+        self.time_queries += 1
+        if self.time_queries > 1_000:
+            spun_s = self.now_s() - self.spinning_since_s
+            if spun_s > SPIN_LIMIT_S:
+                self._hand_over(Request(self.world.poll_event(1), HostWait("reading the clock"), poll=True))
+            else:
+                self.debt_s += 0.002 * spun_s
+                self._hand_over(Request(None, None))
+        self.debt_s += CLOCK_READ_S
+        return self.now_s()
+
+    def _hand_over(self, request: Request) -> None:
+        if self.doom is not None:
+            self._refuse_to_go_on(self.doom)
+        if _here.task is not self:
+            raise RuntimeError("a rank's thread used another thread's task")
+        while True:
+            self.request = request
+            self.world.baton.release()
+            self._go.acquire()
+            self.request = None
+            throw, self._throw = self._throw, None
+            self.process.complete_futures()
+            if self.process.signals_due and self is self.process.main_task:
+                rest_s, self.debt_s = self.debt_s, 0.0
+                self.process.call_signal_handlers()
+                self.debt_s += rest_s
+            if isinstance(throw, SignalArrived):
+                continue  # as system calls do (PEP 475)
+            if throw is not None:
+                raise throw
+            return
+
+    def _refuse_to_go_on(self, doom: Unwind) -> None:
+        """The thread has to end. One that swallows this again and again is left where it is, asleep."""
+        self.refusals += 1
+        if self.refusals > 1_000:
+            self.abandoned = True
+            self.world.baton.release()
+            forever = _thread.allocate_lock()
+            forever.acquire()
+            forever.acquire()
+        raise doom
+
+    def _thread_main(self) -> None:
+        _here.task = self
+        self.ident, self.native = threading.get_ident(), _thread.get_native_id()  # the machine's, not the simulated one
+        self._go.acquire()
+        if self.world.beacon is not None:
+            self.world.beacon.runs_in(self.native)
+            crash_stack_for_this_thread()
+        try:
+            if self.doom is None:
+                self._body()
+        except Unwind:
+            pass
+        except BaseException as exc:  # the program's own errors never come this far: it is ours
+            self.world.crash = exc
+        finally:
+            self.finished = True
+            self.request = None
+            _here.task = None
+            if not self.abandoned:
+                self.world.baton.release()
+
+    # -- in the scheduler
+
+    def _drive(self) -> Generator[simpy.Event, Any, None]:
+        env = self.world.env
+        yield env.timeout(0)
+        if self.finished:
+            return
+        _thread.start_new_thread(self._thread_main, ())
+        throw: BaseException | None = None
+        while self.resume(throw):
+            throw = None
+            request = self.request
+            assert request is not None
+            deadline = None
+            begun_s, debt, self.debt_s = float(env.now), self.debt_s, 0.0
+            try:
+                if debt > 0.0:
+                    yield env.timeout(debt)
+                if request.event is not None:
+                    self.blocked_since_s = float(env.now)
+                    if request.timeout_s is not None:
+                        deadline = self.world.add_deadline(self, request)
+                    yield request.event
+            except simpy.Interrupt as interrupt:
+                throw = interrupt.cause
+                if isinstance(throw, SignalArrived):
+                    self._keep_the_rest(request, begun_s, debt)
+            except Exception as exc:  # the event failed: its exception belongs to the thread
+                throw = exc
+            finally:
+                if deadline is not None:
+                    deadline.cancelled = True
+                if self.blocked_since_s is not None:
+                    if self is self.process.main_task:  # what other threads wait for costs the rank nothing
+                        self.process.account_wait(request.why, self.blocked_since_s, float(env.now))
+                    self.blocked_since_s = None
+            if self.process.thaw is not None:
+                throw = yield from self._stopped(throw)
+        if self.abandoned:
+            return
+        if not self.done.triggered:
+            self.done.succeed()
+        if self is self.process.main_task:
+            self.world.process_ended(self.process)
+
+    def _keep_the_rest(self, request: Request, begun_s: float, debt: float) -> None:
+        """What is left of a wait that a signal has cut in two."""
+        passed_s = float(self.world.env.now) - begun_s
+        self.debt_s = max(0.0, debt - passed_s)
+        if request.timeout_s is not None:
+            request.timeout_s = max(0.0, request.timeout_s - max(0.0, passed_s - debt))
+
+    def _stopped(self, throw: BaseException | None) -> Generator[simpy.Event, Any, BaseException | None]:
+        """Until the process goes on, or is killed."""
+        while self.process.thaw is not None and self.doom is None:
+            try:
+                yield self.process.thaw
+            except simpy.Interrupt as interrupt:
+                throw = interrupt.cause
+        return throw
+
+    def resume(self, throw: BaseException | None) -> bool:
+        """Give the thread the baton until it hands it back; False once it has ended."""
+        if self.finished or self.abandoned:
+            return False
+        self._throw = throw
+        self.world.enter(self.process)
+        beacon = self.world.beacon
+        if beacon is not None:
+            beacon.give(self.process.rank, self.native, float(self.world.env.now), self.world.events)
+        self._go.release()
+        self.world.take_baton_from(self)
+        if beacon is not None:
+            beacon.take()
+        if self.finished or self.abandoned:
+            self.world.live_tasks -= 1
+            return False
+        return True
+
+    def interrupt(self, cause: BaseException) -> None:
+        if self._driver.is_alive:
+            self._driver.interrupt(cause)
+
+    def end(self, unwind: Unwind) -> None:
+        """Make the thread unwind now, whatever it waits for. Used when its process or the world ends."""
+        self.doom = unwind
+        for _ in range(10_000):
+            if not self.resume(unwind):
+                if not self.done.triggered:
+                    self.done.succeed()
+                return
+        self.abandoned = True
+
+    def cancel(self) -> None:
+        """End a thread that has not begun."""
+        self.finished = True
+        self.world.live_tasks -= 1
+
+    def raise_inside(self, unwind: type[Unwind]) -> None:
+        """Ask a thread that never comes back (`while True: pass`) to end, at its next bytecode."""
+        if not self.finished and self.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(unwind))
+
+    @property
+    def wait_reason(self) -> Wait | None:
+        return None if self.request is None else self.request.why
+
+    @property
+    def communicates(self) -> bool:
+        return isinstance(self.wait_reason, CallWait)
+
+    def frame(self) -> Any:
+        """The innermost Python frame of the thread, for a report on where it is."""
+        return None if self.ident is None else sys._current_frames().get(self.ident)

@@ -1,0 +1,177 @@
+"""Where every rank of a world stands: the evidence that a diagnosis is made from."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from distsim.debug.diagnosis.stragglers import PLANTED, straggler_findings
+from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, HostWait, Phase, RankState, Wait
+from distsim.debug.records.frames import absolute
+from distsim.debug.records.kinds import Kind
+from distsim.debug.words.error_text import error_line
+from distsim.sim.isolation.tracebacks import format_user_traceback
+from distsim.sim.observe.user_stack import user_stack
+from distsim.sim.processes.hosts import lost_clients
+
+if TYPE_CHECKING:
+    from distsim.sim.isolation.process import SimProcess
+    from distsim.sim.world import World
+
+__all__ = ["evidence"]
+
+_DDP_UNFINISHED = "Expected to have finished reduction in the prior iteration"
+_DDP_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+
+
+def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None = None) -> Evidence:
+    """*asleep* makes a rank that only sleeps count as blocked; with *hang_after_s* a running rank
+    that others have waited for that long is missing."""
+    ranks = range(world.world_size)
+    states = {rank: _state(world, rank, asleep) for rank in ranks}
+    records = {rank: world.rank_processes[rank].records for rank in ranks if rank in world.rank_processes}
+    if any(state.phase is Phase.BLOCKED for state in states.values()):
+        _mark_absent(states, records)
+    faults = world.faults
+    return Evidence(
+        world.world_size,
+        states,
+        records,
+        float(world.env.now),
+        notes=(*world.notes, *(() if faults is None else faults.notes)),
+        findings=(
+            *world.findings,
+            *world.guards.found,
+            *_planted(world, records),
+            *_ddp_findings(world),
+            *lost_clients(world),
+        ),
+        sources=_sources(states, records),
+        hang_after_s=hang_after_s,
+    )
+
+
+def _planted(world: World, records: dict[int, list[CallRecord]]) -> list[Finding]:
+    """What a scenario's faults do, as somebody with an eye on links, payloads and arrivals would see it."""
+    if world.faults is None:
+        return []
+    return [*world.faults.findings(), *straggler_findings(records, PLANTED)]
+
+
+def _state(world: World, rank: int, asleep: bool) -> RankState:
+    process = world.rank_processes.get(rank)
+    if process is None:
+        return RankState(rank, Phase.ABSENT)
+    waits: list[Wait] = []
+    since_s = process.end_s
+    stack = process.last_stack
+    for task in process.tasks if process.alive else ():
+        is_main = task is process.main_task
+        if task.finished or (task.daemon and not is_main):
+            continue
+        why = task.wait_reason
+        if why is not None and (is_main or isinstance(why, CallWait)):
+            waits.append(why)
+            since_s = task.blocked_since_s
+        if is_main and task.ident is not None:
+            frame = sys._current_frames().get(task.ident)
+            stack = () if frame is None else user_stack(frame)
+    phase = Phase.EXITED if process.ended_by_program else process.phase
+    if phase is Phase.HOST_STUCK:
+        since_s = None  # it used up wall time; that of the simulation passes for the others alone
+    if not asleep and waits and all(isinstance(w, HostWait) and w.what == "sleep" for w in waits):
+        waits = []  # it will wake by itself: late, not stuck
+    if phase is Phase.RUNNING and waits:
+        phase = Phase.BLOCKED
+    error, text = process.exception, process.traceback_text
+    line = None if error is None else f"{type(error).__name__}: {process.error_text}"
+    if phase is Phase.BLOCKED and any(isinstance(w, CallWait) for w in waits):
+        error = _on_its_way(process)
+        text = None if error is None else format_user_traceback(error)
+        line = None if error is None else error_line(error)
+    return RankState(
+        rank,
+        phase,
+        tuple(waits),
+        site=stack[0] if stack else process.last_site,
+        stack=stack,
+        since_s=since_s,
+        exit_code=0 if process.ended_by_program or process.told_its_parent else process.exit_code,
+        exception=line,
+        traceback=text,
+        signal=process.signal_name,
+        host=f"node{process.slot.host}",
+    )
+
+
+def _on_its_way(process: SimProcess) -> BaseException | None:
+    """What a blocked rank raised before a `finally` or `except` block made the call that it is in."""
+    task = process.main_task
+    found: Any = None if task is None else sys._current_exceptions().get(task.ident or 0)
+    if isinstance(found, tuple):  # Python 3.11
+        found = found[1]
+    return found if isinstance(found, Exception) else None
+
+
+def _mark_absent(states: dict[int, RankState], records: dict[int, list[CallRecord]]) -> None:
+    """A rank without a call, while others wait in init_process_group, never joined: it ended well, or stands still."""
+    joining = [
+        w.record
+        for state in states.values()
+        for w in state.waits
+        if isinstance(w, CallWait) and w.record.op == "init_process_group"
+    ]
+    for rank, state in states.items():
+        on_host = all(isinstance(w, HostWait) for w in state.waits)
+        still = state.phase is Phase.HOST_STUCK or (state.phase is Phase.BLOCKED and on_host)
+        ended = state.phase in (Phase.FINISHED, Phase.EXITED) and not state.exit_code
+        if joining and (ended or still) and not records.get(rank):
+            states[rank] = RankState(rank, Phase.ABSENT, site=state.site, stack=state.stack, host=state.host)
+
+
+def _ddp_findings(world: World) -> tuple[Finding, ...]:
+    """DDP's error about parameters without gradient, with their names."""
+    found: dict[str, list[SimProcess]] = {}
+    for process in world.rank_processes.values():
+        if process.exception is not None and _DDP_UNFINISHED in process.error_text:
+            found.setdefault(_unused(process.exception, process.error_text), []).append(process)
+    return tuple(
+        Finding(
+            Kind.DDP_UNUSED_PARAMETER,
+            tuple(sorted(p.rank for p in processes)),
+            text,
+            site=processes[0].last_stack[0] if processes[0].last_stack else None,
+            suggestion="Use the parameters in the loss, or pass find_unused_parameters=True to DDP.",
+        )
+        for text, processes in found.items()
+    )
+
+
+def _unused(error: BaseException, text: str) -> str:
+    match = _DDP_INDICES.search(text)
+    indices = [int(word) for word in match[1].split()] if match else []
+    trace = error.__traceback__
+    model: Any = None
+    while trace is not None:
+        model = (
+            trace.tb_frame.f_locals.get("self") if hasattr(trace.tb_frame.f_locals.get("self"), "reducer") else model
+        )
+        trace = trace.tb_next
+    names = [] if model is None else [n for n, p in model.module.named_parameters() if p.requires_grad]
+    shown = [names[i] if i < len(names) else f"number {i}" for i in indices]
+    what = f"parameter{'s' if len(shown) != 1 else ''} {', '.join(shown)}" if shown else "parameters of a model"
+    return f"DDP {what} got no gradient in the last backward pass"
+
+
+def _sources(states: dict[int, RankState], records: dict[int, list[CallRecord]]) -> dict[str, str]:
+    """The text of every file that a call or a rank's stack names."""
+    files = {site.file: None for state in states.values() for site in state.stack}
+    for calls in records.values():
+        for record in calls:
+            for site in record.stack:
+                files[site.file] = None
+    for file in files:
+        linecache.checkcache(absolute(file))
+    return {file: "".join(linecache.getlines(absolute(file))) for file in files}

@@ -1,0 +1,212 @@
+"""From a world that has ended to its Outcome."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch.multiprocessing import ProcessRaisedException
+
+from distsim.debug.records import P2P, CallRecord, Evidence
+from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
+
+if TYPE_CHECKING:
+    from distsim.sim.conditions import RunRequest
+    from distsim.sim.isolation.process import SimProcess
+    from distsim.sim.world import World
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+__all__ = ["bus_factor", "summing_up"]
+
+
+def bus_factor(op: str, num_ranks: int) -> float:
+    """busbw / algbw, as nccl-tests' PERFORMANCE.md defines it."""
+    n = num_ranks
+    if n < 2:
+        return 1.0
+    if op.startswith("all_reduce"):
+        return 2 * (n - 1) / n
+    if op.startswith(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")):
+        return (n - 1) / n
+    return 1.0
+
+
+def summing_up(
+    world: World, evidence: Evidence, request: RunRequest, name: str, interrupted: bool, wall_s: float
+) -> Outcome:
+    ranks = [world.rank_processes[r] for r in sorted(world.rank_processes) if r < world.world_size]
+    started = ranks if world.launcher is None else [*ranks, world.launcher]
+    failures = _failures(started)
+    virtual_s = world.stopped_at_s or max([float(world.env.now), *(p.end_s or 0.0 for p in ranks)])
+    backend = next((b for p in ranks for b in _backends(p)), "none")
+    diagnoses = list(world.diagnoses)
+    notes = [*world.notes, *_of_launcher(world)]
+    return Outcome(
+        world_size=world.world_size,
+        cluster=world.cluster.name if not isinstance(request.on, str) else request.on,
+        backend=backend,
+        seed=world.seed,
+        program=name,
+        exit_code=_exit_code(diagnoses, failures, started, interrupted),
+        virtual_time_s=virtual_s,
+        wall_time_s=wall_s,
+        events=world.events,
+        results=[p.result for p in (ranks if world.launcher else world.processes[: len(world.slots)])],
+        ranks=[_summary(p, virtual_s) for p in ranks],
+        records={p.rank: p.records for p in ranks},
+        diagnoses=diagnoses,
+        evidence=evidence,
+        failures=failures,
+        collectives=_totals(ranks),
+        links=_links(world, virtual_s),
+        link_samples=_link_samples(world),
+        compute={p.rank: p.slices for p in ranks},
+        notes=notes,
+        interrupted=interrupted,
+    )
+
+
+def _of_launcher(world: World) -> list[str]:
+    """What became of the parent of the ranks, where a report on its children would not say it."""
+    parent = world.launcher
+    if parent is None:
+        return []
+    if parent.exception is not None and world.diagnoses:
+        where = f" at {parent.last_stack[0].file}:{parent.last_stack[0].line}" if parent.last_stack else ""
+        kind, text = type(parent.exception).__name__, str(parent.exception).strip().split("\n", 1)[0]
+        return [f"the process that started the ranks (main) raised {kind}{where}: {text}"]
+    if parent.exit_code and parent.exception is None:
+        return [f"the process that started the ranks (main) ended with exit code {parent.exit_code}"]
+    return []
+
+
+def _exit_code(
+    diagnoses: Sequence[object], failures: Sequence[Failure], ranks: Sequence[SimProcess], interrupted: bool
+) -> int:
+    if interrupted:
+        return 130
+    for diagnosis in diagnoses:
+        code = getattr(diagnosis, "exit_code", 0)
+        if code:
+            return int(code)
+    if failures or any(p.exit_code and not (p.ended_by_program or p.told_its_parent) for p in ranks):
+        return 1
+    return 0
+
+
+def _backends(process: SimProcess) -> list[str]:
+    return [group.name() for group in process.group_objects[:1]]
+
+
+def _failures(processes: Sequence[SimProcess]) -> list[Failure]:
+    merged: dict[tuple[str, str], list[SimProcess]] = {}
+    for process in processes:
+        if isinstance(process.exception, ProcessRaisedException) and any(p.exception for p in process.children):
+            continue  # the launcher repeats what its child has raised
+        if process.exception is not None:
+            text = process.traceback_text or ""
+            key = (type(process.exception).__name__, _ADDRESS.sub("0x", text))
+            merged.setdefault(key, []).append(process)
+    return [
+        Failure(
+            ranks=tuple(p.rank for p in group if p.is_rank),
+            type=kind,
+            message=group[0].error_text,
+            traceback=group[0].traceback_text or "",
+        )
+        for (kind, _), group in merged.items()
+    ]
+
+
+def _summary(process: SimProcess, virtual_s: float) -> RankSummary:
+    memory = process.world.memory
+    return RankSummary(
+        rank=process.rank,
+        host=process.slot.host,
+        device=process.slot.device,
+        end_s=virtual_s if process.end_s is None else process.end_s,
+        compute_s=process.compute_s,
+        communication_s=_union_s(process.records),
+        exposed_s=process.exposed_s,
+        idle_s=process.idle_s,
+        phase=process.phase,
+        exit_code=process.exit_code,
+        peak_memory_bytes=None if memory is None else memory.peak_bytes(process),
+    )
+
+
+def _union_s(records: Sequence[CallRecord]) -> float:
+    """Time in which at least one call's bytes moved."""
+    spans = sorted(
+        (r.started_s, r.completed_s) for r in records if r.started_s is not None and r.completed_s is not None
+    )
+    total, end = 0.0, float("-inf")
+    for begin, finish in spans:
+        if finish > end:
+            total += finish - max(begin, end)
+            end = finish
+    return total
+
+
+def _totals(ranks: Sequence[SimProcess]) -> list[CollectiveTotal]:
+    """Calls by group and operation; a collective counts once, a send once."""
+    found: dict[tuple[str, tuple[int, ...], str, str], list[CallRecord]] = {}
+    for process in ranks:
+        for record in process.records:
+            if record.started_s is None or record.completed_s is None or not (record.dtypes or record.op == "barrier"):
+                continue
+            if record.op == "recv" or (record.op not in P2P and record.rank != record.group.ranks[0]):
+                continue
+            key = (
+                record.group.label,
+                record.group.ranks,
+                record.op,
+                record.dtypes[0] if record.dtypes else "",
+            )
+            found.setdefault(key, []).append(record)
+    totals = []
+    for (label, members, op, dtype), records in found.items():
+        num_bytes = sum(r.nbytes for r in records)
+        time_s = sum((r.completed_s or 0.0) - (r.started_s or 0.0) for r in records)
+        algbw = num_bytes / time_s if time_s > 0 else 0.0
+        totals.append(
+            CollectiveTotal(
+                label,
+                op,
+                dtype,
+                len(members),
+                len(records),
+                num_bytes,
+                time_s,
+                algbw,
+                algbw * bus_factor(op, len(members)),
+            )
+        )
+    return sorted(totals, key=lambda t: (-t.time_s, t.group, t.op))
+
+
+def _link_samples(world: World) -> list[tuple[float, int, float]]:
+    """The network's samples, with the place in `Outcome.links` instead of the cluster's index."""
+    place = {use.index: number for number, use in enumerate(world.network.links_busy())}
+    return [(time_s, place[index], used) for time_s, index, used in world.network.utilisation_samples()]
+
+
+def _links(world: World, virtual_s: float) -> list[LinkUse]:
+    uses = []
+    for use in world.network.links_busy():
+        link = world.cluster.links[use.index]
+        mean = use.bytes / (link.bandwidth_bytes_per_s * virtual_s) if virtual_s > 0 else 0.0
+        uses.append(
+            LinkUse(
+                link.name,
+                link.kind,
+                link.bandwidth_bytes_per_s,
+                use.bytes,
+                use.busy_s,
+                mean,
+                use.peak_utilisation,
+            )
+        )
+    return uses

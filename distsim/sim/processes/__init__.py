@@ -1,0 +1,19 @@
+"""Simulated processes: their life, threads, children, pipes, signals, names and numbers.
+
+`lifecycle.py` is a process from its first line to its end.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "hosts",
+    "ipc",
+    "launched_environ",
+    "lifecycle",
+    "pids",
+    "pipes",
+    "signals",
+    "spawn",
+    "thread_context",
+    "threads",
+]

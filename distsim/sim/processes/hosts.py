@@ -1,0 +1,173 @@
+"""Names and addresses of the simulated machines, and which machine a name means where it is used.
+
+A loopback name means the machine of whoever says it: on machines, too, `MASTER_ADDR=127.0.0.1` on two nodes lets
+no rank of the second one find the store.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import platform
+import socket
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from distsim.debug.records import Finding
+from distsim.debug.records.kinds import Kind
+from distsim.debug.report.stack_tree import format_ranks
+from distsim.sim.isolation.process import current_process, current_task
+
+if TYPE_CHECKING:
+    from distsim.sim.isolation.process import SimProcess
+    from distsim.sim.world import World
+
+__all__ = ["host_patches", "lost_clients", "machine_of", "master_address", "meant", "node_name"]
+
+_LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback", ""})
+
+
+def machine_of(process: SimProcess) -> int:
+    """The machine a process runs on: a rank's slot, and with a child its parent's, where it was started."""
+    while process.parent is not None:
+        process = process.parent
+    return process.slot.host
+
+
+def node_name(machine: int) -> str:
+    """As reports name it."""
+    return f"node{machine}"
+
+
+def _address(machine: int) -> str:
+    high, low = divmod(machine, 250)
+    return f"10.{high // 250}.{high % 250}.{low + 1}"
+
+
+def master_address(machines: list[int]) -> str:
+    """What distsim sets as MASTER_ADDR: right on every machine of the job."""
+    return "127.0.0.1" if len(set(machines)) == 1 else node_name(machines[0])
+
+
+def _is_loopback(name: str) -> bool:
+    if name.lower() in _LOOPBACK_NAMES:
+        return True
+    try:
+        address = ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def meant(name: str, process: SimProcess) -> int | None:
+    """The machine that *name* means on the machine of *process*; None where nothing has that name."""
+    if _is_loopback(name):
+        return machine_of(process)
+    world: World = process.world
+    machines = sorted({slot.host for slot in world.slots})
+    for machine in machines:
+        if name in (node_name(machine), _address(machine)):
+            return machine
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        known = node_name(machines[0]) + (f" to {node_name(machines[-1])}" if len(machines) > 1 else "")
+        world.note(f"no simulated machine has the name {name!r}: they are {known}, and MASTER_ADDR names the first")
+        return None
+    world.note(f"the address {name} belongs to no simulated machine: taken for {node_name(machines[0])}'s")
+    return machines[0]
+
+
+def lost_clients(world: World) -> list[Finding]:
+    """Ranks that look for a store on one machine while it is on another: the classic MASTER_ADDR=127.0.0.1."""
+    lost: dict[tuple[str, int, int], list[SimProcess]] = {}
+    for process in world.rank_processes.values():
+        name, port = process.inbox.get("connecting", ("", 0))
+        if not name or not process.alive:
+            continue
+        elsewhere = [key[1][0] for key in world.stores if key[0] == "tcp" and key[1][1] == port]
+        if elsewhere and meant(name, process) not in (None, *elsewhere):
+            lost.setdefault((name, port, elsewhere[0]), []).append(process)
+    found = []
+    for (name, port, machine), processes in lost.items():
+        ranks = tuple(sorted(process.rank for process in processes))
+        who = f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
+        own = ", ".join(dict.fromkeys(node_name(machine_of(process)) for process in processes[:4]))
+        looks = f"{who} on {own} look{'s' if len(ranks) == 1 else ''} for the store at {name}:{port}"
+        loopback = _is_loopback(name)
+        why = ", which means the machine that says it" if loopback else ""
+        remedy = "; 127.0.0.1 and localhost only do where all ranks are on one machine" if loopback else ""
+        found.append(
+            Finding(
+                Kind.NEVER_JOINED,
+                ranks,
+                f"{looks}{why}; the store is on {node_name(machine)}",
+                site=processes[0].last_site,
+                suggestion=f"Set MASTER_ADDR to a name of {node_name(machine)} that every machine knows{remedy}.",
+            )
+        )
+    return found
+
+
+def _named(real: Callable[..., str], name_of: Callable[[str], str] = lambda name: name) -> Callable[..., str]:
+    """A question for this machine's name."""
+
+    @wraps(real)
+    def ask() -> str:
+        process = current_process()
+        return real() if process is None else name_of(node_name(machine_of(process)))
+
+    return ask
+
+
+def _reachable(name: Any) -> Any:
+    """Where the machine that runs the simulation finds the simulated machine *name*: it is all of them."""
+    task = current_task()
+    if task is None or not isinstance(name, str):
+        return name
+    machines = {slot.host for slot in task.world.slots}
+    return "127.0.0.1" if any(name in (node_name(m), _address(m)) for m in machines) else name
+
+
+def host_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) of everything that tells or resolves a machine's name."""
+    real_fqdn, real_info, real_uname = socket.getfqdn, socket.getaddrinfo, os.uname
+    real_by_name = socket.gethostbyname
+
+    @wraps(real_fqdn)
+    def getfqdn(name: str = "") -> str:
+        process = current_process()
+        if process is None:
+            return real_fqdn(name)
+        machine = meant(name, process)
+        return real_fqdn(name) if machine is None else node_name(machine)
+
+    @wraps(real_info)
+    def getaddrinfo(host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> Any:
+        return real_info(_reachable(host), port, family, type, proto, flags)
+
+    @wraps(real_by_name)
+    def gethostbyname(host: str, /) -> str:
+        process = current_process()
+        if process is not None and not _is_loopback(host):
+            for machine in {slot.host for slot in process.world.slots}:
+                if host in (node_name(machine), _address(machine)):
+                    return _address(machine)
+        return real_by_name(host)
+
+    @wraps(real_uname)
+    def uname() -> Any:
+        told, process = real_uname(), current_process()
+        if process is None:
+            return told
+        return os.uname_result((told[0], node_name(machine_of(process)), *told[2:]))
+
+    return [
+        (socket, "gethostname", _named(socket.gethostname)),
+        (platform, "node", _named(platform.node)),
+        (socket, "getfqdn", getfqdn),
+        (socket, "getaddrinfo", getaddrinfo),
+        (socket, "gethostbyname", gethostbyname),
+        (os, "uname", uname),
+    ]

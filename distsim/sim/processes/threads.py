@@ -1,0 +1,258 @@
+"""Threads and locks of a rank: cooperative, so that whoever waits gives the baton away.
+
+`threading`'s pure Python primitives (Condition, Event, Semaphore, Barrier, Queue) stand on its
+locks; so replacing the lock, `Thread.start`, `join` and `is_alive` is enough.
+"""
+
+from __future__ import annotations
+
+import _thread
+import concurrent.futures.thread as pool_threads
+import itertools
+import queue
+import selectors
+import sys
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+import simpy
+
+from distsim.debug.records import HostWait
+from distsim.sim.isolation.process import RankTask, current_process, current_task
+from distsim.sim.kernel.scheduler import Unwind
+from distsim.sim.processes.thread_context import thread_of
+
+__all__ = ["CoopLock", "close_pools", "thread_patches"]
+
+
+class CoopLock:
+    """`threading.Lock` inside a rank; an ordinary lock outside a simulation."""
+
+    def __init__(self) -> None:
+        self._real = _thread.allocate_lock()
+        self._waiters: deque[simpy.Event] = deque()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        task = current_task()
+        if task is None:
+            return self._real.acquire(blocking, timeout)
+        if self._real.acquire(False):
+            return True
+        if not blocking:
+            return False
+        if timeout < 0 and timeout != -1:
+            raise ValueError("timeout value must be a non-negative number")
+        expired = TimeoutError()
+        give_up_s = None if timeout < 0 else task.now_s() + timeout
+        while True:
+            event = task.world.env.event()
+            self._waiters.append(event)
+            left = None if give_up_s is None else max(0.0, give_up_s - task.now_s())
+            try:
+                task.wait(event, HostWait("a lock, condition or queue of its own threads"), left, lambda: expired, True)
+            except TimeoutError as exc:
+                if exc is not expired:
+                    raise
+                if event in self._waiters:
+                    self._waiters.remove(event)
+                return False
+            except Unwind:
+                if event in self._waiters:
+                    self._waiters.remove(event)
+                raise
+            if self._real.acquire(False):
+                return True
+
+    def release(self) -> None:
+        self._real.release()
+        while self._waiters:
+            event = self._waiters.popleft()
+            if not event.triggered:
+                event.succeed()
+                break
+
+    def locked(self) -> bool:
+        return self._real.locked()
+
+    def _at_fork_reinit(self) -> None:
+        self._real = _thread.allocate_lock()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+_real_start = threading.Thread.start
+_real_join = threading.Thread.join
+_real_is_alive = threading.Thread.is_alive
+
+
+def _start(self: threading.Thread) -> None:
+    parent = current_task()
+    if parent is None:
+        _real_start(self)
+        return
+    if self._started.is_set():  # type: ignore[attr-defined]
+        raise RuntimeError("threads can only be started once")
+    process = parent.process
+
+    def body() -> None:
+        with threading._active_limbo_lock:  # type: ignore[attr-defined]
+            threading._limbo[self] = self  # type: ignore[attr-defined]  # not before: it may never begin
+        with thread_of(process):
+            self._bootstrap()  # type: ignore[attr-defined]
+
+    task = parent.world.start_task(process, body, self.name, daemon=self.daemon)
+    self._distsim_task = task  # type: ignore[attr-defined]
+    process.threads.append(weakref.ref(self))
+
+
+def _join(self: threading.Thread, timeout: float | None = None) -> None:
+    here = current_task()
+    task: RankTask | None = getattr(self, "_distsim_task", None)
+    if here is None or task is None:
+        _real_join(self, timeout)
+        return
+    if task is here:
+        raise RuntimeError("cannot join current thread")
+    if not task.finished:
+        expired = TimeoutError()
+        try:
+            here.wait(
+                task.done, HostWait(f"thread {self.name!r} to end"), timeout, lambda: expired, timeout is not None
+            )
+        except TimeoutError as exc:
+            if exc is not expired:
+                raise
+            return
+    _real_join(self)
+
+
+def _is_alive(self: threading.Thread) -> bool:
+    task: RankTask | None = getattr(self, "_distsim_task", None)
+    return _real_is_alive(self) if task is None else not task.finished
+
+
+_real_enumerate = threading.enumerate
+_real_current, _real_main = threading.current_thread, threading.main_thread
+_real_new_name = threading._newname  # type: ignore[attr-defined]
+
+
+def _enumerate() -> list[threading.Thread]:
+    """The threads of the running process only."""
+    process = current_process()
+    if process is None or process.main_thread is None:
+        return _real_enumerate()
+    found = [process.main_thread]
+    for reference in process.threads:
+        thread = reference()
+        if thread is not None and not thread._distsim_task.finished:  # type: ignore[attr-defined]
+            found.append(thread)
+    return found
+
+
+def _make_invoke_excepthook() -> Any:
+    """The end of a simulation is nothing to tell `threading.excepthook`."""
+    invoke = _real_make_invoke()
+
+    def call(thread: threading.Thread) -> None:
+        if not isinstance(sys.exception(), Unwind):
+            invoke(thread)
+
+    return call
+
+
+_real_make_invoke = threading._make_invoke_excepthook  # type: ignore[attr-defined]
+
+
+def _active_count() -> int:
+    return len(_enumerate())
+
+
+def _current_thread() -> threading.Thread:
+    task = current_task()
+    if task is not None and task is task.process.main_task and task.process.main_thread is not None:
+        return task.process.main_thread
+    return _real_current()
+
+
+def _main_thread() -> threading.Thread:
+    process = current_process()
+    return _real_main() if process is None or process.main_thread is None else process.main_thread
+
+
+def _new_name(name_template: str) -> str:
+    process = current_process()
+    if process is None:
+        return str(_real_new_name(name_template))
+    if name_template.startswith("Dummy"):  # stands for a process's main thread, which has a name
+        return name_template % 0
+    return str(name_template % next(process.inbox.setdefault("thread names", itertools.count(1))))
+
+
+_real_pool_number = pool_threads.ThreadPoolExecutor._counter  # type: ignore[attr-defined]
+
+
+def _pool_number() -> int:
+    """Pools are numbered per process."""
+    process = current_process()
+    if process is None:
+        return int(_real_pool_number())
+    return int(next(process.inbox.setdefault("pool numbers", itertools.count())))
+
+
+def close_pools(tasks: list[RankTask]) -> None:
+    """As Python does when it exits: executors that nobody shut down end when their work is done."""
+    for thread, work_queue in list(pool_threads._threads_queues.items()):
+        if getattr(thread, "_distsim_task", None) in tasks:
+            executor = thread._args[0]() if getattr(thread, "_args", None) else None
+            if executor is not None:
+                executor._shutdown = True
+            work_queue.put(None)
+
+
+_real_select = selectors.EpollSelector.select
+
+
+def _select(self: selectors.EpollSelector, timeout: float | None = None) -> Any:
+    """asyncio's wait: it ends when another thread of the simulation wakes the loop, or in virtual time."""
+    task = current_task()
+    if task is None:
+        return _real_select(self, timeout)
+    give_up_s = None if timeout is None else task.now_s() + max(0.0, timeout)
+    expired = TimeoutError()
+    while not (ready := _real_select(self, 0)):
+        left_s = None if give_up_s is None else give_up_s - task.now_s()
+        if left_s is not None and left_s <= 0:
+            break
+        try:
+            task.wait(task.world.poll_event(0), HostWait("its asyncio loop"), left_s, lambda: expired, True)
+        except TimeoutError as exc:
+            if exc is not expired:
+                raise
+    return ready
+
+
+def thread_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) of everything a thread can block in."""
+    return [
+        (threading, "enumerate", _enumerate),
+        (threading, "active_count", _active_count),
+        (threading, "current_thread", _current_thread),
+        (threading, "main_thread", _main_thread),
+        (threading, "_newname", _new_name),
+        (threading, "_make_invoke_excepthook", _make_invoke_excepthook),
+        (pool_threads.ThreadPoolExecutor, "_counter", staticmethod(_pool_number)),
+        (selectors.EpollSelector, "select", _select),
+        (threading, "_allocate_lock", CoopLock),
+        (threading, "Lock", CoopLock),
+        (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]
+        (threading.Thread, "start", _start),
+        (threading.Thread, "join", _join),
+        (threading.Thread, "is_alive", _is_alive),
+        (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
+    ]

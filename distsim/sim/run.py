@@ -1,0 +1,276 @@
+"""Running something simulated: a script (`run_program`) or a function (`simulate`)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
+
+import simpy
+import torch
+
+from distsim.cluster import Cluster, Slot, load_cluster
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.records.frames import shown_from
+from distsim.errors import RankFailure, UsageError
+from distsim.network import Network
+from distsim.sim.conditions import Conditions, RunRequest
+from distsim.sim.faults.tensors import Guards
+from distsim.sim.isolation.environ import without_launchers
+from distsim.sim.isolation.output import RankStream, open_streams
+from distsim.sim.isolation.process import SimProcess
+from distsim.sim.isolation.randomness import undrawn
+from distsim.sim.kernel.interrupts import interruptible
+from distsim.sim.observe.evidence import evidence as evidence_of
+from distsim.sim.observe.lookahead import Lookahead
+from distsim.sim.observe.totals import summing_up
+from distsim.sim.outcome import Outcome, Progress
+from distsim.sim.patches import simulation
+from distsim.sim.processes.hosts import master_address
+from distsim.sim.processes.lifecycle import Program, live
+from distsim.sim.world import Surroundings, World
+from distsim.watcher.overseer import watch_from_outside
+
+with undrawn():  # rich.style draws a number when it is imported
+    from distsim.debug.report.render import render_diagnoses
+
+__all__ = ["RunRequest", "run_program", "simulate"]
+
+MASTER_PORT = 29_500
+DEFAULT_HOST_TIMEOUT_S = 30.0
+DEFAULT_PATIENCE = 20.0
+_real_perf_counter = time.perf_counter
+_STACK_BYTES = 16 << 20
+
+
+def run_program(request: RunRequest) -> Outcome:
+    """Simulate a script or module on every rank. Raises `UsageError` for what the user got wrong;
+    an exception, hang or mismatch of the program is in the outcome."""
+    program = _find(request)
+    folder = os.getcwd() if request.module else os.path.dirname(os.path.abspath(request.program))
+
+    def enter(process: SimProcess) -> Callable[[], Any]:
+        process.program = program
+        process.argv = [program.path, *request.args]
+        process.sys_path = [folder, *(p for p in sys.path if p not in ("", folder))]
+        return lambda: program.run_in(process, "__main__") and None
+
+    return _run(request, enter, f"{request.program}")
+
+
+def simulate(
+    fn: Callable[..., Any],
+    on: str | Cluster = "dgx-h100:1",
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    nnodes: int | None = None,
+    nproc_per_node: int | None = None,
+    seed: int = 0,
+    fidelity: str = "fluid",
+    algo: str | None = None,
+    proto: str | None = None,
+    nccl_version: str | None = None,
+    host_timeout_s: float | None = None,
+    log_dir: str | None = None,
+    conditions: Conditions | None = None,
+    check: bool = True,
+) -> Outcome:
+    """Call `fn(*args, **kwargs)` on every rank of a simulated cluster.
+
+    *fn* finds its rank as under torchrun: in the environment, or after `init_process_group`.
+    `Outcome.results` holds what each rank returned. A rank that raises raises `RankFailure` here,
+    with all ranks' tracebacks merged and the diagnosis after them, unless *check* is False; a hang or
+    mismatch without an exception is reported in `Outcome.diagnoses`.
+    """
+    request = RunRequest(
+        program=getattr(fn, "__qualname__", repr(fn)),
+        on=on,
+        nnodes=nnodes,
+        nproc_per_node=nproc_per_node,
+        seed=seed,
+        fidelity=fidelity,
+        algo=algo,
+        proto=proto,
+        nccl_version=nccl_version,
+        host_timeout_s=host_timeout_s,
+        log_dir=log_dir,
+        conditions=conditions,
+    )
+    call, args = dict(kwargs or {}), tuple(args)
+    outcome = _run(request, lambda process: lambda: fn(*args, **call), request.program)
+    if check and outcome.failures:
+        raise RankFailure(outcome.failures, _beside(outcome))
+    if check and outcome.diagnoses and hasattr(sys, "ps1"):  # at a prompt nobody looks into an outcome unasked
+        print(render_diagnoses(outcome.diagnoses, outcome.evidence).plain(shutil.get_terminal_size().columns), end="")
+    return outcome
+
+
+def _beside(outcome: Outcome) -> str:
+    """What a reader of the tracebacks has to know as well: who waits for a rank, whom a timeout waited for."""
+    raised = {rank for failure in outcome.failures for rank in failure.ranks}
+    told = [d for d in outcome.diagnoses if d.adds_to(raised)]
+    if not told:
+        return ""
+    evidence = outcome.evidence
+    if evidence is not None:  # their tracebacks are there already
+        states = {r: dataclasses.replace(s, traceback=None) for r, s in evidence.ranks.items()}
+        evidence = dataclasses.replace(evidence, ranks=states)
+    return render_diagnoses(told, evidence).plain()
+
+
+def _find(request: RunRequest) -> Program:
+    if request.module:
+        spec = _module_spec(request.program)
+        if spec is None or spec.loader is None:
+            raise UsageError(
+                f"no module named {request.program!r}: -m expects a module that Python can import from here"
+            )
+        return Program(spec.origin or request.program, request.program, spec)
+    if not os.path.isfile(request.program):
+        raise UsageError(f"no script {request.program}: no such file (looked in {os.getcwd()})")
+    return Program(os.path.abspath(request.program))
+
+
+def _module_spec(name: str) -> ModuleSpec | None:
+    """Where `-m name` is. Nothing is imported: the packages around it are each rank's own."""
+    path = [os.getcwd(), *sys.path]
+    spec, parts = None, name.split(".")
+    for depth in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), path)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+    if spec is not None and spec.submodule_search_locations is not None:
+        return PathFinder.find_spec(name + ".__main__", path)
+    return spec
+
+
+def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> dict[str, str]:
+    """What torchrun puts into a worker's environment."""
+    environ = without_launchers(os.environ)
+    environ.update(
+        RANK=str(slot.rank),
+        LOCAL_RANK=str(slot.local_rank),
+        WORLD_SIZE=str(len(slots)),
+        LOCAL_WORLD_SIZE=str(per_node),
+        GROUP_RANK=str(slot.host),
+        GROUP_WORLD_SIZE=str(nodes),
+        ROLE_RANK=str(slot.rank),
+        ROLE_NAME="default",
+        ROLE_WORLD_SIZE=str(len(slots)),
+        MASTER_ADDR=master_address([slot.host for slot in slots]),
+        MASTER_PORT=str(MASTER_PORT),
+        TORCHELASTIC_RESTART_COUNT="0",
+        TORCHELASTIC_MAX_RESTARTS="0",
+        TORCHELASTIC_RUN_ID="none",
+        TORCHELASTIC_ERROR_FILE="",
+    )
+    return environ
+
+
+def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str) -> Outcome:
+    started = _real_perf_counter()
+    shown_from(os.getcwd())
+    watch_from_outside()
+    cluster = request.on if isinstance(request.on, Cluster) else load_cluster(request.on)
+    slots = cluster.place(request.nnodes, request.nproc_per_node)
+    env = simpy.Environment()
+    network = Network(
+        env,
+        cluster,
+        fidelity=request.fidelity,
+        algo=request.algo,
+        proto=request.proto,
+        nccl_version=request.nccl_version,
+        seed=request.seed,
+    )
+    surroundings = Surroundings(live, evidence_of, Lookahead, Guards())
+    limit_s = request.host_timeout_s or DEFAULT_HOST_TIMEOUT_S
+    world = World(cluster, env, network, request.seed, limit_s, surroundings)
+    if request.host_timeout_s is None:
+        world.patience = DEFAULT_PATIENCE
+    per_node = max(slot.local_rank for slot in slots) + 1
+    nodes = len({slot.host for slot in slots})
+    world.cpu = dataclasses.replace(cluster.cpu.share(per_node), ranks_per_node=per_node)
+    world.slots, world.world_size = list(slots), len(slots)
+    if world.beacon is not None:
+        world.beacon.describe(
+            world.host_timeout_s,
+            program=name,
+            cluster=request.on if isinstance(request.on, str) else cluster.name,
+            world_size=len(slots),
+            seed=request.seed,
+        )
+        world.beacon.listen()
+    width = len(str(len(slots) - 1))
+    out, err = sys.stdout, sys.stderr
+
+    def streams_of(process: SimProcess) -> tuple[RankStream, RankStream]:
+        others = () if request.log_dir is None else world.processes
+        fresh = not any(other.label == process.label for other in others if other is not process)
+        return open_streams(lambda: process.label, fresh, width, request.log_dir, out, err)
+
+    world.open_streams = streams_of
+    if request.progress is not None:
+        report = request.progress
+        world.on_progress = lambda w: report(_progress(w, _real_perf_counter() - started))
+    interrupted = False
+    stack_bytes = threading.stack_size(_STACK_BYTES)
+    try:
+        with simulation() as world.host:
+            world.initial_torch_rng = _fresh_rng()
+            for slot in slots:
+                process = world.new_process(slot, _environ(slot, slots, per_node, nodes), sys.argv, rank=slot.rank)
+                world.start_process(process, enter(process))
+            if request.conditions is not None:
+                request.conditions.begin(world)
+            try:
+                with (
+                    world.faults.patches() if world.faults is not None else contextlib.nullcontext(),
+                    world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
+                    interruptible(world),
+                    world.interrupts.deferred(),
+                ):
+                    world.run()
+            except KeyboardInterrupt:
+                interrupted = True
+                world.diagnoses = diagnose(world.evidence())
+            finally:
+                evidence = world.final = world.final_evidence()
+                world.end()
+                if request.conditions is not None:
+                    request.conditions.end(world)
+    finally:
+        threading.stack_size(stack_bytes)
+        if world.beacon is not None:
+            world.beacon.rest()
+    return summing_up(world, evidence, request, name, interrupted, _real_perf_counter() - started)
+
+
+def _fresh_rng() -> torch.Tensor:
+    """torch's generator as a new process has it: every process begins with the same default seed."""
+    return torch.Generator().get_state()
+
+
+def _progress(world: World, wall_s: float) -> Progress:
+    alive = sum(p.alive for p in world.rank_processes.values())
+    waiting = ""
+    task = world.running
+    if task is not None:
+        waiting = f"rank {task.process.rank} computes"
+    return Progress(
+        float(world.env.now),
+        alive,
+        world.world_size,
+        world.events,
+        world.events / wall_s if wall_s > 0 else 0.0,
+        waiting,
+    )

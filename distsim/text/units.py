@@ -1,0 +1,164 @@
+"""Quantities with units: what cluster files and the command line accept, and how figures are printed.
+
+Bandwidths and times are decimal (`400Gbps` is 4e11 bits a second); memory takes both (`80GB`, `80GiB`);
+message sizes follow nccl-tests, where `K`, `M` and `G` are powers of 1024.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+
+from distsim.errors import UsageError
+from distsim.text.strangers import brief
+
+__all__ = [
+    "format_bandwidth",
+    "format_bytes",
+    "format_time",
+    "parse_bandwidth",
+    "parse_flops",
+    "parse_memory",
+    "parse_size",
+    "parse_time",
+]
+
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_SECOND_TEXTS = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "ns": "1e-9", "min": "60"}
+# Decimal, so that "5us" is the very float that 5e-6 is.
+_SECONDS = {unit: Decimal(value) for unit, value in _SECOND_TEXTS.items()}
+_SIZE = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+_NUMBER = r"\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d{1,3})?|\.\d+)\s*"
+_BANDWIDTH_RE = re.compile(_NUMBER + r"(Ki|Mi|Gi|Ti|[kKMGT]?)(b|B|bit|bits)(?:ps|/s)\s*")
+_TIME_RE = re.compile(_NUMBER + r"(s|ms|us|µs|ns|min)\s*")
+_MEMORY_RE = re.compile(_NUMBER + r"(Ki|Mi|Gi|Ti|[kKMGT]?)B\s*")
+_FLOPS_RE = re.compile(_NUMBER + r"([kKMGTP]?)(?:FLOPS|FLOP/s|flops|flop/s)\s*")
+_SIZE_RE = re.compile(_NUMBER + r"([kKmMgGtT]?)(?:i?[bB])?\s*")
+
+
+def parse_bandwidth(text: str | int | float) -> float:
+    """Bytes a second of `"400Gbps"` (bits), `"125MBps"` or `"50GB/s"` (bytes), or a plain number (bytes)."""
+    if isinstance(text, str):
+        match = _BANDWIDTH_RE.fullmatch(text)
+        if match is None:
+            raise UsageError(f"expected a bandwidth such as '400Gbps' (bits) or '50GBps' (bytes), got {_shown(text)}")
+        number, prefix, unit = match.groups()
+        value = Decimal(number) * (_DECIMAL.get(prefix) or _BINARY[prefix])
+        return _positive(float(value if unit == "B" else value / 8), "a bandwidth", text)
+    return _positive(_number(text, "a bandwidth such as '400Gbps'"), "a bandwidth", text)
+
+
+def parse_time(text: str | int | float) -> float:
+    """Seconds of `"5us"`, `"130ns"`, `"2ms"`, `"1s"`, or of a plain number (seconds); zero is allowed."""
+    if isinstance(text, str):
+        match = _TIME_RE.fullmatch(text)
+        if match is None:
+            raise UsageError(f"expected a time such as '5us', '130ns' or '2ms', got {_shown(text)}")
+        return _finite(float(Decimal(match[1]) * _SECONDS[match[2]]), text)
+    value = _number(text, "a time such as '5us'")
+    if value < 0:
+        raise UsageError(f"expected a time of zero or more, got {_shown(text)}")
+    return _finite(value, text)
+
+
+def parse_memory(text: str | int | float) -> int:
+    """Bytes of `"80GiB"`, `"80GB"`, or of a plain number."""
+    if isinstance(text, str):
+        match = _MEMORY_RE.fullmatch(text)
+        if match is None:
+            raise UsageError(f"expected a memory size such as '80GiB' or '141GB', got {_shown(text)}")
+        return int(
+            _positive(
+                float(Decimal(match[1]) * (_DECIMAL.get(match[2]) or _BINARY[match[2]])),
+                "a memory size",
+                text,
+            )
+        )
+    return int(_positive(_number(text, "a memory size such as '80GiB'"), "a memory size", text))
+
+
+def parse_flops(text: str | int | float) -> float:
+    """Floating-point operations a second of `"989TFLOPS"`, or of a plain number."""
+    if isinstance(text, str):
+        match = _FLOPS_RE.fullmatch(text)
+        if match is None:
+            raise UsageError(f"expected a rate such as '989TFLOPS', got {_shown(text)}")
+        return _positive(float(Decimal(match[1]) * _DECIMAL[match[2]]), "a rate", text)
+    return _positive(_number(text, "a rate such as '989TFLOPS'"), "a rate", text)
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of a message size as nccl-tests writes it: `"8"`, `"1K"`, `"64M"`, `"8G"` (powers of 1024)."""
+    if isinstance(text, int):
+        return text
+    match = None if len(text) > 100 else _SIZE_RE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"expected a size in bytes such as '8', '1K', '64M' or '8G', got {_shown(text)}")
+    count = Decimal(match[1]) * _SIZE[match[2].upper()]
+    if count >= 1 << 63:
+        raise UsageError(f"expected a size below 8 EiB, got {_shown(text)}")
+    return int(count)
+
+
+def format_bandwidth(bytes_per_s: float) -> str:
+    """A bandwidth for people, in GB/s: `"370.8 GB/s"`."""
+    if math.isinf(bytes_per_s):
+        return "unlimited"
+    gigabytes = bytes_per_s / 1e9
+    if gigabytes >= 10_000:
+        return f"{gigabytes / 1000:,.1f} TB/s"
+    return f"{gigabytes:.1f} GB/s" if gigabytes >= 10 else f"{gigabytes:.3g} GB/s"
+
+
+def format_time(seconds: float) -> str:
+    """A time for people, in the unit that keeps it short: `"1.5 us"`."""
+    for limit, scale, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if seconds < limit:
+            return f"{seconds * scale:.3g} {unit}" if seconds else "0"
+    return f"{seconds:,.0f} s" if seconds >= 1_000 else f"{seconds:.3g} s"
+
+
+def format_bytes(count: float) -> str:
+    """A number of bytes for people, in powers of 1024: `"64 MiB"`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"
+
+
+def _number(value: object, expected: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"expected {expected}, got {_shown(value)} ({type(value).__name__})")
+    try:
+        return float(value)
+    except OverflowError:
+        raise UsageError(f"expected {expected}, got {_shown(value)}") from None
+
+
+def _shown(value: object) -> str:
+    return repr(brief(value)) if isinstance(value, str) else brief(value)
+
+
+_LEAST, _MOST = 1e-6, 1e24
+"""Beyond these no machine is, and arithmetic with them overflows."""
+_LONGEST_S = 1e15
+
+
+def _positive(value: float, what: str, text: object) -> float:
+    if not (0 < value < math.inf):
+        raise UsageError(f"expected {what} above zero, got {_shown(text)}")
+    if not _LEAST <= value <= _MOST:
+        raise UsageError(f"expected {what} that a machine may have, got {_shown(text)}")
+    return value
+
+
+def _finite(value: float, text: object) -> float:
+    if not math.isfinite(value):
+        raise UsageError(f"expected a finite time, got {_shown(text)}")
+    if value > _LONGEST_S:
+        raise UsageError(f"expected a time below {_LONGEST_S:g} s, got {_shown(text)}")
+    return value

@@ -1,0 +1,282 @@
+"""A process that watches another one simulate, so that every run ends with a report.
+
+The command line forks before it has imported anything heavy: the child simulates, the parent waits. The
+child's exit code is the parent's. Where the child crashes, or a rank holds the interpreter for longer than
+the host timeout, the parent ends it and tells what it knows (`Fate`) in its stead.
+
+A process that is not ours (pytest, a script that calls `distsim.simulate`) is watched by a process of its own,
+a bare interpreter that is started by its first simulation and ends with it. It is no child of the program's, which
+may wait for all that it has (`os.wait`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from distsim.watcher import beacon as beacons
+from distsim.watcher.beacon import Beacon
+from distsim.watcher.fate import Fate
+
+__all__ = ["Watch", "can_watch", "fork_watched", "watch_from_outside"]
+
+POLL_S = 0.2
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+MARGIN_S = 1.0
+"""A turn may last that much longer than the host timeout: the simulating process itself, where it still gets
+the interpreter, says more than can be said from outside."""
+FORWARD_S = 0.3
+"""A signal of a whole process group has reached the child by then, too."""
+CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGKILL", "SIGSYS", "SIGTRAP")
+"""What a process does not ask for. Other signals are somebody's wish, and the parent obeys it alike."""
+
+
+class Watch:
+    """Decides from a beacon, looked at again and again, whether a rank holds the interpreter for good."""
+
+    def __init__(self, beacon: Beacon, pid: int) -> None:
+        self.beacon = beacon
+        self.pid = pid
+        self.still_s = 0.0
+        self._turn = beacon.turn
+        self._looked_s = time.monotonic()
+        self._used_s = _used(pid)
+
+    def stuck(self) -> bool:
+        """Look; time in which the process was stopped, or we were, or a debugger had it, or no core was free for it
+        does not count."""
+        now_s, used_s = time.monotonic(), _used(self.pid)
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        worked_s, self._used_s = used_s - self._used_s, used_s
+        turn = self.beacon.turn
+        if turn != self._turn or self.beacon.rank is None or self.beacon.limit_s <= 0.0:
+            self._turn, self.still_s = turn, 0.0
+        elif not _held(self.pid):
+            self.still_s += min(worked_s if _runnable(self.pid, self.beacon.thread) else passed_s, 2 * POLL_S)
+        return self.still_s > self.beacon.limit_s + MARGIN_S
+
+    def fate(self, signal_number: int | None = None, crash: str | None = None) -> Fate:
+        """What can be said of a process that crashed (by a signal, or in faulthandler's words), or is stuck and
+        about to be ended."""
+        if signal_number is None and crash is None:
+            self.beacon.ask(self.pid)
+        name = crash if signal_number is None else signal.Signals(signal_number).name
+        beacon, facts = self.beacon, self.beacon.facts
+        return Fate(
+            rank=beacon.rank,
+            stack=tuple(beacon.stack()),
+            signal_name=name,
+            stuck_s=self.still_s,
+            now_s=beacon.now_s,
+            events=beacon.events,
+            wall_s=time.monotonic() - float(facts.get("began_s", time.monotonic())),
+            facts=facts,
+        )
+
+
+def _held(pid: int) -> bool:
+    """Whether the process is stopped, or somebody traces it."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            said = dict(line.split(":", 1) for line in file if line.startswith(("State", "TracerPid")))
+    except OSError:
+        return False
+    return said.get("State", "").strip()[:1] in "Tt" or said.get("TracerPid", "0").strip() != "0"
+
+
+def _stat(path: str) -> list[bytes]:
+    """What stands behind the name in a stat file of /proc: the state first, CPU time in the 12th and 13th place."""
+    try:
+        with open(path, "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def _used(pid: int) -> float:
+    """CPU seconds of all threads of a process."""
+    fields = _stat(f"/proc/{pid}/stat")
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S if fields else 0.0
+
+
+def _runnable(pid: int, thread: int) -> bool:
+    """Whether a thread of a process runs, or would if a core were free."""
+    return _stat(f"/proc/{pid}/task/{thread or pid}/stat")[:1] == [b"R"]
+
+
+def can_watch() -> bool:
+    """Whether this process may fork: it is one thread, and nobody steps through it."""
+    return hasattr(os, "memfd_create") and sys.gettrace() is None and threading.active_count() == 1
+
+
+def fork_watched(explain: Callable[[Fate], int]) -> None:
+    """Fork. The child returns and goes on as if nothing had been; the parent never returns: it exits with the
+    child's code, or with what *explain* answers to the fate of a child that cannot tell."""
+    beacon = Beacon()
+    watched = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        die_with(parent)
+        beacons.light(beacon)
+        return
+    _exit(_outlive(pid, beacon, watched, explain))
+
+
+def die_with(parent: int) -> None:
+    """End this process when *parent* does: whoever kills that one means both."""
+    import ctypes
+
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG, linux/prctl.h
+    ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def watch_from_outside() -> None:
+    """Have a process of its own watch this one from now on; at most one, and none where somebody watches already."""
+    if beacons.here() is not None or not hasattr(os, "memfd_create") or sys.gettrace() is not None:
+        return
+    beacon = Beacon()
+    ours, _theirs = os.pipe()  # reads as ended once this process has
+    try:
+        error = os.dup(_terminal())
+        words = [str(number) for number in (os.getpid(), beacon.page_fd, beacon.stack_fd, ours, error)]
+        for number in (beacon.page_fd, beacon.stack_fd, ours, error):
+            os.set_inheritable(number, True)
+        code = (
+            "import os, sys\n"
+            "if os.fork(): os._exit(0)\n"
+            "sys.path[:] = eval(sys.argv[1])\n"
+            "from distsim.watcher.overseer import watch_process\n"
+            "watch_process()"
+        )
+        null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
+        house = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        paths = repr([house, *(path for path in sys.path if path)])
+        started = os.posix_spawn(
+            sys.executable, [sys.executable, "-c", code, paths, *words], os.environ, file_actions=null
+        )
+        with contextlib.suppress(ChildProcessError):  # a handler of the program's has seen to it
+            os.waitpid(started, 0)  # what it leaves is nobody's child: a program may wait for all of its own
+    except OSError:  # no process to be had: then nobody watches
+        return
+    finally:
+        os.close(ours)
+    for number in (beacon.page_fd, beacon.stack_fd):
+        os.set_inheritable(number, False)
+    os.close(error)
+    beacons.light(beacon)
+    _end_with_3_on_quit()
+
+
+def _terminal() -> int:
+    """Where a report is seen: not in what pytest captures (its plugin says where)."""
+    return REPORT_FD if REPORT_FD is not None else 2
+
+
+REPORT_FD: int | None = None
+"""Descriptor of the real stderr, from who redirects it later."""
+
+
+def _end_with_3_on_quit() -> None:
+    """SIGQUIT, which would end this process anyway, ends it with exit code 3 = SIGQUIT, also where no Python code
+    can run: that is how the watcher ends it."""
+    import ctypes
+
+    if signal.getsignal(signal.SIGQUIT) is not signal.SIG_DFL:
+        return
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal(int(signal.SIGQUIT), ctypes.cast(libc._exit, ctypes.c_void_p))
+
+
+def _gone(pid: int) -> bool:
+    """Whether the process has ended; a zombie has."""
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+
+
+def watch_process() -> None:
+    """The whole life of a watcher; its arguments are those that `watch_from_outside` gives it."""
+    import select
+
+    pid, page, stack, life, error = map(int, sys.argv[2:])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)  # it ends when the watched process does
+    beacon = Beacon(page, stack)
+    watch = Watch(beacon, pid)
+    while True:
+        ended = bool(select.select([life], [], [], POLL_S)[0])
+        if ended or _gone(pid):
+            if beacon.rank is not None and (crash := beacon.crash) is not None:
+                _tell(watch.fate(crash=crash), error)
+            elif beacon.rank is not None:  # somebody else has told how, or nobody can
+                text = f"distsim: the process ended while rank {beacon.rank} of {beacon.facts.get('program')} ran\n"
+                os.write(error, text.encode(errors="replace"))
+            return
+        if watch.stuck():
+            _tell(watch.fate(), error)
+            os.kill(pid, signal.SIGQUIT)
+            if not select.select([life], [], [], 2.0)[0]:
+                os.kill(pid, signal.SIGKILL)
+            return
+
+
+def _tell(fate: Fate, error: int) -> None:
+    from distsim.report.fate import fatal_text
+
+    with contextlib.suppress(OSError):
+        os.write(error, fatal_text(fate).encode(errors="replace"))
+
+
+def _outlive(pid: int, beacon: Beacon, watched: set[signal.Signals], explain: Callable[[Fate], int]) -> int:
+    watch = Watch(beacon, pid)
+    asked: list[tuple[float, int]] = []
+    while True:
+        came = signal.sigtimedwait(watched, POLL_S)
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            break
+        if came is not None and came.si_signo != signal.SIGCHLD and came.si_code <= 0:  # not the terminal's
+            asked.append((time.monotonic() + FORWARD_S, came.si_signo))
+        while asked and asked[0][0] <= time.monotonic():
+            _, number = asked.pop(0)
+            if number != signal.SIGINT or not beacon.interrupt_seen:
+                os.kill(pid, number)
+        if watch.stuck():
+            fate = watch.fate()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return explain(fate)
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    if signal.Signals(-code).name in CRASHES:
+        return explain(watch.fate(-code))
+    signal.signal(-code, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
+    os.kill(os.getpid(), -code)
+    return 128 - code
+
+
+def _exit(code: int) -> NoReturn:
+    """Leave without what an interpreter does at its end: all that was written is the child's, or is flushed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,18 @@
+"""A process group under guard: torch's own does the work, every call is recorded first.
+
+`group.py` stands in for torch's group; `recorder.py` is the hot path into the ring.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "callbacks",
+    "fast_path",
+    "group",
+    "handle",
+    "recorder",
+    "signature",
+    "tensor_checks",
+    "tracebacks",
+    "uncompiled",
+]

@@ -1,0 +1,224 @@
+"""A process group under guard: torch's own group does the work, every call is recorded first.
+
+Two traps, both measured. The base of a Python process group must never be called (`super().allreduce`
+holds the GIL into gloo's queue lock and deadlocks): calls go to the plain C++ group inside, whose
+methods release it. And what is not overridden must reach the real backends, so they are registered here too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C._autograd import _profiler_enabled as profiler_enabled
+from torch._C._distributed_c10d import Backend, ProcessGroup
+from torch.nn import Parameter
+
+from distsim.debug.matching.secondary_errors import aftermath
+from distsim.debug.records import P2P
+from distsim.debug.rings import layout as rings
+from distsim.debug.words.error_text import error_line
+from distsim.realexec.guard.handle import Handle, SyncHandle
+from distsim.realexec.guard.recorder import Lane, Recorder
+from distsim.realexec.guard.signature import DESCRIBERS, METHODS, Call, Describer
+from distsim.realexec.guard.tensor_checks import Checksums, find_nan
+
+__all__ = ["GuardedGroup"]
+
+PASSED_THROUGH = ("get_group_store", "split_group", "merge_remote_group", "abort", "shutdown", "set_timeout")
+"""Methods of the C++ group that need its own store or its backends' state, where the installed torch has them."""
+
+
+class GuardedGroup(ProcessGroup):
+    """A group that records its calls. `inner` is the C++ group it stands for."""
+
+    def __init__(self, inner: ProcessGroup, lane: Lane, recorder: Recorder) -> None:
+        super().__init__(inner.rank(), inner.size())
+        self.inner = inner
+        self.lane = lane
+        self.recorder: Recorder | None = recorder
+        self.fast: Any = None
+        """The gloo backend, where a call that was made before may take the short way (`shortcut`)."""
+        self.nan = False
+        """Opt-in: look for NaN in what goes out."""
+        self.checksums: Checksums | None = None
+        """Opt-in: look for buffers that are written while in flight."""
+        self.strict: Any = None
+        """Strict level: compares a call with its peers before any byte goes out."""
+        self._set_group_name(inner.group_name)
+        self._set_group_desc(inner.group_desc)
+        bound = inner.bound_device_id
+        if bound is not None:
+            self.bound_device_id = bound
+        self.backends: dict[str, Any] = {}
+        """By type of device."""
+        for device in inner._device_types:
+            backend = inner._get_backend(device)
+            self.backends[device.type] = backend
+            self._register_backend(device, _backend_type(backend), backend)
+        if self.backends:
+            self._set_default_backend(_backend_type(next(iter(self.backends.values()))))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks in group order."""
+        return self.lane.ranks
+
+    def decide_way(self) -> None:
+        """Settle whether calls may take the short way; after the opt-in looks are chosen."""
+        gloo = self.backends.get("cpu")
+        plain = not self.nan and self.checksums is None
+        self.fast = gloo if plain and type(gloo).__name__ == "ProcessGroupGloo" else None
+
+
+def _backend_type(backend: Any) -> Any:
+    kinds = ProcessGroup.BackendType
+    name = str(backend.name()).upper()
+    return getattr(kinds, name, kinds.CUSTOM)
+
+
+UNWATCHED = frozenset({"backward", "_verify_params_across_processes"})
+"""Library functions that call from C++ and take futures: they are trusted with their buffers."""
+
+C10D = vars(c10d)
+
+PUBLIC = frozenset({*DESCRIBERS, "isend", "irecv", "all_gather_single", "reduce_scatter_single"})
+"""Functions whose handle a user gets; torch's own code (DDP's join, say) drops some without harm."""
+
+BACKEND_NAMES = {
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+}
+"""Methods that a backend still has under the old name."""
+
+
+def _method(name: str, describe: Describer) -> Callable[..., Any]:
+    of_group = getattr(ProcessGroup, name)
+    of_backend = getattr(Backend, BACKEND_NAMES.get(name, name), None)
+
+    def raw(self: GuardedGroup, said: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # The group goes through torch's dispatcher, which sparse and fake tensors, negated and conjugated views,
+        # modes and the profiler need, and which costs more than all of the guard; plain tensors go to their
+        # backend at once.
+        first = said.first
+        if (
+            first is not None
+            and said.direct
+            and not kwargs
+            and of_backend is not None
+            and (type(first) is Tensor or type(first) is Parameter)
+            and first.layout is torch.strided
+            and not first.is_neg()
+            and not first.is_conj()
+            and not profiler_enabled()
+            and not dispatch_modes()
+        ):
+            backend = self.backends.get(first.device.type)
+            if backend is not None:
+                return of_backend(backend, *args)
+        return of_group(self.inner, *args, **kwargs)
+
+    def call(self: GuardedGroup, *args: Any, **kwargs: Any) -> Any:
+        recorder = self.recorder
+        if recorder is None:
+            return of_group(self.inner, *args, **kwargs)
+        lane = self.lane
+        said = describe(lane.ranks, args, kwargs)
+        bare = False
+        try:
+            place = recorder.sites.here()
+        except ValueError:  # a thread of C++ (distributed autograd's) calls, with nothing of Python below
+            place, bare = recorder.sites.here(1), True
+        index, is_async, seq, fingerprint = recorder.begin(lane, said, place)
+        after = None
+        if self.nan:
+            find_nan(recorder, said, index, args)
+        if self.checksums is not None and is_async and place[2] not in UNWATCHED:
+            args, after = self.checksums.begin(said, index, args)
+        if self.strict is not None:
+            deferred = self.strict.hold(
+                self, said, index, seq, fingerprint, is_async, lambda: raw(self, said, args, kwargs)
+            )
+            if deferred is not None:
+                deferred._after = after
+                deferred._touched = not (is_async and place[2] in PUBLIC)
+                return deferred
+        try:
+            work = raw(self, said, args, kwargs)
+        except BaseException as error:
+            recorder.ring.error(index, error_line(error))
+            recorder.ring.finish(index, rings.FAILED)
+            if name != "monitored_barrier" and not aftermath(error_line(error)):
+                recorder.rejected(lane, said, index, seq)
+            lane.busy = 0
+            raise
+        if work is None:  # monitored_barrier has ended; a coalesced call ends with its block
+            recorder.ring.finish(index, rings.COMPLETED)
+            lane.busy = 0
+            return None
+        device = said.key[8]
+        on_host = device is None or device.type == "cpu"
+        if (
+            not is_async
+            and self.fast is not None
+            and on_host
+            and not bare
+            and sys._getframe(1).f_globals is C10D
+            and said.key[0] not in P2P
+        ):
+            flags = recorder.ring.flags(index)
+            done = flags & ~(rings.STATE_MASK | rings.WAITING) | rings.COMPLETED
+            wanted = lane.last is not None and said.direct and said.first is not None and not kwargs
+            if wanted and flags == rings.ISSUED | rings.WAITING:
+                lane.last = (lane.busy, said.first, recorder.ring.template(index), done, args[-1])
+            return SyncHandle(work, recorder.ring, lane, index, done)
+        handle = Handle(work, recorder, lane, index, is_async, on_host, place[2] in PUBLIC, said.key[0] in P2P)
+        handle._after = after
+        return handle
+
+    call.__name__ = name
+    call.__qualname__ = f"GuardedGroup.{name}"
+    return call
+
+
+def _pass_through(name: str) -> Callable[..., Any]:
+    raw = getattr(ProcessGroup, name)
+
+    def call(self: GuardedGroup, *args: Any, **kwargs: Any) -> Any:
+        return raw(self.inner, *args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+def _install_methods() -> None:
+    for name, op in METHODS.items():
+        if hasattr(ProcessGroup, name):
+            setattr(GuardedGroup, name, _method(name, DESCRIBERS[op]))
+    for name in PASSED_THROUGH:
+        if hasattr(ProcessGroup, name):
+            setattr(GuardedGroup, name, _pass_through(name))
+
+
+_install_methods()
+
+
+def unwrap(group: Any) -> Any:
+    """The C++ group behind a guard; anything else unchanged."""
+    return group.inner if isinstance(group, GuardedGroup) else group
+
+
+def backend_of(group: ProcessGroup, device: torch.device | str) -> Any:
+    """The backend object that serves a device."""
+    return group._get_backend(torch.device(device))
+
+
+def group_ranks(inner: ProcessGroup, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Global ranks; an empty list means the whole world, as in torch's own helper."""
+    return tuple(ranks) or tuple(range(inner.size()))

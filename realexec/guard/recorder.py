@@ -1,0 +1,257 @@
+"""What one process notes about its own calls: the hot path between a guarded group and the ring."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, Protocol
+
+from distsim.debug.records import P2P
+from distsim.debug.records.frames import raised_at
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.callsite import CallSites, Place
+from distsim.debug.rings.layout import RingWriter
+from distsim.debug.words.error_text import error_traceback, last_line
+from distsim.realexec.guard.signature import Call, content
+
+__all__ = ["Lane", "Recorder"]
+
+SYNCHRONOUS_P2P = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
+"""Public functions of torch.distributed that wait for their own isend / irecv."""
+
+
+class Completable(Protocol):
+    """The part of torch's Work that is polled."""
+
+    def is_completed(self) -> bool: ...
+
+    def wait(self) -> bool: ...
+
+
+class Lane:
+    """One group's counters in this process."""
+
+    __slots__ = ("busy", "group", "key", "last", "name", "ordinals", "p2p", "ranks", "seen", "seq")
+
+    def __init__(self, name: str, ranks: Sequence[int], group: int, generation: int = 0) -> None:
+        self.name = name
+        self.key = f"{name}/{generation}/{','.join(map(str, ranks))}"
+        """The same on every member, and of no other group."""
+        self.ranks = tuple(ranks)
+        self.group = group
+        self.seq = count(1)
+        self.p2p = count(1)
+        self.ordinals: dict[tuple[str, int, int], int] = {}
+        self.seen: dict[tuple[Any, ...], Any] = {}
+        """Synchronous calls made before, by line and shape: see `shortcut`."""
+        self.last: tuple[int, Any, bytes, int, Any] | tuple[()] | None = None
+        """The synchronous call just made the long way: thread, tensor, record, flags of its end, options.
+        Empty: `shortcut` wants to know; None: nobody does, and no tensor is to be kept alive."""
+        self.busy = 0
+        """Thread that is inside a synchronous collective of this group, 0: none. (A message has no place among
+        the others' calls: a thread may wait for one all along.)"""
+
+
+class Recorder:
+    """Writes this process's calls into its ring."""
+
+    def __init__(self, ring: RingWriter) -> None:
+        self.ring = ring
+        self.sites = CallSites(ring)
+        self._threads: dict[int, int] = {}
+        self._pending: BaseException | None = None
+        self.outstanding: deque[tuple[int, Completable, bool]] = deque()
+        """Asynchronous calls whose end nobody has seen yet."""
+        self._creations: Lane | None = None
+        self._lanes: dict[tuple[str, tuple[int, ...]], int] = {}
+        main = threading.main_thread().ident
+        ring.header(rings.W_MAIN_THREAD, main or 0)
+
+    def lane(self, name: str, description: str, ranks: Sequence[int]) -> Lane:
+        """Counters for a group, which is written into the ring's table. A group that is made again under
+        the same name (after destroy_process_group) is another one."""
+        key = (name, tuple(ranks))
+        generation = self._lanes[key] = self._lanes.get(key, -1) + 1
+        return Lane(name, ranks, self.ring.group(name, description, ranks, generation), generation)
+
+    def begin(self, lane: Lane, call: Call, place: Place) -> tuple[int, bool, int, int]:
+        """Record that a call is being made: its index, whether the caller goes on, its number, its fingerprint."""
+        key, is_async, _, _, peer, tag = call
+        ring = self.ring
+        signature, fingerprint = ring.signature(key, content)
+        me = threading.get_ident()
+        op = key[0]
+        ordinal = 0
+        if op == "send" or op == "recv":
+            flags = rings.ISSUED | rings.P2P_CALL
+            seq = next(lane.p2p)
+            end = (op, peer, tag)
+            ordinal = lane.ordinals[end] = lane.ordinals.get(end, 0) + 1
+            is_async = place[2] not in SYNCHRONOUS_P2P
+        else:
+            flags = rings.ISSUED
+            seq = next(lane.seq)
+            if lane.busy and lane.busy != me:
+                flags |= rings.RACE
+            if not is_async:
+                lane.busy = me
+        flags |= rings.ASYNC if is_async else rings.WAITING
+        if sys.exc_info()[1] is not None:
+            flags |= self._exception_on_its_way()
+        thread = self._threads.get(me)
+        if thread is None:
+            thread = self._thread(me)
+        index = ring.issue(
+            flags, lane.group, thread, seq, signature, place[0], fingerprint, place[1], peer, tag, ordinal
+        )
+        if self.outstanding:
+            self.poll()
+        return index, is_async, seq, fingerprint
+
+    def rejected(self, lane: Lane, call: Call, index: int, seq: int) -> None:
+        """The backend refused a call at once (a wrong argument): it has not arrived anywhere, and the next one takes
+        its number, as it does in the backend."""
+        op, peer, tag = call.key[0], call.peer, call.tag
+        self.ring.mark(index, rings.REJECTED)
+        if op == "send" or op == "recv":
+            lane.p2p = count(seq)
+            lane.ordinals[op, peer, tag] -= 1
+        else:
+            lane.seq = count(seq)
+
+    def refused(self, lane: Lane, op: str, error: str) -> None:
+        """A public function of torch.distributed refused a call before the group's own method heard of it: it has no
+        number, and the next call takes the one that it would have had."""
+        place = self.sites.here(3)
+        me = threading.get_ident()
+        flags = rings.FAILED | rings.REJECTED
+        if op in P2P:
+            flags |= rings.P2P_CALL
+            seq = next(lane.p2p)
+            lane.p2p = count(seq)
+        else:
+            seq = next(lane.seq)
+            lane.seq = count(seq)
+        thread = self._threads.get(me) or self._thread(me)
+        signature, fingerprint = self.ring.signature((op, None), _plain)
+        index = self.ring.issue(flags, lane.group, thread, seq, signature, place[0], fingerprint, place[1], -1, 0)
+        self.ring.error(index, error)
+        self.ring.finish(index, flags)
+
+    def note(self, lane: Lane, op: str, seq: int, new_ranks: tuple[int, ...] | None = None) -> int:
+        """Record a call that is no method of a group: init_process_group, new_group."""
+        place = self.sites.here(3)
+        me = threading.get_ident()
+        thread = self._threads.get(me) or self._thread(me)
+        signature, fingerprint = self.ring.signature((op, new_ranks), _plain)
+        return self.ring.issue(
+            rings.ISSUED | rings.WAITING,
+            lane.group,
+            thread,
+            seq,
+            signature,
+            place[0],
+            fingerprint,
+            place[1],
+            -1,
+            0,
+        )
+
+    def note_new_group(self, ranks: tuple[int, ...], local: bool) -> int:
+        """new_group is numbered by itself; with local synchronization only its members take part."""
+        world = range(self.ring.world_size)
+        lane = self._creations
+        if lane is None:
+            lane = self._creations = self.lane("new_group", "default_pg", world)
+        if local:
+            # Its number counts the same creation on each member; other ranks may make others in between.
+            lane = self.lane("new_group " + ",".join(map(str, ranks)), "default_pg", world)
+        return self.note(lane, "new_group", next(lane.seq), ranks)
+
+    def rejected_new_group(self, index: int) -> None:
+        """torch refused its arguments before it gave the group a number."""
+        self.ring.mark(index, rings.REJECTED)
+        if self._creations is not None:
+            self._creations.seq = count(next(self._creations.seq) - 1)
+
+    def _thread(self, ident: int) -> int:
+        name = threading.current_thread().name
+        offset = self._threads[ident] = self.ring.entry(rings.TABLE_THREAD, (ident, name), [ident, name])
+        self.ring.header(rings.W_THREADS, len(self._threads))
+        return offset
+
+    def _exception_on_its_way(self) -> int:
+        """A call made in a `finally` or `except` block: say what was raised, once."""
+        error = sys.exc_info()[1]
+        if error is not self._pending and error is not None:
+            self._pending = error
+            self.ring.header(rings.W_PENDING, self.exception(error))
+        return rings.PENDING_EXCEPTION
+
+    def exception(self, error: BaseException) -> int:
+        """Offset of an exception's text: its last line, then the user's frames where it was raised."""
+        text, last = error_traceback(error), last_line(error)
+        frames = [site.to_json() for site in raised_at(error.__traceback__)]
+        return self.ring.entry(
+            rings.TABLE_TEXT,
+            (id(error), last),
+            {"error": last, "frames": frames, "traceback": text[-8000:]},
+        )
+
+    def end(self, index: int, state: int) -> None:
+        """Stamp the end of a call."""
+        self.ring.finish(index, state)
+
+    def watch(self, index: int, work: Completable, again: bool) -> None:
+        """Look at an asynchronous call now and then until it has ended."""
+        self.outstanding.append((index, work, again))
+
+    def poll(self) -> None:
+        """Stamp the asynchronous calls at the head of the queue that have ended."""
+        outstanding = self.outstanding
+        for _ in range(min(len(outstanding), 4)):
+            try:
+                index, work, again = outstanding.popleft()
+            except IndexError:  # another thread took it
+                return
+            state = _how_ended(work, again)
+            if not state:
+                outstanding.appendleft((index, work, again))
+                return
+            self.ring.finish(index, state)
+
+    def sweep(self) -> None:
+        """Look at every asynchronous call once, and how many threads that make calls still live."""
+        if len(self._threads) > 1:
+            living = sum(thread.ident in self._threads for thread in threading.enumerate())
+            self.ring.header(rings.W_THREADS, living)
+        for _ in range(len(self.outstanding)):
+            try:
+                index, work, again = self.outstanding.popleft()
+            except IndexError:
+                return
+            state = _how_ended(work, again)
+            if state:
+                self.ring.finish(index, state)
+            else:
+                self.outstanding.append((index, work, again))
+
+
+def _plain(key: tuple[str, tuple[int, ...] | None]) -> tuple[dict[str, Any], bool]:
+    op, ranks = key
+    return ({"op": op} if ranks is None else {"op": op, "new": list(ranks)}), False
+
+
+def _how_ended(work: Completable, again: bool) -> int:
+    """COMPLETED, FAILED, or 0 while it is under way."""
+    try:
+        if not work.is_completed():
+            return 0
+        if again:
+            work.wait()  # it has ended, so this only says how; some may be waited for but once
+        return rings.COMPLETED
+    except RuntimeError:
+        return rings.FAILED  # the caller's own wait() says so to whom it concerns

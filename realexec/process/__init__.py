@@ -1,0 +1,8 @@
+"""What the guard is in one process: its ring, hooks, heartbeat, and the ranks it starts itself.
+
+`session.py` holds it all together.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ddp", "heartbeat", "hooks", "introduce_monitors", "session", "spawn"]

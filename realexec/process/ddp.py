@@ -1,0 +1,111 @@
+"""DistributedDataParallel: the names of parameters that got no gradient, which its own error gives as numbers; and
+handles that its C++ keeps."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import weakref
+from types import FrameType
+from typing import Any
+
+from torch._C._distributed_c10d import Reducer
+from torch.nn.parallel import DistributedDataParallel
+
+from distsim.debug.words.error_text import message
+
+__all__ = ["DdpHook"]
+
+_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+
+
+class DdpHook:
+    """Knows the DDP models of this process."""
+
+    def __init__(self) -> None:
+        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._original: Any = None
+        self._keep: Any = None
+        self._kept: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        """The handle each reducer has in C++: without its Python object a handle of ours has C++'s own wait(), which
+        never comes back (seen in `ddp.join(divide_by_initial_world_size=False)`)."""
+
+    def install(self) -> None:
+        self._original = original = DistributedDataParallel.__init__
+        models = self._models
+
+        @functools.wraps(original)
+        def init(ddp: Any, *args: Any, **kwargs: Any) -> None:
+            original(ddp, *args, **kwargs)
+            models.add(ddp)
+
+        DistributedDataParallel.__init__ = init
+        kept = self._kept
+        self._keep = hand_over = getattr(Reducer, "_set_forward_pass_work_handle", None)
+        if hand_over is None:  # another version of torch
+            return
+
+        @functools.wraps(hand_over)
+        def keep(reducer: Any, work: Any, *args: Any, **kwargs: Any) -> Any:
+            kept[reducer] = work
+            return hand_over(reducer, work, *args, **kwargs)
+
+        Reducer._set_forward_pass_work_handle = keep
+
+    def remove(self) -> None:
+        DistributedDataParallel.__init__ = self._original
+        if self._keep is not None:
+            Reducer._set_forward_pass_work_handle = self._keep
+
+    def explain(self, error: BaseException) -> str | None:
+        """The sentence that belongs to DDP's error about a reduction that was not finished."""
+        text = message(error)
+        if "Expected to have finished reduction in the prior iteration" not in text:
+            return None
+        found = _INDICES.search(text)
+        indices = [int(word) for word in found[1].split()] if found else []
+        for ddp in list(self._models):
+            names = parameter_names(ddp)
+            if indices and max(indices) < len(names):
+                return _sentence([names[i] for i in indices])
+        return "parameters of a DDP model got no gradient in the last backward pass"
+
+    def without_gradient(self) -> str | None:
+        """While a rank stands still outside of any backward pass, where no gradient is on its way: parameters of a
+        model whose others have one."""
+        if _in_backward():
+            return None
+        for ddp in list(self._models):
+            if getattr(ddp, "find_unused_parameters", False) or getattr(ddp, "static_graph", False):
+                continue
+            named = [(name, p) for name, p in ddp.module.named_parameters() if p.requires_grad]
+            missing = [name for name, p in named if p.grad is None]
+            if missing and len(missing) < len(named):
+                return _sentence(missing)
+        return None
+
+
+def _in_backward() -> bool:
+    """A thread of this process is inside autograd's engine."""
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code.co_name == "_engine_run_backward":
+                return True
+            at = at.f_back
+    return False
+
+
+def parameter_names(ddp: Any) -> list[str]:
+    """In the order of DDP's own indices."""
+    ignored: set[str] = getattr(ddp, "parameters_to_ignore", set())
+    return [
+        name for name, parameter in ddp.module.named_parameters() if parameter.requires_grad and name not in ignored
+    ]
+
+
+def _sentence(names: list[str]) -> str:
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    what = "parameter" if len(names) == 1 else "parameters"
+    return f"DDP {what} {shown} got no gradient in the last backward pass"

@@ -1,0 +1,105 @@
+"""The thread that shows that a process lives, its interpreter is free, and where its main thread stands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from distsim.debug.monitor.start import gone_text
+from distsim.debug.records.frames import program_frames, shown, steps
+from distsim.debug.rings import layout as rings
+from distsim.realexec.guard.recorder import Recorder
+
+__all__ = ["BEAT_S", "Heartbeat"]
+
+BEAT_S = 0.1
+"""A beat costs some 20 us of the interpreter, so a hundredth of a percent or two."""
+LEAVE_S = 2.0
+"""How long the end of the process waits for a beat that is under way."""
+
+
+class Heartbeat:
+    """Beats into the ring; stamps asynchronous calls that ended; notes a main thread that stands still."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._main = threading.main_thread().ident or 0
+        self._last: tuple[FrameType | None, int, int] = (None, 0, 0)
+        self._count = -1
+        self._looked = False
+        self._placed = threading.RLock()
+        """Held while a position is written. An RLock: a signal handler may end the process in the middle."""
+        self._kept = False
+        self.look: Callable[[], None] | None = None
+        """Called once whenever the main thread stands still."""
+        self.monitor: subprocess.Popen[bytes] | None = None
+        """That this process has started."""
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="distsim-heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait until it has: one that Python 3.11 finds inside torch's C++ (it asks works whether
+        they have ended, and drops them) when the interpreter goes down takes the process with it (SIGABRT)."""
+        self._stop.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(LEAVE_S)
+
+    def keep_position(self) -> None:
+        """Beat on, but leave the position as it is from here on: the process is on its way out."""
+        with self._placed:
+            self._kept = True
+
+    def _run(self) -> None:
+        words = self._recorder.ring.words
+        base = rings.WORDS_AT // 8
+        while not self._stop.wait(BEAT_S):
+            try:
+                words[base + rings.W_BEAT] = time.monotonic_ns()
+                self._recorder.sweep()
+                self._look_after_monitor()
+                with self._placed:
+                    if not self._kept:
+                        self._position()
+            except (ValueError, TypeError):  # the ring was closed, or the interpreter goes down
+                return
+
+    def _look_after_monitor(self) -> None:
+        """Say it once if it was killed; one that ends by itself says why."""
+        if self.monitor is None or self.monitor.poll() is None:
+            return
+        monitor, self.monitor = self.monitor, None
+        if monitor.returncode < 0:
+            print(gone_text(monitor.pid, monitor.returncode), file=sys.stderr, flush=True)
+
+    def _position(self) -> None:
+        """Write where the main thread is, once it has made no call for a beat."""
+        count = self._recorder.ring.words[rings.WORDS_AT // 8 + rings.W_COUNT]
+        if count != self._count:
+            self._count = count
+            return
+        frame = sys._current_frames().get(self._main)
+        if frame is None:
+            return
+        here = (frame, frame.f_lasti, count)
+        if here[0] is not self._last[0] or here[1:] != self._last[1:]:
+            self._last = here
+            self._looked = False
+            # The frame below the user's own, too: "in DataLoader.__next__" says more than a line.
+            keys: list[str] = []
+            if frame.f_code.co_name == "distsim_store_wait":
+                said = frame.f_locals.get("keys", ())
+                keys = [said] if isinstance(said, str) else [str(key) for key in said]
+            inner = (shown(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_qualname)
+            self._recorder.ring.position(inner, [site.to_json() for site in program_frames(steps(frame))], keys)
+        elif not self._looked and self.look is not None:
+            self._looked = True
+            self.look()

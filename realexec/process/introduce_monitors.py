@@ -1,0 +1,200 @@
+"""Introducing the monitors of several hosts to each other through the job's store.
+
+The store holds the leader's address and a random salt, never the secret by which monitors know each other (link.py).
+That is made on each host: from DISTSIM_SECRET, or the file DISTSIM_SECRET_FILE names (your own, mode 600, the same on
+every host), where one is given. It then keeps out everybody who does not have it.
+
+Without one it is derived from the salt and the job's names (TORCHELASTIC_RUN_ID, SLURM_JOB_ID, SLURM_STEP_ID,
+MASTER_PORT, WORLD_SIZE). That keeps out other jobs, port scanners, and whoever cannot both reach this job's store and
+find out its names. It does not keep out somebody who can: torch's TCPStore asks nobody who he is, and who writes there
+can stop the job in any case. Give a secret where users of your network are not to be trusted.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from distsim.debug.evidence.typed import text, whole
+from distsim.debug.monitor.peers.link import sign
+from distsim.debug.rings.private import write_private
+from distsim.text.strangers import load_json, read_bytes
+
+__all__ = ["introduce_monitors", "job_addresses"]
+
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+SIOCGIFADDR = 0x8915
+
+KEY = "distsim/monitor"
+PATIENCE_S = 60.0
+POLL_S = 0.05
+LEAVE_S = 2.0
+
+
+def introduce_monitors(directory: Path, rank: int) -> None:
+    """Rank 0 makes its monitor the leader and says where it is; the first rank of each other host listens.
+
+    In a thread, over a connection of its own: the job's store may be held by a rank that waits on it.
+    """
+    first = int(os.environ.get("LOCAL_RANK", "0")) == 0
+    if rank != 0 and not first:
+        return
+    store = own_store()
+    if store is None:
+        return
+    ended = threading.Event()
+    target = _lead if rank == 0 else _follow
+    thread = threading.Thread(target=target, args=(directory, store, ended), name="distsim-introduction", daemon=True)
+
+    def leave() -> None:
+        # A thread that Python 3.11 finds inside the store's C++ when it ends takes the process down (SIGABRT).
+        ended.set()
+        thread.join(LEAVE_S)
+
+    atexit.register(leave)
+    thread.start()
+
+
+def own_store() -> Any:
+    """A new connection to the job's TCPStore; other stores are used as they are."""
+    try:
+        base = c10d._get_default_store()
+        while hasattr(base, "underlying_store"):
+            base = base.underlying_store
+        if isinstance(base, dist.TCPStore):
+            return dist.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False)
+        return base
+    except (RuntimeError, ValueError):
+        return None
+
+
+def _lead(directory: Path, store: Any, ended: threading.Event) -> None:
+    said = _monitor(directory)
+    if said is None:  # else a restart: the monitor leads already
+        salt = secrets.token_hex(16)
+        addresses = job_addresses(os.environ.get("MASTER_ADDR") or str(getattr(store, "host", "")), os.environ)
+        secret = _secret(salt)
+        if secret is None:
+            return
+        write_private(directory / "lead.json", json.dumps({"addresses": addresses, "secret": secret, "salt": salt}))
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        said = _monitor(directory)
+        if said is not None:
+            store.set(_key(), json.dumps(said))
+            return
+        if ended.wait(POLL_S):
+            return
+
+
+def _monitor(directory: Path) -> dict[str, Any] | None:
+    """Where the monitor of this host listens, once it does."""
+    try:
+        said = load_json(read_bytes(directory / "monitor.json", 1 << 16))
+        return {key: said[key] for key in ("address", "port", "salt")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _follow(directory: Path, store: Any, ended: threading.Event) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    try:
+        while not store.check([_key()]):
+            if ended.wait(POLL_S) or time.monotonic() > deadline:
+                return
+        told = store.get(_key())
+    except RuntimeError:  # no leader: this host's monitor judges by itself
+        return
+    try:
+        said = load_json(told[:4096])
+        where = {"address": text(said["address"], "address"), "port": whole(said["port"], "port", 1, 65535)}
+        secret = _secret(text(said["salt"], "salt"))
+    except (ValueError, KeyError, TypeError):  # somebody else's: nothing is said that could be believed
+        return
+    if secret is not None:
+        write_private(directory / "follow.json", json.dumps({**where, "secret": secret}))
+
+
+def job_addresses(master: str, environ: Mapping[str, str]) -> list[str]:
+    """Addresses of the job's own network that the leader may listen on, the likeliest first.
+
+    That of the interface which gloo or NCCL was told to use; that of *master*, the host of the rendezvous; the one
+    that leads out of this host, where *master* is a name that means loopback here, as /etc/hosts of some has it.
+    """
+    found = [address for name in INTERFACES for address in _of_interface(environ.get(name, ""))]
+    resolved: list[str] = []
+    with contextlib.suppress(OSError, UnicodeError):
+        resolved = [str(entry[4][0]) for entry in socket.getaddrinfo(master, None, type=socket.SOCK_STREAM)]
+    loopback = [address for address in resolved if address.startswith("127.") or address == "::1"]
+    found += [address for address in resolved if address not in loopback]
+    if master not in ("localhost", *loopback):
+        found += _leading_out()
+    return list(dict.fromkeys([*found, *loopback]))
+
+
+def _of_interface(said: str) -> list[str]:
+    """The IPv4 addresses of the interfaces that a variable such as GLOO_SOCKET_IFNAME names."""
+    found = []
+    names = [] if said.startswith("^") else said.removeprefix("=").split(",")
+    for name in filter(None, names):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one, contextlib.suppress(OSError):
+            answer = fcntl.ioctl(one.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            found.append(socket.inet_ntoa(answer[20:24]))
+    return found
+
+
+def _leading_out() -> list[str]:
+    """This host's address on the way out; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        try:
+            one.connect(("192.0.2.1", 9))
+            return [str(one.getsockname()[0])]
+        except OSError:
+            return []
+
+
+def _secret(salt: str) -> str | None:
+    """What only monitors of this job know; None, with one line, where the user's own cannot be read."""
+    given = os.environ.get("DISTSIM_SECRET", "")
+    path = os.environ.get("DISTSIM_SECRET_FILE", "")
+    if not given and path:
+        try:
+            given = _of_file(Path(path))
+        except OSError as error:
+            print(
+                f"distsim: DISTSIM_SECRET_FILE {path}: {error.strerror}; the monitors of the hosts do not meet",
+                file=sys.stderr,
+            )
+            return None
+    names = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_PORT", "WORLD_SIZE")
+    return sign(given or json.dumps([os.environ.get(name, "") for name in names]), "job", salt)
+
+
+def _of_file(path: Path) -> str:
+    found = path.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(errno.EPERM, "expected a file of your own that nobody else may read (chmod 600)")
+    secret = read_bytes(path, 1 << 16).strip()
+    if len(secret) < 16:
+        raise OSError(errno.EINVAL, f"expected a secret of at least 16 bytes, got {len(secret)}")
+    return secret.decode("latin-1")
+
+
+def _key() -> str:
+    return f"{KEY}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -1,0 +1,287 @@
+"""The guard of one process: its ring, its hooks into torch.distributed, its heartbeat."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import functools
+import os
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from distsim.debug.records import Site
+from distsim.debug.records.frames import program_frames, raised_at, steps
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.jobdir import default_directory, job_name, ring_path, stack_path
+from distsim.debug.rings.layout import RingWriter
+from distsim.debug.rings.private import create_private, private_folder
+from distsim.debug.settings import Level, Settings
+from distsim.realexec.guard.callbacks import drain
+from distsim.realexec.guard.recorder import Recorder
+from distsim.realexec.guard.tracebacks import hide_own_frames
+from distsim.realexec.process.heartbeat import Heartbeat
+
+__all__ = ["Session"]
+
+STACK_SIGNAL = signal.SIGRTMIN + 7
+"""Makes faulthandler write all stacks; not SIGUSR1 or 2, which Slurm and users take."""
+
+
+@dataclass
+class Session:
+    """Open from the moment the rank is known until the process ends or `remove()`."""
+
+    settings: Settings
+    directory: Path
+    rank: int
+    world_size: int
+    local_world: int
+    """Ranks on this host; 0: nobody said."""
+    ring: RingWriter
+    recorder: Recorder
+    heartbeat: Heartbeat
+    strict: Any = None
+    ddp: Any = None
+    guards: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+
+    @classmethod
+    def open(
+        cls, settings: Settings, rank: int, world_size: int, where: str = "", *, local: bool = True
+    ) -> Session | None:
+        """Make the ring of this rank; None, with one line on stderr, where there is no place for it. Without
+        *local*, LOCAL_RANK and LOCAL_WORLD_SIZE are those of another process."""
+        environ = os.environ
+        local_world = int(environ.get("LOCAL_WORLD_SIZE", "0") or 0) if local else 0
+        job = job_name(environ, where)
+        directory = Path(settings.directory) if settings.directory else default_directory(job)
+        attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
+        try:
+            if not settings.directory:
+                private_folder(directory.parent)
+            private_folder(directory, chosen=bool(settings.directory))
+            ring = RingWriter(
+                ring_path(directory, rank, attempt, job),
+                rank=rank,
+                world_size=world_size,
+                local_rank=int(environ.get("LOCAL_RANK", rank)) if local else rank,
+                job=job,
+                attempt=attempt,
+            )
+        except OSError as error:
+            print(
+                f"distsim: rank {rank} runs unguarded: no ring in {directory} ({error.strerror}); "
+                "choose another place with DISTSIM_DIR",
+                file=sys.stderr,
+                flush=True,
+            )
+            return None
+        ring.header(rings.W_LOCAL_WORLD, local_world)
+        recorder = Recorder(ring)
+        session = cls(settings, directory, rank, world_size, local_world, ring, recorder, Heartbeat(recorder))
+        session._catch_stacks()
+        if settings.level is Level.STRICT:
+            from distsim.realexec.guard.uncompiled import leave_uncompiled
+            from distsim.realexec.strict.peers import Peers
+            from distsim.realexec.strict.strict import Strict
+
+            leave_uncompiled()
+
+            session.strict = Strict(recorder, Peers(directory, rank, world_size, job))
+        session.heartbeat.start()
+        return session
+
+    def _catch_stacks(self) -> None:
+        try:
+            path = stack_path(self.directory, self.rank, self.ring.job)
+            file = open(create_private(path), "w")  # noqa: SIM115  (faulthandler keeps it)
+            with contextlib.suppress(ValueError):  # in a thread
+                # faulthandler puts this back when the interpreter goes down; the default would kill the process then.
+                signal.signal(STACK_SIGNAL, signal.SIG_IGN)
+            faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
+            if not faulthandler.is_enabled():
+                faulthandler.enable(file=file)
+        except (OSError, RuntimeError, ValueError):
+            return
+        self._stack_file = file
+        self.ring.header(rings.W_STACK_SIGNAL, int(STACK_SIGNAL))
+
+    def guard(self, pg: Any, ranks: tuple[int, ...]) -> Any:
+        """A guarded group in the place of *pg*."""
+        from distsim.realexec.guard.group import GuardedGroup
+        from distsim.realexec.guard.tensor_checks import Checksums
+
+        lane = self.recorder.lane(str(pg.group_name), str(pg.group_desc), ranks)
+        guard = GuardedGroup(pg, lane, self.recorder)
+        if self.strict is not None:
+            guard.strict = self.strict
+        guard.nan = self.settings.nan
+        guard.checksums = Checksums(self.recorder) if self.settings.checksum else None
+        guard.decide_way()
+        self.guards.add(guard)
+        return guard
+
+    def joined(self) -> None:
+        """init_process_group came back."""
+        import time
+
+        self.ring.header(rings.W_JOINED, time.monotonic_ns())
+        self.ring.header(rings.W_LIFE, rings.LIFE_JOINED)
+        if 0 < self.local_world < self.world_size:
+            from distsim.realexec.process.introduce_monitors import introduce_monitors
+
+            introduce_monitors(self.directory, self.rank)
+
+    def raised(self, error: BaseException) -> None:
+        """The program ends with this exception."""
+        hide_own_frames(error)
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+            self.ring.header(rings.W_EXIT_CODE, rings.EXIT_CODE_0 + code)
+            self.stands_at(raised_at(error.__traceback__))
+            return
+        explained = self.ddp.explain(error) if self.ddp is not None else None
+        if explained is not None:
+            self.find("ddp_unused_parameter", explained)
+        self.ring.header(rings.W_EXCEPTION, self.recorder.exception(error))
+        self.ring.header(rings.W_LIFE, rings.LIFE_RAISED)
+
+    def stands_at(self, frames: Sequence[Site]) -> None:
+        """The main thread leaves the program here."""
+        if frames:
+            self.heartbeat.keep_position()
+            said = [site.to_json() for site in frames]
+            self.ring.position(said[0][:3], said)
+
+    def use_ddp(self, ddp: Any) -> None:
+        """Ask this about DDP's models when the rank stands still or raises."""
+        self.ddp = ddp
+        if ddp is None:
+            return
+
+        def look() -> None:
+            text = ddp.without_gradient()
+            if text is not None:
+                self.find("ddp_unused_parameter?", text)
+            count = self.ring.words[rings.WORDS_AT // 8 + rings.W_COUNT]
+            self.ring.header(rings.W_GUESSED, 0 if text is None else count + 1)
+
+        self.heartbeat.look = look
+
+    def find(self, kind: str, text: str) -> None:
+        """Leave a finding for the diagnosis."""
+        said = {"kind": kind, "text": text}
+        self.ring.header(rings.W_FINDING, self.ring.entry(rings.TABLE_TEXT, (kind, text), said))
+
+    def exits(self, code: int | None = None) -> None:
+        """The process goes down by itself."""
+        if code is not None:
+            self.ring.header(rings.W_EXIT_CODE, rings.EXIT_CODE_0 + code)
+        self.recorder.sweep()
+        if self.ring.words[rings.WORDS_AT // 8 + rings.W_LIFE] != rings.LIFE_RAISED:
+            self.ring.header(rings.W_LIFE, rings.LIFE_EXITING)
+
+    def end_threads(self) -> None:
+        """Nothing of ours runs beside the program from here on: see `Heartbeat.stop`."""
+        self.heartbeat.stop()
+        if self.strict is not None:
+            self.strict.stop()
+            drain()
+
+    def close(self) -> None:
+        """Stop the heartbeat and unmap; the ring stays on file."""
+        self.end_threads()
+        with contextlib.suppress(Exception):
+            faulthandler.unregister(STACK_SIGNAL)
+        self.ring.header(rings.W_STACK_SIGNAL, 0)
+        self.exits()
+
+
+def _at_the_end(frame: FrameType) -> bool:
+    """Whether the interpreter has called the hook because the program is over: a program that calls it by itself,
+    to show what it has caught, goes on."""
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return threading.current_thread() is threading.main_thread() and frame.f_code.co_name != "<module>"
+
+
+REPLACE = ("execv", "execve")
+
+
+class EndHooks:
+    """Notices how the process ends: exceptions, sys.exit, os._exit, the interpreter's end."""
+
+    def __init__(self, session: Callable[[], Session | None]) -> None:
+        self._session = session
+        self._excepthook: Any = None
+        self._exit: Any = None
+        self._replace: dict[str, Any] = {}
+
+    def install(self) -> None:
+        self._excepthook = sys.excepthook
+        self._exit = os._exit
+        previous, exit_ = self._excepthook, self._exit
+
+        def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+            session = self._session()
+            if session is not None and _at_the_end(sys._getframe()):
+                with contextlib.suppress(Exception):
+                    session.raised(error)
+            previous(kind, error, trace)
+
+        def leave(status: int) -> None:
+            session = self._session()
+            if session is not None and threading.current_thread() is threading.main_thread():
+                with contextlib.suppress(Exception):
+                    session.stands_at(program_frames(steps(sys._getframe(1))))
+                    session.exits(status)
+            exit_(status)
+
+        for name in REPLACE:
+            self._replace[name] = original = getattr(os, name)
+            setattr(os, name, self._replacing(original))
+        self._ours = (excepthook, leave)
+        sys.excepthook = excepthook
+        os._exit = leave  # type: ignore[assignment]
+        atexit.register(self._at_exit)
+
+    def remove(self) -> None:
+        if sys.excepthook is self._ours[0]:
+            sys.excepthook = self._excepthook
+        if os._exit is self._ours[1]:
+            os._exit = self._exit
+        for name, original in self._replace.items():
+            setattr(os, name, original)
+        atexit.unregister(self._at_exit)
+
+    def _replacing(self, original: Any) -> Any:
+        """`os.execv` and `os.execve`, to which all others lead: this program ends, its process goes on as another."""
+
+        @functools.wraps(original)
+        def replace(*args: Any) -> Any:
+            session = self._session()
+            life = None if session is None else session.ring.words[rings.WORDS_AT // 8 + rings.W_LIFE]
+            if session is not None:
+                session.exits()
+            try:
+                return original(*args)
+            finally:  # there is no such program
+                if session is not None and life is not None:
+                    session.ring.header(rings.W_LIFE, life)
+
+        return replace
+
+    def _at_exit(self) -> None:
+        session = self._session()
+        if session is not None:
+            with contextlib.suppress(Exception):
+                session.exits()
+            with contextlib.suppress(Exception):
+                session.end_threads()

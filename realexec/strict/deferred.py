@@ -1,0 +1,197 @@
+"""Handles of calls that strict holds: one that has not gone out yet, one whose other end was not there yet."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.futures
+
+from distsim.debug.rings import layout as rings
+from distsim.debug.words.error_text import error_line
+from distsim.realexec.guard.callbacks import run_apart
+from distsim.realexec.guard.handle import Handle
+from distsim.realexec.guard.recorder import Lane, Recorder
+from distsim.realexec.guard.signature import Call
+
+__all__ = ["FIRST_SLEEP_S", "LAST_SLEEP_S", "LIFE_CHECK_S", "Deferred", "Watched"]
+
+LIFE_CHECK_S = 0.2
+FIRST_SLEEP_S = 20e-6
+LAST_SLEEP_S = 1e-3
+
+
+class Deferred(Handle):
+    """The handle of a call that has not gone out yet."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        lane: Lane,
+        index: int,
+        seq: int,
+        print_: int,
+        is_async: bool,
+        device: torch.device | None,
+        issue: Any,
+    ) -> None:
+        super().__init__(None, recorder, lane, index, False, device is None, False)
+        self._is_async = is_async
+        self._device = device
+        """None: the host."""
+        self.seq = seq
+        self.print_ = print_
+        self.issue: Callable[[], Any] = issue
+        self.said: Call | None = None
+        self.shown = False
+        self.began = time.monotonic()
+        """When its turn came, or it was made."""
+        self.timeout_s: Callable[[], float] = lambda: math.inf
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._future: Any = None
+        self._lock = threading.Lock()
+        """Held while the call goes out or its future is made: one of the two joins them."""
+
+    def went_out(self) -> None:
+        """All members are there and agree: make the call."""
+        try:
+            self._inner = self.issue()
+        except BaseException as error:
+            self.refuse(error)
+            return
+        if self._inner is None:
+            self._recorder.ring.finish(self._index, rings.COMPLETED)
+        else:
+            self._recorder.watch(self._index, self._inner, self._again)
+        self._decided()
+
+    def refuse(self, error: BaseException) -> None:
+        """The call never goes out."""
+        self._error = error
+        self._recorder.ring.error(self._index, error_line(error))
+        self._recorder.ring.finish(self._index, rings.FAILED)
+        self._free()
+        self._decided()
+
+    def _decided(self) -> None:
+        with self._lock:
+            self._ready.set()
+            if self._future is not None:
+                self._join(self._future)
+
+    def _join(self, target: Any) -> None:
+        """Let *target* end as the call does. Its callbacks are the program's: they may wait for a call that only
+        the thread that is here can let go out, or one of gloo's two threads can carry."""
+        error = self._error
+        if error is not None:
+            run_apart(lambda: target.set_exception(error))
+        elif self._inner is None:
+            run_apart(lambda: target.set_result(None))
+        else:
+            pass_on = _pass_on if self._device is None else partial(_pass_on_device, self._device)
+            self._inner.get_future().add_done_callback(lambda source: run_apart(lambda: pass_on(source, target)))
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._touched = True
+        if not self._ready.is_set():
+            self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
+            if not self._ready.wait(timeout.total_seconds() if timeout else None):
+                raise RuntimeError("Operation timed out!")  # torch's own words; the call itself goes on
+        if self._error is not None:
+            raise self._error
+        if self._inner is None:
+            self._free()
+            return True
+        done = super().wait(timeout)
+        if self._future is not None and self._on_host:
+            self._future.wait()  # who has waited for the call finds the future's value there, too
+        return done
+
+    def is_completed(self) -> bool:
+        if not self._ready.is_set():
+            return False
+        return self._error is not None or self._inner is None or super().is_completed()
+
+    def get_future(self) -> Any:
+        self._touched = True
+        with self._lock:
+            if self._future is None:
+                inner = self._inner if self._ready.is_set() else None
+                # On a device it knows the streams; one that is done must have its value at once (DDP's reducer takes
+                # it without waiting), and its callbacks keep none of gloo's threads.
+                if inner is not None and (not self._on_host or inner.is_completed()):
+                    return super().get_future()
+                self._future = torch.futures.Future(devices=[] if self._device is None else [self._device])
+                self._recorder.ring.mark(self._index, rings.FUTURE)
+                if self._ready.is_set():
+                    self._join(self._future)
+            return self._future
+
+    def synchronize(self) -> None:
+        self._touched = True
+        self._ready.wait()
+        if self._error is not None:
+            raise self._error
+        if self._inner is not None:
+            super().synchronize()
+
+
+def _pass_on(source: Any, target: Any) -> None:
+    try:
+        value = source.wait()
+    except Exception as error:
+        target.set_exception(error)
+        return
+    target.set_result(value)
+
+
+def _pass_on_device(device: torch.device, source: Any, target: Any) -> None:
+    """On a stream of its own: wait() makes the current stream wait for the call, set_result() makes who waits for
+    *target* wait for the current stream, and the program's own kernels are to do neither."""
+    streams = torch.get_device_module(device)
+    with streams.stream(streams.Stream(device)):
+        _pass_on(source, target)
+
+
+class Watched(Handle):
+    """A send or receive whose other end was not there yet: wait() looks out for it."""
+
+    def __init__(
+        self,
+        inner: Any,
+        recorder: Recorder,
+        lane: Lane,
+        index: int,
+        is_async: bool,
+        on_host: bool,
+        check: Callable[[], bool],
+        gone: Callable[[], bool],
+    ) -> None:
+        super().__init__(inner, recorder, lane, index, is_async, on_host, False, p2p=True)
+        self._check = check
+        self._gone = gone
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if self._is_async:
+            self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
+        sleep_s = FIRST_SLEEP_S
+        checked = began = time.monotonic()
+        while not self._check():
+            time.sleep(sleep_s)
+            sleep_s = min(sleep_s * 1.3, LAST_SLEEP_S / 4)
+            now = time.monotonic()
+            if now - checked > LIFE_CHECK_S:
+                checked = now
+                if self._gone():
+                    self._check()  # what it said before it ended, if that was a moment ago
+                    break
+                if timeout and now - began > timeout.total_seconds():
+                    break
+        return super().wait(timeout)

@@ -1,0 +1,125 @@
+"""Sends and receives at the strict level: they are never held.
+
+Who comes second sees the first and raises before it sends or receives, so no byte moves; who came first
+learns it in wait().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from distsim.debug.matching.agreement import check_pair, payload_text
+from distsim.debug.records import CallRecord
+from distsim.debug.records.errors import CollectiveMismatch
+from distsim.debug.records.kinds import Kind
+from distsim.debug.rings import layout as rings
+from distsim.debug.words.error_text import error_line
+from distsim.debug.words.phrases import place
+from distsim.realexec.guard.handle import Handle
+from distsim.realexec.guard.recorder import Lane, Recorder
+from distsim.realexec.guard.signature import Call
+from distsim.realexec.strict.deferred import Watched
+from distsim.realexec.strict.peers import Neighbour, Peers
+
+__all__ = ["Messages"]
+
+
+class Messages:
+    """Compares both ends of each message between ranks of this host."""
+
+    def __init__(self, recorder: Recorder, peers: Peers) -> None:
+        self._recorder = recorder
+        self._peers = peers
+        self._rank = recorder.ring.rank
+        self._rows: dict[str, int | None] = {}
+
+    def hold(self, guard: Any, said: Call, index: int, is_async: bool, issue: Callable[[], Any]) -> Handle | None:
+        """None: the call may go out now. A handle: it went out, and looks out for the other end."""
+        peer, tag = said.peer, said.tag
+        lane: Lane = guard.lane
+        if peer < 0:  # from any source: a sender must not look out for a partner of its own
+            any_row = self._row(f"{lane.key}/any>{self._rank}/{tag}")
+            if any_row is not None:
+                self._recorder.ring.publish(any_row, 1, 0, index)
+            return None
+        sending = said.key[0] == "send"
+        if peer == self._rank or not self._peers.here(peer):
+            return None
+        if not sending and f"{lane.key}/any>{self._rank}/{tag}" in self._rows:
+            return None  # messages of this tag went to receives from any source, too: nobody knows which
+        ends = (self._rank, peer) if sending else (peer, self._rank)
+        mine = f"{lane.key}/{said.key[0]}/{ends[0]}>{ends[1]}/{tag}"
+        theirs = f"{lane.key}/{'recv' if sending else 'send'}/{ends[0]}>{ends[1]}/{tag}"
+        ordinal = lane.ordinals[(said.key[0], peer, tag)]
+        row = self._row(mine)
+        neighbour = self._peers.neighbour(peer)
+        if row is None or neighbour is None:
+            return None
+        print_ = _print((said.key[1] or said.key[2])[0], said.key[3])
+        self._recorder.ring.publish(row, ordinal, print_, index)
+
+        def check() -> bool:
+            """Whether the other end is there; raises where it is of another size or dtype."""
+            answer = neighbour.said(theirs, ordinal)
+            if answer is None and neighbour.passed(theirs, ordinal):
+                return True  # it ran far ahead, and what it said of this one is overwritten
+            if sending and neighbour.said(f"{lane.key}/any>{peer}/{tag}", 1) is not None:
+                return True
+            if answer is None:
+                return False
+            if answer[0] != print_:
+                error = self._disagreement(
+                    self._record(mine, ordinal, index), neighbour.record(theirs, ordinal, answer[1]), neighbour, ordinal
+                )
+                self._recorder.ring.error(index, error_line(error))
+                self._recorder.ring.finish(index, rings.FAILED)
+                raise error
+            return True
+
+        if check():
+            return None
+        work = issue()
+        device = said.key[8]
+        return Watched(work, self._recorder, lane, index, is_async, device.type == "cpu", check, neighbour.gone)
+
+    def _row(self, name: str) -> int | None:
+        row = self._rows.get(name)
+        if row is None and name not in self._rows:
+            row = self._rows[name] = self._recorder.ring.meeting_row(name)
+        return row
+
+    def _record(self, name: str, ordinal: int, index: int) -> CallRecord | None:
+        me = self._peers.neighbour(self._rank)
+        return me.record(name, ordinal, index) if me is not None else None
+
+    def _disagreement(
+        self, mine: CallRecord | None, theirs: CallRecord | None, neighbour: Neighbour, ordinal: int
+    ) -> CollectiveMismatch:
+        if mine is None or theirs is None:  # thousands of calls ago: their records are overwritten
+            return CollectiveMismatch(
+                f"message number {ordinal} between ranks {self._rank} and {neighbour.rank} has another size or dtype "
+                "at one end than at the other: make them alike"
+            )
+        send, recv = (mine, theirs) if mine.op == "send" else (theirs, mine)
+        mismatch = check_pair(send, recv)
+        kind = mismatch.kind if mismatch is not None else Kind.P2P_SIZE_MISMATCH
+        return CollectiveMismatch(
+            f"{kind.value}: message number {ordinal} from rank {send.rank} to rank {recv.rank} (tag {send.tag or 0}, "
+            f"group {send.group.label}) did not go out: rank {send.rank} sends {_text(send)}; "
+            f"rank {recv.rank} receives {_text(recv)}. Make ranks {sorted((send.rank, recv.rank))} agree.",
+            (send, recv),
+        )
+
+
+def _text(record: CallRecord) -> str:
+    return f"{payload_text(record)} ({record.nbytes} bytes) at {place(record.site)}"
+
+
+@lru_cache(4096)
+def _print(shape: torch.Size, dtype: torch.dtype) -> int:
+    """What both ends of a message must have in common: a view of another shape may receive it."""
+    return rings.fingerprint([shape.numel() * dtype.itemsize, str(dtype)], False)

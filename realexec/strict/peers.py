@@ -1,0 +1,163 @@
+"""What the other ranks of a group say about a call: from their rings on this host, from the store elsewhere."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from distsim.debug.evidence.procfs import look
+from distsim.debug.records import CallRecord, Group, State
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.jobdir import ring_path
+from distsim.debug.rings.reader import RingReader
+
+__all__ = ["Neighbour", "Peers", "StorePeer"]
+
+
+class Neighbour:
+    """A rank of this host: its ring is mapped and its rows are read in place."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self.rank = rank
+        self._path = path
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), rings.file_bytes(), access=mmap.ACCESS_READ)
+        self.words = memoryview(self._map).cast("Q")
+        self._rows: dict[str, int] = {}
+        self._reader: RingReader | None = None
+
+    def said(self, name: str, seq: int) -> tuple[int, int] | None:
+        """Fingerprint and record index of the peer's call *seq* on a group; None: it has not made it yet."""
+        row = self._rows.get(name)
+        if row is None:
+            row = self._find(name)
+            if row is None:
+                return None
+        word = row + 1 + (seq % rings.MEETING_WINDOW) * 3
+        words = self.words
+        if words[word] != seq:
+            return None
+        answer = words[word + 1], words[word + 2] - 1
+        return answer if words[word] == seq else None
+
+    def passed(self, name: str, seq: int) -> bool:
+        """The peer is so far ahead that its call *seq* is overwritten."""
+        row = self._rows.get(name)
+        return row is not None and self.words[row + 1 + (seq % rings.MEETING_WINDOW) * 3] > seq
+
+    def _find(self, name: str) -> int | None:
+        wanted = rings.name_hash(name)
+        base = rings.MEETING_AT // 8
+        for place in range(rings.MEETING_GROUPS):
+            row = base + place * rings.MEETING_WORDS
+            if self.words[row] == wanted:
+                self._rows[name] = row
+                return row
+            if self.words[row] == 0:
+                return None
+        return None
+
+    def record(self, name: str, seq: int, index: int) -> CallRecord | None:
+        """The whole call."""
+        if self._reader is None:
+            self._reader = RingReader(self._path)
+        place = self._reader._records[index % rings.RECORDS]
+        if int(place["commit"]) != index + 1:
+            return None
+        return self._reader.decode(place.copy(), 0)
+
+    def gone(self) -> bool:
+        """It will make no further call."""
+        header = rings.HEADER.unpack_from(self._map, 0)
+        if self.words[rings.WORDS_AT // 8 + rings.W_LIFE] in (rings.LIFE_EXITING, rings.LIFE_RAISED):
+            return True
+        process = look(header[13], header[14])
+        return process is None or process.state in "ZX"
+
+
+class StorePeer:
+    """A rank of another host: it writes its calls into the job's store."""
+
+    def __init__(self, store: Any, rank: int, group: Group) -> None:
+        self.rank = rank
+        self._store = store
+        self._group = group
+
+    def said(self, name: str, seq: int) -> tuple[int, int] | None:
+        key = f"{name}/{seq}/{self.rank}"
+        if not self._store.check([key]):
+            return None
+        return int(json.loads(self._store.get(key))["print"]), seq
+
+    def record(self, name: str, seq: int, index: int) -> CallRecord | None:
+        said = json.loads(self._store.get(f"{name}/{seq}/{self.rank}"))["call"]
+        return call_from(said, self.rank, self._group, seq)
+
+    def gone(self) -> bool:
+        return False
+
+
+def call_from(said: dict[str, Any], rank: int, group: Group, seq: int) -> CallRecord:
+    """A call from its signature, for comparing."""
+    dtype = said.get("dtype")
+    return CallRecord(
+        rank=rank,
+        group=group,
+        seq=seq,
+        op=str(said["op"]),
+        input_shapes=tuple(tuple(shape) for shape in said.get("in", ())),
+        output_shapes=tuple(tuple(shape) for shape in said.get("out", ())),
+        dtypes=(dtype,) if dtype else (),
+        reduce_op=said.get("reduce"),
+        root=said.get("root"),
+        input_splits=tuple(said["isplit"]) if "isplit" in said else None,
+        output_splits=tuple(said["osplit"]) if "osplit" in said else None,
+        nbytes=int(said.get("bytes", 0)),
+        state=State.ISSUED,
+    )
+
+
+class Peers:
+    """Finds the peers of this rank; which of them are on this host follows from the launcher's numbers."""
+
+    def __init__(self, directory: Path, rank: int, world_size: int, job: str) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._job = job
+        self._attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+        first = rank - int(os.environ.get("LOCAL_RANK", rank))
+        self._local = range(first, first + local)
+        self._found: dict[int, Neighbour] = {}
+        self._store: Any = None
+
+    def here(self, rank: int) -> bool:
+        """Whether a rank runs on this host."""
+        return rank in self._local
+
+    def neighbour(self, rank: int) -> Neighbour | None:
+        """A rank of this host; None while its ring does not exist yet."""
+        found = self._found.get(rank)
+        if found is None:
+            path = ring_path(self._directory, rank, self._attempt, self._job)
+            if not path.exists():
+                return None
+            found = self._found[rank] = Neighbour(path, rank)
+        return found
+
+    def store(self) -> Any:
+        """A connection of our own: the job's may be held by a thread that waits on it."""
+        if self._store is None:
+            base = c10d._get_default_store()
+            while hasattr(base, "underlying_store"):
+                base = base.underlying_store
+            if isinstance(base, dist.TCPStore):
+                base = dist.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False)
+            self._store = dist.PrefixStore(f"distsim-strict-{self._attempt}", base)
+        return self._store

@@ -1,0 +1,114 @@
+"""The rooms of the house: no circle of imports, no crowded folder, no long file, a guide at every door."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import networkx
+import pytest
+
+from tests.house.tree import CODE, ROOT, imports_of, modules, python_files
+
+MOST_ENTRIES = 13
+MOST_LINES = 400
+LONGER = {
+    "debug/evidence/rank_state.py": 470,
+    "debug/monitor/loop.py": 600,
+    "debug/report/render.py": 440,
+    "debug/rings/layout.py": 460,
+    "debug/rings/reader.py": 470,
+    "distsim/scenario/reproduce/write_program.py": 480,
+    "distsim/sim/c10d/group.py": 520,
+    "distsim/sim/c10d/stores.py": 520,
+    "distsim/sim/faults/injector.py": 430,
+    "distsim/sim/isolation/torch_state/torch_state.py": 450,
+    "realexec/launch.py": 450,
+}
+"""Files over 400 lines, and how many they may have: numbers here only fall."""
+
+SHELL = {"__init__.py", "__main__.py", "py.typed", "debug", "realexec"}
+"""What stands in the top package and is no room: doors, a marker, and the links to two packages beside it."""
+
+
+def graph() -> networkx.DiGraph[str]:
+    """Which module imports which, in whatever place of the file, and be it for types only."""
+    known = modules()
+    found: networkx.DiGraph[str] = networkx.DiGraph()
+    for module, path in known.items():
+        for imported, _, _ in imports_of(path):
+            target = imported if imported in known else imported.rpartition(".")[0]
+            if target in known and target != module:
+                found.add_edge(module, target)
+    return found
+
+
+def test_no_import_circle() -> None:
+    """A module can be read without those that are built upon it. Imports for types only count."""
+    circles = [sorted(circle) for circle in networkx.strongly_connected_components(graph()) if len(circle) > 1]
+    assert circles == []
+
+
+def test_a_planted_circle_is_seen() -> None:
+    """The graph has the edges that imports in functions and for types make."""
+    edges = graph()
+    assert edges.has_edge("distsim.watcher.overseer", "distsim.report.fate"), "in a function"
+    assert edges.has_edge("distsim.report.document", "distsim.sim.outcome"), "for types"
+    edges.add_edge("distsim.sim.outcome", "distsim.report.document")
+    assert any(len(circle) > 1 for circle in networkx.strongly_connected_components(edges))
+
+
+def test_no_crowded_folder() -> None:
+    """At most 13 modules and sub-packages in a folder: more is a second level that is missing."""
+    entries: dict[Path, set[str]] = defaultdict(set)
+    for path in python_files(*CODE):
+        entries[path.parent].add(path.name)
+        if path.name == "__init__.py":
+            entries[path.parent.parent].add(path.parent.name)
+    top = ROOT / "distsim"
+    entries[top] -= SHELL
+    crowded = {str(f.relative_to(ROOT)): len(names) for f, names in entries.items() if len(names) > MOST_ENTRIES}
+    crowded.pop(".", None)
+    assert crowded == {}
+
+
+def test_no_long_file() -> None:
+    """One noun a file; those that hold several yet are listed, and shrink."""
+    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in python_files(*CODE)}
+    assert {name: n for name, n in lengths.items() if n > LONGER.get(name, MOST_LINES)} == {}
+    assert {name for name in LONGER if lengths.get(name, 0) <= MOST_LINES} == set(), "take it off the list"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in python_files(*CODE) if p.name == "__init__.py"],
+    ids=lambda p: str(p.parent.relative_to(ROOT)),
+)
+def test_a_guide_at_every_door(path: Path) -> None:
+    """Each package says in two lines what it is and where to begin, and lists what is its own to give."""
+    tree = ast.parse(path.read_text())
+    guide = [line for line in (ast.get_docstring(tree) or "").splitlines() if line.strip()]
+    assert len(guide) >= 2, "two lines: what it is, where to begin"
+    assert any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" for node in tree.body)
+
+
+def test_no_test_reaches_into_another_packages_private_names() -> None:
+    """A test of one package imports or replaces nothing of another that begins with an underscore."""
+    wrong = []
+    for path in python_files("tests"):
+        mine = path.relative_to(ROOT / "tests").parts[0]
+        if mine in ("house", "fuzz", "benchmarks"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("distsim."):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("distsim."):
+                names = [node.value.split()[0]] if node.value.strip() else []
+            else:
+                continue
+            for name in names:
+                parts = name.split(".")
+                if parts[1] != mine and any(p.startswith("_") and not p.startswith("__") for p in parts[1:]):
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {name}")
+    assert wrong == []
