@@ -1,6 +1,6 @@
 """What a run leaves: the summary on the terminal, the JSON report, the trace, the live progress.
 
-`summary.py` is the terminal, `document.py` the JSON, `trace.py` Perfetto and HTA; all read an `Outcome` and nothing else.
+`summary.py` is the terminal, `document.py` the JSON, `trace.py` Perfetto and HTA; all read an `Outcome` only.
 """
 
 from __future__ import annotations

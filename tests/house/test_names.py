@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import pkgutil
 from pathlib import Path
 
 import pytest
@@ -23,15 +25,29 @@ def test_the_public_names_are_these() -> None:
 
     lines = []
     for package in PACKAGES:
-        names = set(getattr(importlib.import_module(package), "__all__", ()))
+        names = {name for name in _listed(package) if not _is_module(package, name)}
         if package == "distsim":
             names -= set(dir(torch.distributed))
-        lines.append(f"{package}: {', '.join(sorted(names))}".rstrip())
+        if names or package.count(".") == 1:
+            lines.append(f"{package}: {', '.join(sorted(names))}".rstrip())
     assert_golden(GOLDEN, "\n".join(lines) + "\n")
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_public_name_exists(package: str) -> None:
-    """`__all__` promises nothing that is not there."""
+    """`__all__` promises nothing that is not there, and lists every module where it lists modules."""
     module = importlib.import_module(package)
-    assert [name for name in getattr(module, "__all__", ()) if not hasattr(module, name)] == []
+    listed = _listed(package)
+    assert [name for name in listed if not hasattr(module, name) and not _is_module(package, name)] == []
+    if listed and all(_is_module(package, name) for name in listed):
+        there = {found.name for found in pkgutil.iter_modules(module.__path__) if not found.name.startswith("__")}
+        assert set(listed) == there
+
+
+def _listed(package: str) -> list[str]:
+    return list(getattr(importlib.import_module(package), "__all__", ()))
+
+
+def _is_module(package: str, name: str) -> bool:
+    """Whether a listed name is a module of the package: a guide, and nothing to import from it."""
+    return package != "distsim" and importlib.util.find_spec(f"{package}.{name}") is not None
