@@ -3,15 +3,22 @@
     import distsim as dist          # every name of torch.distributed, as the same object
     distsim.simulate(fn, on=...)    # fn on every rank of a simulated cluster
 
-The map of the house:
+The map of the house (each package says more at its own door; docs/architecture.md draws it):
 
-- `distsim.sim`          the simulator: ranks as threads with a baton, over simpy
-- `distsim.cluster`      clusters as graphs: presets, files, routes
+- `distsim.sim`          the simulator: `kernel` (time and tasks), `isolation`, `processes`, `c10d`, `device`, `faults`,
+                         `observe`
+- `distsim.cluster`      clusters as graphs: `graph`, `files` that describe them, `show`
+- `distsim.collectives`  `algorithms` and protocols, and `libraries` that choose them (NCCL, gloo, MPI)
 - `distsim.network`      fluid flows over those links, in simpy's time
-- `distsim.collectives`  algorithms and protocols, and who chooses them (NCCL, gloo, MPI)
-- `distsim.debug`        records, checks, diagnosis, reports: the same for simulated and real runs
-- `distsim.realexec`     everything that touches live process groups
+- `distsim.calibration`  measured tables, and the constants fitted to them
+- `distsim.debug`        `records`, `rings`, `matching`, `evidence`, `diagnosis`, `report`, `monitor`: the same for
+                         simulated and real runs
+- `distsim.realexec`     everything that touches live process groups: `guard`, `strict`, `process`
+- `distsim.scenario`     programs with faults and what is expected of them
 - `distsim.report`       what a run prints and writes
+- `distsim.watcher`      a process that looks on while another simulates
+- `distsim.plugin`       tests whose bodies run on every rank
+- `distsim.text`         quantities with units, and what strangers wrote
 - `distsim.cli`          the command line
 
 Importing this package imports nothing else: torch comes with the first name that needs it.
