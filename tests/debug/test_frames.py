@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -194,6 +195,19 @@ def test_a_library_in_between_is_named_beside_the_users_line(tmp_path: Path, hom
     assert [str(stack[0]) for stack in stacks] == ["train.py:1", "train.py:1"]
     assert [stack[0].through and stack[0].through.line for stack in stacks] == [1, 3]
     assert places[0][1] != places[1][1]
+
+
+def test_a_call_in_a_thread_of_torchs_own_is_not_at_the_line_where_the_main_thread_stands(tmp_path: Path) -> None:
+    """An asynchronous checkpoint's calls name torch's own code: the user's line of that moment has no part in them."""
+    ring = RingWriter(tmp_path / "0.ring", rank=0, world_size=1, local_rank=0, job="job", attempt=0)
+    file = f"{PATHS['purelib']}/torch/distributed/checkpoint/made_up.py"
+    names: dict[str, Any] = {"__name__": "made_up", "here": CallSites(ring).here, "found": []}
+    exec(compile("def save():\n    found.append(here(1))\ndef run():\n    save()\n", file, "exec"), names)
+    thread = threading.Thread(target=names["run"])
+    thread.start()
+    thread.join()
+    ((offset, _, _),) = names["found"]
+    assert [(site.file, site.line) for site in RingReader(ring.path).site(offset)] == [(shown(file), 4)]
 
 
 def test_code_that_is_made_anew_does_not_fill_the_memory(tmp_path: Path, home: Path, monkeypatch: Any) -> None:
