@@ -64,8 +64,8 @@ TORCH_ABROAD = re.compile(r"/torch/(distributed|nn|optim|autograd|utils|_\w+|(fu
 """torch's own files in a dump of another machine, where it may lie anywhere."""
 TORCHS_TESTS = "/torch/testing/_internal/"
 """Programs that happen to lie among torch's modules."""
-CALLED = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/c10d_logger.py")
-"""torch's own functions for a collective, which anybody may hand to a thread."""
+CALLED = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/c10d_logger.py", "/torch/futures/__init__.py")
+"""torch's own functions for a collective, which anybody may hand to a thread; callbacks, which run in any thread."""
 SPAWNERS = ("/multiprocessing/spawn.py", "/multiprocessing/forkserver.py")
 
 

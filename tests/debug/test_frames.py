@@ -15,7 +15,7 @@ import pytest
 from distsim.debug import callsite, frames
 from distsim.debug.callsite import CallSites
 from distsim.debug.explain import place
-from distsim.debug.frames import Owner, owner, program_frames, raised_at, shown, shown_from, steps
+from distsim.debug.frames import Owner, owner, program_frames, raised_at, shown, shown_from, steps, torchs_thread
 from distsim.debug.records import Site
 from distsim.debug.ring import RingWriter
 from distsim.debug.ring_reader import RingReader
@@ -208,6 +208,13 @@ def test_a_call_in_a_thread_of_torchs_own_is_not_at_the_line_where_the_main_thre
     thread.join()
     ((offset, _, _),) = names["found"]
     assert [(site.file, site.line) for site in RingReader(ring.path).site(offset)] == [(shown(file), 4)]
+
+
+@pytest.mark.parametrize("file", ["distributed/distributed_c10d.py", "futures/__init__.py"])
+def test_what_anybody_hands_to_a_thread_is_no_place(file: str) -> None:
+    """A callback runs now in this thread, now in that one: were torch's line its place, ranks would seem to differ."""
+    thread = (f"{PATHS['stdlib']}/threading.py", 1002, "Thread._bootstrap")
+    assert torchs_thread([(f"{PATHS['purelib']}/torch/{file}", 251, "then"), thread]) == ()
 
 
 def test_code_that_is_made_anew_does_not_fill_the_memory(tmp_path: Path, home: Path, monkeypatch: Any) -> None:
