@@ -64,8 +64,9 @@ TORCH_ABROAD = re.compile(r"/torch/(distributed|nn|optim|autograd|utils|_\w+|(fu
 """torch's own files in a dump of another machine, where it may lie anywhere."""
 TORCHS_TESTS = "/torch/testing/_internal/"
 """Programs that happen to lie among torch's modules."""
-CALLED = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/c10d_logger.py", "/torch/futures/__init__.py")
-"""torch's own functions for a collective, which anybody may hand to a thread; callbacks, which run in any thread."""
+ASYNCHRONOUS = "/torch/distributed/checkpoint/"
+"""What torch runs in a thread of its own. What anybody may hand to a thread is not of these, nor are hooks and
+callbacks, which run now in this thread and now in that one."""
 SPAWNERS = ("/multiprocessing/spawn.py", "/multiprocessing/forkserver.py")
 
 
@@ -242,7 +243,7 @@ def torchs_thread(stack: Iterable[Frame]) -> tuple[Site, ...]:
     if not stack or not stack[-1][2].endswith("_bootstrap"):
         return ()
     outermost = next((frame for frame in reversed(stack) if "/torch/" in frame[0] and not is_ours(frame[0])), None)
-    if outermost is None or outermost[0].endswith(CALLED):
+    if outermost is None or ASYNCHRONOUS not in outermost[0]:
         return ()
     return (_site(outermost),)
 

@@ -210,7 +210,7 @@ def test_a_call_in_a_thread_of_torchs_own_is_not_at_the_line_where_the_main_thre
     assert [(site.file, site.line) for site in RingReader(ring.path).site(offset)] == [(shown(file), 4)]
 
 
-@pytest.mark.parametrize("file", ["distributed/distributed_c10d.py", "futures/__init__.py"])
+@pytest.mark.parametrize("file", ["distributed/distributed_c10d.py", "futures/__init__.py", "nn/powerSGD_hook.py"])
 def test_what_anybody_hands_to_a_thread_is_no_place(file: str) -> None:
     """A callback runs now in this thread, now in that one: were torch's line its place, ranks would seem to differ."""
     thread = (f"{PATHS['stdlib']}/threading.py", 1002, "Thread._bootstrap")
