@@ -27,7 +27,7 @@ from distsim.sim.communicator import Arrival, Communicator
 from distsim.sim.data import reduce_op_name
 from distsim.sim.operations import OPERATIONS
 from distsim.sim.process import SimProcess
-from distsim.sim.sites import handle_is_the_users, user_stack
+from distsim.sim.sites import call_stack, handle_is_the_users
 from distsim.sim.task import Task, current_task, require_task
 from distsim.sim.work import SimWork
 
@@ -187,7 +187,7 @@ class SimGroup(dist.ProcessGroup):
             raise RuntimeError(self._communicator.broken)
         kind = "p2p" if op in ("send", "recv") else "collective"
         self._numbers[kind] += 1
-        stack = user_stack(sys._getframe(2))
+        stack = call_stack(sys._getframe(2))
         ranks = self._group.ranks
         shown_in, shown_out = shapes_of or (inputs, outputs)
         dtypes = [str(t.dtype).removeprefix("torch.") for t in (shown_in or shown_out)]
@@ -221,8 +221,9 @@ class SimGroup(dist.ProcessGroup):
         process.records.append(record)
         if process.recorder is not None:
             process.recorder.call(record, self.name(), any(tensor.is_sparse for tensor in inputs))
-        if any(_inside(other, record) for other in process.tasks if other is not task) and world.lookahead is None:
-            world.findings.append(seen.race(record))
+        inside = next(filter(None, (_inside(other, record) for other in process.tasks if other is not task)), None)
+        if inside is not None and world.lookahead is None:
+            world.findings.append(seen.race(record, inside))
             world.stop_for_fault()
         if world.faults is not None:
             world.faults.on_call(task, record)
@@ -480,12 +481,13 @@ class _Timeout:
         self.timeout = timeout or _UNSET
 
 
-def _inside(task: Task, record: CallRecord) -> bool:
-    """Whether a thread is inside a synchronous collective of the group on which another makes *record*."""
+def _inside(task: Task, record: CallRecord) -> CallRecord | None:
+    """The synchronous collective in which a thread is, of the group on which another makes *record*."""
     why = task.wait_reason
     if task.finished or record.is_p2p or not isinstance(why, CallWait):
-        return False
-    return not (why.record.is_async or why.record.is_p2p) and why.record.group == record.group
+        return None
+    other = why.record
+    return other if not (other.is_async or other.is_p2p) and other.group == record.group else None
 
 
 def _opts(opts: Any, timeout: timedelta | None) -> Any:
