@@ -135,7 +135,7 @@ class SimGroup(dist.ProcessGroup):
         """A public function of torch.distributed refused a call of this group: it has no number, and has not come."""
         task, process = require_task(), self._process
         task.flush()
-        stack = user_stack(sys._getframe(1))
+        stack = call_stack(sys._getframe(1))
         now_s = task.now_s()
         record = CallRecord(
             rank=process.rank,
