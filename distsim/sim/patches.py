@@ -36,6 +36,7 @@ from distsim.sim.switches import Host, switch_patches
 from distsim.sim.task import current_task
 from distsim.sim.threads import thread_patches
 from distsim.sim.torch_state import mesh_patches
+from distsim.sim.unarmed import unarmed_patches
 from distsim.sim.work import future_patches
 
 __all__ = ["all_patches", "simulation"]
@@ -105,6 +106,7 @@ def all_patches(modules: RankModules) -> list[Patch]:
         *switch_patches(),
         *log_patches(),
         *signal_patches(),
+        *unarmed_patches(),
         *sharing_patches(),
         *profiler_patches(),
         *operator_patches(),
