@@ -17,7 +17,7 @@ from distsim.sim.task import current_process
 __all__ = ["unarmed_patches"]
 
 _FAULTHANDLER = ("enable", "disable", "register", "unregister", "dump_traceback_later", "cancel_dump_traceback_later")
-"""Hangs are named at once here; crashes, and ranks that hold the interpreter, by the watcher, whose handlers these are."""
+"""Hangs are named at once here; crashes, and ranks that hold the interpreter, by the watcher, whose these are."""
 
 
 def _without_effect(real: Callable[..., Any], answer: Any = None) -> Callable[..., Any]:
