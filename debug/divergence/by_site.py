@@ -26,7 +26,10 @@ def by_site(world: World, lane: Lane, seq: int) -> Divergence | None:
     past does not explain it.
     """
     met = lane.meetings[seq]
-    sites: dict[int, Hashable] = {rank: met[rank].way for rank in lane.group.ranks if rank in met and met[rank].site}
+    came = [met[rank] for rank in lane.group.ranks if rank in met and met[rank].site]
+    # A callback runs at once, on its caller's stack, or later, in a thread of torch's: the line is the same.
+    alike = len({call.thread for call in came}) == 1
+    sites: dict[int, Hashable] = {call.rank: call.way if alike else call.site for call in came}
     if len(set(sites.values())) < 2:
         return None
     vote = majority(sites)

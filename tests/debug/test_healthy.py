@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
@@ -161,3 +163,16 @@ def test_oldest_records_overwritten() -> None:
         first.state = State.ISSUED  # its completion was not written yet
         evidence.ranks[rank].phase = Phase.BLOCKED
     assert diagnose(evidence) == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_callback_runs_at_once_or_in_a_thread(seed: int) -> None:
+    """Its call is made on the caller's stack, or later in a thread of torch's: another stack is no other call."""
+    main = (Site("train.py", 21, "<module>"),)
+    ways = [all_reduce(17, callers=main), all_reduce(17, thread="Dummy-1")]
+
+    def program(rank: int) -> list[Step]:
+        chosen = random.Random(2 * seed + rank)
+        return [step for _ in range(6) for step in (all_reduce(21), chosen.choice(ways))]
+
+    assert diagnose(play(2, program)) == []

@@ -266,7 +266,7 @@ def test_watch_says_which_job_it_shows(tmp_path: Path, capsys: pytest.CaptureFix
     two_jobs(tmp_path)
     assert watch.run(argparse.Namespace(directory=tmp_path, job="", interval=1.0)) == 0
     shown = capsys.readouterr()
-    assert "#1: 0,1" in shown.out
+    assert "#1: 0, 1" in shown.out
     (line,) = shown.err.splitlines()
     assert line.startswith("distsim: 2 jobs in one folder, this is job newer (3 ranks, began ")
     assert line.endswith("; --job older shows another")
@@ -287,11 +287,13 @@ def test_exits_of_another_shape(tmp_path: Path) -> None:
 
 
 def test_a_folder_taken_away_after_a_good_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No word about a report that nobody can miss; with a verdict in it, there is one."""
+    """No word about a report in a folder that is gone, nor about one that nobody can miss; else, there is one."""
     gone = tmp_path / "gone" / "verdict.json"
     Monitor._save({"diagnoses": [], "exit_code": 0}, [str(gone)])
-    assert capsys.readouterr().err == ""
     Monitor._save({"diagnoses": [], "exit_code": 3}, [str(gone)])
+    assert capsys.readouterr().err == ""
+    (tmp_path / "verdict.json").mkdir()
+    Monitor._save({"diagnoses": [], "exit_code": 3}, [str(tmp_path / "verdict.json")])
     assert "no report in" in capsys.readouterr().err
 
 

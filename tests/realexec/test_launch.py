@@ -79,7 +79,7 @@ def test_what_the_ranks_have_started_ends_with_them(tmp_path: Path) -> None:
         "    subprocess.run(['sleep', '600'])\n"
         "dist.barrier()\n"
     )
-    done = distsim_run("--hang-after", "1", str(script), cwd=tmp_path)
+    done = distsim_run("--hang-after", "8", str(script), cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     assert "downloads.py:4" in done.stderr
 
