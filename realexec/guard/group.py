@@ -209,16 +209,6 @@ def _install_methods() -> None:
 _install_methods()
 
 
-def unwrap(group: Any) -> Any:
-    """The C++ group behind a guard; anything else unchanged."""
-    return group.inner if isinstance(group, GuardedGroup) else group
-
-
-def backend_of(group: ProcessGroup, device: torch.device | str) -> Any:
-    """The backend object that serves a device."""
-    return group._get_backend(torch.device(device))
-
-
 def group_ranks(inner: ProcessGroup, ranks: Sequence[int]) -> tuple[int, ...]:
     """Global ranks; an empty list means the whole world, as in torch's own helper."""
     return tuple(ranks) or tuple(range(inner.size()))

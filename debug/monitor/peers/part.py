@@ -49,7 +49,6 @@ class Together:
         self.outbox: list[tuple[int, LaneKey, Rows]] = []
         self._cannot_lead = False
         self._beat = 0.0
-        self._told_lost: set[int] = set()
         self.focus: dict[LaneKey, int] = {}
         """Calls that other hosts suspect."""
         self.abort_asked = False
