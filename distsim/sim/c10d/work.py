@@ -15,7 +15,6 @@ from torch.futures import Future
 from distsim.debug.records import CallRecord, CallWait, HostWait, State
 from distsim.debug.words.error_text import message
 from distsim.sim.isolation.process import current_task, require_task
-from distsim.sim.kernel.scheduler import Unwind
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -65,14 +64,9 @@ class SimWork(Work):
             limit_s = timeout.total_seconds() if own else self._timeout_s
             left_s = limit_s if own else max(0.0, self.record.issued_s + limit_s - task.now_s())
             error = self._timeout_error(limit_s)
-            try:
-                task.wait(self.done, CallWait(self.record), left_s, lambda: error, own or self._explicit)
-            except Unwind:
-                raise
-            except BaseException as exc:
-                if exc is error:
-                    self._give_up(error)
-                raise
+            if not task.wait_until(self.done, CallWait(self.record), left_s, own or self._explicit):
+                self._give_up(error)
+                raise error
         else:
             task.flush()
         self._settle_all()

@@ -24,12 +24,16 @@ from distsim.watcher import beacon
 if TYPE_CHECKING:
     from distsim.sim.kernel.limits import Limits
 
-__all__ = ["Deadline", "Owner", "PollEvent", "Request", "Scheduler", "Unwind"]
+__all__ = ["Deadline", "Expired", "Owner", "PollEvent", "Request", "Scheduler", "Unwind"]
 
 QUIET_LIMIT_S = 3_600.0
 """A world in which ranks only poll for this long (virtual) is a deadlock."""
 
 _real_monotonic = time.monotonic
+
+
+class Expired(Exception):
+    """Wakes a thread whose wait has reached its time limit; it does not leave `Task.wait_until`."""
 
 
 class Unwind(BaseException):
@@ -43,8 +47,8 @@ class Request:
     event: simpy.Event | None
     why: Wait | None
     timeout_s: float | None = None
-    on_timeout: Callable[[], BaseException] | None = None
     explicit_timeout: bool = False
+    """The program set the limit: it ends the wait where nothing else can happen any more."""
     poll: bool = False
 
 
@@ -233,13 +237,11 @@ class Scheduler:
     def _expire(self, deadline: Deadline) -> None:
         deadline.cancelled = True
         request = deadline.request
-        assert request.on_timeout is not None
-        error = request.on_timeout()
 
         def fire(_: object) -> None:
             if deadline.task.request is request:
                 self.timed_out(request.why)
-                deadline.task.interrupt(error)
+                deadline.task.interrupt(Expired())
 
         alarm = self.env.timeout(max(0.0, deadline.at_s - float(self.env.now)))
         assert alarm.callbacks is not None
