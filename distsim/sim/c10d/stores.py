@@ -281,13 +281,13 @@ class TCPStore(SimStore):
         give_up_s = task.now_s() + timeout.total_seconds()
         machine = meant(host_name, task.process)
         address = ("tcp", (machine, port))
-        task.process.inbox["connecting"] = (host_name, port)
+        task.process.notes.connecting = (host_name, port)
         while address not in world.stores:
             left_s = give_up_s - task.now_s()
             where = _waiting(task, StoreWait((f"{host_name}:{port}",), "the store's server"))
             if left_s <= 0 or not task.wait_until(world.next_store(), where, left_s, timeout != DEFAULT_TIMEOUT):
                 raise refused
-        del task.process.inbox["connecting"]
+        task.process.notes.connecting = None
         super().__init__(world.stores[address], timeout)
         self.host, self.port, self.libuvBackend = host_name, port, use_libuv
         self._is_server = is_master
@@ -320,7 +320,7 @@ class TCPStore(SimStore):
 
 def _waiting(task: RankTask, why: Wait) -> Wait:
     """A store opened by init_process_group is waited for in that call."""
-    joining = task.process.inbox.get("joining")
+    joining = task.process.notes.joining
     return why if joining is None else CallWait(joining)
 
 
@@ -352,7 +352,8 @@ class _File:
 
 def close_files(process: SimProcess) -> None:
     """A process that ends closes its FileStores; a forked child leaves by os._exit, which closes none."""
-    for file in process.inbox.pop("file stores", {}).values():
+    files, process.notes.file_stores = process.notes.file_stores, {}
+    for file in files.values():
         if process.is_forked:
             file.leave()
         else:
@@ -378,7 +379,7 @@ class FileStore(SimStore):
         super().__init__(values, DEFAULT_TIMEOUT)
         self.path = file_name
         values.clients += 1
-        files: dict[int, _File] = task.process.inbox.setdefault("file stores", {})
+        files: dict[int, _File] = task.process.notes.file_stores
         own = _File(task.world.stores, address, world_size)
         number = len(files)
         files[number] = own

@@ -55,7 +55,7 @@ class Connection(Shared, Waitable):
 
     def _hold(self, process: SimProcess) -> None:
         self._holders.append(process)
-        process.inbox.setdefault("pipes", []).append(self)
+        process.notes.pipes.append(self)
 
     def arrived(self, process: SimProcess) -> None:
         if process not in self._holders:

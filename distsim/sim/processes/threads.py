@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _thread
 import concurrent.futures.thread as pool_threads
-import itertools
 import queue
 import selectors
 import sys
@@ -178,7 +177,7 @@ def _new_name(name_template: str) -> str:
         return str(_real_new_name(name_template))
     if name_template.startswith("Dummy"):  # stands for a process's main thread, which has a name
         return name_template % 0
-    return str(name_template % next(process.inbox.setdefault("thread names", itertools.count(1))))
+    return str(name_template % next(process.notes.thread_names))
 
 
 _real_pool_number = pool_threads.ThreadPoolExecutor._counter  # type: ignore[attr-defined]
@@ -189,7 +188,7 @@ def _pool_number() -> int:
     process = current_process()
     if process is None:
         return int(_real_pool_number())
-    return int(next(process.inbox.setdefault("pool numbers", itertools.count())))
+    return int(next(process.notes.pool_numbers))
 
 
 def close_pools(tasks: list[RankTask]) -> None:
