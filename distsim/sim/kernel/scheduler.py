@@ -104,10 +104,17 @@ class Deadline:
 class Scheduler:
     """Runs tasks in virtual time, one at a time."""
 
-    def __init__(self, env: simpy.Environment, host_timeout_s: float) -> None:
+    def __init__(
+        self,
+        env: simpy.Environment,
+        host_timeout_s: float,
+        patience: float,
+        limits: Limits | None,
+        on_progress: Callable[[Any], None] | None,
+    ) -> None:
         self.env = env
         self.host_timeout_s = host_timeout_s
-        self.patience = 1.0
+        self.patience = patience
         """How much longer than *host_timeout_s* a rank that computes may stay away from its next call."""
         self.current: Owner | None = None
         self.running: Any = None
@@ -128,8 +135,8 @@ class Scheduler:
         self.stuck: Any = None
         """A task that never gave the baton back."""
         self.interrupts = Interrupts()
-        self.limits: Limits | None = None
-        self.on_progress: Callable[[Any], None] | None = None
+        self.limits = limits
+        self.on_progress = on_progress
         self.asleep = False
         self._pollers: list[PollEvent] = []
         self._quiet_s = 0.0
