@@ -128,6 +128,8 @@ def _consequence(effect: Diagnosis | None, finding: Finding) -> str:
         )
     if finding.call is not None:
         call = finding.call
+        if finding.kind is Kind.THREAD_RACE:
+            return f"The call is at {place(call.site)}."
         return f"It was in {call_text(call)} on group {call.group.label}, at {place(call.site)}."
     return ""
 

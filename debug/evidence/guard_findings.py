@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from distsim.debug.records import CallRecord, Finding
 from distsim.debug.records.kinds import Kind
+from distsim.debug.words.phrases import place
 
 __all__ = ["corrupted", "dropped", "modified", "nan", "race"]
 
@@ -28,13 +29,18 @@ def modified(call: CallRecord) -> Finding:
     )
 
 
-def race(call: CallRecord) -> Finding:
-    """Two threads of a rank are on the same group at once."""
+def race(call: CallRecord, inside: CallRecord | None = None) -> Finding:
+    """Two threads of a rank are on the same group at once: one makes *call*, the other is *inside*."""
+    other = "another thread was inside a call on the same group"
+    if inside is not None:
+        other = (
+            f"thread {inside.thread} was inside {inside.op} #{inside.seq} on the same group, at {place(inside.site)}"
+        )
     return _finding(
         Kind.THREAD_RACE,
         call,
-        f"thread {call.thread} of rank {call.rank} called {call.op} #{call.seq} while another thread was inside "
-        "a call on the same group: which comes first differs from run to run and from rank to rank",
+        f"thread {call.thread} of rank {call.rank} called {call.op} #{call.seq} while {other}: "
+        "which comes first differs from run to run and from rank to rank",
         "Give each thread a group of its own (new_group), or make all calls from one thread.",
     )
 

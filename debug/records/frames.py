@@ -35,6 +35,7 @@ __all__ = [
     "shown",
     "shown_from",
     "steps",
+    "torchs_thread",
 ]
 
 DEPTH = 16
@@ -63,6 +64,9 @@ TORCH_ABROAD = re.compile(r"/torch/(distributed|nn|optim|autograd|utils|_\w+|(fu
 """torch's own files in a dump of another machine, where it may lie anywhere."""
 TORCHS_TESTS = "/torch/testing/_internal/"
 """Programs that happen to lie among torch's modules."""
+ASYNCHRONOUS = "/torch/distributed/checkpoint/"
+"""What torch runs in a thread of its own. What anybody may hand to a thread is not of these, nor are hooks and
+callbacks, which run now in this thread and now in that one."""
 SPAWNERS = ("/multiprocessing/spawn.py", "/multiprocessing/forkserver.py")
 
 
@@ -230,6 +234,18 @@ def program_frames(stack: Iterable[Frame], *, depth: int = DEPTH, abroad: bool =
     if found and through is not None:
         found[0] = _through(found[0], through)
     return tuple(found)
+
+
+def torchs_thread(stack: Iterable[Frame]) -> tuple[Site, ...]:
+    """What torch runs in a thread of its own (an asynchronous checkpoint), where no frame of *stack* is the user's:
+    the outermost of torch's. Empty in threads that Python did not start, and where torch was only called."""
+    stack = list(stack)
+    if not stack or not stack[-1][2].endswith("_bootstrap"):
+        return ()
+    outermost = next((frame for frame in reversed(stack) if "/torch/" in frame[0] and not is_ours(frame[0])), None)
+    if outermost is None or ASYNCHRONOUS not in outermost[0]:
+        return ()
+    return (_site(outermost),)
 
 
 def _typed(stack: Sequence[Frame]) -> bool:

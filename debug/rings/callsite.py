@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 from zlib import crc32
 
 from distsim.debug.records import Site
-from distsim.debug.records.frames import Owner, owner, program_frames, steps
+from distsim.debug.records.frames import Owner, owner, program_frames, steps, torchs_thread
 from distsim.debug.rings.layout import TABLE_BYTES, TABLE_SITE, W_TABLE_USED, WORDS_AT, RingWriter
 
 __all__ = ["CallSites", "Place", "calling", "codes_of", "way_to"]
@@ -101,7 +101,8 @@ class CallSites:
         torch's that was called there (`send`, `isend`, `backward`)."""
         frame = calling(sys._getframe(skip))
         if frame is None:
-            return self._elsewhere(())
+            own = torchs_thread(steps(sys._getframe(skip)))
+            return self.intern(own) if own else self._elsewhere(())
         way = way_to(frame)
         found = self._known.get(way)
         return found if found is not None else self._look(frame, sys._getframe(skip))

@@ -37,6 +37,7 @@ from distsim.sim.processes.pids import pid_patches
 from distsim.sim.processes.signals import signal_patches
 from distsim.sim.processes.spawn import spawn_patches
 from distsim.sim.processes.threads import thread_patches
+from distsim.sim.processes.unarmed import unarmed_patches
 
 __all__ = ["all_patches", "simulation"]
 
@@ -105,6 +106,7 @@ def all_patches(modules: RankModules) -> list[Patch]:
         *switch_patches(),
         *log_patches(),
         *signal_patches(),
+        *unarmed_patches(),
         *sharing_patches(),
         *profiler_patches(),
         *operator_patches(),

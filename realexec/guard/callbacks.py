@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 
 __all__ = ["drain", "run_apart"]
 
-PATIENCE_S = 0.02
-"""A job that takes longer waits for something, maybe for what a later one does."""
+LOOK_S = 0.01
+QUIET_LOOKS = 2
+"""A job that sleeps through so many looks in a row waits for something, maybe for what a later one does."""
 LEAVE_S = 2.0
 """How long the end of the process waits for callbacks that still run."""
 
@@ -22,12 +24,16 @@ class _Turn:
         self.job = job
         self.before = before
         self.begun, self.done = threading.Event(), threading.Event()
+        self._thread = 0
+        self._clock = 0
+        self._used_s = 0.0
 
     def take(self) -> None:
         before, self.before = self.before, None
         if before is not None:
             before.begun.wait()
-            before.done.wait(PATIENCE_S)
+            before.ends_or_waits()
+        self._thread, self._clock = threading.get_native_id(), time.pthread_getcpuclockid(threading.get_ident())
         self.begun.set()
         try:
             self.job()
@@ -35,6 +41,27 @@ class _Turn:
             traceback.print_exc()
         del self.job  # and the tensors it holds: the next turn knows this one
         self.done.set()
+
+    def ends_or_waits(self) -> None:
+        """Return once the job has ended, or sleeps. One that computes, or wants to on a machine that is busy, does
+        not: were the next to begin, the two would make their calls in an order that differs from rank to rank."""
+        quiet = 0
+        while quiet < QUIET_LOOKS:
+            began_s = time.monotonic()
+            if self.done.wait(LOOK_S):
+                return
+            in_time = time.monotonic() - began_s < 2 * LOOK_S
+            quiet = quiet + 1 if in_time and self._sleeps() else 0
+
+    def _sleeps(self) -> bool:
+        try:
+            used_s = time.clock_gettime(self._clock)
+            with open(f"/proc/self/task/{self._thread}/stat", "rb") as file:
+                runs = file.read().rpartition(b")")[2].split()[0] == b"R"
+        except OSError:  # it is about to end
+            return False
+        moved, self._used_s = used_s != self._used_s, used_s
+        return not moved and not runs
 
 
 class _Pool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,16 @@ import pytest
 
 from distsim.debug.evidence.stack_capture import parse_faulthandler, user_part
 from distsim.debug.records import Site, frames
-from distsim.debug.records.frames import Owner, owner, program_frames, raised_at, shown, shown_from, steps
+from distsim.debug.records.frames import (
+    Owner,
+    owner,
+    program_frames,
+    raised_at,
+    shown,
+    shown_from,
+    steps,
+    torchs_thread,
+)
 from distsim.debug.report.stack_tree import merge_stacks
 from distsim.debug.rings import callsite
 from distsim.debug.rings.callsite import CallSites
@@ -194,6 +204,26 @@ def test_a_library_in_between_is_named_beside_the_users_line(tmp_path: Path, hom
     assert [str(stack[0]) for stack in stacks] == ["train.py:1", "train.py:1"]
     assert [stack[0].through and stack[0].through.line for stack in stacks] == [1, 3]
     assert places[0][1] != places[1][1]
+
+
+def test_a_call_in_a_thread_of_torchs_own_is_not_at_the_line_where_the_main_thread_stands(tmp_path: Path) -> None:
+    """An asynchronous checkpoint's calls name torch's own code: the user's line of that moment has no part in them."""
+    ring = RingWriter(tmp_path / "0.ring", rank=0, world_size=1, local_rank=0, job="job", attempt=0)
+    file = f"{PATHS['purelib']}/torch/distributed/checkpoint/made_up.py"
+    names: dict[str, Any] = {"__name__": "made_up", "here": CallSites(ring).here, "found": []}
+    exec(compile("def save():\n    found.append(here(1))\ndef run():\n    save()\n", file, "exec"), names)
+    thread = threading.Thread(target=names["run"])
+    thread.start()
+    thread.join()
+    ((offset, _, _),) = names["found"]
+    assert [(site.file, site.line) for site in RingReader(ring.path).site(offset)] == [(shown(file), 4)]
+
+
+@pytest.mark.parametrize("file", ["distributed/distributed_c10d.py", "futures/__init__.py", "nn/powerSGD_hook.py"])
+def test_what_anybody_hands_to_a_thread_is_no_place(file: str) -> None:
+    """A callback runs now in this thread, now in that one: were torch's line its place, ranks would seem to differ."""
+    thread = (f"{PATHS['stdlib']}/threading.py", 1002, "Thread._bootstrap")
+    assert torchs_thread([(f"{PATHS['purelib']}/torch/{file}", 251, "then"), thread]) == ()
 
 
 def test_code_that_is_made_anew_does_not_fill_the_memory(tmp_path: Path, home: Path, monkeypatch: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -52,3 +53,24 @@ def test_a_job_that_raises_keeps_no_other(capsys: pytest.CaptureFixture[str]) ->
     run_apart(done.set)
     assert done.wait(30)
     assert "ValueError: in a callback" in capsys.readouterr().err
+
+
+def test_a_job_that_computes_is_not_overtaken() -> None:
+    """However long it takes, on however busy a machine: the next would make its calls before it does."""
+    order: list[str] = []
+    ended = threading.Event()
+
+    def computes() -> None:
+        begun_s = time.thread_time()
+        while time.thread_time() - begun_s < 0.15:
+            pass
+        order.append("first")
+
+    def follows() -> None:
+        order.append("second")
+        ended.set()
+
+    run_apart(computes)
+    run_apart(follows)
+    assert ended.wait(30)
+    assert order == ["first", "second"]

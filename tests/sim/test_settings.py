@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import builtins
+import faulthandler
 import gc
 import logging
 import os
+import resource
 import sys
 import warnings
 from pathlib import Path
 
+import pytest
 import torch
 from sim.running import HEAD, Scripts
 
@@ -69,6 +72,7 @@ def test_print_silenced_on_other_ranks(script: Scripts) -> None:
         HEAD
         + """
 import builtins
+import faulthandler
 if rank != 0:
     builtins.print = lambda *args, **kwargs: None
 dist.barrier()
@@ -216,3 +220,26 @@ print([new if new == old else (old, new) for old, new in zip(first, state())])
     assert (gc.isenabled(), gc.get_threshold(), sys.getrecursionlimit(), sys.getswitchinterval()) == before
     assert os.umask(mask) == mask
     assert not any(getattr(finder, "__name__", "") == "Finder" for finder in sys.meta_path)
+
+
+def test_what_holds_for_the_whole_process_is_set_without_effect(
+    script: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timers that end the process, limits, cores: a rank reads what it set, and the simulating process is as it was."""
+    armed: list[object] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *args, **kwargs: armed.append(args))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE), os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+    ran = script(
+        "import faulthandler, os, resource\n"
+        "faulthandler.dump_traceback_later(1, exit=True)\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64 + int(os.environ['RANK']), hard))\n"
+        "cores = min(os.sched_getaffinity(0))\n"
+        "os.sched_setaffinity(0, {cores})\n"
+        "os.nice(3)\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.sched_getaffinity(0) == {cores})\n"
+    )
+    assert (ran.of(0), ran.of(1)) == (["64 True"], ["65 True"])
+    assert armed == []
+    after = resource.getrlimit(resource.RLIMIT_NOFILE), os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+    assert after == before

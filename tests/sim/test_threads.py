@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from sim.running import HEAD, Scripts, ranks
 
+from distsim.debug.records.kinds import Kind
+
 
 def slowly(seconds: float, value: Any) -> Any:
     time.sleep(seconds)
@@ -200,6 +202,28 @@ def test_collectives_in_a_thread_on_its_own_group() -> None:
         return found, mine.tolist()
 
     assert ranks(body).results == [([16.0, 16.0], [8.0, 8.0])] * 2
+
+
+def test_a_race_names_the_calls_of_both_threads() -> None:
+    """The thread that calls and the one that is inside a call stand in the report, each with its call and line."""
+
+    def body() -> None:
+        dist.init_process_group("gloo")
+        thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(2),), name="metrics")
+        thread.start()
+        time.sleep(1)
+        dist.broadcast(torch.ones(2), 0)
+
+    def late() -> None:
+        dist.init_process_group("gloo")
+        time.sleep(100)
+
+    outcome = ranks(lambda: body() if os.environ["RANK"] == "0" else late())
+    (found,) = [d for d in outcome.diagnoses if d.kind is Kind.THREAD_RACE]
+    assert "Thread MainThread of rank 0 called broadcast #2 while thread metrics was inside all_reduce #1" in str(
+        found.explanation
+    )
+    assert "It was in" not in found.explanation
 
 
 def test_exceptions_in_threads(script: Scripts) -> None:

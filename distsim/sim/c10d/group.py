@@ -28,7 +28,7 @@ from distsim.sim.c10d.monitored_barrier import monitored_barrier
 from distsim.sim.c10d.operations import OPERATIONS
 from distsim.sim.c10d.work import SimWork
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task, require_task
-from distsim.sim.observe.user_stack import handle_is_the_users, user_stack
+from distsim.sim.observe.user_stack import call_stack, handle_is_the_users
 
 __all__ = ["SimGroup"]
 
@@ -134,7 +134,7 @@ class SimGroup(dist.ProcessGroup):
         """A public function of torch.distributed refused a call of this group: it has no number, and has not come."""
         task, process = require_task(), self._process
         task.flush()
-        stack = user_stack(sys._getframe(1))
+        stack = call_stack(sys._getframe(1))
         now_s = task.now_s()
         record = CallRecord(
             rank=process.rank,
@@ -186,7 +186,7 @@ class SimGroup(dist.ProcessGroup):
             raise RuntimeError(self._communicator.broken)
         kind = "p2p" if op in ("send", "recv") else "collective"
         self._numbers[kind] += 1
-        stack = user_stack(sys._getframe(2))
+        stack = call_stack(sys._getframe(2))
         ranks = self._group.ranks
         shown_in, shown_out = shapes_of or (inputs, outputs)
         dtypes = [str(t.dtype).removeprefix("torch.") for t in (shown_in or shown_out)]
@@ -220,8 +220,9 @@ class SimGroup(dist.ProcessGroup):
         process.records.append(record)
         if process.recorder is not None:
             process.recorder.call(record, self.name(), any(tensor.is_sparse for tensor in inputs))
-        if any(_inside(other, record) for other in process.tasks if other is not task) and world.lookahead is None:
-            world.findings.append(seen.race(record))
+        inside = next(filter(None, (_inside(other, record) for other in process.tasks if other is not task)), None)
+        if inside is not None and world.lookahead is None:
+            world.findings.append(seen.race(record, inside))
             world.stop_for_fault()
         if world.faults is not None:
             world.faults.on_call(task, record)
@@ -477,12 +478,13 @@ class _Timeout:
         self.timeout = timeout or _UNSET
 
 
-def _inside(task: RankTask, record: CallRecord) -> bool:
-    """Whether a thread is inside a synchronous collective of the group on which another makes *record*."""
+def _inside(task: RankTask, record: CallRecord) -> CallRecord | None:
+    """The synchronous collective in which a thread is, of the group on which another makes *record*."""
     why = task.wait_reason
     if task.finished or record.is_p2p or not isinstance(why, CallWait):
-        return False
-    return not (why.record.is_async or why.record.is_p2p) and why.record.group == record.group
+        return None
+    other = why.record
+    return other if not (other.is_async or other.is_p2p) and other.group == record.group else None
 
 
 def _opts(opts: Any, timeout: timedelta | None) -> Any:

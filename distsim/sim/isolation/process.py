@@ -161,6 +161,8 @@ class SimProcess:
         self.threads: list[weakref.ref[threading.Thread]] = []
         self.program: Any = None
         """The script or module it runs (`rank.Program`); None for a function."""
+        self.unarmed: dict[tuple[str, Any], Any] = {}
+        """What it has set without effect (processes/unarmed.py)."""
         self.notes = Notes()
         """From one of our hooks to another in the same process."""
 

@@ -6,14 +6,19 @@ import sys
 from types import FrameType
 
 from distsim.debug.records import Site
-from distsim.debug.records.frames import Owner, owner, program_frames, steps
+from distsim.debug.records.frames import Owner, owner, program_frames, steps, torchs_thread
 
-__all__ = ["handle_is_the_users", "user_stack"]
+__all__ = ["call_stack", "handle_is_the_users", "user_stack"]
 
 
 def user_stack(frame: FrameType | None = None) -> tuple[Site, ...]:
     """The user's frames of this thread, innermost first; of *frame* where one is given."""
     return program_frames(steps(sys._getframe(1) if frame is None else frame))
+
+
+def call_stack(frame: FrameType) -> tuple[Site, ...]:
+    """Where the call of *frame* was made: the user's frames, or torch's in a thread of its own."""
+    return user_stack(frame) or torchs_thread(steps(frame))
 
 
 def handle_is_the_users(frame: FrameType) -> bool:

@@ -16,4 +16,5 @@ __all__ = [
     "spawn",
     "thread_context",
     "threads",
+    "unarmed",
 ]
