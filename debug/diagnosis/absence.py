@@ -8,7 +8,7 @@ from distsim.debug.diagnosis.context import Case
 from distsim.debug.divergence.not_arrived import refusal_advice, refusal_text, refused_call
 from distsim.debug.divergence.source_order import Order, relate
 from distsim.debug.matching.agreement import same_call
-from distsim.debug.matching.index import Lane
+from distsim.debug.matching.index import GroupLog
 from distsim.debug.matching.secondary_errors import aftermath, last_words, timed_out
 from distsim.debug.records import CallRecord, CallWait, Phase
 from distsim.debug.records.diagnosis import Diagnosis
@@ -22,33 +22,33 @@ __all__ = ["absent_from_call", "extra_call", "group_mismatch", "loop_ended"]
 def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
     """*ranks* are not in *call*: they skipped it, left the loop, never waited for their handle, or
     are right, and those in it make one call too many."""
-    lane = case.world.lane(call)
+    log = case.index.group_log(call)
     unknown = [r for r in ranks if case.unknown(r)]
     if len(unknown) == len(ranks):
         return _no_record(case, call, ranks, victims)
     ranks = [r for r in ranks if r not in unknown]  # of these it is known that they did not come
     finished = all(_is_over(case, r) for r in ranks)
-    if lane is not None and call.op == "new_group":
+    if log is not None and call.op == "new_group":
         return _plain(case, Kind.GROUP_CREATION_ORDER, call, ranks, victims)
-    if refused_call(case.world, call, ranks) is not None:
+    if refused_call(case.index, call, ranks) is not None:
         return _plain(case, Kind.MISSING_RANK, call, ranks, victims)
-    if lane is not None and (found := _other_group(case, lane, call, ranks, victims)) is not None:
+    if log is not None and (found := _other_group(case, log, call, ranks, victims)) is not None:
         return found
-    if lane is not None and finished:
-        pending = [r for r in ranks if r in lane.meetings.get(call.seq, ())]
+    if log is not None and finished:
+        pending = [r for r in ranks if r in log.meetings.get(call.seq, ())]
         if pending:
-            return _never_waited(case, lane, call, pending, victims)
-        if (found := loop_ended(case, lane, call, ranks, victims)) is not None:
+            return _never_waited(case, log, call, pending, victims)
+        if (found := loop_ended(case, log, call, ranks, victims)) is not None:
             return found
-        met = sorted(lane.meetings.get(call.seq, ()))
-        if len(met) * 2 < len(lane.group.ranks):
-            if (split := _split_over_groups(case, lane, call, met, victims)) is not None:
+        met = sorted(log.meetings.get(call.seq, ()))
+        if len(met) * 2 < len(log.group.ranks):
+            if (split := _split_over_groups(case, log, call, met, victims)) is not None:
                 return split
-            return _too_many(case, lane, call, met)
-    if lane is not None and _hung_up(case, ranks, victims):
-        if (found := loop_ended(case, lane, call, ranks, victims)) is not None:
+            return _too_many(case, log, call, met)
+    if log is not None and _hung_up(case, ranks, victims):
+        if (found := loop_ended(case, log, call, ranks, victims)) is not None:
             return found
-    late = [r for r in ranks if lane is not None and r in lane.meetings.get(call.seq, ())]
+    late = [r for r in ranks if log is not None and r in log.meetings.get(call.seq, ())]
     if late:
         return _too_late(case, call, late, victims)
     return _plain(case, Kind.MISSING_RANK, call, ranks, victims)
@@ -57,8 +57,8 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
 def _hung_up(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> bool:
     """*ranks* run, and all that waited for them have lost the connection: a process that lives keeps its connections
     until its group is destroyed."""
-    said = [last_words(case.world.died_inside(r), case.world.states[r]) for r in victims]
-    running = case.world.states[ranks[0]].phase is Phase.RUNNING
+    said = [last_words(case.index.died_inside(r), case.index.states[r]) for r in victims]
+    running = case.index.states[ranks[0]].phase is Phase.RUNNING
     return running and bool(victims) and all(words is not None and aftermath(words) for words in said)
 
 
@@ -66,14 +66,14 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
     who = ranks_text(ranks)
     they, them = ("it", "it") if len(ranks) == 1 else ("they", "them")
     where = several(case.where(ranks[0]), ranks)
-    running = case.world.states[ranks[0]].phase is Phase.RUNNING and not _is_over(case, ranks[0])
-    said = [last_words(case.world.died_inside(r), case.world.states[r]) for r in victims]
+    running = case.index.states[ranks[0]].phase is Phase.RUNNING and not _is_over(case, ranks[0])
+    said = [last_words(case.index.died_inside(r), case.index.states[r]) for r in victims]
     gave_up = any(timed_out(words) for words in said)
-    refused = refused_call(case.world, call, ranks)
+    refused = refused_call(case.index, call, ranks)
     never = f"{who} never called" if refused is None else f"{refusal_text(refused, ranks)}, so it never came to"
     what = f"{never} {call_text(call)} on {group_text(call.group)}: {they} {where}."
-    lane = case.world.lane(call)
-    there = len(lane.meetings.get(call.seq, ())) if lane is not None else 0
+    log = case.index.group_log(call)
+    there = len(log.meetings.get(call.seq, ())) if log is not None else 0
     if refused is not None:
         pass
     elif all(_is_over(case, rank) for rank in ranks) and there * 2 == len(call.members) and kind is Kind.MISSING_RANK:
@@ -114,9 +114,9 @@ def _no_record(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequ
 
 
 def _never_waited(
-    case: Case, lane: Lane, call: CallRecord, pending: Sequence[int], victims: Sequence[int]
+    case: Case, log: GroupLog, call: CallRecord, pending: Sequence[int], victims: Sequence[int]
 ) -> Diagnosis:
-    own = lane.meetings[call.seq][pending[0]]
+    own = log.meetings[call.seq][pending[0]]
     return case.diagnosis(
         Kind.ASYNC_NEVER_WAITED,
         pending,
@@ -130,20 +130,20 @@ def _never_waited(
 
 
 def loop_ended(
-    case: Case, lane: Lane, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
+    case: Case, log: GroupLog, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
 ) -> Diagnosis | None:
     """The call is one that both have made before: their loops ran differently often."""
     if call.site is None:
         return None
-    met = sorted(lane.meetings.get(call.seq, ()))
-    rounds = _rounds(lane, call.rank, call)
-    theirs = _rounds(lane, ranks[0], call)
+    met = sorted(log.meetings.get(call.seq, ()))
+    rounds = _rounds(log, call.rank, call)
+    theirs = _rounds(log, ranks[0], call)
     if rounds < 2 or not theirs or theirs >= rounds:
         return None
     finished = all(_is_over(case, rank) for rank in ranks)
-    few = finished and len(met) * 2 < len(lane.group.ranks)
+    few = finished and len(met) * 2 < len(log.group.ranks)
     then = "finished" if finished else several(case.where(ranks[0]), ranks)
-    even = len(met) * 2 == len(lane.group.ranks)
+    even = len(met) * 2 == len(log.group.ranks)
     tie = " As many here as there: nothing says whose number is the right one." if even else ""
     return case.diagnosis(
         Kind.UNEVEN_ITERATIONS,
@@ -151,7 +151,7 @@ def loop_ended(
         () if few else victims,
         call=call,
         explanation=f"{capital(ranks_text(met))} {are(met, 'makes', 'make')} {call.op} at {place(call.site)} "
-        f"for the {_ordinal(rounds)} time on {group_text(lane.group)}. {capital(ranks_text(ranks))} made it "
+        f"for the {_ordinal(rounds)} time on {group_text(log.group)}. {capital(ranks_text(ranks))} made it "
         f"{'once' if theirs == 1 else f'{theirs} times'} and {then}.{tie}",
         suggestion=advice(Kind.UNEVEN_ITERATIONS),
         since_s=call.issued_s,
@@ -160,12 +160,12 @@ def loop_ended(
 
 def _is_over(case: Case, rank: int) -> bool:
     """Its program has ended, whether or not its process has."""
-    state = case.world.states[rank]
+    state = case.index.states[rank]
     return state.phase is Phase.FINISHED or (state.phase is Phase.RUNNING and state.leaving)
 
 
-def _rounds(lane: Lane, rank: int, call: CallRecord) -> int:
-    return sum(r.way == call.way and r.op == call.op and r.seq <= call.seq for r in lane.calls.get(rank, ()))
+def _rounds(log: GroupLog, rank: int, call: CallRecord) -> int:
+    return sum(r.way == call.way and r.op == call.op and r.seq <= call.seq for r in log.calls.get(rank, ()))
 
 
 def _ordinal(n: int) -> str:
@@ -174,13 +174,13 @@ def _ordinal(n: int) -> str:
     return f"{n}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(n % 10, 'th') }"
 
 
-def _too_many(case: Case, lane: Lane, call: CallRecord, met: Sequence[int]) -> Diagnosis:
+def _too_many(case: Case, log: GroupLog, call: CallRecord, met: Sequence[int]) -> Diagnosis:
     return case.diagnosis(
         Kind.EXTRA_COLLECTIVE,
         met,
         (),
         call=call,
-        explanation=f"{capital(ranks_text(met))} called {call_text(call)} on {group_text(lane.group)}, at "
+        explanation=f"{capital(ranks_text(met))} called {call_text(call)} on {group_text(log.group)}, at "
         f"{place(call.site)}. The other ranks finished without it and will never come.",
         suggestion=advice(Kind.EXTRA_COLLECTIVE, mine=place(call.site)),
         since_s=call.issued_s,
@@ -188,10 +188,10 @@ def _too_many(case: Case, lane: Lane, call: CallRecord, met: Sequence[int]) -> D
 
 
 def _split_over_groups(
-    case: Case, lane: Lane, call: CallRecord, met: Sequence[int], victims: Sequence[int]
+    case: Case, log: GroupLog, call: CallRecord, met: Sequence[int], victims: Sequence[int]
 ) -> Diagnosis | None:
     """Nobody else comes, but a member waits for those who are there in the same call on another group."""
-    for rank in lane.group.ranks:
+    for rank in log.group.ranks:
         if rank in met:
             continue
         for need in case.graph.needs.get(rank, ()):
@@ -207,7 +207,7 @@ def _one_call_of_the_text(case: Case, mine: CallRecord, theirs: CallRecord) -> b
     """The same line, or two branches that each have the call once."""
     if mine.site is not None and mine.site == theirs.site:
         return True
-    relation = relate(mine, theirs, case.world.evidence.sources)
+    relation = relate(mine, theirs, case.index.evidence.sources)
     return relation.certain and relation.order is Order.EXCLUSIVE and not relation.repeated
 
 
@@ -248,8 +248,8 @@ def extra_call(case: Case, call: CallRecord, victims: Sequence[int]) -> Diagnosi
 
 
 def _too_late(case: Case, call: CallRecord, late: Sequence[int], victims: Sequence[int]) -> Diagnosis:
-    lane = case.world.lane(call)
-    own = lane.meetings[call.seq][late[0]] if lane is not None else call
+    log = case.index.group_log(call)
+    own = log.meetings[call.seq][late[0]] if log is not None else call
     waited = max(0.0, own.issued_s - call.issued_s)
     return case.diagnosis(
         Kind.MISSING_RANK,
@@ -264,24 +264,24 @@ def _too_late(case: Case, call: CallRecord, late: Sequence[int], victims: Sequen
 
 
 def _other_group(
-    case: Case, lane: Lane, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
+    case: Case, log: GroupLog, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]
 ) -> Diagnosis | None:
     """The absent made this very call, as often as those who wait, but on another group."""
     own: CallRecord | None = None
     for rank in ranks:
-        made = [r for r in case.world.records(rank) if r.op == call.op and not r.is_p2p]
+        made = [r for r in case.index.records(rank) if r.op == call.op and not r.is_p2p]
         if not made:
             return None
         last = made[-1]
-        a, b = frozenset(last.group.ranks), frozenset(lane.group.ranks)
-        if last.group == lane.group or not (a < b or b < a):
+        a, b = frozenset(last.group.ranks), frozenset(log.group.ranks)
+        if last.group == log.group or not (a < b or b < a):
             return None
         if last.site is not None and last.site == call.site:
-            here = [r for r in case.world.records(call.rank) if r.op == call.op and r.site == call.site]
+            here = [r for r in case.index.records(call.rank) if r.op == call.op and r.site == call.site]
             if sum(r.site == call.site for r in made) < len(here):
                 return None
         else:
-            relation = relate(last, call, case.world.evidence.sources)
+            relation = relate(last, call, case.index.evidence.sources)
             if not relation.certain or relation.order is not Order.EXCLUSIVE or relation.swapped:
                 return None
         own = last

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
 from distsim.debug.divergence.divergence import Divergence
 from distsim.debug.matching.agreement import Mismatch
-from distsim.debug.matching.index import World
+from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind
@@ -21,7 +21,7 @@ __all__ = ["Case"]
 class Case:
     """What the causes, cycles and mismatches are read from."""
 
-    world: World
+    index: EvidenceIndex
     graph: WaitGraph
     divergences: Sequence[Divergence]
     pairs: Sequence[tuple[Mismatch, CallRecord, CallRecord]]
@@ -29,13 +29,13 @@ class Case:
 
     def site(self, rank: int) -> Site | None:
         """The user's line a rank is at: of the call it waits in, else its own, else of its last call."""
-        calls = self.world.call_waits(rank)
+        calls = self.index.call_waits(rank)
         if calls and calls[0].site is not None:
             return calls[0].site
-        state = self.world.states[rank]
+        state = self.index.states[rank]
         if state.site is not None:
             return state.site
-        last = self.world.last(rank)
+        last = self.index.last(rank)
         return last.site if last is not None and state.phase is not Phase.RUNNING else None
 
     def sites(self, ranks: Iterable[int]) -> dict[int, Site]:
@@ -52,13 +52,13 @@ class Case:
     def _stuck(self, rank: int) -> Stuck | None:
         site = self.site(rank)
         file, line = (site.file, site.line) if site else (None, None)
-        calls = self.world.call_waits(rank)
+        calls = self.index.call_waits(rank)
         if calls:
             call = calls[0]
             return Stuck(call.op, call.group.ranks, call.seq, file, line)
-        if self.world.states[rank].phase is not Phase.BLOCKED:
+        if self.index.states[rank].phase is not Phase.BLOCKED:
             return None
-        for wait in self.world.waits(rank):
+        for wait in self.index.waits(rank):
             if isinstance(wait, StoreWait):
                 return Stuck("store wait", (), None, file, line)
             if isinstance(wait, HostWait):
@@ -67,16 +67,16 @@ class Case:
 
     def unknown(self, rank: int) -> bool:
         """It left no record, and nobody saw it end: it may be anywhere."""
-        evidence = self.world.evidence
-        unrecorded = rank in evidence.unrecorded or rank in self.world.strangers
-        return unrecorded and self.world.states[rank].phase is Phase.RUNNING
+        evidence = self.index.evidence
+        unrecorded = rank in evidence.unrecorded or rank in self.index.strangers
+        return unrecorded and self.index.states[rank].phase is Phase.RUNNING
 
     def where(self, rank: int) -> str:
         """Where a rank is, as the rest of a sentence."""
-        state = self.world.states[rank]
+        state = self.index.states[rank]
         if self.unknown(rank):
             return "left no record"
-        text = state_text(state, self.world.waits(rank), self.world.last(rank))
+        text = state_text(state, self.index.waits(rank), self.index.last(rank))
         age_s = self.age_s(state.since_s)
         if state.phase in (Phase.FROZEN, Phase.HOST_STUCK, Phase.RUNNING) and age_s is not None and age_s >= 0.1:
             text += f", for {age_s:.1f} s"
@@ -87,7 +87,7 @@ class Case:
         return text
 
     def age_s(self, since_s: float | None) -> float | None:
-        return None if since_s is None else max(0.0, self.world.evidence.now_s - since_s)
+        return None if since_s is None else max(0.0, self.index.evidence.now_s - since_s)
 
     def diagnosis(
         self,
@@ -141,12 +141,12 @@ class Case:
         inside = [
             rank
             for rank in victims
-            for own in self.world.call_waits(rank)
+            for own in self.index.call_waits(rank)
             if (own.op, own.seq, own.group) == (call.op, call.seq, call.group)
         ]
         if call.is_p2p or not inside:
             return f"Rank {call.rank} waits in {call_text(call)} at {place(call.site)}."
-        over = all(self.world.states[rank].phase is Phase.RAISED for rank in inside)
+        over = all(self.index.states[rank].phase is Phase.RAISED for rank in inside)
         verb = "waited" if over else are(inside, "waits", "wait")
         return (
             f"{capital(ranks_text(inside))} {verb} in {numbered(call)} "

@@ -34,7 +34,7 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
         second = "Nothing recorded says which of the two is the wrong one." if d.tie else ""
     elif d.tie and d.kind is not Kind.THREAD_RACE:
         second = f"{second[:-1]}; as many here as there, so nothing but rank order says who is wrong."
-    met = d.lane.meetings.get(d.seq, {})
+    met = d.group_log.meetings.get(d.seq, {})
     sites = {rank: site for rank, record in met.items() if (site := record.site) is not None}
     if d.refused is not None and d.refused.site is not None:
         sites |= dict.fromkeys(d.culprits, d.refused.site)
@@ -43,7 +43,7 @@ def contradiction(case: Case, divergence: Divergence, victims: Sequence[int]) ->
         d.culprits,
         victims,
         call=d.got if d.kind is Kind.EXTRA_COLLECTIVE else d.expected,
-        group=d.lane.group,
+        group=d.group_log.group,
         explanation=f"{capital(_what(d))} {second}".rstrip(),
         suggestion=_suggestion(d),
         since_s=max(d.got.issued_s, d.expected.issued_s),
@@ -90,7 +90,7 @@ def _elements(n: int) -> str:
 
 
 def _what(d: Divergence) -> str:
-    who, on = ranks_text(d.culprits), f"on {group_text(d.lane.group)}"
+    who, on = ranks_text(d.culprits), f"on {group_text(d.group_log.group)}"
     they = "it is" if len(d.culprits) == 1 else "they are"
     match d.kind:
         case Kind.MISSING_RANK if d.refused is not None:

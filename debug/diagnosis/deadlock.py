@@ -50,7 +50,7 @@ def _left_out(
         awaited, made = calls[cycle[i - 1]], calls[rank]
         if awaited is None or made is None or awaited.is_p2p or rank not in awaited.group.ranks:
             continue
-        if left_out(case.world, awaited, made):
+        if left_out(case.index, awaited, made):
             found.append(absent_from_call(case, awaited, [rank], [r for r in everyone if r != rank]))
         elif not made.is_p2p and _under_condition(case, awaited, made):
             found.append(extra_call(case, made, [r for r in everyone if r != rank]))
@@ -62,7 +62,7 @@ def _strayed(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagno
     (A place is a line with all its callers: a helper may be called for any group.)"""
     places: dict[tuple[Site, ...], dict[GroupKey, list[CallRecord]]] = {}
     for rank in ranks:
-        for call in case.world.call_waits(rank):
+        for call in case.index.call_waits(rank):
             if not call.is_p2p and call.site is not None:
                 places.setdefault(call.stack, {}).setdefault(_key(call.group), []).append(call)
     found: dict[int, tuple[CallRecord, CallRecord, list[int]]] = {}
@@ -72,7 +72,7 @@ def _strayed(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagno
         members = {key: frozenset(calls[0].group.ranks) for key, calls in by_group.items()}
         for key, calls in by_group.items():
             for mine in calls:
-                before = case.world.records(mine.rank)
+                before = case.index.records(mine.rank)
                 usual = {_key(r.group) for r in before if r.stack == stack and r is not mine}
                 if key in usual:
                     continue
@@ -99,26 +99,26 @@ def _left_loop(
     found: list[Diagnosis] = []
     for i, rank in enumerate(cycle):
         awaited, made = calls[cycle[i - 1]], calls[rank]
-        lane = None if awaited is None else case.world.lane(awaited)
-        if awaited is None or made is None or lane is None or made.is_p2p or rank not in awaited.group.ranks:
+        log = None if awaited is None else case.index.group_log(awaited)
+        if awaited is None or made is None or log is None or made.is_p2p or rank not in awaited.group.ranks:
             continue
-        relation = relate(made, awaited, case.world.evidence.sources)
+        relation = relate(made, awaited, case.index.evidence.sources)
         if relation.certain and relation.order is Order.AFTER and relation.left_loop:
-            fewer = loop_ended(case, lane, awaited, [rank], [r for r in everyone if r != rank])
+            fewer = loop_ended(case, log, awaited, [rank], [r for r in everyone if r != rank])
             found += [] if fewer is None else [fewer]
     return found[0] if len(found) == 1 else None
 
 
 def _under_condition(case: Case, awaited: CallRecord, made: CallRecord) -> bool:
     """*made* stands before *awaited* under an `if` of its own, and no other rank has ever made it."""
-    relation = relate(made, awaited, case.world.evidence.sources)
+    relation = relate(made, awaited, case.index.evidence.sources)
     if not relation.certain or relation.order is not Order.BEFORE or relation.my_guard is None:
         return False
     return not any(
         record.site == made.site
-        for rank in case.world.states
+        for rank in case.index.states
         if rank != made.rank
-        for record in case.world.records(rank)
+        for record in case.index.records(rank)
     )
 
 
@@ -128,7 +128,7 @@ def _call_on_cycle(case: Case, rank: int, cycle: Sequence[int]) -> CallRecord | 
     for need in case.graph.needs.get(rank, ()):
         if after in need.ranks and isinstance(need.wait, CallWait):
             return need.wait.record
-    calls = case.world.call_waits(rank)
+    calls = case.index.call_waits(rank)
     return calls[0] if calls else None
 
 
@@ -140,7 +140,7 @@ def _cycle(
         after = cycle[(i + 1) % len(cycle)]
         call = calls[rank]
         if call is None:
-            what = next((w.what for w in case.world.waits(rank) if isinstance(w, HostWait)), "it")
+            what = next((w.what for w in case.index.waits(rank) if isinstance(w, HostWait)), "it")
             steps.append(f"rank {rank} waits on the host ({what}) for rank {after}")
         else:
             on = "" if call.is_p2p else f" on {group_text(call.group)}"
@@ -181,7 +181,7 @@ def _message_missing(case: Case, ranks: Sequence[int], victims: Sequence[int]) -
                 lonely.append(need.wait.record)
     lonely.sort(key=lambda c: (c.op == "send", c.rank, c.index))  # who came first differs from run to run
     for call in lonely:
-        if near_miss(case.world, call) is not None:
+        if near_miss(case.index, call) is not None:
             return unmatched(case, call, [*ranks, *victims], cycle=None)
     directed = [call for call in lonely if call.peer is not None]
     if len(directed) != 1 or len(lonely) != 1:
@@ -189,7 +189,7 @@ def _message_missing(case: Case, ranks: Sequence[int], victims: Sequence[int]) -
     call = directed[0]
     peer = call.peer
     assert peer is not None
-    instead = case.world.call_waits(peer)
+    instead = case.index.call_waits(peer)
     if not instead or instead[0].is_p2p or call.rank not in instead[0].group.ranks:
         return None
     if _comes_later(case, peer, call, instead[0]):
@@ -201,21 +201,21 @@ def _comes_later(case: Case, peer: int, call: CallRecord, instead: CallRecord) -
     """The peer has earlier made the other end after that collective (in an earlier round)."""
     other = "send" if call.op == "recv" else "recv"
     seen = False
-    for record in case.world.records(peer):
+    for record in case.index.records(peer):
         if record is instead:
             break
         if record.op == instead.op and record.site == instead.site and record.site is not None:
             seen = True
         elif seen and record.op == other and record.peer == call.rank:
             return True
-    return calls_below(instead.site, other, case.world.evidence.sources)
+    return calls_below(instead.site, other, case.index.evidence.sources)
 
 
 def _other_group(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis | None:
     """One call of the program, made on different groups by ranks that should have met in it."""
     waits: dict[int, CallRecord] = {}
     for rank in ranks:
-        calls = case.world.call_waits(rank)
+        calls = case.index.call_waits(rank)
         if calls and not calls[0].is_p2p:
             waits[rank] = calls[0]
     by_group: dict[tuple[str, tuple[int, ...]], list[int]] = {}
@@ -231,7 +231,7 @@ def _other_group(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Di
     a, b = frozenset(mine.group.ranks), frozenset(theirs.group.ranks)
     if mine.op != theirs.op or not (a < b or b < a):
         return None
-    relation = relate(mine, theirs, case.world.evidence.sources)
+    relation = relate(mine, theirs, case.index.evidence.sources)
     same_line = mine.site is not None and mine.site == theirs.site
     branches = relation.certain and relation.order is Order.EXCLUSIVE and not relation.swapped
     if not (same_line or branches):

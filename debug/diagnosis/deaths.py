@@ -35,16 +35,16 @@ _UNSEEN = (
 
 def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
     """Ranks that went the same way: `rank_raised`, `rank_exited`, `rank_killed`, frozen, stuck, absent."""
-    first = case.world.states[ranks[0]]
+    first = case.index.states[ranks[0]]
     unseen = first.phase is Phase.KILLED and first.signal is None
     kind = Kind.RANK_EXITED if unseen else _KIND[first.phase]
     call = case.first_wait(ranks)
     who = ranks_text(ranks)
     waiting = case.waiting(call, victims)
     if call is None:
-        call = case.world.died_inside(ranks[0])
+        call = case.index.died_inside(ranks[0])
     what = f"{who} {several(case.where(ranks[0]), ranks)}"
-    sites = {rank: site for rank in ranks if (site := case.world.states[rank].site) is not None}
+    sites = {rank: site for rank in ranks if (site := case.index.states[rank].site) is not None}
     return case.diagnosis(
         kind,
         ranks,
@@ -59,7 +59,7 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
 
 def in_flight_exception(case: Case, ranks: Sequence[int], victims: Sequence[int], call: CallRecord | None) -> Diagnosis:
     """Ranks that raised, and make further calls in a `finally` or `except` block on the way out."""
-    state = case.world.states[ranks[0]]
+    state = case.index.states[ranks[0]]
     who = ranks_text(ranks)
     return case.diagnosis(
         Kind.RANK_RAISED,
@@ -76,7 +76,7 @@ def in_flight_exception(case: Case, ranks: Sequence[int], victims: Sequence[int]
 def host_wait(case: Case, rank: int, victims: Sequence[int]) -> Diagnosis:
     """A rank that waits for something no call can bring: a lock, a queue, a store key nobody sets."""
     call = case.first_wait([rank])
-    waits = case.world.waits(rank)
+    waits = case.index.waits(rank)
     on_store = any(isinstance(w, StoreWait) for w in waits)
     if call is not None and on_store and not call.is_p2p:
         return absent_from_call(case, call, [rank], victims)
@@ -90,5 +90,5 @@ def host_wait(case: Case, rank: int, victims: Sequence[int]) -> Diagnosis:
         suggestion="Nothing that still runs will set that key: look at who should."
         if on_store
         else f"Nothing that still runs can end the wait for {what}: look at who should.",
-        since_s=case.world.states[rank].since_s,
+        since_s=case.index.states[rank].since_s,
     )

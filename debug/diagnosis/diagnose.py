@@ -22,7 +22,7 @@ from distsim.debug.diagnosis.waits.proof import Proof
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, Need, WaitGraph
 from distsim.debug.diagnosis.waits.weigh import Weigher
 from distsim.debug.divergence.find import Divergence, find_divergences
-from distsim.debug.matching.index import World
+from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, State
 from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
 from distsim.debug.records.errors import CollectiveMismatch
@@ -39,11 +39,11 @@ REFUSED = f"{CollectiveMismatch.__name__}: "
 
 def diagnose(evidence: Evidence) -> list[Diagnosis]:
     """What is wrong, the root cause first; an empty list when nothing is."""
-    world = World(evidence)
-    divergences = [d for lane in world.lanes for d in find_divergences(world, lane)]
-    pairs = disagreeing(world)
+    index = EvidenceIndex(evidence)
+    divergences = [d for log in index.group_logs for d in find_divergences(index, log)]
+    pairs = disagreeing(index)
     contradictions = Contradictions(
-        {d.lane.id: (i, d.seq, frozenset(d.culprits)) for i, d in enumerate(divergences) if d.blocks},
+        {d.group_log.id: (i, d.seq, frozenset(d.culprits)) for i, d in enumerate(divergences) if d.blocks},
         {
             id(end): len(divergences) + i
             for i, pair in enumerate(pairs)
@@ -51,8 +51,8 @@ def diagnose(evidence: Evidence) -> list[Diagnosis]:
             if end.state is not State.COMPLETED  # a rank may have died in it
         },
     )
-    moving, stragglers = patience(world, lateness(world))
-    case = Case(world, WaitGraph(world, moving, contradictions), divergences, pairs)
+    moving, stragglers = patience(index, lateness(index))
+    case = Case(index, WaitGraph(index, moving, contradictions), divergences, pairs)
     hit: set[int] = set()
     met: list[Diagnosis] = []
     found = _explain_roots(case, hit, met)
@@ -66,9 +66,9 @@ def diagnose(evidence: Evidence) -> list[Diagnosis]:
     found = [_not_made(case, _with_refused(case, d)) for d in found]
     found += _unwaited_deaths(case, found + met)
     found = merge_findings(case, [*met, *found, *stragglers(case)])
-    weigher = Weigher(world, moving, _of_content(contradictions, divergences))
+    weigher = Weigher(index, moving, _of_content(contradictions, divergences))
     weighed = [d if d.proof is Proof.MET else replace(d, proof=weigher.proof(d)) for d in found]
-    return _told_once(order(world, weighed))
+    return _told_once(order(index, weighed))
 
 
 def _told_once(found: list[Diagnosis]) -> list[Diagnosis]:
@@ -84,8 +84,8 @@ def _told_once(found: list[Diagnosis]) -> list[Diagnosis]:
 
 def _of_content(contradictions: Contradictions, divergences: Sequence[Divergence]) -> Contradictions:
     """Without those that only the calls' lines show: calls that are alike go together from any line."""
-    lanes = {id_: lane for id_, lane in contradictions.lanes.items() if divergences[lane[0]].met}
-    return Contradictions(lanes, contradictions.pairs)
+    logs = {id_: log for id_, log in contradictions.group_logs.items() if divergences[log[0]].met}
+    return Contradictions(logs, contradictions.pairs)
 
 
 def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diagnosis]:
@@ -100,13 +100,13 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
             hit.add(root.mismatch)
             met.append(_mismatch(case, root.mismatch, victims))
             continue
-        dead = [r for r in root.ranks if case.world.states[r].phase is not Phase.BLOCKED]
+        dead = [r for r in root.ranks if case.index.states[r].phase is not Phase.BLOCKED]
         if len(root.ranks) > 1 and not dead:
             found.append(knot(case, root.ranks, victims))
             continue
         rank = dead[0] if dead else root.ranks[0]
         victims += [r for r in root.ranks if r != rank]
-        state = case.world.states[rank]
+        state = case.index.states[rank]
         if state.phase is Phase.BLOCKED and rank not in case.graph.too_late:
             found.append(_blocked_alone(case, rank, victims))
         elif state.over or (
@@ -144,7 +144,7 @@ def _mismatch(case: Case, number: int, victims: Sequence[int]) -> Diagnosis:
     fleeing = [
         r
         for r in divergence.culprits
-        if (state := case.world.states[r]).phase is Phase.BLOCKED and state.exception is not None
+        if (state := case.index.states[r]).phase is Phase.BLOCKED and state.exception is not None
     ]
     if fleeing:
         return replace(in_flight_exception(case, fleeing, victims, divergence.expected), proof=Proof.MET)
@@ -181,8 +181,8 @@ def _never_came(
     if call.is_p2p:
         starved.setdefault(id(call), (call, []))[1].extend(v for v in victims if v != call.rank)
         return
-    lane = case.world.lane(call)
-    _, ranks, all_victims = absent.setdefault((lane.id if lane else -1, call.seq), (call, [], []))
+    log = case.index.group_log(call)
+    _, ranks, all_victims = absent.setdefault((log.id if log else -1, call.seq), (call, [], []))
     ranks.append(rank)
     all_victims += victims
 
@@ -207,7 +207,7 @@ def _not_made(case: Case, told: Diagnosis) -> Diagnosis:
     refused = {
         record.seq
         for rank in group.ranks
-        for record in case.world.records(rank)
+        for record in case.index.records(rank)
         if record.group == group and record.state is State.FAILED and (record.error or "").startswith(REFUSED)
     }
     left = {r: at for r, at in told.stuck.items() if at.seq not in refused or at.group_ranks != group.ranks}
@@ -215,13 +215,13 @@ def _not_made(case: Case, told: Diagnosis) -> Diagnosis:
 
 
 def _refused(case: Case, rank: int, told: Diagnosis) -> bool:
-    state = case.world.states[rank]
+    state = case.index.states[rank]
     if state.phase is not Phase.RAISED:
         return False
     words = f"{state.traceback}\n{state.exception}"  # the program may have raised something else from it
     return any(
         call.state is State.FAILED and (call.error or "").startswith(REFUSED) and str(call.error) in words
-        for call in case.world.records(rank)
+        for call in case.index.records(rank)
         if call.group == told.group and call.is_p2p == (told.pair is not None)
     )
 
@@ -230,14 +230,14 @@ def _unwaited_deaths(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Ranks that went wrong without anybody waiting for them yet."""
     named = {rank for d in found for rank in (*d.culprits, *d.victims)}
     groups: dict[tuple[object, ...], list[int]] = {}
-    for rank, state in case.world.states.items():
+    for rank, state in case.index.states.items():
         if state.phase in (Phase.FINISHED, Phase.RUNNING, Phase.BLOCKED) or rank in named:
             continue
         if state.phase is Phase.EXITED and state.exit_code == 0:  # `sys.exit()` at the end of a program
             continue
         if state.phase is Phase.ABSENT and state.leaving:
             continue  # its program has ended well without a rendezvous that nobody waits in
-        live = bool(case.world.evidence.hang_after_s)
+        live = bool(case.index.evidence.hang_after_s)
         if live and (state.phase is Phase.HOST_STUCK or (state.phase is Phase.KILLED and state.signal is None)):
             continue  # it computes on, or went nobody knows how, and nobody needs it
         key = (state.phase, exception_text(state), state.signal, state.exit_code, state.over)

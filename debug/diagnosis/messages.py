@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.waits.proof import Proof
 from distsim.debug.matching.agreement import Mismatch, check_pair, payload_text
-from distsim.debug.matching.index import World
+from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.records import CallRecord, CallWait, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
@@ -28,9 +28,9 @@ class NearMiss:
     culprits: tuple[int, ...]
 
 
-def near_miss(world: World, call: CallRecord) -> NearMiss | None:
+def near_miss(index: EvidenceIndex, call: CallRecord) -> NearMiss | None:
     """The best candidate among the other unmatched calls: another tag, another group, another rank."""
-    others = world.pairs.lonely_sends if call.op == "recv" else world.pairs.lonely_recvs
+    others = index.pairs.lonely_sends if call.op == "recv" else index.pairs.lonely_recvs
     ranked: list[tuple[int, int, NearMiss]] = []
     for other in others:
         if other.rank == call.rank or (other.done and other.error):
@@ -40,10 +40,10 @@ def near_miss(world: World, call: CallRecord) -> NearMiss | None:
         same_tag = (other.tag or 0) == (call.tag or 0)
         same_group = other.group.name == call.group.name
         if meets_me and from_peer and not same_tag:
-            miss = NearMiss(other, "tag", _strayed(world, call, other))
+            miss = NearMiss(other, "tag", _strayed(index, call, other))
             ranked.append((0, -other.index, miss))
         elif meets_me and from_peer and not same_group:
-            ranked.append((1, -other.index, NearMiss(other, "group", _strayed(world, call, other))))
+            ranked.append((1, -other.index, NearMiss(other, "group", _strayed(index, call, other))))
         elif from_peer and call.peer is not None and same_group and same_tag and not other.done:
             # the peer is in a send (recv) to somebody else, who does not want it either
             what = "receiver" if call.op == "recv" else "sender"
@@ -54,16 +54,16 @@ def near_miss(world: World, call: CallRecord) -> NearMiss | None:
     return min(ranked, key=lambda r: r[:2])[2] if ranked else None
 
 
-def _strayed(world: World, call: CallRecord, other: CallRecord) -> tuple[int, ...]:
+def _strayed(index: EvidenceIndex, call: CallRecord, other: CallRecord) -> tuple[int, ...]:
     """Of two ends that differ in tag or group: the one that broke its habit, else both."""
-    odd = [r.rank for r in (call, other) if _breaks_habit(world, r)]
+    odd = [r.rank for r in (call, other) if _breaks_habit(index, r)]
     return (odd[0],) if len(odd) == 1 else tuple(sorted((call.rank, other.rank)))
 
 
-def _breaks_habit(world: World, record: CallRecord) -> bool:
+def _breaks_habit(index: EvidenceIndex, record: CallRecord) -> bool:
     past = [
         (r.tag, r.group.name)
-        for r in world.records(record.rank)
+        for r in index.records(record.rank)
         if r.index < record.index and r.op == record.op and r.site == record.site and r.peer == record.peer
     ]
     return bool(past) and (record.tag, record.group.name) not in past
@@ -71,7 +71,7 @@ def _breaks_habit(world: World, record: CallRecord) -> bool:
 
 def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[int, ...] | None = None) -> Diagnosis:
     """`p2p_unmatched` for a send or receive that waits for good."""
-    miss = near_miss(case.world, call)
+    miss = near_miss(case.index, call)
     if miss is not None and miss.differs in ("tag", "group") and call.op == "send" and _suffers(case, miss.call.rank):
         # Two ends of one message: the receiver tells it, whichever of them was looked at first.
         stuck = [*stuck, call.rank]
@@ -137,11 +137,11 @@ def unmatched(case: Case, call: CallRecord, stuck: Sequence[int], cycle: tuple[i
 Disagreement = tuple[Mismatch, CallRecord, CallRecord]
 
 
-def disagreeing(world: World) -> list[Disagreement]:
+def disagreeing(index: EvidenceIndex) -> list[Disagreement]:
     """Matched pairs whose sizes or dtypes differ; pairs that went wrong in the same line are told once."""
     found: list[Disagreement] = []
     told: set[tuple[object, ...]] = set()
-    for send, recv in world.pairs_in_order():
+    for send, recv in index.pairs_in_order():
         mismatch = check_pair(send, recv)
         if mismatch is None:
             continue
@@ -156,7 +156,7 @@ def disagreement(case: Case, found: Disagreement, victims: Sequence[int]) -> Dia
     """`p2p_size_mismatch`, or `dtype_mismatch` of a pair."""
     mismatch, send, recv = found
     culprits = mismatch.culprits
-    odd = [r.rank for r in (send, recv) if _other_size_than_before(case.world, r)]
+    odd = [r.rank for r in (send, recv) if _other_size_than_before(case.index, r)]
     if len(odd) == 1:
         culprits = (odd[0],)
     tie = "" if len(odd) == 1 else " Nothing recorded says which of the two is the wrong one."
@@ -176,14 +176,14 @@ def disagreement(case: Case, found: Disagreement, victims: Sequence[int]) -> Dia
 
 
 def _suffers(case: Case, rank: int) -> bool:
-    state = case.world.states[rank]
-    return state.phase is Phase.BLOCKED and any(isinstance(w, CallWait) for w in case.world.waits(rank))
+    state = case.index.states[rank]
+    return state.phase is Phase.BLOCKED and any(isinstance(w, CallWait) for w in case.index.waits(rank))
 
 
-def _other_size_than_before(world: World, record: CallRecord) -> bool:
+def _other_size_than_before(index: EvidenceIndex, record: CallRecord) -> bool:
     past = [
         (r.input_shapes or r.output_shapes, r.dtypes)
-        for r in world.records(record.rank)
+        for r in index.records(record.rank)
         if r.index < record.index and r.op == record.op and r.site == record.site and r.peer == record.peer
     ]
     return bool(past) and (record.input_shapes or record.output_shapes, record.dtypes) not in past

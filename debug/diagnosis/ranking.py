@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.matching.index import World
+from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.matching.secondary_errors import aftermath
 from distsim.debug.records import Finding
 from distsim.debug.records.diagnosis import Diagnosis
@@ -50,7 +50,7 @@ def merge_findings(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
     """A finding that explains a hang takes over its victims; the others stand by themselves."""
     left = list(found)
     merged: list[Diagnosis] = []
-    for finding in case.world.evidence.findings:
+    for finding in case.index.evidence.findings:
         effect = next((d for d in left if finding.kind in EXPLAINING and _explains(finding, d)), None)
         if effect is not None:
             left.remove(effect)
@@ -114,8 +114,8 @@ def _waiting_in(case: Case, finding: Finding) -> list[int]:
     hit = set(finding.ranks)
     return [
         rank
-        for rank in case.world.states
-        if any(hit & set(call.members) for call in case.world.call_waits(rank)) and rank not in hit
+        for rank in case.index.states
+        if any(hit & set(call.members) for call in case.index.call_waits(rank)) and rank not in hit
     ]
 
 
@@ -134,15 +134,15 @@ def _consequence(effect: Diagnosis | None, finding: Finding) -> str:
     return ""
 
 
-def order(world: World, found: Sequence[Diagnosis]) -> list[Diagnosis]:
+def order(index: EvidenceIndex, found: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Errors before warnings, what records show before what is guessed of unrecorded ranks, and a fault before
     an exception that only tells of a lost peer; then what happened first, then what hurts most ranks."""
-    unrecorded = world.evidence.unrecorded
+    unrecorded = index.evidence.unrecorded
 
     def key(d: Diagnosis) -> tuple[bool, bool, bool, float, int, tuple[int, ...]]:
         age = d.detected_after_s if d.detected_after_s is not None else -1.0
         guessed = bool(d.culprits) and unrecorded.issuperset(d.culprits)
-        lost = d.kind is Kind.RANK_RAISED and all(aftermath(world.states[rank].exception) for rank in d.culprits)
+        lost = d.kind is Kind.RANK_RAISED and all(aftermath(index.states[rank].exception) for rank in d.culprits)
         return (d.is_warning, guessed, lost, -age, -len(d.victims), d.culprits)
 
     return sorted(found, key=key)

@@ -13,7 +13,7 @@ from distsim.debug.diagnosis.messages import Disagreement, disagreement
 from distsim.debug.diagnosis.ranking import order
 from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
 from distsim.debug.matching.agreement import check_pair
-from distsim.debug.matching.index import World
+from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.matching.message_comparer import PAIR, StreamKey
 from distsim.debug.records import CallRecord, Evidence, State
 from distsim.debug.records.diagnosis import Diagnosis
@@ -24,11 +24,11 @@ __all__ = ["ends", "with_messages"]
 
 def with_messages(found: Sequence[Diagnosis], evidence: Evidence, focus: Mapping[StreamKey, int]) -> list[Diagnosis]:
     """*found* and the suspected messages of *focus* that really do not fit, the root cause first."""
-    pairs = [pair for key, index in focus.items() if (pair := _pair(evidence, key, index)) is not None]
+    pairs = [pair for key, number in focus.items() if (pair := _pair(evidence, key, number)) is not None]
     if not pairs:
         return list(found)
-    world = World(evidence)
-    case = Case(world, WaitGraph(world, world.states), [], pairs)
+    index = EvidenceIndex(evidence)
+    case = Case(index, WaitGraph(index, index.states), [], pairs)
     answer = list(found)
     told = {ends(diagnosis) for diagnosis in found}
     for pair in pairs:
@@ -36,7 +36,7 @@ def with_messages(found: Sequence[Diagnosis], evidence: Evidence, focus: Mapping
         if ends(diagnosis) not in told:
             told.add(ends(diagnosis))
             answer.append(diagnosis)
-    return order(world, answer)
+    return order(index, answer)
 
 
 def ends(diagnosis: Diagnosis) -> tuple[object, ...] | None:

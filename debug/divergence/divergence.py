@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from distsim.debug.divergence.source_order import Relation
 from distsim.debug.matching.agreement import Mismatch
-from distsim.debug.matching.index import Lane
+from distsim.debug.matching.index import GroupLog
 from distsim.debug.records import CallRecord, State
 from distsim.debug.records.kinds import Kind
 
@@ -21,7 +21,7 @@ class Divergence:
     """The first number at which the members of a group are not in the same call."""
 
     kind: Kind
-    lane: Lane
+    group_log: GroupLog
     seq: int
     culprits: tuple[int, ...]
     reference: tuple[int, ...]
@@ -45,5 +45,5 @@ class Divergence:
     @property
     def blocks(self) -> bool:
         """Later calls of the group can not be trusted, or somebody is still in this one."""
-        met = self.lane.meetings[self.seq].values()
+        met = self.group_log.meetings[self.seq].values()
         return self.kind in SHIFTS or any(r.state is not State.COMPLETED for r in met)

@@ -19,7 +19,7 @@ from distsim.debug.divergence.not_arrived import refused_before
 from distsim.debug.divergence.realign import ahead_of, calls_from, hypotheses, threads_raced
 from distsim.debug.divergence.source_order import Order, Relation, relate
 from distsim.debug.matching.agreement import Mismatch, check_meeting, same_call
-from distsim.debug.matching.index import Lane, World
+from distsim.debug.matching.index import EvidenceIndex, GroupLog
 from distsim.debug.records import CallRecord
 from distsim.debug.records.kinds import Kind
 
@@ -28,23 +28,23 @@ __all__ = ["Divergence", "find_divergences"]
 NUMBER = re.compile(r"\d+")
 
 
-def find_divergences(world: World, lane: Lane) -> list[Divergence]:
+def find_divergences(index: EvidenceIndex, log: GroupLog) -> list[Divergence]:
     """The contradictions among the calls of one group, up to the first that nobody gets past.
 
     One that did no visible harm (a reduce op that differs) is told once, however often it comes.
     """
     found: list[Divergence] = []
     unlike_sites: list[int] = []
-    for seq in sorted(lane.meetings):
-        met = lane.meetings[seq]
+    for seq in sorted(log.meetings):
+        met = log.meetings[seq]
         if len(met) < 2:
             continue
         records = list(met.values())
         first = records[0]
         if _uneven(records) or not all(same_call(first, r) for r in records):
-            mismatch = check_meeting(records, lane.calls)
+            mismatch = check_meeting(records, log.calls)
             if mismatch is not None:
-                divergence = _fair(world, _classify(world, lane, mismatch))
+                divergence = _fair(index, _classify(index, log, mismatch))
                 if not any(d.kind is divergence.kind and d.culprits == divergence.culprits for d in found):
                     found.append(divergence)
                 if divergence.blocks:
@@ -54,12 +54,12 @@ def find_divergences(world: World, lane: Lane) -> list[Divergence]:
         if way and any(r.stack is not first.stack and r.way != way for r in records):
             unlike_sites.append(seq)
     for seq in unlike_sites:
-        if (silent := by_site(world, lane, seq)) is not None:
-            fair = _fair(world, silent)
+        if (silent := by_site(index, log, seq)) is not None:
+            fair = _fair(index, silent)
             found.append(replace(fair, borne_out=any(d.blocks and d.seq > seq for d in found)))
             break
-    if world.refused:
-        found = [refused_before(world, lane, d) or d for d in found]
+    if index.refused:
+        found = [refused_before(index, log, d) or d for d in found]
     found.sort(key=lambda d: d.seq)
     first_block = next((i for i, d in enumerate(found) if d.blocks), len(found))
     return found[: first_block + 1]
@@ -75,13 +75,13 @@ def _uneven(records: Sequence[CallRecord]) -> bool:
 # --- a contradiction that everybody sees ------------------------------------------------------------
 
 
-def _classify(world: World, lane: Lane, mismatch: Mismatch) -> Divergence:
+def _classify(index: EvidenceIndex, log: GroupLog, mismatch: Mismatch) -> Divergence:
     """A mismatch is what is seen; a skipped or added call is why."""
     culprit, witness = mismatch.culprits[0], (mismatch.reference or mismatch.culprits)[0]
     mine, theirs = mismatch.records[culprit], mismatch.records[witness]
     found = Divergence(
         kind=mismatch.kind,
-        lane=lane,
+        group_log=log,
         seq=mismatch.seq,
         culprits=mismatch.culprits,
         reference=mismatch.reference,
@@ -97,44 +97,44 @@ def _classify(world: World, lane: Lane, mismatch: Mismatch) -> Divergence:
             met = mismatch.records
             found = replace(found, tie=False, expected=met[reference[0]], got=met[culprits[0]])
         return replace(found, kind=kind, culprits=culprits, reference=reference)
-    relation = relate(mine, theirs, world.evidence.sources)
+    relation = relate(mine, theirs, index.evidence.sources)
     relation = replace(  # what the other rank has called, too, is not for some ranks only: `rank != 1 or step != 2`
         relation,
-        mine_for_some=relation.mine_for_some and not _called_before(lane, mine, theirs.rank),
-        theirs_for_some=relation.theirs_for_some and not _called_before(lane, theirs, mine.rank),
+        mine_for_some=relation.mine_for_some and not _called_before(log, mine, theirs.rank),
+        theirs_for_some=relation.theirs_for_some and not _called_before(log, theirs, mine.rank),
     )
     found = replace(found, relation=relation)
     mine_ahead, theirs_ahead = (
-        calls_from(lane, culprit, mismatch.seq),
-        calls_from(lane, witness, mismatch.seq),
+        calls_from(log, culprit, mismatch.seq),
+        calls_from(log, witness, mismatch.seq),
     )
     score, kind = hypotheses(mine_ahead, theirs_ahead, least=1)[0]
     if score < 2 and _from_two_threads(mine, theirs):
         return replace(found, kind=Kind.THREAD_RACE)
-    if score >= 2 and kind is Kind.EXTRA_COLLECTIVE and left_out(world, theirs, mine, by_past=True):
+    if score >= 2 and kind is Kind.EXTRA_COLLECTIVE and left_out(index, theirs, mine, by_past=True):
         kind = Kind.MISSING_RANK  # it used to make theirs first: one round short looks like one call too many
     if score >= 2 and kind is Kind.OP_MISMATCH:
-        return _settled(world, found)  # afterwards they agree again: it is this one call
+        return _settled(index, found)  # afterwards they agree again: it is this one call
     if score < 2 and mismatch.kind is Kind.SPLITS_MISMATCH and mine.site == theirs.site:
-        return _settled(world, found)  # one call at one line, and nothing later that tells of another
+        return _settled(index, found)  # one call at one line, and nothing later that tells of another
     if score < 2:
         one_sided = relation.mine_for_some != relation.theirs_for_some
-        if not one_sided and (by_habit := _by_habit(world, found)) is not None:
+        if not one_sided and (by_habit := _by_habit(index, found)) is not None:
             return by_habit
-        score, kind = hypotheses(mine_ahead, ahead_of(lane, witness, mismatch.seq), least=1)[0]
+        score, kind = hypotheses(mine_ahead, ahead_of(log, witness, mismatch.seq), least=1)[0]
     if score >= 2 and kind is not Kind.OP_MISMATCH:
         if kind is Kind.WRONG_ORDER and threads_raced(mine_ahead, theirs_ahead, by_site=False):
             kind = Kind.THREAD_RACE
         elif kind in (Kind.MISSING_RANK, Kind.EXTRA_COLLECTIVE) and (
-            _by_text(lane, mine, theirs, relation) is Kind.UNEVEN_ITERATIONS
+            _by_text(log, mine, theirs, relation) is Kind.UNEVEN_ITERATIONS
         ):
             kind = Kind.UNEVEN_ITERATIONS  # what it left out, or added, are rounds of a loop
         return replace(found, kind=kind)
-    found = replace(found, kind=_by_text(lane, mine, theirs, relation) or found.kind)
-    return found if found.kind in SHIFTS else _settled(world, found)
+    found = replace(found, kind=_by_text(log, mine, theirs, relation) or found.kind)
+    return found if found.kind in SHIFTS else _settled(index, found)
 
 
-def _fair(world: World, found: Divergence) -> Divergence:
+def _fair(index: EvidenceIndex, found: Divergence) -> Divergence:
     """A tie: the side whose call is for some ranks only (`if rank == 0`) is the odd one; else the one that went past
     a call which it used to make; else it stays a tie. The same whether the ranks' later calls are known or not."""
     relation = found.relation
@@ -146,7 +146,7 @@ def _fair(world: World, found: Divergence) -> Divergence:
         return replace(_other_way_round(found), kind=Kind.EXTRA_COLLECTIVE)
     if found.kind is Kind.UNEVEN_ITERATIONS:
         return found  # who went round too often, and who not often enough, nobody knows
-    return _by_habit(world, found) or _settled(world, found)
+    return _by_habit(index, found) or _settled(index, found)
 
 
 def _from_two_threads(mine: CallRecord, theirs: CallRecord) -> bool:
@@ -155,12 +155,12 @@ def _from_two_threads(mine: CallRecord, theirs: CallRecord) -> bool:
     return mine.site != theirs.site and NUMBER.sub("", mine.thread) != NUMBER.sub("", theirs.thread)
 
 
-def _settled(world: World, found: Divergence) -> Divergence:
+def _settled(index: EvidenceIndex, found: Divergence) -> Divergence:
     """A tie, and only one side does what other ranks of the world do at that line: it is right."""
     if not found.tie or found.mismatch is None:
         return found
-    mine = is_usual(world, found.got, but=found.culprits)
-    theirs = is_usual(world, found.expected, but=found.reference)
+    mine = is_usual(index, found.got, but=found.culprits)
+    theirs = is_usual(index, found.expected, but=found.reference)
     if mine == theirs:
         return found
     if theirs:
@@ -184,14 +184,14 @@ def _other_way_round(found: Divergence) -> Divergence:
     )
 
 
-def _by_habit(world: World, found: Divergence) -> Divergence | None:
+def _by_habit(index: EvidenceIndex, found: Divergence) -> Divergence | None:
     """One side went past the other's call: of two equal sides it is the culprit."""
     mine, theirs = found.got, found.expected
-    if mine.op == theirs.op and not (is_usual(world, mine) and is_usual(world, theirs)):
+    if mine.op == theirs.op and not (is_usual(index, mine) and is_usual(index, theirs)):
         return None
-    if left_out(world, theirs, mine):
+    if left_out(index, theirs, mine):
         return replace(found, kind=Kind.MISSING_RANK, tie=False)
-    if left_out(world, mine, theirs):
+    if left_out(index, mine, theirs):
         if not found.tie:
             return replace(found, kind=Kind.EXTRA_COLLECTIVE)
         return replace(
@@ -215,18 +215,18 @@ def _creators(mismatch: Mismatch) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(sorted(set(records) - set(creating))), creating
 
 
-def _called_before(lane: Lane, record: CallRecord, by: int) -> bool:
+def _called_before(log: GroupLog, record: CallRecord, by: int) -> bool:
     return record.site is not None and any(
-        r.seq < record.seq and r.way == record.way and r.op == record.op for r in lane.calls.get(by, ())
+        r.seq < record.seq and r.way == record.way and r.op == record.op for r in log.calls.get(by, ())
     )
 
 
-def _by_text(lane: Lane, mine: CallRecord, theirs: CallRecord, relation: Relation) -> Kind | None:
+def _by_text(log: GroupLog, mine: CallRecord, theirs: CallRecord, relation: Relation) -> Kind | None:
     """No later call tells: loops that the two have been round, then the program's text."""
     if relation.mine_for_some and not relation.theirs_for_some:
         return Kind.EXTRA_COLLECTIVE
-    mine_is_new = not _called_before(lane, mine, theirs.rank)
-    theirs_is_new = not _called_before(lane, theirs, mine.rank)
+    mine_is_new = not _called_before(log, mine, theirs.rank)
+    theirs_is_new = not _called_before(log, theirs, mine.rank)
     left_loop = mine_is_new and not theirs_is_new and relation.order is Order.AFTER
     if left_loop and (relation.left_loop or not relation.certain):
         return Kind.UNEVEN_ITERATIONS  # it has left the loop, they have not

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from distsim.debug.divergence.source_order import Order, relate
-from distsim.debug.matching.index import Lane, World
+from distsim.debug.matching.index import EvidenceIndex, GroupLog
 from distsim.debug.records import CallRecord
 
 __all__ = ["is_usual", "left_out"]
@@ -18,31 +18,31 @@ WITNESSES = 32
 """Ranks asked for the order of two calls at most: what more would say is the same."""
 
 
-def left_out(world: World, awaited: CallRecord, made: CallRecord, *, by_past: bool = False) -> bool:
+def left_out(index: EvidenceIndex, awaited: CallRecord, made: CallRecord, *, by_past: bool = False) -> bool:
     """The rank of *made* went past *awaited* without making it; *by_past*: as its own past alone says."""
     if awaited.site is None or made.site is None or awaited.way == made.way:
         return False
-    own = _marks(world, made.rank, awaited, made, before=made)
+    own = _marks(index, made.rank, awaited, made, before=made)
     if "B" in own:
         first, *between, now = own.split("B")  # what stood between calls of B
         used_to = all("A" in piece for piece in between) if between else "A" in first
         return used_to and "A" not in now
     if "A" in own or by_past:
         return False
-    relation = relate(made, awaited, world.evidence.sources)
+    relation = relate(made, awaited, index.evidence.sources)
     if relation.certain and relation.order is not Order.SAME:
         return relation.order is Order.AFTER
-    return _usual_order(world, awaited, made) == "AB"
+    return _usual_order(index, awaited, made) == "AB"
 
 
-def is_usual(world: World, call: CallRecord, but: Collection[int] = ()) -> bool:
+def is_usual(index: EvidenceIndex, call: CallRecord, but: Collection[int] = ()) -> bool:
     """Somebody else makes exactly this call at this line: it is no odd version of another.
     *but*: ranks whose word does not count."""
     return call.site is not None and any(
         record is not call and record.way == call.way and _alike(record, call)
-        for rank in world.states
+        for rank in index.states
         if rank not in but
-        for record in world.records(rank)
+        for record in index.records(rank)
     )
 
 
@@ -50,14 +50,14 @@ def _alike(a: CallRecord, b: CallRecord) -> bool:
     return (a.op, a.input_shapes, a.dtypes, a.reduce_op) == (b.op, b.input_shapes, b.dtypes, b.reduce_op)
 
 
-def _usual_order(world: World, awaited: CallRecord, made: CallRecord) -> str | None:
+def _usual_order(index: EvidenceIndex, awaited: CallRecord, made: CallRecord) -> str | None:
     """`"AB"` where ranks that make both make *awaited* first, `"BA"` the other way round."""
     asked = 0
     orders: dict[str, int] = {}
-    for rank in world.states:
-        if rank == made.rank or world.truncated(rank):
+    for rank in index.states:
+        if rank == made.rank or index.truncated(rank):
             continue
-        marks = _marks(world, rank, awaited, made)
+        marks = _marks(index, rank, awaited, made)
         if "A" in marks and "B" in marks:
             order = "AB" if marks.index("A") < marks.index("B") else "BA"
             orders[order] = orders.get(order, 0) + 1
@@ -67,23 +67,25 @@ def _usual_order(world: World, awaited: CallRecord, made: CallRecord) -> str | N
     return max(orders, key=lambda o: orders[o]) if len(orders) == 1 else None
 
 
-def _marks(world: World, rank: int, awaited: CallRecord, made: CallRecord, before: CallRecord | None = None) -> str:
+def _marks(
+    index: EvidenceIndex, rank: int, awaited: CallRecord, made: CallRecord, before: CallRecord | None = None
+) -> str:
     """The calls at the two lines as a word of A and B, up to *before*. A rank may make A at a line of
     its own (`if rank == 0: ... else: ...`): what met the awaited rank's A is an A."""
-    lane = world.lane(awaited)
+    log = index.group_log(awaited)
     marks: list[str] = []
-    for record in world.records(rank):
+    for record in index.records(rank):
         if record is before:
             break
         if record.way == made.way and record.op == made.op:
             marks.append("B")
-        elif record.op == awaited.op and (record.way == awaited.way or _met_at(lane, record, awaited)):
+        elif record.op == awaited.op and (record.way == awaited.way or _met_at(log, record, awaited)):
             marks.append("A")
     return "".join(marks)
 
 
-def _met_at(lane: Lane | None, record: CallRecord, awaited: CallRecord) -> bool:
-    if lane is None or record.group != awaited.group:
+def _met_at(log: GroupLog | None, record: CallRecord, awaited: CallRecord) -> bool:
+    if log is None or record.group != awaited.group:
         return False
-    other = lane.meetings.get(record.seq, {}).get(awaited.rank)
+    other = log.meetings.get(record.seq, {}).get(awaited.rank)
     return other is not None and other is not awaited and other.way == awaited.way

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from distsim.debug.divergence.divergence import Divergence
 from distsim.debug.divergence.realign import calls_from, support
-from distsim.debug.matching.index import Lane, World
+from distsim.debug.matching.index import EvidenceIndex, GroupLog
 from distsim.debug.records import CallRecord
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.phrases import place, ranks_text
@@ -19,16 +19,16 @@ NEAR = 8
 MOST_WORDS = 120
 
 
-def refused_before(world: World, lane: Lane, found: Divergence) -> Divergence | None:
+def refused_before(index: EvidenceIndex, log: GroupLog, found: Divergence) -> Divergence | None:
     """A refused call before *found* that explains it: one place on, the rank's calls are those of the others."""
-    for first in world.refused:
-        met = lane.meetings.get(first.seq, {})
-        if first.seq > found.seq or not _left_out(lane, first) or first.rank not in lane.meetings[found.seq]:
+    for first in index.refused:
+        met = log.meetings.get(first.seq, {})
+        if first.seq > found.seq or not _left_out(log, first) or first.rank not in log.meetings[found.seq]:
             continue
-        alike = [r for r in world.refused if (r.seq, r.op) == (first.seq, first.op) and _left_out(lane, r)]
+        alike = [r for r in index.refused if (r.seq, r.op) == (first.seq, first.op) and _left_out(log, r)]
         culprits = tuple(sorted({r.rank for r in alike}))
         reference = tuple(sorted(r for r, call in met.items() if r not in culprits and call.op == first.op))
-        if reference and _explains(lane, first.rank, reference[0], first.seq, found):
+        if reference and _explains(log, first.rank, reference[0], first.seq, found):
             return replace(
                 found,
                 kind=Kind.MISSING_RANK,
@@ -45,11 +45,11 @@ def refused_before(world: World, lane: Lane, found: Divergence) -> Divergence | 
     return None
 
 
-def _left_out(lane: Lane, refused: CallRecord) -> bool:
-    """It was refused between two calls of the lane."""
-    if refused.is_p2p or refused.group != lane.group:
+def _left_out(log: GroupLog, refused: CallRecord) -> bool:
+    """It was refused between two calls of the log."""
+    if refused.is_p2p or refused.group != log.group:
         return False
-    calls = lane.calls.get(refused.rank, ())
+    calls = log.calls.get(refused.rank, ())
     after = next((call for call in calls if call.seq >= refused.seq), None)
     before = next((call for call in reversed(calls) if call.seq < refused.seq), None)
     return (
@@ -60,26 +60,26 @@ def _left_out(lane: Lane, refused: CallRecord) -> bool:
     )
 
 
-def _explains(lane: Lane, rank: int, witness: int, seq: int, found: Divergence) -> bool:
+def _explains(log: GroupLog, rank: int, witness: int, seq: int, found: Divergence) -> bool:
     """The rank's calls fit the witness's next ones, and better than they do number by number (after a retry they fit
     number by number)."""
     start = max(seq, found.seq - NEAR)
-    mine = calls_from(lane, rank, start)
-    shifted = support(mine, calls_from(lane, witness, start + 1), 1, exact=False)
+    mine = calls_from(log, rank, start)
+    shifted = support(mine, calls_from(log, witness, start + 1), 1, exact=False)
     if shifted is None:
         return False
     until = found.seq - start
-    straight = support(mine[:until], calls_from(lane, witness, start)[:until], 1, exact=False) or 0
+    straight = support(mine[:until], calls_from(log, witness, start)[:until], 1, exact=False) or 0
     one_line = found.got.site is not None and found.got.way == found.expected.way
     return shifted > straight or (shifted == straight and not one_line)
 
 
-def refused_call(world: World, call: CallRecord, ranks: Iterable[int]) -> CallRecord | None:
+def refused_call(index: EvidenceIndex, call: CallRecord, ranks: Iterable[int]) -> CallRecord | None:
     """Why *ranks* are not in *call*: the like of it was refused at each of them."""
     absent = set(ranks)
     like = [
         r
-        for r in world.refused
+        for r in index.refused
         if r.rank in absent
         and (r.op, r.group) == (call.op, call.group)
         and (r.seq == call.seq or (r.way == call.way and r.seq <= call.seq))

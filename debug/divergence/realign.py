@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from distsim.debug.matching.index import Lane
+from distsim.debug.matching.index import GroupLog
 from distsim.debug.records import CallRecord
 from distsim.debug.records.kinds import Kind
 
@@ -73,16 +73,16 @@ def hypotheses(mine: Sequence[CallRecord], theirs: Sequence[CallRecord], least: 
     return [(score, kind) for score, _, kind in scored]
 
 
-def calls_from(lane: Lane, rank: int, seq: int) -> list[CallRecord]:
+def calls_from(log: GroupLog, rank: int, seq: int) -> list[CallRecord]:
     """The rank's calls on this group from *seq* on, as far as they are worth a look."""
-    calls = lane.calls.get(rank, [])
+    calls = log.calls.get(rank, [])
     start = next((i for i, r in enumerate(calls) if r.seq >= seq), len(calls))
     return calls[start : start + 3 * HORIZON]
 
 
-def ahead_of(lane: Lane, rank: int, seq: int) -> list[CallRecord]:
+def ahead_of(log: GroupLog, rank: int, seq: int) -> list[CallRecord]:
     """The rank's calls from *seq* on, continued with what followed this call in its past."""
-    calls = lane.calls.get(rank, [])
+    calls = log.calls.get(rank, [])
     ahead = [r for r in calls if r.seq >= seq]
     past = [r for r in calls if r.seq < seq]
     if not ahead or not past:

@@ -37,7 +37,6 @@ class Relation:
     theirs: Site | None = None
     my_guard: int | None = None
     """Line of an `if` around mine that is not around theirs: mine is made under a condition."""
-    their_guard: int | None = None
     mine_for_some: bool = False
     """The `if` around mine asks for the rank: mine is for some ranks only."""
     theirs_for_some: bool = False
@@ -116,7 +115,6 @@ def _within(a: Site, b: Site, my_op: str, their_op: str, text: str | None) -> Re
         mine=a,
         theirs=b,
         my_guard=next((s.node.lineno for s in my_own if s.is_branch), None),
-        their_guard=next((s.node.lineno for s in their_own if s.is_branch), None),
         mine_for_some=any(s.asks_rank for s in my_own),
         theirs_for_some=any(s.asks_rank for s in their_own),
         left_loop=any(s.is_loop for s in their_own),

@@ -19,7 +19,6 @@ class Process:
     state: str
     """R, S, D, T (stopped), t (traced), Z (dead, not yet reaped)."""
     start_ticks: int
-    cpu_ticks: int
     wait_status: int | None
     """Of a zombie: how it ended, as os.waitpid says it; None where the kernel does not tell."""
 
@@ -43,7 +42,7 @@ def look(pid: int, start_ticks: int = 0) -> Process | None:
         return None
     # Field 52, exit_code, is 0 for readers without ptrace rights as well; as a zombie's it is taken at its word.
     status = int(words[49]) if len(words) > 49 else None
-    return Process(words[0], start, int(words[11]) + int(words[12]), status)
+    return Process(words[0], start, status)
 
 
 def own_process() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from math import prod
 
 from distsim.debug.matching.aspect import Found, differ, payload_text, texts
 from distsim.debug.matching.sizes import sizes
-from distsim.debug.records import CallRecord, Group, Site
+from distsim.debug.records import CallRecord, Group
 from distsim.debug.records.kinds import Kind
 
 __all__ = ["Mismatch", "check_meeting", "check_pair", "itemsize", "payload_text", "same_call"]
@@ -60,10 +60,6 @@ class Mismatch:
     tie: bool
     """There was no majority."""
     records: Mapping[int, CallRecord]
-
-    @property
-    def culprit_sites(self) -> dict[int, Site]:
-        return {r: site for r in self.culprits if (site := self.records[r].site) is not None}
 
     def swapped(self) -> Mismatch:
         """The same seen from the other side: the reference becomes the culprit."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from distsim.debug.matching.secondary_errors import aftermath
 from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, Group, Phase, RankState, State, Wait
 
-__all__ = ["DEAD", "Lane", "Pairing", "World"]
+__all__ = ["DEAD", "EvidenceIndex", "GroupLog", "Pairing"]
 
 DEAD = frozenset(
     {Phase.FINISHED, Phase.EXITED, Phase.RAISED, Phase.KILLED, Phase.FROZEN, Phase.HOST_STUCK, Phase.ABSENT}
@@ -18,8 +18,8 @@ DEAD = frozenset(
 
 
 @dataclass(slots=True)
-class Lane:
-    """The collectives of one group, by number. A world that is initialized again has a new lane."""
+class GroupLog:
+    """The collectives of one group, by number. A world that is initialized again has a new log."""
 
     id: int
     group: Group
@@ -50,7 +50,7 @@ class Pairing:
         return self.partner.get(id(record))
 
 
-class World:
+class EvidenceIndex:
     """Evidence with the look-ups a diagnosis needs; nothing is judged here."""
 
     def __init__(self, evidence: Evidence) -> None:
@@ -66,8 +66,8 @@ class World:
         }
         """Without calls that their own rank has refused: nobody else has heard of them."""
         self.refused = [call for rank in sorted(evidence.records) for call in evidence.records[rank] if call.rejected]
-        self.lanes: list[Lane] = []
-        self._lanes_of: dict[tuple[str, tuple[int, ...]], list[Lane]] = {}
+        self.group_logs: list[GroupLog] = []
+        self._logs_of: dict[tuple[str, tuple[int, ...]], list[GroupLog]] = {}
         self._unsorted: list[list[CallRecord]] = []
         self._p2p: list[CallRecord] = []
         self._index()
@@ -77,7 +77,7 @@ class World:
 
     def _index(self) -> None:
         for rank in sorted(self.evidence.records):
-            current: dict[int, tuple[Lane, list[CallRecord]]] = {}  # id(group) -> lane, and the rank's calls
+            current: dict[int, tuple[GroupLog, list[CallRecord]]] = {}  # id(group) -> log, and the rank's calls
             groups: dict[int, bool] = {}  # id(group) -> whether the rank is a member
             for record in self.records(rank):
                 member = groups.get(id(record.group))
@@ -96,14 +96,14 @@ class World:
                 found = current.get(id(record.group))
                 seq = record.seq
                 if found is None or (seq <= 1 and rank in found[0].meetings.get(seq, ())):
-                    lane = self._open(record)
-                    found = current[id(record.group)] = lane, lane.calls.setdefault(rank, [])
-                lane, calls = found
+                    log = self._open(record)
+                    found = current[id(record.group)] = log, log.calls.setdefault(rank, [])
+                log, calls = found
                 if record.op == "destroy_process_group":
                     continue  # nobody waits in it: who destroyed a group comes to no further meeting
-                met = lane.meetings.get(seq)
+                met = log.meetings.get(seq)
                 if met is None:
-                    met = lane.meetings[seq] = {}
+                    met = log.meetings[seq] = {}
                 if rank not in met:
                     met[rank] = record
                     if calls and calls[-1].seq > seq:
@@ -111,8 +111,8 @@ class World:
                     calls.append(record)
         for calls in self._unsorted:
             calls.sort(key=lambda r: r.seq)
-        for lane in self.lanes:  # of a rank that has only destroyed the group, nothing is known in it
-            lane.calls = {rank: calls for rank, calls in lane.calls.items() if calls}
+        for log in self.group_logs:  # of a rank that has only destroyed the group, nothing is known in it
+            log.calls = {rank: calls for rank, calls in log.calls.items() if calls}
 
         for state in list(self.states.values()):
             for wait in state.waits:  # in a call that its own rank refused, too
@@ -125,25 +125,25 @@ class World:
                 self.states[rank] = RankState(rank)
                 self.strangers.add(rank)
 
-    def _open(self, record: CallRecord) -> Lane:
-        """The lane that takes the record: a number 1 that the rank has made already begins a new one."""
+    def _open(self, record: CallRecord) -> GroupLog:
+        """The log that takes the record: a number 1 that the rank has made already begins a new one."""
         group, rank = record.group, record.rank
-        lanes = self._lanes_of.setdefault((group.name, group.ranks), [])
-        own = [lane for lane in lanes if rank in lane.calls]
+        logs = self._logs_of.setdefault((group.name, group.ranks), [])
+        own = [log for log in logs if rank in log.calls]
         if own and (record.seq > 1 or rank not in own[-1].meetings.get(record.seq, ())):
             return own[-1]
-        if len(own) < len(lanes):
-            return lanes[len(own)]
-        lane = Lane(len(self.lanes), group)
-        self.lanes.append(lane)
-        lanes.append(lane)
-        return lane
+        if len(own) < len(logs):
+            return logs[len(own)]
+        log = GroupLog(len(self.group_logs), group)
+        self.group_logs.append(log)
+        logs.append(log)
+        return log
 
-    def lane(self, record: CallRecord) -> Lane | None:
-        """The group lane of a collective that is among the evidence's records (an equal copy will do)."""
-        lanes = self._lanes_of.get((record.group.name, record.group.ranks), ())
-        holding = [lane for lane in lanes if record.rank in lane.meetings.get(record.seq, ())]
-        exact = [lane for lane in holding if lane.meetings[record.seq][record.rank] is record]
+    def group_log(self, record: CallRecord) -> GroupLog | None:
+        """The log of the group of a collective that is among the evidence's records (an equal copy will do)."""
+        logs = self._logs_of.get((record.group.name, record.group.ranks), ())
+        holding = [log for log in logs if record.rank in log.meetings.get(record.seq, ())]
+        exact = [log for log in holding if log.meetings[record.seq][record.rank] is record]
         return next(iter(exact or holding[-1:]), None)
 
     def records(self, rank: int) -> Sequence[CallRecord]:

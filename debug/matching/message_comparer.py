@@ -22,16 +22,17 @@ from numpy.typing import NDArray
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import Records, Signature
 
-__all__ = ["PAIR", "STREAM", "Messages", "StreamKey"]
+__all__ = ["PAIR", "STREAM", "GroupKey", "Messages", "StreamKey"]
 
 PAIR = "\0pair"
 """First word of a suspicion's key: (PAIR, (sender, receiver), index of the send); its number is the receive's index."""
 STREAM = "\0p2p"
 """First letters of a stream's key, which no group's name has."""
 
+GroupKey = tuple[str, tuple[int, ...], int]
+"""Name, members and generation of a group."""
 StreamKey = tuple[str, tuple[int, ...], int]
 """Group, (sender, receiver) and tag: of the form of a group's key, so that other hosts get its rows the same way."""
-Lane = tuple[str, tuple[int, ...], int]
 Row = Sequence[int]
 """(2 * number + 1 for a send or 0 for a receive, hash of bytes and dtype, index of the record)."""
 
@@ -57,7 +58,7 @@ class Messages:
         self._next: dict[int, int] = {}
         self._gaps: set[int] = set()
         self._seen: dict[tuple[str, int], int] = {}
-        self._lanes: dict[Lane, str] = {}
+        self._names: dict[GroupKey, str] = {}
         self._ends: dict[int, tuple[int, int]] = {}
         """Fingerprint -> (1 for a send, hash of bytes and dtype)."""
         self._patterns: dict[tuple[tuple[int, ...], int, int], int] = {}
@@ -69,7 +70,7 @@ class Messages:
         self,
         rank: int,
         records: Records,
-        lane_of: Callable[[int], Lane | None],
+        key_of: Callable[[int], GroupKey | None],
         signature_of: Callable[[int, int], Signature],
         route: Callable[[int, StreamKey, NDArray[np.uint64]], bool] | None = None,
     ) -> None:
@@ -79,10 +80,10 @@ class Messages:
         self._note_gap(rank, records)
         calls = records[(records["flags"] & rings.P2P_CALL) != 0]
         for offset in np.unique(calls["group"]):
-            key = lane_of(int(offset))
+            key = key_of(int(offset))
             if key is None:
                 continue
-            streams = self._sort(rank, self._lane(key), calls[calls["group"] == offset], signature_of)
+            streams = self._sort(rank, self._name(key), calls[calls["group"] == offset], signature_of)
             for stream, rows in streams.items():
                 if route is None or not route(rank, stream, np.array(rows, dtype=np.uint64)):
                     self.feed_rows(stream, rows)
@@ -93,31 +94,31 @@ class Messages:
             self._gaps.add(rank)
         self._next[rank] = last + 1
 
-    def _lane(self, key: Lane) -> str:
-        found = self._lanes.get(key)
+    def _name(self, key: GroupKey) -> str:
+        found = self._names.get(key)
         if found is None:
             name, ranks, generation = key
-            found = self._lanes[key] = f"{STREAM}{name}/{generation}/{crc32(repr(ranks).encode())}"
+            found = self._names[key] = f"{STREAM}{name}/{generation}/{crc32(repr(ranks).encode())}"
         return found
 
     def _sort(
-        self, rank: int, lane: str, calls: Records, signature_of: Callable[[int, int], Signature]
+        self, rank: int, group: str, calls: Records, signature_of: Callable[[int, int], Signature]
     ) -> dict[StreamKey, list[Row]]:
         """The rows of each stream that can be compared."""
-        seen = self._seen[lane, rank] = self._seen.get((lane, rank), 0) + len(calls)
+        seen = self._seen[group, rank] = self._seen.get((group, rank), 0) + len(calls)
         if rank in self._gaps and int(calls["seq"].max()) > seen:
-            self._lossy.add((lane, rank))
+            self._lossy.add((group, rank))
         self._learn(calls, signature_of)
         streams: dict[StreamKey, list[Row]] = {}
         columns = (calls[name].tolist() for name in ("commit", "fingerprint", "peer", "tag", "ordinal"))
         for commit, print_, peer, tag, ordinal in zip(*columns, strict=True):
             end = self._ends.get(print_)
             if end is None:  # its signature is overwritten: it may be a receive
-                self._lossy.add((lane, rank))
+                self._lossy.add((group, rank))
                 continue
             sends, payload = end
             sender, receiver = (rank, peer) if sends else (peer, rank)
-            stream = (lane, (sender, receiver), tag)
+            stream = (group, (sender, receiver), tag)
             if self._left_out(stream):
                 continue
             if not sends and not self._follows(stream, ordinal):
@@ -137,30 +138,30 @@ class Messages:
         return True
 
     def _leave_out(self, stream: StreamKey) -> None:
-        lane, (_, receiver), tag = stream
-        self._loose.add((lane, receiver, tag))
+        group, (_, receiver), tag = stream
+        self._loose.add((group, receiver, tag))
         if len(self._loose) > MOST_KNOWN:
-            self._lossy.update((lane, rank) for lane, rank, _ in self._loose)
+            self._lossy.update((group, rank) for group, rank, _ in self._loose)
             self._loose.clear()
 
     def _left_out(self, stream: StreamKey) -> bool:
-        lane, (_, receiver), tag = stream
-        return (lane, receiver, tag) in self._loose or (lane, receiver) in self._lossy
+        group, (_, receiver), tag = stream
+        return (group, receiver, tag) in self._loose or (group, receiver) in self._lossy
 
     def note_failed(
         self,
         rank: int,
         calls: Records,
-        lane_of: Callable[[int], Lane | None],
+        key_of: Callable[[int], GroupKey | None],
         signature_of: Callable[[int, int], Signature],
     ) -> None:
         """Take messages of a rank that failed, by now: those behind them may be one off."""
         self._learn(calls, signature_of)
         for call in calls:
-            key, end = lane_of(int(call["group"])), self._ends.get(int(call["fingerprint"]))
+            key, end = key_of(int(call["group"])), self._ends.get(int(call["fingerprint"]))
             if key is not None:
                 receiver = int(call["peer"]) if end is not None and end[0] else rank
-                self._leave_out((self._lane(key), (-1, receiver), int(call["tag"])))
+                self._leave_out((self._name(key), (-1, receiver), int(call["tag"])))
 
     def _learn(self, calls: Records, signature_of: Callable[[int, int], Signature]) -> None:
         """What is sent or received, once for each new fingerprint."""

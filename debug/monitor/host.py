@@ -9,7 +9,7 @@ from pathlib import Path
 
 from distsim.debug.evidence.procfs import look
 from distsim.debug.evidence.rank_state import Knowledge, given_up, read_exits
-from distsim.debug.matching.comparer import Comparer, LaneKey
+from distsim.debug.matching.comparer import Comparer, GroupKey
 from distsim.debug.monitor.away import Away
 from distsim.debug.monitor.peers.protocol import Rows
 from distsim.debug.records import Group, Phase, RankState
@@ -26,7 +26,7 @@ MOST_FLAGGED = 256
 """Calls of a rank that a guard has flagged, of which each is looked at; NaN stays for the rest of a job."""
 
 
-Route = Callable[[int, LaneKey, Rows, set[int]], bool]
+Route = Callable[[int, GroupKey, Rows, set[int]], bool]
 """(rank, group, its calls, ranks of this host) -> whether another host has them now."""
 
 
@@ -101,23 +101,23 @@ class Host:
         here = set(self.readers)
         several = len(here) < self.world_size and self.local_world < self.world_size
 
-        def route(rank: int, key: LaneKey, rows: Rows) -> bool:
+        def route(rank: int, key: GroupKey, rows: Rows) -> bool:
             return elsewhere is not None and elsewhere(rank, key, rows, here)
 
         for rank, reader in self.readers.items():
             reader.refresh()
             records, self._next[rank] = reader.since(self._next[rank])
             total += len(records)
-            lane_of = partial(self._lane, reader)
+            key_of = partial(self._group_key, reader)
             # Before what came after them: it may go to another host, which knows nothing of them.
             failed = reader._records[(reader._records["flags"] & FAILED_MESSAGE[0]) == FAILED_MESSAGE[1]]
             if len(failed):
-                self.comparer.messages.note_failed(rank, failed, lane_of, reader.signature)
+                self.comparer.messages.note_failed(rank, failed, key_of, reader.signature)
             if len(records):
-                self.comparer.feed(rank, records, lane_of, reader.signature, route if several else None)
+                self.comparer.feed(rank, records, key_of, reader.signature, route if several else None)
         return total
 
-    def _lane(self, reader: RingReader, offset: int) -> LaneKey | None:
+    def _group_key(self, reader: RingReader, offset: int) -> GroupKey | None:
         entry = reader.group(offset)
         return entry.key if entry.group.ranks else None
 
@@ -199,7 +199,7 @@ class Host:
         over = [given_up(reader) for reader in self.readers.values()]
         return any(ended.values()) or (any(over) and not all(over))
 
-    def group(self, key: LaneKey) -> Group:
+    def group(self, key: GroupKey) -> Group:
         for reader in self.readers.values():
             for entry in reader._groups.values():
                 if entry.key == key:

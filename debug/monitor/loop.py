@@ -240,7 +240,7 @@ class Monitor:
             return  # what all have called is known, and no longer held
         if not self._judges():
             for suspicion in suspicions:
-                self.together.suspect(suspicion.lane, suspicion.seq)
+                self.together.suspect(suspicion.key, suspicion.seq)
             return
         if self.together.focus:
             focus, self.together.focus = self.together.focus, {}
@@ -252,9 +252,9 @@ class Monitor:
         if lines and self._lines_due is None:
             # Whether two lines were swapped is known only when both have been reached by all.
             self._lines_due = now + SETTLE_S
-            self._lines_focus = {s.lane: s.seq for s in reversed(lines)}
+            self._lines_focus = {s.key: s.seq for s in reversed(lines)}
         if odd:
-            self._tell_inconsistent({s.lane: s.seq for s in reversed(odd)})
+            self._tell_inconsistent({s.key: s.seq for s in reversed(odd)})
         elif self._lines_due is not None and now >= self._lines_due:
             self._lines_due = None
             self._tell_inconsistent(self._lines_focus)
@@ -387,7 +387,7 @@ class Monitor:
         readers = list(self.host.readers.values())
         origin = origin_of(readers)
         evidence = self.look_here(stacks, focus, origin)
-        self.together.add(evidence, stacks, focus or {}, origin, self.host.comparer.lanes())
+        self.together.add(evidence, stacks, focus or {}, origin, self.host.comparer.progress())
         settle_stuck(evidence)
         evidence.findings = (*evidence.findings, *self.pace.findings())
         return evidence

@@ -86,7 +86,7 @@ WORDS_AT = 512
     W_JOINED,  # monotonic ns: init_process_group came back
     W_THREADS,  # Python threads of the user's that have made calls
     W_PENDING,  # table offset + 1: an exception is on its way while a `finally` makes calls
-    W_LEVEL,
+    _,  # free: its place stays, or rings of other versions would be misread
     W_FINDING,  # table offset of what the rank itself found out
     W_LOCAL_WORLD,  # ranks on this host, 0: all
     W_GUESSED,  # calls made when the rank found that out from outside, + 1; 0: it did not
@@ -110,7 +110,6 @@ WAITED = 1 << 5
 DROPPED = 1 << 6  # the handle was thrown away before anybody waited
 PENDING_EXCEPTION = 1 << 7  # made while an exception was on its way (finally, except)
 NAN_INPUT = 1 << 8
-NAN_OUTPUT = 1 << 9
 MODIFIED = 1 << 10  # the buffer was written while in flight
 RACE = 1 << 11  # another thread was inside a call on the same group
 P2P_CALL = 1 << 12

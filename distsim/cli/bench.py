@@ -269,7 +269,7 @@ def _explain(args: argparse.Namespace, op: str, cluster: Any, sizes: list[int]) 
     for asked in sizes:
         size, _ = counted(op, asked, len(devices), DTYPES[args.datatype])
         nbytes = size // len(devices) if op in ("gather", "scatter") else size
-        rows = net.explain(Transfer(op, flavour, devices, nbytes, args.root, dtype_bytes=DTYPES[args.datatype]))
+        rows = net.explain(Transfer(op, flavour, devices, nbytes, args.root))
         found.append((size, rows))
     if args.json:
         keys = ("algo", "proto", "channels", "predicted_s", "why", "chosen")

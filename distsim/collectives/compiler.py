@@ -10,7 +10,7 @@ from distsim.collectives.libraries.gloo import compile_gloo
 from distsim.collectives.libraries.ideal import compile_ideal
 from distsim.collectives.libraries.mpi import compile_mpi
 from distsim.collectives.libraries.nccl import NcclSelector
-from distsim.collectives.members import Group, LinkArrays
+from distsim.collectives.members import LinkArrays, Members
 from distsim.collectives.plan import Plan
 from distsim.collectives.transfer import Transfer, canonical_op
 from distsim.errors import UsageError
@@ -54,7 +54,7 @@ class Compiler:
         self._nccl = NcclSelector(
             cluster, self.links.capacity, algo=algo, proto=proto, version=self.version, launcher=launcher
         )
-        self._groups: dict[tuple[tuple[str, ...], int], Group] = {}
+        self._groups: dict[tuple[tuple[str, ...], int], Members] = {}
         self._plans: dict[object, Plan] = {}
 
     def lead_around(self, down: Collection[int]) -> None:
@@ -63,13 +63,13 @@ class Compiler:
         self._groups.clear()
         self._plans.clear()
 
-    def group(self, devices: tuple[str, ...], key: int) -> Group:
+    def group(self, devices: tuple[str, ...], key: int) -> Members:
         """The group of these devices, made once."""
         found = self._groups.get((devices, key))
         if found is None:
             if len(self._groups) >= _MAX_GROUPS:
                 self._groups.clear()
-            found = self._groups[(devices, key)] = Group(self.cluster, devices, key, self.links)
+            found = self._groups[(devices, key)] = Members(self.cluster, devices, key, self.links)
         return found
 
     def compile(self, transfer: Transfer) -> Plan:

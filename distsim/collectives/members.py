@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from distsim.cluster import Around, Cluster
 from distsim.collectives.plan import Cost, Loads
 
-__all__ = ["Gate", "Group", "LinkArrays"]
+__all__ = ["Gate", "LinkArrays", "Members"]
 
 
 _MAX_GATES = 32
@@ -48,7 +48,7 @@ class LinkArrays:
         self.positions = {device: position for position, device in enumerate(cluster.devices)}
 
 
-class Group:
+class Members:
     """Devices in group-rank order. Members are named by their group rank; a *node* is its members' list."""
 
     def __init__(self, cluster: Cluster, devices: tuple[str, ...], key: int, links: LinkArrays) -> None:

@@ -27,7 +27,6 @@ class Transfer:
     """Group rank."""
     splits: tuple[tuple[int, ...], ...] | None = None
     """all_to_all: bytes from each rank to each rank, where they are not even."""
-    dtype_bytes: int = 4
     reduce_op: str = "SUM"
     key: int = 0
     """Of the group: decides ECMP paths."""

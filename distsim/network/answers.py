@@ -18,8 +18,6 @@ class Timing:
     algo: str
     proto: str
     channels: int
-    per_rank_end_s: tuple[float, ...] | None = None
-    """Where ranks leave at different times; None if all leave at `end_s`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ def bench(
     for asked in sizes:
         size, count = counted(op, asked, ranks, width)
         per_rank = op in ("gather", "scatter")
-        transfer = Transfer(op, kind, devices, size // ranks if per_rank else size, root, dtype_bytes=width)
+        transfer = Transfer(op, kind, devices, size // ranks if per_rank else size, root)
         timing: Any = net.env.run(net.collective(transfer))
         seconds = timing.end_s - timing.start_s
         algbw = size / seconds / 1e9 if seconds > 0 else 0.0

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.debug.records import CallRecord
 from distsim.report.arrows import Placed, arrows
 from distsim.report.kineto import collective_args, is_kernel, kernel_name
-from distsim.report.lanes import Lanes
+from distsim.report.tracks import Tracks
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome
@@ -80,7 +80,7 @@ def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[E
     summary = outcome.ranks[rank]
     yield _meta(rank, "process_name", name=f"rank {rank} ({summary.device})")
     yield _meta(rank, "process_sort_index", sort_index=rank)
-    host, streams = Lanes(), Lanes(FIRST_STREAM)
+    host, streams = Tracks(), Tracks(FIRST_STREAM)
     slices: list[tuple[float, float, Slice | CallRecord]] = []
     slices.extend((*piece[:2], piece) for piece in outcome.compute.get(rank, ()))
     for record in outcome.records.get(rank, ()):
@@ -102,8 +102,8 @@ def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[E
             tid = host.place(item.thread, start_s, end_s)
             args = {"Process Group Name": item.group.name, "Seq": item.seq}
             events.append(_slice(rank, tid, f"c10d::{item.op}", "cpu_op", start_s, end_s, args))
-    for lanes in (host, streams):
-        for tid, label in lanes.labels():
+    for tracks in (host, streams):
+        for tid, label in tracks.labels():
             yield _meta(rank, "thread_name", tid=tid, name=label)
             yield _meta(rank, "thread_sort_index", tid=tid, sort_index=tid)
     yield from events

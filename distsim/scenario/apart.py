@@ -114,9 +114,7 @@ def _fatal(scenario: Scenario, fate: Fate) -> Result:
     result.document, result.wall_s = report_document(outcome), fate.wall_s
     if outcome.diagnoses:
         first = outcome.diagnoses[0]
-        result.kind, result.culprits = first.kind.value, first.culprits
-        site = next(iter(first.sites.values()), None)
-        result.place = None if site is None else (site.file, site.line)
+        result.accuses(first, next(iter(first.sites.values()), None))
     return result
 
 

@@ -18,11 +18,10 @@ from distsim.debug.report.render import render_diagnoses
 from distsim.errors import DistsimError
 from distsim.report import Summary, report_document
 from distsim.report.whereabouts import whereabouts
-from distsim.scenario.expect.baseline import baseline_path
-from distsim.scenario.expect.expect import Observed, mistakes
 from distsim.scenario.expect.figures import figures
 from distsim.scenario.expect.replay import WIDTH, never_struck, replay_command
 from distsim.scenario.expect.result import NOT_RUN, Result
+from distsim.scenario.expect.run_result import result_of
 from distsim.scenario.file.load import Scenario
 from distsim.sim.conditions import Conditions
 from distsim.sim.faults.rules import Rule
@@ -99,33 +98,21 @@ def observe(
 ) -> Result:
     """From a run to its result."""
     outcome.cut_short = conditions.limits.reached is not None
-    found = figures(outcome)
-    result = Result(
-        scenario.name,
-        str(scenario.path),
+    result = result_of(
+        scenario,
+        outcome,
+        output,
         report=_report(outcome),
-        output=output,
         replay=replay_command(scenario, conditions.schedule),
-        virtual_time_s=outcome.virtual_time_s,
-        exit_code=outcome.exit_code,
-        figures=found,
-        notes=list(outcome.notes),
-        document=report_document(outcome),
+        figures=figures(outcome),
+        unstruck=[_never(rule, outcome) for rule in conditions.never_struck],
+        limits=conditions.limits,
+        standing=whereabouts(outcome.evidence) if outcome.cut_short and outcome.evidence is not None else (),
+        update_baseline=update_baseline,
     )
-    if outcome.diagnoses:
-        first = outcome.diagnoses[0]
-        result.kind, result.culprits = first.kind.value, first.culprits
-        site = next((first.sites[r] for r in first.culprits if r in first.sites), None)
-        result.place = None if site is None else (site.file, site.line)
-    if result.place is None and scenario.file is not None:
-        result.place = (str(scenario.file), 1)
-    seen = Observed(outcome, output, found)
-    result.wrong = mistakes(scenario, seen, baseline_path(scenario), update_baseline)
-    if conditions.limits.reached is not None:
-        result.ended_by(conditions.limits)
-        if outcome.evidence is not None:
-            result.report = "\n".join([*whereabouts(outcome.evidence), "", result.report])
-    result.wrong += [_never(rule, outcome) for rule in conditions.never_struck]
+    result.virtual_time_s = outcome.virtual_time_s
+    result.notes = list(outcome.notes)
+    result.document = report_document(outcome)
     return result
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from distsim.cluster import Cluster
@@ -14,7 +14,7 @@ from distsim.sim.kernel.schedule import Schedule
 from distsim.sim.outcome import Progress
 
 if TYPE_CHECKING:
-    from distsim.sim.world import World
+    from distsim.sim.world import Setting, World
 
 __all__ = ["Conditions", "RunRequest"]
 
@@ -37,18 +37,25 @@ class Conditions:
     evidence: Evidence | None = None
     """Where everybody was at the end, also of a run that was cut short."""
 
-    def begin(self, world: World) -> None:
-        """*world* has its processes and has not run yet."""
+    def applied_to(self, setting: Setting) -> Setting:
+        """The same under these conditions."""
         from distsim.sim.device.memory import Memory
         from distsim.sim.faults.injector import Faults
         from distsim.sim.faults.tensors import Guards
 
-        world.faults = Faults(world, self.rules, self.guards)
-        world.guards = Guards(self.guards, warns=False)
-        world.limits = self.limits
-        world.schedule = self.schedule
-        world.patience = world.patience if self.patience is None else self.patience
-        world.memory = Memory() if self.memory else None
+        return replace(
+            setting,
+            faults=lambda world: Faults(world, self.rules, self.guards),
+            guards=Guards(self.guards, warns=False),
+            limits=self.limits,
+            schedule=self.schedule,
+            patience=setting.patience if self.patience is None else self.patience,
+            memory=Memory() if self.memory else None,
+        )
+
+    def begin(self, world: World) -> None:
+        """*world* has its processes and has not run yet."""
+        assert world.faults is not None
         self.limits.start()
         world.faults.begin()
 

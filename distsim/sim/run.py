@@ -35,7 +35,8 @@ from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import master_address
 from distsim.sim.processes.lifecycle import Program, live
-from distsim.sim.world import Surroundings, World
+from distsim.sim.world import Setting, Surroundings, World
+from distsim.watcher import beacon
 from distsim.watcher.overseer import watch_from_outside
 
 with undrawn():  # rich.style draws a number when it is imported
@@ -192,41 +193,51 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
         nccl_version=request.nccl_version,
         seed=request.seed,
     )
-    surroundings = Surroundings(live, evidence_of, Lookahead, Guards())
     limit_s = request.host_timeout_s or DEFAULT_HOST_TIMEOUT_S
-    world = World(cluster, env, network, request.seed, limit_s, surroundings)
-    if request.host_timeout_s is None:
-        world.patience = DEFAULT_PATIENCE
     per_node = max(slot.local_rank for slot in slots) + 1
     nodes = len({slot.host for slot in slots})
-    world.cpu = dataclasses.replace(cluster.cpu.share(per_node), ranks_per_node=per_node)
-    world.slots, world.world_size = list(slots), len(slots)
-    if world.beacon is not None:
-        world.beacon.describe(
-            world.host_timeout_s,
+    page = beacon.here()
+    if page is not None:
+        page.describe(
+            limit_s,
             program=name,
             cluster=request.on if isinstance(request.on, str) else cluster.name,
             world_size=len(slots),
             seed=request.seed,
         )
-        world.beacon.listen()
+        page.listen()
     width = len(str(len(slots) - 1))
     out, err = sys.stdout, sys.stderr
 
     def streams_of(process: SimProcess) -> tuple[RankStream, RankStream]:
-        others = () if request.log_dir is None else world.processes
+        others = () if request.log_dir is None else process.world.processes
         fresh = not any(other.label == process.label for other in others if other is not process)
         return open_streams(lambda: process.label, fresh, width, request.log_dir, out, err)
 
-    world.open_streams = streams_of
-    if request.progress is not None:
-        report = request.progress
-        world.on_progress = lambda w: report(_progress(w, _real_perf_counter() - started))
+    def on_progress(world: World) -> None:
+        assert request.progress is not None
+        request.progress(_progress(world, _real_perf_counter() - started))
+
     interrupted = False
     stack_bytes = threading.stack_size(_STACK_BYTES)
     try:
-        with simulation() as world.host:
-            world.initial_torch_rng = _fresh_rng()
+        with simulation() as host:
+            setting = Setting(
+                cluster,
+                slots,
+                network,
+                request.seed,
+                limit_s,
+                patience=DEFAULT_PATIENCE if request.host_timeout_s is None else 1.0,
+                host=host,
+                torch_rng=_fresh_rng(),
+                open_streams=streams_of,
+                guards=Guards(),
+                on_progress=None if request.progress is None else on_progress,
+            )
+            if request.conditions is not None:
+                setting = request.conditions.applied_to(setting)
+            world = World(setting, Surroundings(live, evidence_of, Lookahead))
             for slot in slots:
                 process = world.new_process(slot, _environ(slot, slots, per_node, nodes), sys.argv, rank=slot.rank)
                 world.start_process(process, enter(process))
@@ -250,8 +261,8 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
                     request.conditions.end(world)
     finally:
         threading.stack_size(stack_bytes)
-        if world.beacon is not None:
-            world.beacon.rest()
+        if page is not None:
+            page.rest()
     return summing_up(world, evidence, request, name, interrupted, _real_perf_counter() - started)
 
 

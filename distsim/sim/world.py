@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import simpy
@@ -27,11 +27,14 @@ from distsim.sim.kernel.task import Killed
 from distsim.sim.observe.user_stack import user_stack
 
 if TYPE_CHECKING:
+    import torch
+
     from distsim.sim.isolation.output import RankStream
     from distsim.sim.isolation.switches import Host
+    from distsim.sim.kernel.limits import Limits
     from distsim.sim.kernel.schedule import Schedule
 
-__all__ = ["Surroundings", "World"]
+__all__ = ["Setting", "Surroundings", "World"]
 
 RECENT = 2_000
 """Calls of each rank that are looked at for stragglers."""
@@ -47,62 +50,80 @@ class Surroundings:
     """Where every rank stands (witness.evidence)."""
     look_ahead: Callable[[World, Sequence[Any]], Any]
     """What ranks would have called next (lookahead.Lookahead)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """All that a world is born with: nothing is set on it from outside afterwards."""
+
+    cluster: Cluster
+    slots: Sequence[Slot]
+    """Where the ranks are."""
+    network: Network
+    """Its clock is the world's."""
+    seed: int
+    host_timeout_s: float
+    patience: float
+    """How much longer than *host_timeout_s* a rank that computes may stay away from its next call."""
+    host: Host
+    torch_rng: torch.Tensor
+    """torch's generator as every new process has it."""
+    open_streams: Callable[[SimProcess], tuple[RankStream, RankStream]]
     guards: Any
-    """What looks at the tensors of calls (guards.Guards)."""
+    """What looks at the tensors of calls (tensors.Guards)."""
+    on_progress: Callable[[World], None] | None = None
+    limits: Limits | None = None
+    schedule: Schedule | None = None
+    memory: Any = None
+    """Where somebody asked for it: see memory.Memory."""
+    faults: Callable[[World], Any] | None = None
+    """Makes a scenario's: see injector.Faults."""
 
 
 class World(Scheduler):
-    """One simulated job. *network* shares the clock *env*."""
+    """One simulated job."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        env: simpy.Environment,
-        network: Network,
-        seed: int,
-        host_timeout_s: float,
-        surroundings: Surroundings,
-    ) -> None:
-        super().__init__(env, host_timeout_s)
+    def __init__(self, setting: Setting, surroundings: Surroundings) -> None:
+        cluster, network, slots = setting.cluster, setting.network, list(setting.slots)
+        super().__init__(network.env, setting.host_timeout_s, setting.patience, setting.limits, setting.on_progress)
         self.cluster = cluster
         self._around = surroundings
         self.network = network
-        self.seed = seed
-        self.cpu: CpuModel = cluster.cpu
+        self.seed = setting.seed
+        per_node = max(slot.local_rank for slot in slots) + 1
+        self.cpu: CpuModel = replace(cluster.cpu.share(per_node), ranks_per_node=per_node)
         """The rates of one rank's share of its node."""
         self.store_latency_s = cluster.cpu.store_latency_s
         self.max_slices = 20_000
         self.processes: list[SimProcess] = []
         self.rank_processes: dict[int, SimProcess] = {}
-        self.world_size = 0
+        self.world_size = len(slots)
         self.stores: dict[tuple[str, Any], Any] = {}
         self.communicators: dict[tuple[Any, ...], Any] = {}
         """By group: see communicator.Communicator."""
-        self.initial_torch_rng: Any = None
+        self.initial_torch_rng = setting.torch_rng
         self.diagnoses: list[Diagnosis] = []
         self.findings: list[Finding] = []
         self.notes: list[str] = []
         self.ended = False
-        self.slots: list[Slot] = []
+        self.slots = slots
         self.children_started = 0
         self.launcher: SimProcess | None = None
-        self.host: Host
+        self.host = setting.host
         self.opened: dict[int, tuple[int, int]] = {}
         """Descriptors that ranks have opened for writing, and what they stood for."""
-        self.open_streams: Callable[[SimProcess], tuple[RankStream, RankStream]]
+        self.open_streams = setting.open_streams
         self.lookahead: Any = None
         """Set once calls met that do not fit: see lookahead.Lookahead."""
         self.stopped_at_s: float | None = None
         """When a mismatch ended the run; what is simulated after that only helps to name it."""
         self.final: Evidence | None = None
-        self.faults: Any = None
-        """Of a scenario: see faults.Faults."""
-        self.guards = surroundings.guards
-        self.memory: Any = None
-        """Where somebody asked for it: see memory.Memory."""
-        self.schedule: Schedule | None = None
+        self.guards = setting.guards
+        self.memory = setting.memory
+        self.schedule = setting.schedule
         self._store_waiters: list[simpy.Event] = []
         self._next_port = 40_000
+        self.faults = None if setting.faults is None else setting.faults(self)
 
     # -- building
 

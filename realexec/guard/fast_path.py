@@ -78,12 +78,12 @@ def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: 
     guard = world._default_pg if group is None else group
     if type(guard) is not GuardedGroup or guard.fast is None or guard.recorder is None or type(tensor) is not Tensor:
         return long(*args)
-    lane = guard.lane
+    log = guard.group_log
     user = frame_above(2).f_back
     if user is None or owner(user.f_code.co_filename) is Owner.MACHINERY:  # torch itself, or a bare thread
         return long(*args)
     key = (way_to(user), tensor.shape)
-    seen = lane.seen.get(key)
+    seen = log.seen.get(key)
     ring = guard.recorder.ring
     words = ring.words
     if (
@@ -93,7 +93,7 @@ def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: 
         or seen.dtype is not tensor.dtype
         or seen.thread != get_ident()
         or seen.expires <= words[PAYLOAD_END]
-        or lane.busy
+        or log.busy
         or not tensor.is_cpu
         or tensor.layout is not torch.strided
         or tensor.is_neg()
@@ -103,22 +103,22 @@ def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: 
         or function_modes()
         or dispatch_modes()
         or profiler_enabled()
-        or (guard.strict is not None and not guard.strict.ready(lane))
+        or (guard.strict is not None and not guard.strict.ready(log))
     ):
-        lane.last = ()
+        log.last = ()
         try:
             answer = long(*args)
         finally:
-            last, lane.last = lane.last, None
+            last, log.last = log.last, None
         if last:
             thread, first, body, done, options = last
             if first is tensor and thread == get_ident():  # no view of it, as of complex numbers
-                if len(lane.seen) > MOST:
-                    lane.seen.clear()
-                lane.seen[key] = Seen(thread, body, done, options, tensor.dtype, method, said, codes_of(user))
+                if len(log.seen) > MOST:
+                    log.seen.clear()
+                log.seen[key] = Seen(thread, body, done, options, tensor.dtype, method, said, codes_of(user))
         return answer
-    lane.busy = seen.thread
-    seq = next(lane.seq)
+    log.busy = seen.thread
+    seq = next(log.seq)
     index = ring.replay(seen.body, seq)
     if guard.recorder.outstanding:
         guard.recorder.poll()
@@ -129,10 +129,10 @@ def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: 
     except BaseException as error:
         ring.error(index, error_line(error))
         ring.finish(index, rings.FAILED)
-        lane.busy = 0
+        log.busy = 0
         raise
     ring.finish_as(index, seen.done)
-    lane.busy = 0
+    log.busy = 0
     return None
 
 

@@ -24,7 +24,7 @@ from distsim.debug.records import P2P
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.handle import Handle, SyncHandle
-from distsim.realexec.guard.recorder import Lane, Recorder
+from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.guard.signature import DESCRIBERS, METHODS, Call, Describer
 from distsim.realexec.guard.tensor_checks import Checksums, find_nan
 
@@ -37,10 +37,10 @@ PASSED_THROUGH = ("get_group_store", "split_group", "merge_remote_group", "abort
 class GuardedGroup(ProcessGroup):
     """A group that records its calls. `inner` is the C++ group it stands for."""
 
-    def __init__(self, inner: ProcessGroup, lane: Lane, recorder: Recorder) -> None:
+    def __init__(self, inner: ProcessGroup, log: GroupLog, recorder: Recorder) -> None:
         super().__init__(inner.rank(), inner.size())
         self.inner = inner
-        self.lane = lane
+        self.group_log = log
         self.recorder: Recorder | None = recorder
         self.fast: Any = None
         """The gloo backend, where a call that was made before may take the short way (`shortcut`)."""
@@ -67,7 +67,7 @@ class GuardedGroup(ProcessGroup):
     @property
     def ranks(self) -> tuple[int, ...]:
         """Global ranks in group order."""
-        return self.lane.ranks
+        return self.group_log.ranks
 
     def decide_way(self) -> None:
         """Settle whether calls may take the short way; after the opt-in looks are chosen."""
@@ -128,14 +128,14 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         recorder = self.recorder
         if recorder is None:
             return of_group(self.inner, *args, **kwargs)
-        lane = self.lane
-        said = describe(lane.ranks, args, kwargs)
+        log = self.group_log
+        said = describe(log.ranks, args, kwargs)
         bare = False
         try:
             place = recorder.sites.here()
         except ValueError:  # a thread of C++ (distributed autograd's) calls, with nothing of Python below
             place, bare = recorder.sites.here(1), True
-        index, is_async, seq, fingerprint = recorder.begin(lane, said, place)
+        index, is_async, seq, fingerprint = recorder.begin(log, said, place)
         after = None
         if self.nan:
             find_nan(recorder, said, index, args)
@@ -155,12 +155,12 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
             recorder.ring.error(index, error_line(error))
             recorder.ring.finish(index, rings.FAILED)
             if name != "monitored_barrier" and not aftermath(error_line(error)):
-                recorder.rejected(lane, said, index, seq)
-            lane.busy = 0
+                recorder.rejected(log, said, index, seq)
+            log.busy = 0
             raise
         if work is None:  # monitored_barrier has ended; a coalesced call ends with its block
             recorder.ring.finish(index, rings.COMPLETED)
-            lane.busy = 0
+            log.busy = 0
             return None
         device = said.key[8]
         on_host = device is None or device.type == "cpu"
@@ -174,11 +174,11 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         ):
             flags = recorder.ring.flags(index)
             done = flags & ~(rings.STATE_MASK | rings.WAITING) | rings.COMPLETED
-            wanted = lane.last is not None and said.direct and said.first is not None and not kwargs
+            wanted = log.last is not None and said.direct and said.first is not None and not kwargs
             if wanted and flags == rings.ISSUED | rings.WAITING:
-                lane.last = (lane.busy, said.first, recorder.ring.template(index), done, args[-1])
-            return SyncHandle(work, recorder.ring, lane, index, done)
-        handle = Handle(work, recorder, lane, index, is_async, on_host, place[2] in PUBLIC, said.key[0] in P2P)
+                log.last = (log.busy, said.first, recorder.ring.template(index), done, args[-1])
+            return SyncHandle(work, recorder.ring, log, index, done)
+        handle = Handle(work, recorder, log, index, is_async, on_host, place[2] in PUBLIC, said.key[0] in P2P)
         handle._after = after
         return handle
 
@@ -207,16 +207,6 @@ def _install_methods() -> None:
 
 
 _install_methods()
-
-
-def unwrap(group: Any) -> Any:
-    """The C++ group behind a guard; anything else unchanged."""
-    return group.inner if isinstance(group, GuardedGroup) else group
-
-
-def backend_of(group: ProcessGroup, device: torch.device | str) -> Any:
-    """The backend object that serves a device."""
-    return group._get_backend(torch.device(device))
 
 
 def group_ranks(inner: ProcessGroup, ranks: Sequence[int]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import Work
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.layout import RingWriter
 from distsim.debug.words.error_text import error_line
-from distsim.realexec.guard.recorder import Lane, Recorder
+from distsim.realexec.guard.recorder import GroupLog, Recorder
 
 __all__ = ["Handle", "SyncHandle"]
 
@@ -23,7 +23,7 @@ class Handle(Work):
         self,
         inner: Any,
         recorder: Recorder,
-        lane: Lane,
+        log: GroupLog,
         index: int,
         is_async: bool,
         on_host: bool,
@@ -33,7 +33,7 @@ class Handle(Work):
         Work.__init__(self)
         self._inner = inner
         self._recorder = recorder
-        self._lane = lane
+        self._group_log = log
         self._index = index
         self._is_async = is_async
         self._on_host = on_host
@@ -76,7 +76,7 @@ class Handle(Work):
 
     def _free(self) -> None:
         if not self._is_async:
-            self._lane.busy = 0
+            self._group_log.busy = 0
 
     def is_completed(self) -> bool:
         ended = self._inner.is_completed()
@@ -97,8 +97,8 @@ class Handle(Work):
 
     def _source_rank(self) -> int:
         rank = int(self._inner._source_rank())
-        if 0 <= rank < len(self._lane.ranks):
-            self._recorder.ring.peer(self._index, self._lane.ranks[rank])
+        if 0 <= rank < len(self._group_log.ranks):
+            self._recorder.ring.peer(self._index, self._group_log.ranks[rank])
         return rank
 
     def result(self) -> Any:
@@ -142,12 +142,12 @@ class SyncHandle:
     """The handle of a synchronous call on CPU tensors, which only torch.distributed's own function sees:
     it calls `wait()` at once. Not a Work, so it costs next to nothing."""
 
-    __slots__ = ("_done", "_index", "_inner", "_lane", "_ring")
+    __slots__ = ("_done", "_group_log", "_index", "_inner", "_ring")
 
-    def __init__(self, inner: Any, ring: RingWriter, lane: Lane, index: int, done: int) -> None:
+    def __init__(self, inner: Any, ring: RingWriter, log: GroupLog, index: int, done: int) -> None:
         self._inner = inner
         self._ring = ring
-        self._lane = lane
+        self._group_log = log
         self._index = index
         self._done = done
         """Flags of the record once the call has ended."""
@@ -158,8 +158,8 @@ class SyncHandle:
         except BaseException as error:
             self._ring.error(self._index, error_line(error))
             self._ring.finish(self._index, rings.FAILED)
-            self._lane.busy = 0
+            self._group_log.busy = 0
             raise
         self._ring.finish_as(self._index, self._done)
-        self._lane.busy = 0
+        self._group_log.busy = 0
         return True

@@ -17,7 +17,7 @@ from distsim.debug.rings.layout import RingWriter
 from distsim.debug.words.error_text import error_traceback, last_line
 from distsim.realexec.guard.signature import Call, content
 
-__all__ = ["Lane", "Recorder"]
+__all__ = ["GroupLog", "Recorder"]
 
 SYNCHRONOUS_P2P = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
 """Public functions of torch.distributed that wait for their own isend / irecv."""
@@ -31,8 +31,8 @@ class Completable(Protocol):
     def wait(self) -> bool: ...
 
 
-class Lane:
-    """One group's counters in this process."""
+class GroupLog:
+    """One group's log in this process: its members, the numbers its next calls take, the call that goes on."""
 
     __slots__ = ("busy", "group", "key", "last", "name", "ordinals", "p2p", "ranks", "seen", "seq")
 
@@ -65,19 +65,19 @@ class Recorder:
         self._pending: BaseException | None = None
         self.outstanding: deque[tuple[int, Completable, bool]] = deque()
         """Asynchronous calls whose end nobody has seen yet."""
-        self._creations: Lane | None = None
-        self._lanes: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._creations: GroupLog | None = None
+        self._generations: dict[tuple[str, tuple[int, ...]], int] = {}
         main = threading.main_thread().ident
         ring.header(rings.W_MAIN_THREAD, main or 0)
 
-    def lane(self, name: str, description: str, ranks: Sequence[int]) -> Lane:
+    def group_log(self, name: str, description: str, ranks: Sequence[int]) -> GroupLog:
         """Counters for a group, which is written into the ring's table. A group that is made again under
         the same name (after destroy_process_group) is another one."""
         key = (name, tuple(ranks))
-        generation = self._lanes[key] = self._lanes.get(key, -1) + 1
-        return Lane(name, ranks, self.ring.group(name, description, ranks, generation), generation)
+        generation = self._generations[key] = self._generations.get(key, -1) + 1
+        return GroupLog(name, ranks, self.ring.group(name, description, ranks, generation), generation)
 
-    def begin(self, lane: Lane, call: Call, place: Place) -> tuple[int, bool, int, int]:
+    def begin(self, log: GroupLog, call: Call, place: Place) -> tuple[int, bool, int, int]:
         """Record that a call is being made: its index, whether the caller goes on, its number, its fingerprint."""
         key, is_async, _, _, peer, tag = call
         ring = self.ring
@@ -87,17 +87,17 @@ class Recorder:
         ordinal = 0
         if op == "send" or op == "recv":
             flags = rings.ISSUED | rings.P2P_CALL
-            seq = next(lane.p2p)
+            seq = next(log.p2p)
             end = (op, peer, tag)
-            ordinal = lane.ordinals[end] = lane.ordinals.get(end, 0) + 1
+            ordinal = log.ordinals[end] = log.ordinals.get(end, 0) + 1
             is_async = place[2] not in SYNCHRONOUS_P2P
         else:
             flags = rings.ISSUED
-            seq = next(lane.seq)
-            if lane.busy and lane.busy != me:
+            seq = next(log.seq)
+            if log.busy and log.busy != me:
                 flags |= rings.RACE
             if not is_async:
-                lane.busy = me
+                log.busy = me
         flags |= rings.ASYNC if is_async else rings.WAITING
         if sys.exc_info()[1] is not None:
             flags |= self._exception_on_its_way()
@@ -105,24 +105,24 @@ class Recorder:
         if thread is None:
             thread = self._thread(me)
         index = ring.issue(
-            flags, lane.group, thread, seq, signature, place[0], fingerprint, place[1], peer, tag, ordinal
+            flags, log.group, thread, seq, signature, place[0], fingerprint, place[1], peer, tag, ordinal
         )
         if self.outstanding:
             self.poll()
         return index, is_async, seq, fingerprint
 
-    def rejected(self, lane: Lane, call: Call, index: int, seq: int) -> None:
+    def rejected(self, log: GroupLog, call: Call, index: int, seq: int) -> None:
         """The backend refused a call at once (a wrong argument): it has not arrived anywhere, and the next one takes
         its number, as it does in the backend."""
         op, peer, tag = call.key[0], call.peer, call.tag
         self.ring.mark(index, rings.REJECTED)
         if op == "send" or op == "recv":
-            lane.p2p = count(seq)
-            lane.ordinals[op, peer, tag] -= 1
+            log.p2p = count(seq)
+            log.ordinals[op, peer, tag] -= 1
         else:
-            lane.seq = count(seq)
+            log.seq = count(seq)
 
-    def refused(self, lane: Lane, op: str, error: str) -> None:
+    def refused(self, log: GroupLog, op: str, error: str) -> None:
         """A public function of torch.distributed refused a call before the group's own method heard of it: it has no
         number, and the next call takes the one that it would have had."""
         place = self.sites.here(3)
@@ -130,18 +130,18 @@ class Recorder:
         flags = rings.FAILED | rings.REJECTED
         if op in P2P:
             flags |= rings.P2P_CALL
-            seq = next(lane.p2p)
-            lane.p2p = count(seq)
+            seq = next(log.p2p)
+            log.p2p = count(seq)
         else:
-            seq = next(lane.seq)
-            lane.seq = count(seq)
+            seq = next(log.seq)
+            log.seq = count(seq)
         thread = self._threads.get(me) or self._thread(me)
         signature, fingerprint = self.ring.signature((op, None), _plain)
-        index = self.ring.issue(flags, lane.group, thread, seq, signature, place[0], fingerprint, place[1], -1, 0)
+        index = self.ring.issue(flags, log.group, thread, seq, signature, place[0], fingerprint, place[1], -1, 0)
         self.ring.error(index, error)
         self.ring.finish(index, flags)
 
-    def note(self, lane: Lane, op: str, seq: int, new_ranks: tuple[int, ...] | None = None) -> int:
+    def note(self, log: GroupLog, op: str, seq: int, new_ranks: tuple[int, ...] | None = None) -> int:
         """Record a call that is no method of a group: init_process_group, new_group."""
         place = self.sites.here(3)
         me = threading.get_ident()
@@ -149,7 +149,7 @@ class Recorder:
         signature, fingerprint = self.ring.signature((op, new_ranks), _plain)
         return self.ring.issue(
             rings.ISSUED | rings.WAITING,
-            lane.group,
+            log.group,
             thread,
             seq,
             signature,
@@ -163,13 +163,13 @@ class Recorder:
     def note_new_group(self, ranks: tuple[int, ...], local: bool) -> int:
         """new_group is numbered by itself; with local synchronization only its members take part."""
         world = range(self.ring.world_size)
-        lane = self._creations
-        if lane is None:
-            lane = self._creations = self.lane("new_group", "default_pg", world)
+        log = self._creations
+        if log is None:
+            log = self._creations = self.group_log("new_group", "default_pg", world)
         if local:
             # Its number counts the same creation on each member; other ranks may make others in between.
-            lane = self.lane("new_group " + ",".join(map(str, ranks)), "default_pg", world)
-        return self.note(lane, "new_group", next(lane.seq), ranks)
+            log = self.group_log("new_group " + ",".join(map(str, ranks)), "default_pg", world)
+        return self.note(log, "new_group", next(log.seq), ranks)
 
     def rejected_new_group(self, index: int) -> None:
         """torch refused its arguments before it gave the group a number."""

@@ -112,8 +112,8 @@ class Hooks:
         session = self._session() or self._open(rank, world_size, where)
         if session is None:
             return
-        lane = session.recorder.lane("init", "default_pg", range(world_size))
-        self._inside.init = session.recorder.note(lane, "init_process_group", next(lane.seq))
+        log = session.recorder.group_log("init", "default_pg", range(world_size))
+        self._inside.init = session.recorder.note(log, "init_process_group", next(log.seq))
 
     def _update_default(self, original: Any, pg: Any) -> Any:
         answer = original(pg)
@@ -197,7 +197,7 @@ class Hooks:
         if session is not None and error is not None and op is not None and not came_out(error, _on_record):
             group = _group_of(name, args, kwargs)
             if isinstance(group, GuardedGroup) and group.recorder is not None:
-                group.recorder.refused(group.lane, op, error_line(error))
+                group.recorder.refused(group.group_log, op, error_line(error))
         return original(name, *args, **kwargs)
 
 

@@ -118,8 +118,8 @@ class Session:
         from distsim.realexec.guard.group import GuardedGroup
         from distsim.realexec.guard.tensor_checks import Checksums
 
-        lane = self.recorder.lane(str(pg.group_name), str(pg.group_desc), ranks)
-        guard = GuardedGroup(pg, lane, self.recorder)
+        log = self.recorder.group_log(str(pg.group_name), str(pg.group_desc), ranks)
+        guard = GuardedGroup(pg, log, self.recorder)
         if self.strict is not None:
             guard.strict = self.strict
         guard.nan = self.settings.nan

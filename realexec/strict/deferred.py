@@ -17,7 +17,7 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.callbacks import run_apart
 from distsim.realexec.guard.handle import Handle
-from distsim.realexec.guard.recorder import Lane, Recorder
+from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.guard.signature import Call
 
 __all__ = ["FIRST_SLEEP_S", "LAST_SLEEP_S", "LIFE_CHECK_S", "Deferred", "Watched"]
@@ -33,7 +33,7 @@ class Deferred(Handle):
     def __init__(
         self,
         recorder: Recorder,
-        lane: Lane,
+        log: GroupLog,
         index: int,
         seq: int,
         print_: int,
@@ -41,7 +41,7 @@ class Deferred(Handle):
         device: torch.device | None,
         issue: Any,
     ) -> None:
-        super().__init__(None, recorder, lane, index, False, device is None, False)
+        super().__init__(None, recorder, log, index, False, device is None, False)
         self._is_async = is_async
         self._device = device
         """None: the host."""
@@ -167,14 +167,14 @@ class Watched(Handle):
         self,
         inner: Any,
         recorder: Recorder,
-        lane: Lane,
+        log: GroupLog,
         index: int,
         is_async: bool,
         on_host: bool,
         check: Callable[[], bool],
         gone: Callable[[], bool],
     ) -> None:
-        super().__init__(inner, recorder, lane, index, is_async, on_host, False, p2p=True)
+        super().__init__(inner, recorder, log, index, is_async, on_host, False, p2p=True)
         self._check = check
         self._gone = gone
 

@@ -20,7 +20,7 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.debug.words.phrases import place
 from distsim.realexec.guard.handle import Handle
-from distsim.realexec.guard.recorder import Lane, Recorder
+from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.guard.signature import Call
 from distsim.realexec.strict.deferred import Watched
 from distsim.realexec.strict.peers import Neighbour, Peers
@@ -40,21 +40,21 @@ class Messages:
     def hold(self, guard: Any, said: Call, index: int, is_async: bool, issue: Callable[[], Any]) -> Handle | None:
         """None: the call may go out now. A handle: it went out, and looks out for the other end."""
         peer, tag = said.peer, said.tag
-        lane: Lane = guard.lane
+        log: GroupLog = guard.group_log
         if peer < 0:  # from any source: a sender must not look out for a partner of its own
-            any_row = self._row(f"{lane.key}/any>{self._rank}/{tag}")
+            any_row = self._row(f"{log.key}/any>{self._rank}/{tag}")
             if any_row is not None:
                 self._recorder.ring.publish(any_row, 1, 0, index)
             return None
         sending = said.key[0] == "send"
         if peer == self._rank or not self._peers.here(peer):
             return None
-        if not sending and f"{lane.key}/any>{self._rank}/{tag}" in self._rows:
+        if not sending and f"{log.key}/any>{self._rank}/{tag}" in self._rows:
             return None  # messages of this tag went to receives from any source, too: nobody knows which
         ends = (self._rank, peer) if sending else (peer, self._rank)
-        mine = f"{lane.key}/{said.key[0]}/{ends[0]}>{ends[1]}/{tag}"
-        theirs = f"{lane.key}/{'recv' if sending else 'send'}/{ends[0]}>{ends[1]}/{tag}"
-        ordinal = lane.ordinals[(said.key[0], peer, tag)]
+        mine = f"{log.key}/{said.key[0]}/{ends[0]}>{ends[1]}/{tag}"
+        theirs = f"{log.key}/{'recv' if sending else 'send'}/{ends[0]}>{ends[1]}/{tag}"
+        ordinal = log.ordinals[(said.key[0], peer, tag)]
         row = self._row(mine)
         neighbour = self._peers.neighbour(peer)
         if row is None or neighbour is None:
@@ -67,7 +67,7 @@ class Messages:
             answer = neighbour.said(theirs, ordinal)
             if answer is None and neighbour.passed(theirs, ordinal):
                 return True  # it ran far ahead, and what it said of this one is overwritten
-            if sending and neighbour.said(f"{lane.key}/any>{peer}/{tag}", 1) is not None:
+            if sending and neighbour.said(f"{log.key}/any>{peer}/{tag}", 1) is not None:
                 return True
             if answer is None:
                 return False
@@ -84,7 +84,7 @@ class Messages:
             return None
         work = issue()
         device = said.key[8]
-        return Watched(work, self._recorder, lane, index, is_async, device.type == "cpu", check, neighbour.gone)
+        return Watched(work, self._recorder, log, index, is_async, device.type == "cpu", check, neighbour.gone)
 
     def _row(self, name: str) -> int | None:
         row = self._rows.get(name)

@@ -23,7 +23,7 @@ from distsim.debug.records.errors import CollectiveMismatch
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.handle import Handle
-from distsim.realexec.guard.recorder import Lane, Recorder
+from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.guard.signature import Call, content
 from distsim.realexec.strict.deferred import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_CHECK_S, Deferred
 from distsim.realexec.strict.messages import Messages
@@ -46,10 +46,10 @@ them, meet in its locks: an all_reduce of 4 B then took 300 us instead of 130 (t
 class _Queue:
     """One group's calls that wait for their members."""
 
-    def __init__(self, lane: Lane, row: int | None, peers: list[Any], group: Group, odd: bool) -> None:
+    def __init__(self, log: GroupLog, row: int | None, peers: list[Any], group: Group, odd: bool) -> None:
         self.odd = odd
         """Every other member of the group."""
-        self.lane = lane
+        self.group_log = log
         self.row = row
         self.peers = peers
         self.group = group
@@ -103,12 +103,12 @@ class Strict:
     ) -> Handle | None:
         """None: the call may go out now. A handle: it goes out later. Raises where members disagree."""
         op = said.key[0]
-        lane: Lane = guard.lane
+        log: GroupLog = guard.group_log
         if op in ("send", "recv"):
             return self._messages.hold(guard, said, index, is_async, issue)
-        if len(lane.ranks) == 1 or self._over or _is_refused(said, len(lane.ranks)):
+        if len(log.ranks) == 1 or self._over or _is_refused(said, len(log.ranks)):
             return None
-        queue = self._queue(lane, guard)
+        queue = self._queue(log, guard)
         if queue is None:
             self._recorder.ring.mark(index, rings.UNCHECKED)
             return None
@@ -123,7 +123,7 @@ class Strict:
         if is_async or queue.waiting:
             device = said.key[8]
             on_host = device is None or device.type == "cpu"
-            deferred = Deferred(self._recorder, lane, index, seq, print_, is_async, None if on_host else device, issue)
+            deferred = Deferred(self._recorder, log, index, seq, print_, is_async, None if on_host else device, issue)
             deferred.timeout_s = partial(_timeout_s, guard)
             self._defer(queue, deferred, said)
             return deferred
@@ -131,15 +131,15 @@ class Strict:
         self._agree(guard, queue, seq, print_, index)
         return None
 
-    def ready(self, lane: Lane) -> bool:
+    def ready(self, log: GroupLog) -> bool:
         """Whether a call that was made before may come by `hold_again`: all members are on this host, and no
         asynchronous call waits before it."""
-        queue = self._queues.get(id(lane))
+        queue = self._queues.get(id(log))
         return queue is not None and queue.row is not None and not queue.waiting and not queue.remote
 
     def hold_again(self, guard: Any, seq: int, print_: int, index: int) -> None:
         """`hold` for a synchronous call of a `ready` group that was made before."""
-        queue = self._queues[id(guard.lane)]
+        queue = self._queues[id(guard.group_log)]
         assert queue.row is not None, "not ready"
         self._recorder.ring.publish(queue.row, seq, print_, index)
         self._agree(guard, queue, seq, print_, index)
@@ -165,16 +165,16 @@ class Strict:
         except BaseException as error:
             self._recorder.ring.error(index, error_line(error))
             self._recorder.ring.finish(index, rings.FAILED)
-            guard.lane.busy = 0
+            guard.group_log.busy = 0
             raise
         queue.done = seq
 
-    def _queue(self, lane: Lane, guard: Any) -> _Queue | None:
-        queue = self._queues.get(id(lane))
+    def _queue(self, log: GroupLog, guard: Any) -> _Queue | None:
+        queue = self._queues.get(id(log))
         if queue is None:
-            group = Group(lane.name, str(guard.group_desc), lane.ranks)
+            group = Group(log.name, str(guard.group_desc), log.ranks)
             peers: list[Any] = []
-            for rank in lane.ranks:
+            for rank in log.ranks:
                 if rank == self._rank:
                     continue
                 if self._peers.here(rank):
@@ -184,8 +184,8 @@ class Strict:
                     peers.append(neighbour)
                 else:
                     peers.append(StorePeer(self._peers.store(), rank, group))
-            row = self._recorder.ring.meeting_row(lane.key)
-            queue = self._queues[id(lane)] = _Queue(lane, row, peers, group, bool(lane.ranks.index(self._rank) % 2))
+            row = self._recorder.ring.meeting_row(log.key)
+            queue = self._queues[id(log)] = _Queue(log, row, peers, group, bool(log.ranks.index(self._rank) % 2))
         return queue if queue.row is not None else None
 
     def _show(self, queue: _Queue, seq: int, print_: int, index: int, said: Call) -> None:
@@ -194,14 +194,14 @@ class Strict:
         if queue.remote:
             store = self._peers.store()
             value = json_call(print_, said)
-            name = queue.lane.key
+            name = queue.group_log.key
             store.set(f"{name}/{seq}/{self._rank}", value)
             if seq > rings.MEETING_WINDOW:
                 store.delete_key(f"{name}/{seq - rings.MEETING_WINDOW}/{self._rank}")
 
     def _arrived(self, queue: _Queue, seq: int) -> list[tuple[int, int]] | None:
         """What every peer said, or None while one is missing."""
-        name = queue.lane.key
+        name = queue.group_log.key
         answers = []
         for peer in queue.peers:
             answer = peer.said(name, seq)
@@ -235,7 +235,7 @@ class Strict:
                 pass
 
     def _absent(self, queue: _Queue, seq: int) -> list[Any]:
-        name = queue.lane.key
+        name = queue.group_log.key
         return [peer for peer in queue.peers if peer.said(name, seq) is None]
 
     def _late(self, queue: _Queue, seq: int, timeout_s: float) -> str:
@@ -263,7 +263,7 @@ class Strict:
         raise CollectiveMismatch(_message(mismatch, records, self._rank), records)
 
     def _records(self, queue: _Queue, seq: int, index: int, answers: Sequence[tuple[int, int]]) -> list[CallRecord]:
-        name = queue.lane.key
+        name = queue.group_log.key
         me = self._peers.neighbour(self._rank)
         records = [me.record(name, seq, index) if me is not None else None]
         for peer, answer in zip(queue.peers, answers, strict=True):

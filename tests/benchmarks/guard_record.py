@@ -44,7 +44,7 @@ def measure(calls: int, rounds: int = 9) -> float:
     with tempfile.TemporaryDirectory(dir=base) as folder:
         ring = RingWriter(Path(folder) / "0.ring", rank=0, world_size=1, local_rank=0, job="bench", attempt=0)
         recorder = Recorder(ring)
-        group = guard.GuardedGroup(dist.group.WORLD, recorder.lane("0", "default_pg", [0]), recorder)
+        group = guard.GuardedGroup(dist.group.WORLD, recorder.group_log("0", "default_pg", [0]), recorder)
         method = guard._method("allreduce", DESCRIBERS["all_reduce"])
         work = NoWork()
 

@@ -9,15 +9,15 @@ from distsim.cluster import load_cluster
 from distsim.collectives.algorithms.direct import all_to_all_loads
 from distsim.collectives.algorithms.ring import Shape, ring_edges, ring_loads
 from distsim.collectives.algorithms.tree import double_tree, tree_loads, trees
-from distsim.collectives.members import Group, LinkArrays
+from distsim.collectives.members import LinkArrays, Members
 from distsim.errors import UsageError
 from distsim.network import Network, Transfer
 
 
-def group(preset: str, every: int = 1) -> Group:
+def group(preset: str, every: int = 1) -> Members:
     """All devices of a preset, or every so many."""
     cluster = load_cluster(preset)
-    return Group(cluster, tuple(cluster.devices[::every]), 0, LinkArrays(cluster))
+    return Members(cluster, tuple(cluster.devices[::every]), 0, LinkArrays(cluster))
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ def test_calls_that_all_have_made_are_forgotten(tmp_path: Path, level: str) -> N
     for rank in (0, 1):
         comparer.feed_rows(rank, ("0", (0, 1), 0), np.array([[1, 2, 3], [2, 2, 3]], dtype=np.uint64))
     monitor._compare()
-    assert [done for _, done in comparer.lanes()] == [2]
-    assert not any(lane.waiting for lane in comparer._lanes.values())
+    assert [done for _, done in comparer.progress()] == [2]
+    assert not any(group.waiting for group in comparer._groups.values())
 
 
 class Watching(Monitor):

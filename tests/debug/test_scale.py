@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
-from distsim.debug.matching.index import World
+from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.render import render_diagnoses
@@ -49,7 +49,7 @@ def test_graph_is_linear_in_the_ranks() -> None:
         records[rank] = [call]
         ranks[rank] = RankState(rank, Phase.BLOCKED, (CallWait(call),))
     evidence = Evidence(SIZE, ranks, records)
-    graph = WaitGraph(World(evidence), ())
+    graph = WaitGraph(EvidenceIndex(evidence), ())
     assert graph.graph.number_of_edges() == 2 * SIZE
     (d,) = diagnose(evidence)
     assert (d.kind, d.cycle, len(d.victims)) == (Kind.DEADLOCK_CYCLE, (0, 512), SIZE - 2)

@@ -9,7 +9,7 @@ import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
-from distsim.debug.matching.index import World
+from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.kinds import Kind
 
@@ -65,15 +65,15 @@ def anything(rng: random.Random) -> Evidence:
 def test_members_of_one_call_are_in_no_circle(seed: int) -> None:
     """Ranks that wait for each other wait in at least two calls, and a deadlock that is told names two."""
     evidence = anything(random.Random(seed))
-    world = World(evidence)
-    graph = WaitGraph(world, [rank for rank, state in world.states.items() if state.phase is Phase.RUNNING])
+    index = EvidenceIndex(evidence)
+    graph = WaitGraph(index, [rank for rank, state in index.states.items() if state.phase is Phase.RUNNING])
     for root in graph.roots():
-        inside = [call for rank in root.ranks for call in world.call_waits(rank)]
+        inside = [call for rank in root.ranks for call in index.call_waits(rank)]
         if len(root.ranks) > 1:
             assert len({(call.group, call.seq) for call in inside}) > 1, (seed, root)
     for told in diagnose(evidence):
         if told.kind is Kind.DEADLOCK_CYCLE:
-            inside = [call for rank in told.culprits for call in world.call_waits(rank)]
+            inside = [call for rank in told.culprits for call in index.call_waits(rank)]
             assert len({(call.group, call.seq) for call in inside}) > 1, (seed, told)
 
 

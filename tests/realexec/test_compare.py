@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from distsim.debug.matching.comparer import Comparer, LaneKey
+from distsim.debug.matching.comparer import Comparer, GroupKey
 
-LANE: LaneKey = ("0", (0, 1, 2), 0)
+GROUP: GroupKey = ("0", (0, 1, 2), 0)
 
 
 def rows(*calls: tuple[int, int, int]) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
@@ -17,7 +17,7 @@ def rows(*calls: tuple[int, int, int]) -> np.ndarray[tuple[int, ...], np.dtype[n
 def feed(comparer: Comparer, *per_rank: list[tuple[int, int, int]]) -> None:
     for rank, calls in enumerate(per_rank):
         if calls:
-            comparer.feed_rows(rank, LANE, rows(*calls))
+            comparer.feed_rows(rank, GROUP, rows(*calls))
 
 
 def test_agreement_is_silent() -> None:
@@ -28,7 +28,7 @@ def test_agreement_is_silent() -> None:
     feed(comparer, [(3, 8, 5)], [(2, 8, 5), (3, 8, 5)], [])
     assert comparer.check() == []
     assert comparer.compared == 3
-    assert dict(comparer.lanes()) == {LANE: 3}
+    assert dict(comparer.progress()) == {GROUP: 3}
 
 
 def test_a_disagreement_is_suspected_once() -> None:
@@ -60,7 +60,7 @@ def test_calls_lost_to_an_overrun_are_skipped() -> None:
     comparer = Comparer()
     feed(comparer, [(1, 8, 5), (2, 8, 5), (3, 8, 5)], [(2, 8, 5), (3, 8, 5)], [(1, 8, 5), (3, 8, 5)])
     assert comparer.check() == []
-    assert dict(comparer.lanes()) == {LANE: 3}
+    assert dict(comparer.progress()) == {GROUP: 3}
 
 
 def test_a_missing_member_holds_the_comparison() -> None:

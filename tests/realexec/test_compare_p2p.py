@@ -11,7 +11,7 @@ from test_hosts import WITHOUT, start, verdict
 
 from distsim.debug.diagnosis.suspected_messages import with_messages
 from distsim.debug.matching import message_comparer as compare_p2p
-from distsim.debug.matching.comparer import Comparer, LaneKey, Suspicion
+from distsim.debug.matching.comparer import Comparer, GroupKey, Suspicion
 from distsim.debug.matching.message_comparer import PAIR
 from distsim.debug.records import CallRecord, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.kinds import Kind
@@ -19,7 +19,7 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RECORD, Records, Signature
 from distsim.scenario.real.namespaces import hosts
 
-LANE: LaneKey = ("0", (0, 1, 2), 0)
+GROUP: GroupKey = ("0", (0, 1, 2), 0)
 WORLD = Group("0", "default_pg", (0, 1, 2))
 ANY = -1
 
@@ -71,7 +71,7 @@ class Rank:
     def read(self) -> None:
         """The monitor comes by."""
         records = self.take()
-        self.comparer.feed(self.rank, records, lambda _: LANE, signature)
+        self.comparer.feed(self.rank, records, lambda _: GROUP, signature)
 
     def overrun(self) -> None:
         """What was not read by now is overwritten."""
@@ -100,8 +100,8 @@ def ranks(count: int = 2) -> tuple[Comparer, list[Rank]]:
 
 def pairs(found: list[Suspicion]) -> list[tuple[tuple[int, ...], int, int]]:
     """(sender, receiver), index of the send, of the receive."""
-    assert all(s.lane[0] == PAIR and not s.lines_only for s in found)
-    return [(s.lane[1], s.lane[2], s.seq) for s in found]
+    assert all(s.key[0] == PAIR and not s.lines_only for s in found)
+    return [(s.key[1], s.key[2], s.seq) for s in found]
 
 
 def test_messages_that_fit_are_silent() -> None:
@@ -134,7 +134,7 @@ def test_a_dtype_of_the_same_size_is_suspected() -> None:
         return Signature(said.op, nbytes=said.nbytes, dtypes=(says[said.op],))
 
     for end in (a.send(1, 8), b.recv(0, 8)):
-        comparer.feed(end.rank, end.take(), lambda _: LANE, of)
+        comparer.feed(end.rank, end.take(), lambda _: GROUP, of)
     assert pairs(comparer.check()) == [((0, 1), 0, 0)]
 
 
@@ -170,7 +170,7 @@ def test_an_overrun_by_collectives_loses_no_message() -> None:
     b.recv(0, 16)
     records = b.take()
     records["seq"] = 2
-    comparer.feed(1, records, lambda _: LANE, signature)
+    comparer.feed(1, records, lambda _: GROUP, signature)
     a.send(1, 8).send(1, 12).read()
     assert pairs(comparer.check()) == [((0, 1), 1, 5001)]
 
@@ -203,9 +203,9 @@ def test_what_failed_shifts_nobody() -> None:
     comparer, (a, b) = ranks()
     a.send(1, 8, failed=True).send(1, 16).send(1, 24)
     records = a.take()
-    comparer.feed(0, records, lambda _: LANE, signature)
+    comparer.feed(0, records, lambda _: GROUP, signature)
     b.recv(0, 16).recv(0, 24).read()
-    comparer.messages.note_failed(0, records[:1], lambda _: LANE, signature)
+    comparer.messages.note_failed(0, records[:1], lambda _: GROUP, signature)
     assert comparer.check() == []
 
 
@@ -234,11 +234,11 @@ def test_rows_of_another_host_are_compared() -> None:
     follower, (a, _) = ranks()
     leader, (_, b) = ranks()
 
-    def route(rank: int, key: LaneKey, rows: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> bool:
+    def route(rank: int, key: GroupKey, rows: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> bool:
         leader.feed_rows(rank, key, rows)
         return True
 
-    follower.feed(0, a.send(1, 8).send(1, 12).take(), lambda _: LANE, signature, route)
+    follower.feed(0, a.send(1, 8).send(1, 12).take(), lambda _: GROUP, signature, route)
     b.recv(0, 8).recv(0, 8).read()
     assert pairs(leader.check()) == [((0, 1), 1, 1)]
     assert follower.check() == []

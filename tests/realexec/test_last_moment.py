@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distsim.debug.records import Group
-from distsim.realexec.guard.recorder import Lane
+from distsim.realexec.guard.recorder import GroupLog
 from distsim.realexec.process.session import STACK_SIGNAL
 from distsim.realexec.strict.strict import Strict, _Queue
 
@@ -101,14 +101,14 @@ def test_calls_that_strict_still_holds_go_out_at_the_end() -> None:
     """As without a guard: torch waits for them when it takes the group down, and the other ranks need them."""
     ring: Any = SimpleNamespace(rank=0)
     strict = Strict(SimpleNamespace(ring=ring), None)  # type: ignore[arg-type]
-    lane = Lane("0", (0, 1), 0)
-    queue = strict._queues[id(lane)] = _Queue(lane, None, [], Group("0", "", (0, 1)), False)
+    log = GroupLog("0", (0, 1), 0)
+    queue = strict._queues[id(log)] = _Queue(log, None, [], Group("0", "", (0, 1)), False)
     calls = [Pending(), Pending()]
     queue.waiting.extend(calls)  # type: ignore[arg-type]
     strict.stop()
     assert [call.out for call in calls] == [True, True]
     assert not queue.waiting
-    late: Any = strict.hold(SimpleNamespace(lane=lane), _all_reduce(), 1, 1, 0, True, lambda: None)
+    late: Any = strict.hold(SimpleNamespace(group_log=log), _all_reduce(), 1, 1, 0, True, lambda: None)
     assert late is None
 
 

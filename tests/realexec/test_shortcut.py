@@ -9,7 +9,7 @@ import pytest
 from jobs import Zygote
 
 from distsim.debug.rings.reader import RingReader
-from distsim.realexec.guard.recorder import Lane
+from distsim.realexec.guard.recorder import GroupLog
 from distsim.realexec.strict.strict import Strict
 
 PROGRAM = """
@@ -196,10 +196,10 @@ def test_the_thread_is_the_one_that_calls(zygote: Zygote, folder: Path) -> None:
 
 def test_strict_lets_no_call_overtake_one_that_waits() -> None:
     """A group may be called the shorter way only when no asynchronous call is queued before, and none elsewhere."""
-    strict, lane = Strict.__new__(Strict), Lane("0", (0, 1), 0)
+    strict, log = Strict.__new__(Strict), GroupLog("0", (0, 1), 0)
     for waiting, remote, ready in (([], False, True), ([object()], False, False), ([], True, False)):
-        strict._queues = {id(lane): SimpleNamespace(row=1, waiting=waiting, remote=remote)}  # type: ignore[dict-item]
-        assert strict.ready(lane) is ready
+        strict._queues = {id(log): SimpleNamespace(row=1, waiting=waiting, remote=remote)}  # type: ignore[dict-item]
+        assert strict.ready(log) is ready
 
 
 @pytest.mark.slow

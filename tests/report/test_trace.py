@@ -13,7 +13,7 @@ import pytest
 from distsim.debug.records import CallRecord, Group
 from distsim.report import write_trace
 from distsim.report.kineto import collective_args, is_kernel, kernel_name
-from distsim.report.lanes import Lanes
+from distsim.report.tracks import Tracks
 from tests.report.made import call, finished, outcome
 
 HTA_ARGS = [
@@ -201,18 +201,18 @@ def test_new_group_is_no_kernel() -> None:
 
 def test_rounding_opens_no_track() -> None:
     """0.1 + 0.2 ends after 0.3 begins, by nothing."""
-    lanes = Lanes()
-    assert [lanes.place("host", 0.0, 0.1 + 0.2), lanes.place("host", 0.3, 0.4)] == [1, 1]
+    tracks = Tracks()
+    assert [tracks.place("host", 0.0, 0.1 + 0.2), tracks.place("host", 0.3, 0.4)] == [1, 1]
 
 
-def test_lanes_grow_only_where_slices_overlap() -> None:
+def test_tracks_grow_only_where_slices_overlap() -> None:
     """Slices that follow each other share a track; a second one opens for what runs beside."""
-    lanes = Lanes(20)
+    tracks = Tracks(20)
     placed = [
-        lanes.place("dp", 0, 2),
-        lanes.place("dp", 1, 3),
-        lanes.place("tp", 1, 2),
-        lanes.place("dp", 2, 4),
+        tracks.place("dp", 0, 2),
+        tracks.place("dp", 1, 3),
+        tracks.place("tp", 1, 2),
+        tracks.place("dp", 2, 4),
     ]
     assert placed == [20, 21, 22, 20]
-    assert list(lanes.labels()) == [(20, "dp"), (21, "dp (2)"), (22, "tp")]
+    assert list(tracks.labels()) == [(20, "dp"), (21, "dp (2)"), (22, "tp")]

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextvars
 import os
 import queue
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,37 @@ def test_queues_pass_the_baton() -> None:
         return got, round(time.perf_counter(), 6), thread.is_alive()
 
     assert ranks(body).results == [([[0] * 4, [1] * 4, [2] * 4], 3.0, False)] * 2
+
+
+def test_who_leaves_a_lock_by_an_exception_takes_no_wake_up() -> None:
+    """A signal handler that raises ends one thread's wait for a lock; the release then wakes the other that waits."""
+
+    def body() -> Any:
+        lock = threading.Lock()
+        lock.acquire()
+
+        def refuse(*_: object) -> None:
+            raise KeyError
+
+        def kill() -> None:
+            time.sleep(2)
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+        def wait() -> None:
+            time.sleep(1)
+            lock.acquire()
+
+        signal.signal(signal.SIGUSR1, refuse)
+        threading.Thread(target=kill).start()
+        other = threading.Thread(target=wait, daemon=True)
+        other.start()
+        with pytest.raises(KeyError):
+            lock.acquire()
+        lock.release()
+        other.join(timeout=10)
+        return other.is_alive(), round(time.perf_counter(), 6)
+
+    assert ranks(body).results == [(False, 2.0)] * 2
 
 
 def test_timeouts_are_virtual() -> None:

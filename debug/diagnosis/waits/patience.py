@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.waits.weigh import longest_waits
-from distsim.debug.matching.index import World
+from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.records import CallRecord, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
@@ -21,17 +21,19 @@ from distsim.debug.words.phrases import are, call_text, capital, group_text, pla
 __all__ = ["lateness", "patience"]
 
 
-def lateness(world: World) -> dict[int, CallRecord]:
+def lateness(index: EvidenceIndex) -> dict[int, CallRecord]:
     """Running ranks -> the call that others have waited in for them the longest."""
-    running = [rank for rank, state in world.states.items() if state.phase is Phase.RUNNING]
-    if not running or (world.evidence.straggler_after_s is None and world.evidence.hang_after_s is None):
+    running = [rank for rank, state in index.states.items() if state.phase is Phase.RUNNING]
+    if not running or (index.evidence.straggler_after_s is None and index.evidence.hang_after_s is None):
         return {}
-    return longest_waits(world, running)
+    return longest_waits(index, running)
 
 
-def patience(world: World, late: Mapping[int, CallRecord]) -> tuple[list[int], Callable[[Case], list[Diagnosis]]]:
+def patience(
+    index: EvidenceIndex, late: Mapping[int, CallRecord]
+) -> tuple[list[int], Callable[[Case], list[Diagnosis]]]:
     """The running ranks that are still trusted, and the stragglers among them as diagnoses."""
-    evidence = world.evidence
+    evidence = index.evidence
     # The last beat of a dead job may be older than its last call.
     age = {rank: evidence.watched_s(call.issued_s) for rank, call in late.items()}
     missing = {r for r, s in age.items() if evidence.hang_after_s is not None and s >= evidence.hang_after_s}
@@ -40,7 +42,7 @@ def patience(world: World, late: Mapping[int, CallRecord]) -> tuple[list[int], C
         for r, s in age.items()
         if r not in missing and evidence.straggler_after_s is not None and s >= evidence.straggler_after_s
     ]
-    moving = [r for r, s in world.states.items() if s.phase is Phase.RUNNING and r not in missing]
+    moving = [r for r, s in index.states.items() if s.phase is Phase.RUNNING and r not in missing]
 
     def stragglers(case: Case) -> list[Diagnosis]:
         by_call: dict[tuple[str, str, int], tuple[CallRecord, list[int]]] = {}
@@ -51,8 +53,8 @@ def patience(world: World, late: Mapping[int, CallRecord]) -> tuple[list[int], C
         for call, ranks in by_call.values():
             waiting = [
                 r
-                for r in world.states
-                for c in world.call_waits(r)
+                for r in index.states
+                for c in index.call_waits(r)
                 if (c.op, c.seq, c.group) == (call.op, call.seq, call.group)
             ]
             who, num = ranks_text(ranks), len(set(waiting))
@@ -64,7 +66,7 @@ def patience(world: World, late: Mapping[int, CallRecord]) -> tuple[list[int], C
                     call=call,
                     explanation=f"{capital(who)} {are(ranks, 'is', 'are')} late for {_awaited(call)} on "
                     f"{group_text(call.group)} but still {are(ranks, 'runs', 'run')}"
-                    f"{_where(world, ranks[0])}. "
+                    f"{_where(index, ranks[0])}. "
                     f"{num} {'rank waits' if num == 1 else 'ranks wait'} at {place(call.site)} for "
                     f"{evidence.now_s - call.issued_s:.1f} s so far.",
                     suggestion=advice(Kind.STRAGGLER, who=who),
@@ -81,9 +83,9 @@ def _awaited(call: CallRecord) -> str:
     return f"rank {call.rank}'s {call_text(call)}" if call.is_p2p else call_text(call)
 
 
-def _where(world: World, rank: int) -> str:
+def _where(index: EvidenceIndex, rank: int) -> str:
     """Where it is; where nobody knows that, where it was last."""
-    at, last = world.states[rank].site, world.last(rank)
+    at, last = index.states[rank].site, index.last(rank)
     if at is not None:
         return f", at {place(at)}"
     return "" if last is None or last.site is None else f"; its last call was {call_text(last)} at {place(last.site)}"

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 
 import networkx as nx
 
-from distsim.debug.matching.index import DEAD, Lane, World
+from distsim.debug.matching.index import DEAD, EvidenceIndex, GroupLog
 from distsim.debug.matching.secondary_errors import last_words, own_fault
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, State, StoreWait, Wait
 
 __all__ = ["Contradictions", "Need", "Root", "WaitGraph"]
 
 Node = int | tuple[str, int, int]
-"""A rank, a meeting ("meeting", lane, seq), or a contradiction ("mismatch", its number, 0)."""
+"""A rank, a meeting ("meeting", log, seq), or a contradiction ("mismatch", its number, 0)."""
 
 Meeting = tuple[int, int, tuple[int, ...] | None]
-"""Lane, number, and of a new_group the ranks it is for."""
+"""GroupLog, number, and of a new_group the ranks it is for."""
 
 ABSENT, UNABLE, LATE, HERE = range(4)
 """How far a member is from a meeting: it never came; it came and is gone, or raised; it came when others had given
@@ -61,24 +61,26 @@ class Root:
 class Contradictions:
     """Calls that met and can not go together, numbered as the caller likes."""
 
-    lanes: dict[int, tuple[int, int, frozenset[int]]] = field(default_factory=dict)
-    """Lane id -> (its number, the call from which on nothing fits, the culprits)."""
+    group_logs: dict[int, tuple[int, int, frozenset[int]]] = field(default_factory=dict)
+    """GroupLog id -> (its number, the call from which on nothing fits, the culprits)."""
     pairs: dict[int, int] = field(default_factory=dict)
     """id(record) of a send or receive -> number."""
 
 
 class WaitGraph:
-    """Built once over a world. *moving* are the running ranks that are trusted to come."""
+    """Built once over an index. *moving* are the running ranks that are trusted to come."""
 
-    def __init__(self, world: World, moving: Collection[int], contradictions: Contradictions | None = None) -> None:
-        self.world = world
+    def __init__(
+        self, index: EvidenceIndex, moving: Collection[int], contradictions: Contradictions | None = None
+    ) -> None:
+        self.index = index
         self.contradictions = contradictions or Contradictions()
         self.moving = frozenset(moving)
         self._missing: dict[tuple[Meeting, int], tuple[int, ...]] = {}
         """Meeting and degree of absence -> the members that are further from it."""
         self._degrees: dict[Meeting, dict[int, int]] = {}
         self.needs: dict[int, list[Need]] = {}
-        for rank in world.states:
+        for rank in index.states:
             if needs := self._needs_of(rank):
                 self.needs[rank] = needs
         self.stuck: tuple[int, ...] = self._fixpoint()
@@ -88,10 +90,10 @@ class WaitGraph:
     # --- edges
 
     def _needs_of(self, rank: int) -> list[Need]:
-        calls = self.world.call_waits(rank)
+        calls = self.index.call_waits(rank)
         needs = [need for call in calls if (need := self._call(call)) is not None]
-        if self.world.states[rank].phase is Phase.BLOCKED:
-            for wait in self.world.waits(rank):
+        if self.index.states[rank].phase is Phase.BLOCKED:
+            for wait in self.index.waits(rank):
                 if isinstance(wait, StoreWait):
                     needs.append(self._store(rank, wait))
                 elif isinstance(wait, HostWait):
@@ -103,37 +105,37 @@ class WaitGraph:
         if call.is_p2p:
             if id(call) in self.contradictions.pairs:
                 return Need(CallWait(call), (), mismatch=self.contradictions.pairs[id(call)])
-            if self.world.pairs.of(call) is not None:
+            if self.index.pairs.of(call) is not None:
                 return None  # bytes move
             if call.peer is None:
                 return Need(CallWait(call), tuple(r for r in call.group.ranks if r != call.rank), any_of=True)
             return Need(CallWait(call), (call.peer,))
-        lane = self.world.lane(call)
-        if lane is None:
+        log = self.index.group_log(call)
+        if log is None:
             return Need(CallWait(call), tuple(r for r in call.members if r != call.rank))
-        missing = self._missing_ranks(lane, call)
-        number, first, culprits = self.contradictions.lanes.get(lane.id, (0, None, frozenset()))
+        missing = self._missing_ranks(log, call)
+        number, first, culprits = self.contradictions.group_logs.get(log.id, (0, None, frozenset()))
         if first is not None and call.seq >= first:
             others = tuple(r for r in missing if r not in culprits)
             return Need(CallWait(call), others, mismatch=number)
         return Need(CallWait(call), missing) if missing else None
 
-    def _missing_ranks(self, lane: Lane, call: CallRecord) -> tuple[int, ...]:
+    def _missing_ranks(self, log: GroupLog, call: CallRecord) -> tuple[int, ...]:
         """Members whom this one waits for in its call: of all that keep others waiting, those who are further from
         it. So members of one call never wait for each other in a circle, whatever became of them."""
-        key = (lane.id, call.seq, call.new_ranks)
+        key = (log.id, call.seq, call.new_ranks)
         if key not in self._degrees:
-            self._degrees[key] = self._absence(lane, call)
+            self._degrees[key] = self._absence(log, call)
         degrees = self._degrees[key]
         mine = degrees.get(call.rank, HERE)
         if (key, mine) not in self._missing:
             self._missing[key, mine] = tuple(rank for rank, degree in degrees.items() if degree < mine)
         return self._missing[key, mine]
 
-    def _absence(self, lane: Lane, call: CallRecord) -> dict[int, int]:
+    def _absence(self, log: GroupLog, call: CallRecord) -> dict[int, int]:
         """Members who are not there, or came but can not play their part any more, by how far they are from it."""
-        met = lane.meetings.get(call.seq, {})
-        members = lane.group.ranks if call.new_ranks is None else call.new_ranks
+        met = log.meetings.get(call.seq, {})
+        members = log.group.ranks if call.new_ranks is None else call.new_ranks
         failed = [rank for rank, record in met.items() if self._failed_by_itself(record)]
         given_up = min(
             (
@@ -146,40 +148,40 @@ class WaitGraph:
         found: dict[int, int] = {}
         for rank in members:
             if rank not in met:
-                if not self._overwritten(lane, call.seq, rank):
+                if not self._overwritten(log, call.seq, rank):
                     found[rank] = ABSENT
             elif not met[rank].done and self._cannot_serve(rank):
                 found[rank] = UNABLE
             elif given_up is not None and met[rank].issued_s > given_up:
                 found[rank] = LATE
         if not found and call.new_ranks is not None:  # members alone wait, unless torch is told otherwise
-            found = {r: ABSENT for r in lane.absent(call.seq) if r not in members and self._cannot_serve(r)}
+            found = {r: ABSENT for r in log.absent(call.seq) if r not in members and self._cannot_serve(r)}
         if not found and len(failed) < len(met):  # they came and raised in it, by no fault of the others'
             found = dict.fromkeys(failed, UNABLE)
         return found
 
     def _failed_by_itself(self, record: CallRecord) -> bool:
-        state = self.world.states[record.rank]
+        state = self.index.states[record.rank]
         if record.state is not State.FAILED or state.phase is not Phase.RAISED:
             return False
-        return own_fault(last_words(record, state)) and self.world.died_inside(record.rank) is record
+        return own_fault(last_words(record, state)) and self.index.died_inside(record.rank) is record
 
-    def _overwritten(self, lane: Lane, seq: int, rank: int) -> bool:
+    def _overwritten(self, log: GroupLog, seq: int, rank: int) -> bool:
         """It was there, but its record is lost: only later ones are kept."""
-        calls = lane.calls.get(rank)
-        return calls is not None and calls[0].seq > seq and self.world.truncated(rank)
+        calls = log.calls.get(rank)
+        return calls is not None and calls[0].seq > seq and self.index.truncated(rank)
 
     def _cannot_serve(self, rank: int) -> bool:
-        phase = self.world.states[rank].phase
+        phase = self.index.states[rank].phase
         if rank in self.moving:
             return False
         if phase in (Phase.RAISED, Phase.HOST_STUCK):
-            return phase is Phase.RAISED and self.world.died_inside(rank) is None
+            return phase is Phase.RAISED and self.index.died_inside(rank) is None
         return phase in DEAD
 
     def _store(self, rank: int, wait: StoreWait) -> Need:
         """Anybody could set the key, but first of all those who are not there themselves."""
-        states = self.world.states
+        states = self.index.states
         absent = tuple(r for r, s in states.items() if s.phase is Phase.ABSENT)
         if absent:
             return Need(wait, absent)
@@ -187,13 +189,13 @@ class WaitGraph:
         return Need(wait, elsewhere, any_of=True)
 
     def _waits_for_keys(self, rank: int, keys: Sequence[str]) -> bool:
-        return any(isinstance(w, StoreWait) and set(w.keys) & set(keys) for w in self.world.states[rank].waits)
+        return any(isinstance(w, StoreWait) and set(w.keys) & set(keys) for w in self.index.states[rank].waits)
 
     # --- who can never go on
 
     def _fixpoint(self) -> tuple[int, ...]:
         """Free whoever can be freed, until nothing changes; the rest is stuck."""
-        states = self.world.states
+        states = self.index.states
         free = [
             rank
             for rank, state in states.items()
@@ -232,9 +234,9 @@ class WaitGraph:
         """Ranks that still move, but whom others have given up on: these raised (a timeout) in the
         call they waited for them in, and nobody dead is to blame."""
         late: set[int] = set()
-        gone = {r for r, s in self.world.states.items() if s.phase in DEAD and self.world.died_inside(r) is None}
+        gone = {r for r, s in self.index.states.items() if s.phase in DEAD and self.index.died_inside(r) is None}
         for rank in self.stuck:
-            if self.world.states[rank].phase is Phase.RAISED:
+            if self.index.states[rank].phase is Phase.RAISED:
                 for need in self.needs[rank]:
                     if need.mismatch is None and gone.isdisjoint(need.ranks):
                         late.update(r for r in need.ranks if r not in self.needs)
@@ -245,7 +247,7 @@ class WaitGraph:
     def _graph(self) -> nx.DiGraph[Node]:
         graph: nx.DiGraph[Node] = nx.DiGraph()
         stuck = frozenset(self.stuck)
-        states = self.world.states
+        states = self.index.states
         blocked_for_good = {r for r, s in states.items() if s.phase is not Phase.BLOCKED and r not in self.moving}
         for rank in self.stuck:
             graph.add_node(rank)
@@ -259,8 +261,8 @@ class WaitGraph:
                     graph.add_edges_from((rank, r) for r in targets)
                     continue
                 record = need.wait.record  # one node a meeting keeps the graph linear in the ranks
-                lane = self.world.lane(record)
-                meeting = ("meeting", lane.id if lane else -1 - rank, record.seq)
+                log = self.index.group_log(record)
+                meeting = ("meeting", log.id if log else -1 - rank, record.seq)
                 if record.is_p2p:
                     meeting = ("any", rank, record.seq)
                 if not graph.has_node(meeting):

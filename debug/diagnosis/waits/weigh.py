@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from distsim.debug.diagnosis.waits.proof import PROOFS, Proof
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, WaitGraph
-from distsim.debug.matching.index import World
+from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.records import CallRecord, HostWait, Phase, RankState, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
@@ -20,15 +20,15 @@ UNSEEN_BY_WAITS = frozenset({Kind.NETWORK_FAULT, Kind.NEVER_JOINED})
 """Somebody else tells of these (`Evidence.findings`): by the records all have come to the call, and none is missing."""
 
 
-def longest_waits(world: World, ranks: Collection[int]) -> dict[int, CallRecord]:
+def longest_waits(index: EvidenceIndex, ranks: Collection[int]) -> dict[int, CallRecord]:
     """Those of *ranks* that others wait for in a call -> the call that was waited in the longest."""
     wanted = frozenset(ranks)
-    graph = WaitGraph(world, wanted)
+    graph = WaitGraph(index, wanted)
     late: dict[int, CallRecord] = {}
     oldest: dict[int, tuple[tuple[int, ...], CallRecord]] = {}
     for rank, needs in graph.needs.items():
         for need in needs:
-            for call in world.call_waits(rank):
+            for call in index.call_waits(rank):
                 seen = oldest.get(id(need.ranks))
                 if seen is None or call.issued_s < seen[1].issued_s:
                     oldest[id(need.ranks)] = (need.ranks, call)
@@ -42,15 +42,15 @@ def longest_waits(world: World, ranks: Collection[int]) -> dict[int, CallRecord]
 class Weigher:
     """What the ranks of one world can still do by themselves, and so what is proven of them."""
 
-    def __init__(self, world: World, moving: Collection[int], contradictions: Contradictions) -> None:
+    def __init__(self, index: EvidenceIndex, moving: Collection[int], contradictions: Contradictions) -> None:
         """*moving*: the running ranks that are trusted to come; *contradictions*: of calls that met."""
-        self._world = world
-        self._patience_s = world.evidence.hang_after_s
+        self._index = index
+        self._patience_s = index.evidence.hang_after_s
         self._moving = frozenset(moving)
         self._contradictions = contradictions
         self._stuck: frozenset[int] | None = None
         self._lost = frozenset(
-            rank for said in world.evidence.findings if said.kind is Kind.NETWORK_FAULT for rank in said.ranks
+            rank for said in index.evidence.findings if said.kind is Kind.NETWORK_FAULT for rank in said.ranks
         )
         """Of a host that is not heard of: they may run on."""
 
@@ -67,7 +67,7 @@ class Weigher:
             return Proof.PATIENCE if found.kind in UNSEEN_BY_WAITS and self._was_waited(found) else Proof.NOT_YET
         if over and Proof.GONE in fits:
             return Proof.GONE
-        phases = {self._world.states[rank].phase for rank in found.culprits if rank in self._world.states}
+        phases = {self._index.states[rank].phase for rank in found.culprits if rank in self._index.states}
         if phases == {Phase.BLOCKED} and Proof.CIRCLE in fits:
             return Proof.CIRCLE
         return next(proof for proof in (Proof.PATIENCE, Proof.GONE, Proof.CIRCLE, Proof.MET) if proof in fits)
@@ -75,31 +75,31 @@ class Weigher:
     def _was_waited(self, found: Diagnosis) -> bool:
         """Somebody has waited in vain for as long as patience lasts."""
         waiting = found.victims or found.culprits
-        since = [call.issued_s for rank in waiting for call in self._world.call_waits(rank)]
-        return bool(since) and self._world.evidence.watched_s(min(since)) >= (self._patience_s or 0.0)
+        since = [call.issued_s for rank in waiting for call in self._index.call_waits(rank)]
+        return bool(since) and self._index.evidence.watched_s(min(since)) >= (self._patience_s or 0.0)
 
     def _is_over(self, rank: int) -> bool:
         """It has ended, or has not come up in all the time it had."""
-        state = self._world.states.get(rank)
+        state = self._index.states.get(rank)
         return state is not None and (state.phase in ENDED or (state.phase is Phase.ABSENT and rank not in self._lost))
 
     @property
     def stuck(self) -> frozenset[int]:
         """Ranks that can never go on, whatever the others do."""
         if self._stuck is None:
-            graph = WaitGraph(self._world, self._moving | self._may_move(), self._contradictions)
+            graph = WaitGraph(self._index, self._moving | self._may_move(), self._contradictions)
             self._stuck = frozenset(graph.stuck)
         return self._stuck
 
     def _may_move(self) -> frozenset[int]:
         """Ranks that stand still, and that others have not yet lost patience with."""
-        evidence, states = self._world.evidence, self._world.states
+        evidence, states = self._index.evidence, self._index.states
         asked = [
             rank
             for rank, state in states.items()
             if _by_itself(state) or (rank in self._lost and state.phase not in (*ENDED, Phase.RUNNING))
         ]
-        late = longest_waits(self._world, asked) if asked else {}
+        late = longest_waits(self._index, asked) if asked else {}
         found = set()
         for rank in asked:
             since = [late[rank].issued_s] if rank in late else []

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from distsim.debug.evidence.guard_flags import merged
 from distsim.debug.evidence.typed import whole
-from distsim.debug.matching.comparer import LaneKey
+from distsim.debug.matching.comparer import GroupKey
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.peers.protocol import Follower, Leader, Rows
 from distsim.debug.records import Evidence, Finding
@@ -33,7 +33,7 @@ class Watcher(Protocol):
     host: Host
 
     def look_here(
-        self, stacks: bool, focus: dict[LaneKey, int], origin: int, *, ours_only: bool = False
+        self, stacks: bool, focus: dict[GroupKey, int], origin: int, *, ours_only: bool = False
     ) -> Evidence: ...
 
     def accept(self, report: dict[str, Any]) -> None: ...
@@ -46,11 +46,10 @@ class Together:
         self._directory = directory
         self.leader: Leader | None = None
         self.follower: Follower | None = None
-        self.outbox: list[tuple[int, LaneKey, Rows]] = []
+        self.outbox: list[tuple[int, GroupKey, Rows]] = []
         self._cannot_lead = False
         self._beat = 0.0
-        self._told_lost: set[int] = set()
-        self.focus: dict[LaneKey, int] = {}
+        self.focus: dict[GroupKey, int] = {}
         """Calls that other hosts suspect."""
         self.abort_asked = False
         self._began = time.monotonic()
@@ -171,14 +170,14 @@ class Together:
         known = set(host.readers).union(*(link.ranks for link in self.leader.links if link.known))
         return len(known) >= host.world_size
 
-    def route(self, rank: int, key: LaneKey, rows: Rows, here: set[int]) -> bool:
+    def route(self, rank: int, key: GroupKey, rows: Rows, here: set[int]) -> bool:
         """Take rows of a group that has members elsewhere; False: compare them here."""
         if self.leader is not None or all(member in here for member in key[1]):
             return False
         self.outbox.append((rank, key, rows))
         return True
 
-    def suspect(self, key: LaneKey, seq: int) -> None:
+    def suspect(self, key: GroupKey, seq: int) -> None:
         """A follower leaves the judgement to its leader."""
         if self.follower is not None:
             self.follower.suspect(key, seq)
@@ -189,7 +188,7 @@ class Together:
             return []
         return [link.status[name] for link in self.leader.links if name in link.status]
 
-    def add(self, evidence: Evidence, stacks: bool, focus: dict[LaneKey, int], origin: int, done: Any) -> None:
+    def add(self, evidence: Evidence, stacks: bool, focus: dict[GroupKey, int], origin: int, done: Any) -> None:
         """Put the other hosts' evidence beside this one's."""
         if self.leader is None:
             self._without_leader(evidence)
@@ -217,7 +216,7 @@ class Together:
         evidence.ranks, evidence.records, evidence.sources = states, records, texts
         evidence.findings = [*self._cut_off(), *merged(found)]
 
-    def held(self) -> list[tuple[int, LaneKey, Rows]]:
+    def held(self) -> list[tuple[int, GroupKey, Rows]]:
         """Rows that came in while the leader waited for answers."""
         if self.leader is None:
             return []

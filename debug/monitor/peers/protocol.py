@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from distsim.debug.evidence.typed import MOST_RANKS, number, text, whole, wholes
-from distsim.debug.matching.comparer import LaneKey
+from distsim.debug.matching.comparer import GroupKey
 from distsim.debug.monitor.peers.link import Link
 from distsim.debug.rings.private import write_private
 
@@ -50,12 +50,12 @@ class Leader:
         """Links that were dropped for what they sent, one line each."""
         self._answers: dict[int, dict[int, dict[str, Any]]] = {}
         self._number = 0
-        self.held: list[tuple[int, LaneKey, Rows]] = []
+        self.held: list[tuple[int, GroupKey, Rows]] = []
         """Rows that came in during `look`."""
         address, port = self._server.getsockname()[:2]
         write_private(directory / "monitor.json", json.dumps({"address": address, "port": port, "salt": salt}))
 
-    def step(self, feed: Callable[[int, LaneKey, Rows], None]) -> list[dict[str, Any]]:
+    def step(self, feed: Callable[[int, GroupKey, Rows], None]) -> list[dict[str, Any]]:
         """Move messages; rows go to *feed*, suspicions come back."""
         self._accept()
         suspicions: list[dict[str, Any]] = []
@@ -90,19 +90,19 @@ class Leader:
         self,
         link: Link,
         message: dict[str, Any],
-        feed: Callable[[int, LaneKey, Rows], None],
+        feed: Callable[[int, GroupKey, Rows], None],
         suspicions: list[dict[str, Any]],
     ) -> None:
         if "rows" in message:
             for rank, key, data in message["rows"]:
                 rows = np.frombuffer(base64.b64decode(data), dtype="<u8").reshape(-1, 3)
-                feed(whole(rank, "rank", 0, MOST_RANKS), lane_key(key), rows)
+                feed(whole(rank, "rank", 0, MOST_RANKS), group_key(key), rows)
         elif "looked" in message:
             number = whole(message["looked"], "looked")
             if number in self._answers:  # who comes too late is not waited for any longer
                 self._answers[number][id(link)] = message["evidence"]
         elif "suspicion" in message:
-            suspicion = list(lane_key(message["suspicion"]))
+            suspicion = list(group_key(message["suspicion"]))
             suspicions.append({"suspicion": suspicion, "seq": whole(message["seq"], "seq")})
         if "host" in message:
             link.host = text(message["host"], "host", 200)
@@ -123,7 +123,7 @@ class Leader:
         for link in asked:
             link.send({"look": number, **request})
         deadline = time.monotonic() + LOOK_S
-        held: list[tuple[int, LaneKey, Rows]] = []
+        held: list[tuple[int, GroupKey, Rows]] = []
         while time.monotonic() < deadline:
             waiting = [
                 link
@@ -179,7 +179,7 @@ class Follower:
     def step(
         self,
         status: dict[str, Any],
-        rows: list[tuple[int, LaneKey, Rows]],
+        rows: list[tuple[int, GroupKey, Rows]],
         answer: Callable[[dict[str, Any]], Any],
     ) -> list[dict[str, Any]]:
         """Tell what is new; answer the leader's looks; other messages come back."""
@@ -232,13 +232,13 @@ class Follower:
         if self.link is not None:
             self.link.close()
 
-    def suspect(self, key: LaneKey, seq: int) -> None:
+    def suspect(self, key: GroupKey, seq: int) -> None:
         """Have the leader look at a call."""
         if self.link is not None and self.link.open:
             self.link.send({"suspicion": list(key), "seq": seq})
 
 
-def lane_key(said: Any) -> LaneKey:
+def group_key(said: Any) -> GroupKey:
     """A group's key as it came over the wire."""
     name, ranks, generation = said
     return text(name, "name"), wholes(ranks, "ranks", 0, MOST_RANKS), whole(generation, "generation")

@@ -98,7 +98,7 @@ class TreeFabric:
         num_pods = -(-num_leaves // self._leaves_per_pod)
         if num_pods == 1:
             cores = 0
-        self._spines, self._cores, self._num_leaves, self._num_pods = spines, cores, num_leaves, num_pods
+        self._spines, self._cores = spines, cores
         self.switches: list[tuple[str, str]] = [(f"leaf{i}", "leaf") for i in range(num_leaves)]
         self.switches += [(f"spine{i}", "spine") for i in range(num_pods * spines)]
         self.switches += [(f"core{i}", "switch") for i in range(cores)]

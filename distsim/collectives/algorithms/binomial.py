@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from distsim.collectives.algorithms.direct import direct_phase
-from distsim.collectives.members import Group
+from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Phase
 
 __all__ = ["binomial_phases"]
 
 
-def binomial_phases(group: Group, nbytes: float, root: int, cost: Cost) -> tuple[Phase, ...]:
+def binomial_phases(group: Members, nbytes: float, root: int, cost: Cost) -> tuple[Phase, ...]:
     """A broadcast of *nbytes* from *root*, round by round (a reduce is the same backwards)."""
     size = group.size
     phases: list[Phase] = []
@@ -21,7 +21,7 @@ def binomial_phases(group: Group, nbytes: float, root: int, cost: Cost) -> tuple
     return tuple(phases)
 
 
-def _round(group: Group, root: int, span: int) -> Loads:
+def _round(group: Members, root: int, span: int) -> Loads:
     size = group.size
     pairs = [(member, member + span) for member in range(span) if member + span < size]
     return group.loads((group.route((root + a) % size, (root + b) % size), 1.0) for a, b in pairs)

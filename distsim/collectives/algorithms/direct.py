@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distsim.collectives.members import Group
+from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Message, Phase
 
 __all__ = [
@@ -23,13 +23,13 @@ _MAX_PAIRS = 1 << 14
 Pairs = dict[tuple[int, int], float]
 
 
-def all_to_all_loads(group: Group) -> Loads:
+def all_to_all_loads(group: Members) -> Loads:
     """Bytes over each link per byte that goes from one rank to another."""
     found: Loads = group.cached("all_to_all loads", lambda: group.loads(_even_paths(group)))
     return found
 
 
-def _even_paths(group: Group) -> Iterator[tuple[tuple[int, ...], float]]:
+def _even_paths(group: Members) -> Iterator[tuple[tuple[int, ...], float]]:
     size, domains = group.size, group.domains
     if size * size <= _MAX_PAIRS:
         for src in range(size):
@@ -57,7 +57,7 @@ def _even_paths(group: Group) -> Iterator[tuple[tuple[int, ...], float]]:
                 yield group.route(src, dst), shifts / taken
 
 
-def rooted_loads(group: Group, root: int, to_root: bool) -> Loads:
+def rooted_loads(group: Members, root: int, to_root: bool) -> Loads:
     """The same for a gather to (or a scatter from) *root*."""
 
     def make() -> Loads:
@@ -70,12 +70,12 @@ def rooted_loads(group: Group, root: int, to_root: bool) -> Loads:
     return found
 
 
-def split_loads(group: Group, pairs: Pairs, largest: float) -> Loads:
+def split_loads(group: Members, pairs: Pairs, largest: float) -> Loads:
     """Loads of uneven pairs, per byte of the largest."""
     return group.loads((group.route(src, dst), nbytes / largest) for (src, dst), nbytes in pairs.items())
 
 
-def next_loads(group: Group) -> Loads:
+def next_loads(group: Members) -> Loads:
     """Bytes over each link per byte that every rank sends to the next."""
     size = group.size
 
@@ -86,7 +86,7 @@ def next_loads(group: Group) -> Loads:
     return found
 
 
-def longest_latency_s(group: Group) -> float:
+def longest_latency_s(group: Members) -> float:
     """The links' latency between the farthest two members (of a sample, in a large group)."""
 
     def make() -> float:
@@ -102,7 +102,7 @@ def longest_latency_s(group: Group) -> float:
     return found
 
 
-def direct_phase(group: Group, loads: Loads, pair_bytes: float, cost: Cost, hops: float = 1.0) -> Phase:
+def direct_phase(group: Members, loads: Loads, pair_bytes: float, cost: Cost, hops: float = 1.0) -> Phase:
     """All pairs at once; *hops* is how many times the start-up of a message is paid one after the other."""
     many = len(group.domains) > 1
     latency_s = cost.hop_s(longest_latency_s(group), many)
@@ -110,7 +110,7 @@ def direct_phase(group: Group, loads: Loads, pair_bytes: float, cost: Cost, hops
     return Phase(group.with_cost(loads, cost), pair_bytes, cost.edge_bytes_per_s, latency_s)
 
 
-def direct_messages(group: Group, pairs: Pairs, cost: Cost) -> list[Message]:
+def direct_messages(group: Members, pairs: Pairs, cost: Cost) -> list[Message]:
     """Every pair as one message, all at once."""
     messages: list[Message] = []
     for (src, dst), nbytes in pairs.items():

@@ -5,13 +5,13 @@ plain alpha-beta."""
 from __future__ import annotations
 
 from distsim.collectives.algorithms.ring import Shape
-from distsim.collectives.members import Group
+from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Phase
 
 __all__ = ["hierarchical_phases"]
 
 
-def hierarchical_phases(group: Group, nbytes: float, cost: Cost) -> tuple[Phase, ...]:
+def hierarchical_phases(group: Members, nbytes: float, cost: Cost) -> tuple[Phase, ...]:
     """The three phases, each with all its rings side by side in lockstep."""
     inner = [domain for domain in group.domains if len(domain) > 1]
     width = min(len(domain) for domain in group.domains)
@@ -26,7 +26,7 @@ def hierarchical_phases(group: Group, nbytes: float, cost: Cost) -> tuple[Phase,
     return tuple(phases)
 
 
-def _rings(group: Group, rings: list[list[int]], op: str, nbytes: float, cost: Cost) -> Phase:
+def _rings(group: Members, rings: list[list[int]], op: str, nbytes: float, cost: Cost) -> Phase:
     size = max(len(ring) for ring in rings)
     shape = Shape.of(op, size, nbytes)
     hops = [

@@ -6,13 +6,13 @@ from __future__ import annotations
 import numpy as np
 
 from distsim.collectives.algorithms.tree import tree_hops, tree_loads
-from distsim.collectives.members import Group
+from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Phase
 
 __all__ = ["nvls_phase", "nvls_tree_phase"]
 
 
-def _switch_loads(group: Group, op: str) -> Loads:
+def _switch_loads(group: Members, op: str) -> Loads:
     """Each GPU owns one n-th of the buffer: the switch adds it up from all (one n-th comes in, the whole
     buffer goes out) and multicasts it to all (one n-th goes out, the whole buffer comes in).
 
@@ -37,14 +37,14 @@ def _switch_loads(group: Group, op: str) -> Loads:
     return found
 
 
-def nvls_phase(group: Group, op: str, nbytes: float, cost: Cost) -> Phase:
+def nvls_phase(group: Members, op: str, nbytes: float, cost: Cost) -> Phase:
     """Reduction (and multicast) inside one NVSwitch."""
     loads = _switch_loads(group, op)
     latency_s = 2 * cost.hop_s(group.cluster.node.nvlink_latency_s, False)
     return Phase(Loads(loads.links, loads.weights * cost.wire), nbytes, cost.edge_bytes_per_s, latency_s)
 
 
-def nvls_tree_phase(group: Group, nbytes: float, cost: Cost) -> Phase:
+def nvls_tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
     """NVLS inside nodes and the double tree between them, in one pipeline."""
 
     def make() -> Loads:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.collectives.members import Group
+from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Message, Phase
 
 __all__ = ["Edge", "Shape", "ring_edges", "ring_messages", "ring_phase"]
@@ -60,13 +60,13 @@ def _orders(members: list[int], mesh: bool) -> list[list[int]]:
     return orders
 
 
-def ring_edges(group: Group) -> list[list[Edge]]:
+def ring_edges(group: Members) -> list[list[Edge]]:
     """The rings of a group, each a list of edges in order. All rings carry the same share of the payload."""
     found: list[list[Edge]] = group.cached("rings", lambda: _ring_edges(group))
     return found
 
 
-def _ring_edges(group: Group) -> list[list[Edge]]:
+def _ring_edges(group: Members) -> list[list[Edge]]:
     domains = group.domains
     if len(domains) == 1:
         mesh = group.cluster.node.nvlink == "mesh"
@@ -93,7 +93,7 @@ def _ring_edges(group: Group) -> list[list[Edge]]:
     return rings
 
 
-def _close(group: Group, stops: list[tuple[int, int | None]]) -> list[Edge]:
+def _close(group: Members, stops: list[tuple[int, int | None]]) -> list[Edge]:
     edges: list[Edge] = []
     for (src, rail), (dst, _) in zip(stops, [*stops[1:], stops[0]], strict=True):
         if src == dst:
@@ -102,7 +102,7 @@ def _close(group: Group, stops: list[tuple[int, int | None]]) -> list[Edge]:
     return edges
 
 
-def ring_loads(group: Group) -> Loads:
+def ring_loads(group: Members) -> Loads:
     """Bytes over each link per byte that an edge carries, all rings together."""
 
     def make() -> Loads:
@@ -124,7 +124,7 @@ class _Hops:
     inter: NDArray[np.bool_]
 
 
-def _hops(group: Group) -> _Hops:
+def _hops(group: Members) -> _Hops:
     def make() -> _Hops:
         rings = ring_edges(group)
         loads = ring_loads(group)
@@ -138,7 +138,7 @@ def _hops(group: Group) -> _Hops:
     return found
 
 
-def ring_phase(group: Group, shape: Shape, cost: Cost) -> Phase:
+def ring_phase(group: Members, shape: Shape, cost: Cost) -> Phase:
     """The ring as one fluid object.
 
     A piece (one n-th of the payload) goes through *steps* hops, each at its own edge's latency and rate;
@@ -171,13 +171,13 @@ def _longest(each_s: NDArray[np.float64], steps: int) -> float:
     return total - float((sums[left_out : left_out + size] - sums[:size]).min())
 
 
-def ring_hops(group: Group, shape: Shape) -> tuple[float, float]:
+def ring_hops(group: Members, shape: Shape) -> tuple[float, float]:
     """How many of a piece's hops stay inside a node, and how many lead to another."""
     inter = float(_hops(group).inter.mean()) * shape.steps
     return shape.steps - inter, inter
 
 
-def ring_messages(group: Group, shape: Shape, cost: Cost) -> list[Message]:
+def ring_messages(group: Members, shape: Shape, cost: Cost) -> list[Message]:
     """The ring message by message: at each step, every rank sends the next rank what it has just received.
 
     Rings side by side are channels, each with its fair share of a link; what they do not use, others can

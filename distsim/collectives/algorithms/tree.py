@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.collectives.members import Group
+from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Message, Phase
 
 __all__ = ["double_tree", "tree_loads", "tree_messages", "tree_phase"]
@@ -72,13 +72,13 @@ class Tree:
     root: int
 
 
-def trees(group: Group) -> list[Tree]:
+def trees(group: Members) -> list[Tree]:
     """All trees of a group, each with the same share of the payload: two a NIC, or two in all on one node."""
     found: list[Tree] = group.cached("trees", lambda: _trees(group))
     return found
 
 
-def _trees(group: Group) -> list[Tree]:
+def _trees(group: Members) -> list[Tree]:
     domains = group.domains
     made: list[Tree] = []
     for number in range(len(group.gates[0]) if len(domains) > 1 else 1):
@@ -87,7 +87,7 @@ def _trees(group: Group) -> list[Tree]:
     return made
 
 
-def _tree(group: Group, domains: list[list[int]], parents: list[int], number: int, side: int) -> Tree:
+def _tree(group: Members, domains: list[list[int]], parents: list[int], number: int, side: int) -> Tree:
     chains: list[list[int]] = []
     for index, domain in enumerate(domains):
         near = group.gates[index][number].near
@@ -110,12 +110,12 @@ def _tree(group: Group, domains: list[list[int]], parents: list[int], number: in
     return Tree(tuple(branches), chains[parents.index(-1)][0])
 
 
-def _branch(group: Group, child: int, parent: int, rail: int | None) -> Branch:
+def _branch(group: Members, child: int, parent: int, rail: int | None) -> Branch:
     up, down = group.route(child, parent, rail), group.route(parent, child, rail)
     return Branch(child, parent, up, down, not group.same_domain(child, parent))
 
 
-def tree_loads(group: Group) -> Loads:
+def tree_loads(group: Members) -> Loads:
     """Bytes over each link per byte of an all_reduce's payload."""
 
     def make() -> Loads:
@@ -129,7 +129,7 @@ def tree_loads(group: Group) -> Loads:
     return found
 
 
-def tree_hops(group: Group) -> tuple[int, int]:
+def tree_hops(group: Members) -> tuple[int, int]:
     """Hops inside nodes and between nodes from the farthest leaf to the root."""
     domains = group.domains
     inside = max(len(domain) for domain in domains) - 1
@@ -155,7 +155,7 @@ class _Hops:
     """Seconds per byte of the payload on each link, all trees and both directions together."""
 
 
-def _hops(group: Group) -> _Hops:
+def _hops(group: Members) -> _Hops:
     def make() -> _Hops:
         loads = tree_loads(group)
         level = {int(k): float(w / group.capacity[k]) for k, w in zip(loads.links, loads.weights, strict=True)}
@@ -177,7 +177,7 @@ def _hops(group: Group) -> _Hops:
     return found
 
 
-def tree_phase(group: Group, nbytes: float, cost: Cost) -> Phase:
+def tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
     """The pipelined double tree as one fluid object: the first piece goes up and down, the others follow
     close behind.
 
@@ -197,7 +197,7 @@ def tree_phase(group: Group, nbytes: float, cost: Cost) -> Phase:
     return Phase(loads, nbytes, cost.edge_bytes_per_s, max(total_s - flow_s, 0.0))
 
 
-def tree_messages(group: Group, nbytes: float, cost: Cost) -> list[Message]:
+def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
     """The double tree piece by piece: up when all children's pieces are in, down when the parent's is."""
     messages: list[Message] = []
     every, hops = trees(group), _hops(group)

@@ -21,7 +21,7 @@ from distsim.collectives.algorithms.direct import (
     split_loads,
 )
 from distsim.collectives.algorithms.ring import Shape, ring_messages, ring_phase
-from distsim.collectives.members import Group
+from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Plan
 
 __all__ = ["compile_gloo", "progress_bytes"]
@@ -53,7 +53,7 @@ _MEASURED_AS = {
 """Operations that `distsim calibrate --on gloo` does not measure, and the one they are taken to cost like."""
 
 
-def _cost(group: Group, op: str, nbytes: float) -> tuple[float, Cost]:
+def _cost(group: Members, op: str, nbytes: float) -> tuple[float, Cost]:
     """Start-up and cost: the calibration's where the cluster file has one, general figures otherwise."""
     given = group.cluster.calibration
     key = f"gloo_{_MEASURED_AS.get(op, op)}"
@@ -65,7 +65,7 @@ def _cost(group: Group, op: str, nbytes: float) -> tuple[float, Cost]:
     return given[f"{key}_launch_s"], Cost(edge_bytes_per_s=moved / busy_s if busy_s > 0.0 else math.inf)
 
 
-def compile_gloo(group: Group, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None) -> Plan:
+def compile_gloo(group: Members, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None) -> Plan:
     """*op* as gloo does it. *nbytes* as in `Transfer`."""
     launch_s, cost = _cost(group, op, nbytes)
     hop_s = cost.inter_hop_s
@@ -97,7 +97,7 @@ def compile_gloo(group: Group, op: str, nbytes: float, root: int, splits: tuple[
 
 
 def _all_to_all(
-    group: Group, nbytes: float, splits: tuple[tuple[int, ...], ...] | None, cost: Cost, launch_s: float
+    group: Members, nbytes: float, splits: tuple[tuple[int, ...], ...] | None, cost: Cost, launch_s: float
 ) -> Plan:
     size = group.size
     if splits is None:

@@ -16,7 +16,7 @@ from distsim.collectives.algorithms.direct import (
 from distsim.collectives.algorithms.hierarchical import hierarchical_phases
 from distsim.collectives.algorithms.ring import Shape, ring_messages, ring_phase
 from distsim.collectives.algorithms.tree import tree_messages, tree_phase
-from distsim.collectives.members import Group
+from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Phase, Plan
 from distsim.errors import UsageError
 from distsim.text.strangers import brief
@@ -27,7 +27,7 @@ _RING = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 def compile_ideal(
-    group: Group,
+    group: Members,
     op: str,
     nbytes: float,
     root: int,

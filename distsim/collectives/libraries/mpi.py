@@ -18,7 +18,7 @@ from distsim.collectives.algorithms.direct import (
     split_loads,
 )
 from distsim.collectives.algorithms.ring import Shape, ring_messages, ring_phase
-from distsim.collectives.members import Group
+from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Phase, Plan
 
 __all__ = ["compile_mpi"]
@@ -31,7 +31,7 @@ _SMALL_BYTES = 10_000
 """all_reduce: recursive doubling below, ring above (intermediate size 10,000 in the fixed decision)."""
 
 
-def compile_mpi(group: Group, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None) -> Plan:
+def compile_mpi(group: Members, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None) -> Plan:
     """*op* as Open MPI does it by default."""
     cost = Cost(intra_hop_s=_HOP_S, inter_hop_s=_HOP_S)
     size = group.size
@@ -70,7 +70,7 @@ def compile_mpi(group: Group, op: str, nbytes: float, root: int, splits: tuple[t
     return Plan("pairwise", "mpi", 1, _LAUNCH_S, (phase,))
 
 
-def _doubling(group: Group, nbytes: float, far_s: float) -> tuple[Phase, ...]:
+def _doubling(group: Members, nbytes: float, far_s: float) -> tuple[Phase, ...]:
     size = group.size
     phases: list[Phase] = []
     span = 1

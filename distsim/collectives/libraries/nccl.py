@@ -21,7 +21,7 @@ from distsim.collectives.algorithms.ring import Shape, ring_messages
 from distsim.collectives.algorithms.tree import tree_messages
 from distsim.collectives.libraries.nccl_timing import NcclTiming, Timed
 from distsim.collectives.libraries.nccl_tuning import ALGORITHMS, PROTOCOLS, Candidate, Machine, candidates
-from distsim.collectives.members import Group
+from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Message, Plan
 from distsim.errors import UsageError
 from distsim.text.strangers import brief
@@ -66,12 +66,12 @@ class NcclSelector:
         self.algo = _named("an algorithm", algo, ALGORITHMS) if version != "ideal" else None
         self.proto = _named("a protocol", proto, PROTOCOLS) if version != "ideal" else None
 
-    def machine(self, group: Group) -> Machine:
+    def machine(self, group: Members) -> Machine:
         """What NCCL's tuning reads of *group*."""
         found: Machine = group.cached("nccl machine", lambda: self._machine(group))
         return found
 
-    def _machine(self, group: Group) -> Machine:
+    def _machine(self, group: Members) -> Machine:
         node, nccl = self.cluster.node, self.cluster.nccl
         capability = nccl.compute_capability
         generation = 3 if capability >= 100 else {9: 2, 8: 1}.get(capability // 10, 0)
@@ -106,7 +106,7 @@ class NcclSelector:
         between = _SOCKET_GBPS.get(nccl.cpu_class or nccl.cpu_vendor, slot)
         return min(slot, between) if sockets > 1 else slot
 
-    def compile(self, group: Group, op: str, nbytes: float, root: int, splits: Splits) -> Plan:
+    def compile(self, group: Members, op: str, nbytes: float, root: int, splits: Splits) -> Plan:
         """The plan of NCCL's choice. *nbytes* as in `Transfer`."""
         if group.size == 1:
             return Plan("none", "none", 0, self.timing.floor_s(group))
@@ -117,7 +117,7 @@ class NcclSelector:
         best = self._choose(group, op, nbytes)
         return self._plan(group, op, nbytes, best.algo, best.proto)
 
-    def _choose(self, group: Group, op: str, nbytes: float) -> Candidate:
+    def _choose(self, group: Members, op: str, nbytes: float) -> Candidate:
         machine = self.machine(group)
         every = candidates(op, nbytes, machine)
         allowed = [one for one in every if one.believed_us is not None]
@@ -142,11 +142,11 @@ class NcclSelector:
         asked = " ".join(name for name in (self.algo, self.proto) if name)
         raise UsageError(f"{asked} is not there on {self.cluster.name}: {why}; see --explain")
 
-    def _alone_s(self, group: Group, op: str, nbytes: float, one: Candidate) -> float:
+    def _alone_s(self, group: Members, op: str, nbytes: float, one: Candidate) -> float:
         return self._plan(group, op, nbytes, one.algo, one.proto).alone_s(self.capacity)
 
     def explain(
-        self, group: Group, op: str, nbytes: float, root: int, splits: Splits
+        self, group: Members, op: str, nbytes: float, root: int, splits: Splits
     ) -> list[tuple[str, str, int, float | None, str, bool]]:
         """(algo, proto, channels, predicted_s, why, chosen) of every way."""
         if op in DIRECT or group.size == 1:
@@ -166,7 +166,7 @@ class NcclSelector:
             rows.append((one.algo, one.proto, plan.channels, plan.alone_s(self.capacity), why, chosen))
         return rows
 
-    def _plan(self, group: Group, op: str, nbytes: float, algo: str, proto: str) -> Plan:
+    def _plan(self, group: Members, op: str, nbytes: float, algo: str, proto: str) -> Plan:
         machine, timing = self.machine(group), self.timing
         if algo == "Tree":
             timed = timing.tree(group, machine, nbytes, proto)
@@ -179,7 +179,7 @@ class NcclSelector:
         shape = Shape.of(op, group.size, nbytes)
         return self._made(group, algo, proto, timed, lambda: ring_messages(group, shape, timed.cost))
 
-    def _made(self, group: Group, algo: str, proto: str, timed: Timed, messages: Messages) -> Plan:
+    def _made(self, group: Members, algo: str, proto: str, timed: Timed, messages: Messages) -> Plan:
         plan = Plan(algo, proto, self.machine(group).channels, timed.software_s, (timed.phase,), messages)
         return self._lifted(plan, self.timing.floor_s(group))
 
@@ -190,11 +190,11 @@ class NcclSelector:
             return plan
         return Plan(plan.algo, plan.proto, plan.channels, plan.floor_s + missing, plan.phases, plan.messages)
 
-    def send(self, group: Group, nbytes: float) -> Plan:
+    def send(self, group: Members, nbytes: float) -> Plan:
         """A point-to-point transfer from member 0 to member 1."""
         return self._direct(group, "send", nbytes, 0, None)
 
-    def _direct(self, group: Group, op: str, nbytes: float, root: int, splits: Splits) -> Plan:
+    def _direct(self, group: Members, op: str, nbytes: float, root: int, splits: Splits) -> Plan:
         size = group.size
         peers = 1 if op in ("send", "sendrecv") else size
         software_s, cost = self.timing.direct(self.machine(group), peers)
@@ -221,7 +221,7 @@ class NcclSelector:
         plan = Plan("SendRecv", "Simple", _p2p_channels(size, share), software_s, (phase,), messages)
         return self._lifted(plan, self.timing.p2p_floor_s(group))
 
-    def _p2p_cap(self, group: Group, cost: Cost, share: float, peers: int) -> Cost:
+    def _p2p_cap(self, group: Members, cost: Cost, share: float, peers: int) -> Cost:
         rate = self.timing.constants.get("p2p", "channel_GBps") * 1e9
         return Cost(cost.wire, cost.net_wire, rate * _p2p_channels(group.size, share))
 

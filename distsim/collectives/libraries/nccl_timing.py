@@ -17,7 +17,7 @@ from distsim.collectives.algorithms.nvls import nvls_phase, nvls_tree_phase
 from distsim.collectives.algorithms.ring import Shape, ring_hops, ring_loads, ring_phase
 from distsim.collectives.algorithms.tree import tree_hops, tree_phase
 from distsim.collectives.libraries.nccl_tuning import Machine
-from distsim.collectives.members import Group
+from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Phase
 
 __all__ = ["NcclTiming", "Timed"]
@@ -50,13 +50,13 @@ class NcclTiming:
         """Whose constants: ampere, hopper, blackwell."""
         return _GENERATIONS[machine.generation]
 
-    def floor_s(self, group: Group) -> float:
+    def floor_s(self, group: Members) -> float:
         """What launching costs the host, whatever the kernels do meanwhile."""
         if self.launcher == "shared":
             return self._of("launch", "shared_process_per_gpu") * group.per_node * 1e-6
         return self._of("launch", "process") * 1e-6
 
-    def p2p_floor_s(self, group: Group) -> float:
+    def p2p_floor_s(self, group: Members) -> float:
         """The same for grouped sends and receives."""
         if self.launcher == "shared":
             return self._of("p2p", "shared_process_per_gpu") * group.per_node * 1e-6
@@ -89,7 +89,7 @@ class NcclTiming:
             net *= 128 / 120
         return Cost(wire, net, piece_bytes=channels * piece, intra_links=0.0)
 
-    def ring(self, group: Group, machine: Machine, op: str, nbytes: float, proto: str) -> Timed:
+    def ring(self, group: Members, machine: Machine, op: str, nbytes: float, proto: str) -> Timed:
         """A ring."""
         shape = Shape.of(op, group.size, nbytes)
         local = (1.64 if op == "all_reduce" else 1.0) * nbytes / max(shape.edge_bytes, 1.0)
@@ -102,7 +102,7 @@ class NcclTiming:
         software_s += self._of("launch", "fill") * min(shape.edge_bytes, chunk) * slowest
         return Timed(software_s, ring_phase(group, shape, cost), cost)
 
-    def tree(self, group: Group, machine: Machine, nbytes: float, proto: str) -> Timed:
+    def tree(self, group: Members, machine: Machine, nbytes: float, proto: str) -> Timed:
         """The double tree of an all_reduce."""
         cost = self.cost(machine, proto, nbytes / 4096.0, 1.0)
         inside, between = tree_hops(group)
@@ -117,7 +117,7 @@ class NcclTiming:
         software_s = self._of("launch", proto) * 1e-6 + 2 * (inside * intra_s + between * inter_s)
         return Timed(software_s, tree_phase(group, nbytes, cost), cost)
 
-    def pat(self, group: Group, machine: Machine, op: str, nbytes: float) -> Timed:
+    def pat(self, group: Members, machine: Machine, op: str, nbytes: float) -> Timed:
         """PAT, a tree for each rank's part: log2(n) rounds, then bandwidth at three quarters of a ring's
         (NCCL's own figures, tuning.cc: latency of a round 1 / 3.5 of a ring's, 2.8 us a rank, 0.75)."""
         ring = self.ring(group, machine, op, nbytes, "Simple")
@@ -127,7 +127,7 @@ class NcclTiming:
         far_s = math.log2(machine.num_nodes) * self.cluster.node.nic_latency_s
         return Timed(software_s, Phase(loads, ring.phase.progress_bytes, latency_s=far_s), ring.cost)
 
-    def nvls(self, group: Group, machine: Machine, op: str, nbytes: float, tree: bool) -> Timed:
+    def nvls(self, group: Members, machine: Machine, op: str, nbytes: float, tree: bool) -> Timed:
         """NVLS on one NVSwitch, or NVLSTree."""
         name = self.generation(machine)
         net = 1.0 / self._of(self.net, "efficiency") if tree else 1.0

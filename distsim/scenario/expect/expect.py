@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +18,9 @@ if TYPE_CHECKING:
     from distsim.scenario.file.load import Scenario
     from distsim.sim import Outcome
 
-__all__ = ["Observed", "lines_by_rank", "mistakes"]
+__all__ = ["lines_by_rank", "mistakes"]
 
 _LINE = re.compile(r"\[ *(\d+)\] ?(.*)")
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """A run as expectations look at it."""
-
-    outcome: Outcome
-    output: str
-    figures: dict[str, float]
 
 
 def lines_by_rank(output: str) -> dict[int, list[str]]:
@@ -43,9 +33,8 @@ def lines_by_rank(output: str) -> dict[int, list[str]]:
     return lines
 
 
-def mistakes(scenario: Scenario, seen: Observed, baseline: Path, update: bool) -> list[str]:
-    """Every expectation that does not hold."""
-    outcome = seen.outcome
+def mistakes(scenario: Scenario, outcome: Outcome, output: str, baseline: Path, update: bool) -> list[str]:
+    """Every expectation that does not hold of a run and of what its ranks printed."""
     wrong = [*_kind(scenario, outcome)]
     if outcome.diagnoses:
         wrong += _diagnosis(scenario, outcome.diagnoses[0], outcome)
@@ -54,7 +43,7 @@ def mistakes(scenario: Scenario, seen: Observed, baseline: Path, update: bool) -
     code = scenario.spec.expect.exit_code
     if code is not None and code != outcome.exit_code:
         wrong.append(f"expect.exit_code: expected {code}, got {outcome.exit_code}")
-    wrong += _printed(scenario, seen.output, outcome.world_size)
+    wrong += _printed(scenario, output, outcome.world_size)
     wrong += _results(scenario, outcome)
     wrong += _figures(scenario, outcome)
     wrong += _step_time(scenario, outcome, baseline, update)

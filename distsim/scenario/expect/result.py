@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from distsim.debug.records import Site
+    from distsim.debug.records.diagnosis import Diagnosis
     from distsim.sim.kernel.limits import Limits
 
 __all__ = ["NOT_RUN", "Result"]
@@ -60,6 +62,11 @@ class Result:
         elif self.kind == "healthy" and self.exit_code:
             words.append(f"exit code {self.exit_code}")
         return ", ".join(words)
+
+    def accuses(self, diagnosis: Diagnosis, site: Site | None) -> None:
+        """The diagnosis that is told first, and where it points."""
+        self.kind, self.culprits = diagnosis.kind.value, diagnosis.culprits
+        self.place = None if site is None else (site.file, site.line)
 
     def ended_by(self, limits: Limits) -> None:
         """It did not end by itself, which is the first thing to say."""

@@ -71,12 +71,12 @@ class Injector:
 
         @functools.wraps(real)
         def call(*args: Any, **kwargs: Any) -> Any:
-            lane = (id(kwargs.get("group")) if kwargs.get("group") is not None else 0, p2p)
+            stream = (id(kwargs.get("group")) if kwargs.get("group") is not None else 0, p2p)
             self.index += 1
-            self.numbers[lane] = self.numbers.get(lane, 0) + 1
+            self.numbers[stream] = self.numbers.get(stream, 0) + 1
             for fault in self.faults:
                 point = CallPoint.parse(fault["call"])
-                hit = self.index if point.op is None else self.numbers[lane]
+                hit = self.index if point.op is None else self.numbers[stream]
                 if hit == point.number and point.op in (None, name):
                     self._strike(fault)
             return real(*args, **kwargs)

@@ -19,15 +19,15 @@ from distsim.debug.records import Evidence
 from distsim.debug.report.render import render_diagnoses
 from distsim.errors import UsageError
 from distsim.report.whereabouts import whereabouts
-from distsim.scenario.expect.baseline import baseline_path
-from distsim.scenario.expect.expect import Observed, mistakes
 from distsim.scenario.expect.replay import WIDTH, never_struck, replay_command
 from distsim.scenario.expect.result import Result
+from distsim.scenario.expect.run_result import result_of
 from distsim.scenario.file.load import Scenario
 from distsim.scenario.real.cut_hosts import Cuts, spans_hosts
 from distsim.scenario.real.evidence import seen
 from distsim.scenario.real.namespaces import hosts, missing
 from distsim.scenario.real.processes import end
+from distsim.sim.faults.rules import Rule
 from distsim.sim.kernel.limits import Limits
 from distsim.sim.outcome import Outcome
 
@@ -67,33 +67,26 @@ def run_for_real(scenario: Scenario) -> Result:
         events=0,
         diagnoses=diagnoses,
     )
-    result = Result(
-        scenario.name,
-        str(scenario.path),
-        report=render_diagnoses(diagnoses, evidence).plain(WIDTH) if diagnoses else said,
-        output=output,
-        replay=replay_command(scenario) + " --backend gloo",
-        exit_code=outcome.exit_code,
-        figures={"wall_time_s": wall_s},
-    )
-    if diagnoses:
-        first = diagnoses[0]
-        result.kind, result.culprits = first.kind.value, first.culprits
-        site = next((first.sites[r] for r in first.culprits if r in first.sites), None)
-        result.place = None if site is None else (site.file, site.line)
-    if result.place is None and scenario.file is not None:
-        result.place = (str(scenario.file), 1)
-    result.wrong = mistakes(scenario, Observed(outcome, output, {}), baseline_path(scenario), False)
-    for rule in unstruck:
-        text = never_struck(rule, wall_s) if rule.when.call is None else f"{never_struck(rule)}; name an earlier call"
-        result.wrong.append(text)
+    limits = Limits(wall_time_s=scenario.spec.limits.wall_time_s)
+    standing: Sequence[str] = ()
     if ended.over:
-        limits = Limits(wall_time_s=scenario.spec.limits.wall_time_s)
         limits.end("wall_time_s")
-        result.ended_by(limits)
-        where = whereabouts(ended.seen) if ended.seen is not None else ["No rank had come to torch.distributed."]
-        result.report = "\n".join([*where, *(["", result.report] if result.report else [])])
-    return result
+        standing = whereabouts(ended.seen) if ended.seen is not None else ["No rank had come to torch.distributed."]
+    return result_of(
+        scenario,
+        outcome,
+        output,
+        report=render_diagnoses(diagnoses, evidence).plain(WIDTH) if diagnoses else said,
+        replay=replay_command(scenario) + " --backend gloo",
+        figures={"wall_time_s": wall_s},
+        unstruck=[_never(rule, wall_s) for rule in unstruck],
+        limits=limits,
+        standing=standing,
+    )
+
+
+def _never(rule: Rule, wall_s: float) -> str:
+    return never_struck(rule, wall_s) if rule.when.call is None else f"{never_struck(rule)}; name an earlier call"
 
 
 @dataclass(slots=True)

@@ -129,7 +129,7 @@ def _new_process_group_helper(
         record = _record(process, "new_group", where, ranks)
         if local:
             record.seq = 0
-    process.inbox["group"] = (backend, kwargs.get("group_desc"), record)
+    process.notes.group_asked = (backend, kwargs.get("group_desc"), record)
     pg, prefix_store = _real_helper(
         group_size, group_rank, global_ranks_in_group, c10d.Backend("sim"), store, group_name, *args, **kwargs
     )
@@ -155,7 +155,7 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -
         if size < 0:
             size = int(os.environ.get("WORLD_SIZE", "-1"))
         if size > 0:
-            process.inbox["joining"] = _record(process, "init_process_group", _default_group(size), None)
+            process.notes.joining = _record(process, "init_process_group", _default_group(size), None)
     return _real_rendezvous(url, rank, world_size, **kwargs)
 
 
@@ -216,7 +216,9 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
             "backend 'sim' exists only inside a simulation: run the program with `distsim run` or distsim.simulate"
         )
     process, world = task.process, task.world
-    backend, description, record = process.inbox.pop("group", ("sim", None, None))
+    notes = process.notes
+    backend, description, record = notes.group_asked or ("sim", None, None)
+    notes.group_asked = None
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     if not options.global_ranks_in_group:
         if not process.is_rank or options.group_rank != process.rank:
@@ -226,12 +228,11 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     rank_is_known = ranks[options.group_rank] == process.rank
     assert rank_is_known
     group = Group(str(options.group_id), description or "undefined", ranks)
-    joining = process.inbox.pop("joining", None)
+    joining, notes.joining = notes.joining, None
     if record is None:
         record = joining or _record(process, "init_process_group", group, None)
-    made = process.inbox.setdefault("made", {})
-    made[group.name] = made.get(group.name, 0) + 1
-    key = (group.name, ranks, made[group.name])
+    notes.groups_made[group.name] = notes.groups_made.get(group.name, 0) + 1
+    key = (group.name, ranks, notes.groups_made[group.name])
     backends = dict(c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map())
     if str(backend) == "undefined":
         backends = {"cpu": "gloo", "cuda": "nccl"}

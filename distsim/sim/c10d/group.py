@@ -452,13 +452,9 @@ class SimGroup(dist.ProcessGroup):
             ),
         )
         self._communicator.arrive(0, self.rank(), arrival, lambda members: None, lambda members: None)
-        require_task().wait(
-            arrival.work.done,
-            CallWait(record),
-            self._timeout.total_seconds(),
-            lambda: refusals.connect_error(group, self._timeout.total_seconds()),
-            self._explicit,
-        )
+        limit_s = self._timeout.total_seconds()
+        if not require_task().wait_until(arrival.work.done, CallWait(record), limit_s, self._explicit):
+            raise refusals.connect_error(group, limit_s)
 
     def _check_root(self, op: str, root: int) -> None:
         if not 0 <= root < self.size():

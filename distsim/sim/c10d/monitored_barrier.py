@@ -44,7 +44,6 @@ def monitored_barrier(
     meeting.arrive(me, record)
     limit_s = timeout.total_seconds()
     milliseconds = int(limit_s * 1000)
-    expired = TimeoutError()
     if me == 0 and limit_s <= 0 and not wait_all_ranks and size > 1:  # gloo has no time left for the first
         record.state = State.FAILED
         record.error = f"[Rank 0]: Rank 1 failed to pass monitoredBarrier in {milliseconds} ms"
@@ -54,26 +53,18 @@ def monitored_barrier(
             f"{record.error}\n Original exception: \nRank 0 timed out in monitoredBarrier after {milliseconds} ms.\n"
             "No ranks successfully processed in monitoredBarrier."
         )
-    try:
-        if me == 0:
-            task.wait(meeting.complete, CallWait(record), limit_s, lambda: expired, True)
+    if me == 0:
+        in_time = task.wait_until(meeting.complete, CallWait(record), limit_s)
+        if in_time:
             meeting.released.succeed()
-        else:
-            # the others outlive rank 0's own timeout, as in torch, where rank 0's verdict ends them
-            task.wait(
-                meeting.released,
-                CallWait(record),
-                limit_s if 0 not in meeting.records else None,
-                lambda: expired,
-                True,
-            )
-    except TimeoutError as exc:
-        if exc is not expired:
-            raise
+    else:
+        # the others outlive rank 0's own timeout, as in torch, where rank 0's verdict ends them
+        in_time = task.wait_until(meeting.released, CallWait(record), None if 0 in meeting.records else limit_s)
+    if not in_time:
         record.state = State.FAILED
         missing = [rank for rank in range(size) if rank not in meeting.records]
         if me != 0:
-            raise RuntimeError(_others(me, milliseconds)) from None
+            raise RuntimeError(_others(me, milliseconds))
         meeting.failed = True
         meeting.released.succeed()
         named = missing if wait_all_ranks else missing[:1]
@@ -81,7 +72,7 @@ def monitored_barrier(
             text = f"[Rank 0]: Ranks {', '.join(map(str, named))} failed to pass monitoredBarrier in {milliseconds} ms"
         else:
             text = f"[Rank 0]: Rank {named[0]} failed to pass monitoredBarrier in {milliseconds} ms"
-        raise RuntimeError(text) from None
+        raise RuntimeError(text)
     if meeting.failed:
         record.state = State.FAILED
         raise RuntimeError(_others(me, milliseconds))

@@ -24,14 +24,12 @@ class Operation:
     """One collective: how its network transfer looks and what it does to the members' tensors."""
 
     data: Callable[[list[Arrival]], None]
-    rooted: bool = False
     network_op: str | None = None
     """The operation whose algorithm the network runs, where it is not this one's own name."""
 
     def transfer(self, communicator: Communicator, flavour: str, members: list[Arrival]) -> Transfer:
         first = members[0]
         record = first.record
-        tensors = (*first.inputs, *first.outputs)
         return Transfer(
             op=self.network_op or record.op,
             flavour=algorithms(flavour),
@@ -39,7 +37,6 @@ class Operation:
             nbytes=record.nbytes if record.op != "all_to_all" else max(m.record.nbytes for m in members),
             root=communicator.group.ranks.index(record.root) if record.root is not None else 0,
             splits=_splits(members) if record.input_splits is not None else None,
-            dtype_bytes=tensors[0].element_size() if tensors else 4,
             reduce_op=record.reduce_op or "SUM",
             key=communicator.key,
         )
@@ -186,16 +183,16 @@ def _int(extra: object) -> int:
 
 
 OPERATIONS = {
-    "broadcast": Operation(_broadcast, rooted=True),
+    "broadcast": Operation(_broadcast),
     "all_reduce": Operation(_all_reduce),
     "all_reduce_coalesced": Operation(_all_reduce, network_op="all_reduce"),
-    "reduce": Operation(_reduce, rooted=True),
+    "reduce": Operation(_reduce),
     "all_gather": Operation(_all_gather),
     "all_gather_coalesced": Operation(_all_gather_coalesced, network_op="all_gather"),
     "all_gather_into_tensor": Operation(_all_gather_into),
     "all_gather_into_tensor_coalesced": Operation(_all_gather_into, network_op="all_gather_into_tensor"),
-    "gather": Operation(_gather, rooted=True),
-    "scatter": Operation(_scatter, rooted=True),
+    "gather": Operation(_gather),
+    "scatter": Operation(_scatter),
     "reduce_scatter": Operation(_reduce_scatter),
     "reduce_scatter_tensor": Operation(_reduce_scatter_single),
     "reduce_scatter_tensor_coalesced": Operation(_reduce_scatter_single, network_op="reduce_scatter_tensor"),

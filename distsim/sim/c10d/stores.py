@@ -8,7 +8,6 @@ C++ accept them. Errors are those of torch 2.13's stores, type and words.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import weakref
 from collections import deque
@@ -65,8 +64,10 @@ def _bytes(value: str | bytes) -> bytes:
     return bytes(value)
 
 
-def _same(error: Exception) -> Exception:
-    return error
+def _changed(task: RankTask, values: KeyValues, why: Wait, give_up_s: float, explicit: bool) -> bool:
+    """Wait until somebody changes the store, until *give_up_s* at most."""
+    left_s = give_up_s - task.now_s()
+    return left_s > 0 and task.wait_until(values.next_change(), why, left_s, explicit)
 
 
 def _key(value: object, method: str) -> str:
@@ -109,11 +110,9 @@ class SimStore(Store):
         error = self._error(text)
         data = self._values.data
         while not all(key in data or self._values.queues.get(key) for key in keys):
-            left_s = give_up_s - task.now_s()
-            if left_s <= 0:
-                raise error
             missing = tuple(key for key in keys if key not in data and not self._values.queues.get(key))
-            task.wait(self._values.next_change(), StoreWait(missing), left_s, lambda: error, explicit)
+            if not _changed(task, self._values, StoreWait(missing), give_up_s, explicit):
+                raise error
 
     # -- the interface of torch.distributed.Store
 
@@ -221,12 +220,8 @@ class SimStore(Store):
                 raise dist.QueueEmptyError("queue is empty")
             milliseconds = int(self._timeout.total_seconds() * 1000)
             error = self._error(self._absent.format(ms=milliseconds, keys=self._shown_prefix + key, key=key))
-            left_s = give_up_s - task.now_s()
-            if left_s <= 0:
+            if not _changed(task, self._values, StoreWait((key,), "queue"), give_up_s, True):
                 raise error
-            task.wait(
-                self._values.next_change(), StoreWait((key,), "queue"), left_s, functools.partial(_same, error), True
-            )
         return self._values.queues[key].popleft()
 
     def queue_len(self, key: str) -> int:
@@ -286,14 +281,13 @@ class TCPStore(SimStore):
         give_up_s = task.now_s() + timeout.total_seconds()
         machine = meant(host_name, task.process)
         address = ("tcp", (machine, port))
-        task.process.inbox["connecting"] = (host_name, port)
+        task.process.notes.connecting = (host_name, port)
         while address not in world.stores:
             left_s = give_up_s - task.now_s()
-            if left_s <= 0:
-                raise refused
             where = _waiting(task, StoreWait((f"{host_name}:{port}",), "the store's server"))
-            task.wait(world.next_store(), where, left_s, lambda: refused, timeout != DEFAULT_TIMEOUT)
-        del task.process.inbox["connecting"]
+            if left_s <= 0 or not task.wait_until(world.next_store(), where, left_s, timeout != DEFAULT_TIMEOUT):
+                raise refused
+        task.process.notes.connecting = None
         super().__init__(world.stores[address], timeout)
         self.host, self.port, self.libuvBackend = host_name, port, use_libuv
         self._is_server = is_master
@@ -314,12 +308,9 @@ class TCPStore(SimStore):
         while values.clients < world_size:
             seconds, joined = int(self._timeout.total_seconds()) + 1, f"{values.clients}/{world_size}"
             text = f"Timed out after {seconds} seconds waiting for clients. {joined} clients joined."
-            error = dist.DistStoreError(text)
-            left_s = give_up_s - task.now_s()
-            if left_s <= 0:
-                raise error
             why = _waiting(task, StoreWait((f"{world_size - values.clients} more clients",), "workers of the store"))
-            task.wait(values.next_change(), why, left_s, functools.partial(_same, error), self._explicit)
+            if not _changed(task, values, why, give_up_s, self._explicit):
+                raise dist.DistStoreError(text)
 
     def __repr__(self) -> str:
         server = f"TCPServer(port={self.port})" if self._is_server else "<nullptr>"
@@ -329,7 +320,7 @@ class TCPStore(SimStore):
 
 def _waiting(task: RankTask, why: Wait) -> Wait:
     """A store opened by init_process_group is waited for in that call."""
-    joining = task.process.inbox.get("joining")
+    joining = task.process.notes.joining
     return why if joining is None else CallWait(joining)
 
 
@@ -361,7 +352,8 @@ class _File:
 
 def close_files(process: SimProcess) -> None:
     """A process that ends closes its FileStores; a forked child leaves by os._exit, which closes none."""
-    for file in process.inbox.pop("file stores", {}).values():
+    files, process.notes.file_stores = process.notes.file_stores, {}
+    for file in files.values():
         if process.is_forked:
             file.leave()
         else:
@@ -387,7 +379,7 @@ class FileStore(SimStore):
         super().__init__(values, DEFAULT_TIMEOUT)
         self.path = file_name
         values.clients += 1
-        files: dict[int, _File] = task.process.inbox.setdefault("file stores", {})
+        files: dict[int, _File] = task.process.notes.file_stores
         own = _File(task.world.stores, address, world_size)
         number = len(files)
         files[number] = own

@@ -15,7 +15,6 @@ from torch.futures import Future
 from distsim.debug.records import CallRecord, CallWait, HostWait, State
 from distsim.debug.words.error_text import message
 from distsim.sim.isolation.process import current_task, require_task
-from distsim.sim.kernel.scheduler import Unwind
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -65,14 +64,9 @@ class SimWork(Work):
             limit_s = timeout.total_seconds() if own else self._timeout_s
             left_s = limit_s if own else max(0.0, self.record.issued_s + limit_s - task.now_s())
             error = self._timeout_error(limit_s)
-            try:
-                task.wait(self.done, CallWait(self.record), left_s, lambda: error, own or self._explicit)
-            except Unwind:
-                raise
-            except BaseException as exc:
-                if exc is error:
-                    self._give_up(error)
-                raise
+            if not task.wait_until(self.done, CallWait(self.record), left_s, own or self._explicit):
+                self._give_up(error)
+                raise error
         else:
             task.flush()
         self._settle_all()
@@ -133,7 +127,7 @@ class SimWork(Work):
         if self.record.is_p2p:
             raise RuntimeError("Work::getFuture not implemented.")
         if self._future is None:
-            if self.process.inbox.get("ddp waits in C++"):
+            if self.process.notes.ddp_waits_in_cpp:
                 self.wait()
             self._future = Future()
             self._when_done(lambda: _settle(self._future, self._outputs, self._error))
@@ -157,8 +151,8 @@ class SimWork(Work):
             assert self.done.callbacks is not None
             self.done.callbacks.append(lambda _: process.due.append(self._settle_all))
         if torch._C._current_graph_task_id() != -1:
-            process.inbox.setdefault("backward", []).append(self)
-            if len(process.inbox["backward"]) == 1:
+            process.notes.backward.append(self)
+            if len(process.notes.backward) == 1:
                 torch.autograd.Variable._execution_engine.queue_callback(lambda: _drain_backward(process))
 
     def _settle_all(self) -> None:
@@ -187,7 +181,8 @@ def _settle(future: Future[Any] | None, value: object, error: BaseException | No
 
 def _drain_backward(process: SimProcess) -> None:
     """Runs at the end of backward, before DDP's own finalizer: wait in virtual time."""
-    works: list[SimWork] = process.inbox.pop("backward", [])
+    works: list[SimWork] = process.notes.backward
+    process.notes.backward = []
     for work in works:
         work.wait()
     process.complete_futures()
@@ -216,11 +211,11 @@ def _delay_all_reduce(self: Any) -> None:
     if task is None:
         _real_delay_all_reduce(self)
         return
-    task.process.inbox["ddp waits in C++"] = True
+    task.process.notes.ddp_waits_in_cpp = True
     try:
         _real_delay_all_reduce(self)
     finally:
-        task.process.inbox["ddp waits in C++"] = False
+        task.process.notes.ddp_waits_in_cpp = False
 
 
 def future_patches() -> list[tuple[Any, str, Any]]:

@@ -421,7 +421,8 @@ class Faults:
             why = StoreWait((f"{host_name}:{port}",), "the store's server")
             process.phase = Phase.ABSENT  # as the others see it
             try:
-                task.wait(reached, why, timeout.total_seconds(), lambda: refused, explicit)  # noqa: B023
+                if not task.wait_until(reached, why, timeout.total_seconds(), explicit):
+                    raise refused
             finally:
                 if process.phase is Phase.ABSENT:  # it may have been killed, or stopped, meanwhile
                     process.phase = Phase.RUNNING

@@ -88,7 +88,7 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
     def setdefault(self: Any, key: Any, value: Any) -> Any:
         process = current_process()
         if process is not None:  # would have been set, had torchrun not been there: see launched_environ.py
-            process.inbox.setdefault("environ defaults", {}).setdefault(self.encodekey(key), self.encodevalue(value))
+            process.notes.environ_defaults.setdefault(self.encodekey(key), self.encodevalue(value))
         return real_setdefault(self, key, value)
 
     asked = dist.is_torchelastic_launched
@@ -97,7 +97,7 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
     def is_torchelastic_launched() -> bool:
         process, answer = current_process(), bool(asked())
         if process is not None and answer:
-            process.inbox["told of torchrun"] = True
+            process.notes.told_of_torchrun = True
         return answer
 
     def execute(self: Any, *args: Any) -> None:

@@ -6,13 +6,15 @@ streams belong to a process; `enter` and `leave` swap what Python keeps in one g
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,7 +35,50 @@ if TYPE_CHECKING:
     from distsim.cluster import Slot
     from distsim.sim.isolation.output import RankStream
 
-__all__ = ["RankTask", "SimProcess", "current_process", "current_task", "require_task"]
+__all__ = ["Notes", "RankTask", "SimProcess", "current_process", "current_task", "require_task"]
+
+
+@dataclass(slots=True)
+class Notes:
+    """What one of our hooks leaves for another in the same process."""
+
+    # Groups and stores
+    group_asked: tuple[str, str | None, CallRecord | None] | None = None
+    """Backend, description and call of the group that torch is about to make."""
+    joining: CallRecord | None = None
+    """The `init_process_group` that has begun and has no group yet."""
+    groups_made: dict[str, int] = field(default_factory=dict)
+    """Group name -> how often it was made."""
+    connecting: tuple[str, int] | None = None
+    """Host and port of the store it looks for."""
+    file_stores: dict[int, Any] = field(default_factory=dict)
+    """Its holds on the files of FileStores, in order (stores._File)."""
+    backward: list[Any] = field(default_factory=list)
+    """Works that the end of backward waits for (work.SimWork)."""
+    ddp_waits_in_cpp: bool = False
+    """A future made now has to be done when C++ gets it."""
+
+    # Environment
+    environ_defaults: dict[bytes, bytes] = field(default_factory=dict)
+    """What `os.environ.setdefault` would have set, had torchrun not been there."""
+    told_of_torchrun: bool = False
+    """It asked torch whether torchrun started it, and was told so."""
+
+    # Threads and pipes
+    thread_names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    pool_numbers: Iterator[int] = field(default_factory=itertools.count)
+    pipes: list[Any] = field(default_factory=list)
+    """The ends it holds (pipes.Connection)."""
+
+    # torch
+    num_threads: int = 1
+    num_interop_threads: int = 1
+    libraries: set[str] = field(default_factory=set)
+    """Namespaces that it has defined with `torch.library.Library`."""
+    operators: dict[str, Any] = field(default_factory=dict)
+    """Qualified name -> its own `CustomOpDef`."""
+    profile_with_shapes: bool = False
+    """`record_shapes` of the profile that begins."""
 
 
 class SimProcess:
@@ -118,8 +163,8 @@ class SimProcess:
         """The script or module it runs (`rank.Program`); None for a function."""
         self.unarmed: dict[tuple[str, Any], Any] = {}
         """What it has set without effect (processes/unarmed.py)."""
-        self.inbox: dict[str, Any] = {}
-        """Small notes from one of our hooks to another in the same process."""
+        self.notes = Notes()
+        """From one of our hooks to another in the same process."""
 
     # -- the global places
 

@@ -210,13 +210,13 @@ def _turning(switch: Switch, real: Callable[..., Any]) -> Callable[..., Any]:
     return turn
 
 
-def _remembered(name: str, default: int) -> tuple[Any, Any]:
+def _remembered(name: str) -> tuple[Any, Any]:
     """Getter and setter of a number that a simulated process may set without effect."""
     real_get, real_set = getattr(torch, "get_" + name), getattr(torch, "set_" + name)
 
     def get() -> int:
         process = current_process()
-        return int(real_get() if process is None else process.inbox.get(name, default))
+        return int(real_get() if process is None else getattr(process.notes, name))
 
     def put(number: int) -> None:
         process = current_process()
@@ -225,7 +225,7 @@ def _remembered(name: str, default: int) -> tuple[Any, Any]:
         elif number < 1:
             raise RuntimeError(f"set_{name} expects a positive integer")
         else:
-            process.inbox[name] = number
+            setattr(process.notes, name, number)
 
     return get, put
 
@@ -238,6 +238,6 @@ def switch_patches() -> list[tuple[Any, str, Any]]:
         for holder, name in switch.setters
     ]
     for name in ("num_threads", "num_interop_threads"):  # more threads would be another order of additions
-        get, put = _remembered(name, 1)
+        get, put = _remembered(name)
         patches += [(torch, "get_" + name, get), (torch, "set_" + name, put)]
     return patches

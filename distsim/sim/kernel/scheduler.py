@@ -24,12 +24,16 @@ from distsim.watcher import beacon
 if TYPE_CHECKING:
     from distsim.sim.kernel.limits import Limits
 
-__all__ = ["Deadline", "Owner", "PollEvent", "Request", "Scheduler", "Unwind"]
+__all__ = ["Deadline", "Expired", "Owner", "PollEvent", "Request", "Scheduler", "Unwind"]
 
 QUIET_LIMIT_S = 3_600.0
 """A world in which ranks only poll for this long (virtual) is a deadlock."""
 
 _real_monotonic = time.monotonic
+
+
+class Expired(Exception):
+    """Wakes a thread whose wait has reached its time limit; it does not leave `Task.wait_until`."""
 
 
 class Unwind(BaseException):
@@ -43,8 +47,8 @@ class Request:
     event: simpy.Event | None
     why: Wait | None
     timeout_s: float | None = None
-    on_timeout: Callable[[], BaseException] | None = None
     explicit_timeout: bool = False
+    """The program set the limit: it ends the wait where nothing else can happen any more."""
     poll: bool = False
 
 
@@ -100,10 +104,17 @@ class Deadline:
 class Scheduler:
     """Runs tasks in virtual time, one at a time."""
 
-    def __init__(self, env: simpy.Environment, host_timeout_s: float) -> None:
+    def __init__(
+        self,
+        env: simpy.Environment,
+        host_timeout_s: float,
+        patience: float,
+        limits: Limits | None,
+        on_progress: Callable[[Any], None] | None,
+    ) -> None:
         self.env = env
         self.host_timeout_s = host_timeout_s
-        self.patience = 1.0
+        self.patience = patience
         """How much longer than *host_timeout_s* a rank that computes may stay away from its next call."""
         self.current: Owner | None = None
         self.running: Any = None
@@ -124,8 +135,8 @@ class Scheduler:
         self.stuck: Any = None
         """A task that never gave the baton back."""
         self.interrupts = Interrupts()
-        self.limits: Limits | None = None
-        self.on_progress: Callable[[Any], None] | None = None
+        self.limits = limits
+        self.on_progress = on_progress
         self.asleep = False
         self._pollers: list[PollEvent] = []
         self._quiet_s = 0.0
@@ -233,13 +244,11 @@ class Scheduler:
     def _expire(self, deadline: Deadline) -> None:
         deadline.cancelled = True
         request = deadline.request
-        assert request.on_timeout is not None
-        error = request.on_timeout()
 
         def fire(_: object) -> None:
             if deadline.task.request is request:
                 self.timed_out(request.why)
-                deadline.task.interrupt(error)
+                deadline.task.interrupt(Expired())
 
         alarm = self.env.timeout(max(0.0, deadline.at_s - float(self.env.now)))
         assert alarm.callbacks is not None

@@ -18,7 +18,7 @@ from typing import Any
 import simpy
 
 from distsim.debug.records import CallWait, HostWait, Wait
-from distsim.sim.kernel.scheduler import Owner, Request, Scheduler, Unwind
+from distsim.sim.kernel.scheduler import Expired, Owner, Request, Scheduler, Unwind
 from distsim.watcher.beacon import crash_stack_for_this_thread
 
 __all__ = ["Killed", "SignalArrived", "Task", "current_process", "current_task", "require_task"]
@@ -101,20 +101,22 @@ class Task:
         self.quiet_polls = 0
         self.time_queries = 0
 
-    def wait(
-        self,
-        event: simpy.Event,
-        why: Wait,
-        timeout_s: float | None = None,
-        on_timeout: Callable[[], BaseException] | None = None,
-        explicit_timeout: bool = False,
-    ) -> Any:
-        """Sleep until *event* has happened and return its value; *on_timeout* makes what is raised
-        after *timeout_s* of virtual time."""
+    def wait(self, event: simpy.Event, why: Wait) -> Any:
+        """Sleep until *event* has happened and return its value."""
+        self.wait_until(event, why, None)
+        return event.value
+
+    def wait_until(self, event: simpy.Event, why: Wait, timeout_s: float | None, explicit: bool = True) -> bool:
+        """Sleep until *event* has happened, or *timeout_s* of virtual time have passed; whether it has happened.
+        None: no limit. *explicit*: the program set the limit itself; a default one does not end a job that
+        stands still."""
         self.quiet_polls = 0
         self.time_queries = 0
-        self._hand_over(Request(event, why, timeout_s, on_timeout, explicit_timeout))
-        return event.value
+        try:
+            self._hand_over(Request(event, why, timeout_s, explicit))
+        except Expired:
+            return False
+        return True
 
     def flush(self, why: Wait | None = None) -> None:
         """Let the world catch up with this thread's compute time."""

@@ -260,7 +260,7 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
     def config(self: Any, *args: Any, **kwargs: Any) -> Any:
         process = current_process()
         if process is not None:  # the C++ object made here does not tell
-            process.inbox["profile with shapes"] = self.record_shapes
+            process.notes.profile_with_shapes = bool(self.record_shapes)
         return real_config(self, *args, **kwargs)
 
     @functools.wraps(real_prepare_backward)
@@ -280,7 +280,7 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
         if task is None:
             real_enable(*args, **kwargs)
         else:
-            with_shapes = bool(task.process.inbox.get("profile with shapes"))
+            with_shapes = task.process.notes.profile_with_shapes
             task.process.recorder = Recorder(task.process, task.now_s(), with_shapes)
 
     def disable() -> Any:

@@ -83,7 +83,7 @@ def lost_clients(world: World) -> list[Finding]:
     """Ranks that look for a store on one machine while it is on another: the classic MASTER_ADDR=127.0.0.1."""
     lost: dict[tuple[str, int, int], list[SimProcess]] = {}
     for process in world.rank_processes.values():
-        name, port = process.inbox.get("connecting", ("", 0))
+        name, port = process.notes.connecting or ("", 0)
         if not name or not process.alive:
             continue
         elsewhere = [key[1][0] for key in world.stores if key[0] == "tcp" and key[1][1] == port]

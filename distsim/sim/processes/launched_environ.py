@@ -21,7 +21,7 @@ def launcher_environ(process: SimProcess) -> None:
         )
         return
     shell = without_launchers({os.fsdecode(k): "" for k in process.world.host.environ})
-    defaults: dict[bytes, bytes] = process.inbox.get("environ defaults", {})
+    defaults: dict[bytes, bytes] = process.notes.environ_defaults
     for key in [*map(os.fsencode, TORCHRUN), *(k for k in process.environ if k.startswith(b"TORCHELASTIC_"))]:
         if key in process.changed_environ or os.fsdecode(key) in shell:
             continue
@@ -32,7 +32,7 @@ def launcher_environ(process: SimProcess) -> None:
 
 def was_told_of_torchrun(process: SimProcess) -> bool:
     """Whether *process* has asked torch whether torchrun started it, and was told so."""
-    return bool(process.inbox.get("told of torchrun"))
+    return process.notes.told_of_torchrun
 
 
 def place_environ(parent: SimProcess, rank: int) -> dict[bytes, bytes]:

@@ -55,7 +55,7 @@ class Connection(Shared, Waitable):
 
     def _hold(self, process: SimProcess) -> None:
         self._holders.append(process)
-        process.inbox.setdefault("pipes", []).append(self)
+        process.notes.pipes.append(self)
 
     def arrived(self, process: SimProcess) -> None:
         if process not in self._holders:
@@ -163,17 +163,12 @@ def wait_for_any(objects: Sequence[Waitable], timeout: float | None, why: HostWa
     """Until one of *objects* is ready, or *timeout* seconds have passed."""
     task = require_task()
     give_up_s = None if timeout is None else task.now_s() + timeout
-    expired = TimeoutError()
     while not any(item.ready() for item in objects):
         left_s = None if give_up_s is None else give_up_s - task.now_s()
         if left_s is not None and left_s <= 0:
             return
         sign = task.world.env.any_of([event for item in objects for event in item.signs()])
-        try:
-            task.wait(sign, why, left_s, lambda: expired, timeout is not None)
-        except TimeoutError as exc:
-            if exc is not expired:
-                raise
+        if not task.wait_until(sign, why, left_s):
             return
 
 

@@ -76,7 +76,7 @@ class SimPopen:
         child.is_forked = method == "fork"
         for item in shared:
             item.arrived(child)
-        for pipe in parent.inbox.get("pipes", ()) if method == "fork" else ():
+        for pipe in parent.notes.pipes if method == "fork" else ():
             pipe.inherited(parent, child)
         self.pid = pid_of(child)
         self.sentinel = Sentinel(child)

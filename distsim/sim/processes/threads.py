@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import _thread
 import concurrent.futures.thread as pool_threads
-import itertools
 import queue
 import selectors
 import sys
@@ -44,24 +43,19 @@ class CoopLock:
             return False
         if timeout < 0 and timeout != -1:
             raise ValueError("timeout value must be a non-negative number")
-        expired = TimeoutError()
         give_up_s = None if timeout < 0 else task.now_s() + timeout
         while True:
             event = task.world.env.event()
             self._waiters.append(event)
             left = None if give_up_s is None else max(0.0, give_up_s - task.now_s())
+            in_time = False
             try:
-                task.wait(event, HostWait("a lock, condition or queue of its own threads"), left, lambda: expired, True)
-            except TimeoutError as exc:
-                if exc is not expired:
-                    raise
-                if event in self._waiters:
+                in_time = task.wait_until(event, HostWait("a lock, condition or queue of its own threads"), left)
+            finally:
+                if not in_time and event in self._waiters:
                     self._waiters.remove(event)
+            if not in_time:
                 return False
-            except Unwind:
-                if event in self._waiters:
-                    self._waiters.remove(event)
-                raise
             if self._real.acquire(False):
                 return True
 
@@ -119,16 +113,8 @@ def _join(self: threading.Thread, timeout: float | None = None) -> None:
         return
     if task is here:
         raise RuntimeError("cannot join current thread")
-    if not task.finished:
-        expired = TimeoutError()
-        try:
-            here.wait(
-                task.done, HostWait(f"thread {self.name!r} to end"), timeout, lambda: expired, timeout is not None
-            )
-        except TimeoutError as exc:
-            if exc is not expired:
-                raise
-            return
+    if not task.finished and not here.wait_until(task.done, HostWait(f"thread {self.name!r} to end"), timeout):
+        return
     _real_join(self)
 
 
@@ -191,7 +177,7 @@ def _new_name(name_template: str) -> str:
         return str(_real_new_name(name_template))
     if name_template.startswith("Dummy"):  # stands for a process's main thread, which has a name
         return name_template % 0
-    return str(name_template % next(process.inbox.setdefault("thread names", itertools.count(1))))
+    return str(name_template % next(process.notes.thread_names))
 
 
 _real_pool_number = pool_threads.ThreadPoolExecutor._counter  # type: ignore[attr-defined]
@@ -202,7 +188,7 @@ def _pool_number() -> int:
     process = current_process()
     if process is None:
         return int(_real_pool_number())
-    return int(next(process.inbox.setdefault("pool numbers", itertools.count())))
+    return int(next(process.notes.pool_numbers))
 
 
 def close_pools(tasks: list[RankTask]) -> None:
@@ -224,16 +210,11 @@ def _select(self: selectors.EpollSelector, timeout: float | None = None) -> Any:
     if task is None:
         return _real_select(self, timeout)
     give_up_s = None if timeout is None else task.now_s() + max(0.0, timeout)
-    expired = TimeoutError()
     while not (ready := _real_select(self, 0)):
         left_s = None if give_up_s is None else give_up_s - task.now_s()
         if left_s is not None and left_s <= 0:
             break
-        try:
-            task.wait(task.world.poll_event(0), HostWait("its asyncio loop"), left_s, lambda: expired, True)
-        except TimeoutError as exc:
-            if exc is not expired:
-                raise
+        task.wait_until(task.world.poll_event(0), HostWait("its asyncio loop"), left_s)
     return ready
 
 

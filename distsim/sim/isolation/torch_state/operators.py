@@ -29,13 +29,13 @@ def operator_patches() -> list[tuple[Any, str, Any]]:
     def init(self: Any, ns: Any, kind: Any, dispatch_key: Any = "") -> None:
         process = current_process()
         if process is not None and kind == "DEF":
-            if any(ns in other.inbox.get("libraries", ()) for other in _others(process)):
+            if any(ns in other.notes.libraries for other in _others(process)):
                 raise NotSimulated(
                     f'torch.library.Library("{ns}", "DEF") on more than one rank',
                     "define the operator with torch.library.custom_op, or run it for real with --on gloo",
                 )
             real(self, ns, kind, dispatch_key)
-            process.inbox.setdefault("libraries", set()).add(ns)
+            process.notes.libraries.add(ns)
             return
         real(self, ns, kind, dispatch_key)
 
@@ -54,7 +54,7 @@ _real_implement = torch.library.Library.impl
 def _first(qualname: str) -> Any:
     """Another rank's definition of the operator, which torch has registered."""
     process = current_process()
-    found = (other.inbox.get("operators", {}).get(qualname) for other in _others(process)) if process else ()
+    found = (other.notes.operators.get(qualname) for other in _others(process)) if process else ()
     return next((own for own in found if own is not None and hasattr(own, "_opoverload")), None)
 
 
@@ -95,7 +95,7 @@ def _body(name: str) -> property:
 
     def get(self: Any) -> Any:
         process = current_process()
-        own = self if process is None else process.inbox.get("operators", {}).get(self._qualname, self)
+        own = self if process is None else process.notes.operators.get(self._qualname, self)
         try:
             return vars(own)[name]
         except KeyError:
@@ -104,7 +104,7 @@ def _body(name: str) -> property:
     def put(self: Any, value: Any) -> None:
         process = current_process()
         if process is not None and name == BODIES[0]:  # it is being made
-            process.inbox.setdefault("operators", {})[self._qualname] = self
+            process.notes.operators[self._qualname] = self
         vars(self)[name] = value
 
     return property(get, put)
