@@ -42,8 +42,12 @@ def copy_into(target: Tensor, source: Tensor) -> None:
     """Write *source* (same number of elements) into *target*'s memory."""
     if target.numel() == 0:
         return
-    with torch.inference_mode(target.is_inference()), torch.no_grad():
-        target.data.copy_(source.detach().reshape(target.shape))
+    source = source.detach().reshape(target.shape)
+    if target.is_inference() or torch.is_inference_mode_enabled():
+        with torch.inference_mode(target.is_inference()), torch.no_grad():
+            target.data.copy_(source)
+    else:  # neither side asks for a gradient: no mode to enter, which takes longer than a small copy
+        target.data.copy_(source)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ from distsim.sim.kernel.task import current_process
 __all__ = ["LogState", "log_patches"]
 
 _manager = logging.Logger.manager
+_module: dict[str, Any] = vars(logging)
+"""Past `__setattr__`, which shared modules have while a simulation runs."""
 _real_shutdown = logging.shutdown
 
 
@@ -44,8 +46,9 @@ class LogState:
         root = logging.root
         root.__dict__, self.root = self.root, root.__dict__
         _manager.__dict__, self.manager = self.manager, _manager.__dict__
-        logging._handlers, self.handlers = self.handlers, logging._handlers  # type: ignore[attr-defined]
-        logging._handlerList, self.handler_list = self.handler_list, logging._handlerList  # type: ignore[attr-defined]
+        module = _module
+        module["_handlers"], self.handlers = self.handlers, module["_handlers"]
+        module["_handlerList"], self.handler_list = self.handler_list, module["_handlerList"]
         for logger, state in self.shared.items():
             logger.__dict__, self.shared[logger] = state, logger.__dict__
 

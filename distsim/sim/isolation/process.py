@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from distsim.debug.records import CallRecord, CallWait, Phase, Site, Wait
 from distsim.sim.isolation.environ import enter_environ, leave_environ
 from distsim.sim.isolation.logs import LogState
 from distsim.sim.isolation.modules.module_table import ModuleTable
-from distsim.sim.isolation.switches import PLACES, Switch
+from distsim.sim.isolation.switches import Switch, enter_places, leave_places
 from distsim.sim.isolation.torch_state.torch_state import Own
 from distsim.sim.kernel.task import Task
 from distsim.sim.kernel.task import current_task as any_task
@@ -30,7 +32,6 @@ from distsim.sim.kernel.task import require_task as any_task_there
 
 if TYPE_CHECKING:
     import simpy
-    import torch
 
     from distsim.cluster import Slot
     from distsim.sim.isolation.output import RankStream
@@ -79,6 +80,8 @@ class Notes:
     """Qualified name -> its own `CustomOpDef`."""
     profile_with_shapes: bool = False
     """`record_shapes` of the profile that begins."""
+
+_set_torch_rng, _get_torch_rng = torch.default_generator.set_state, torch.default_generator.get_state
 
 
 class SimProcess:
@@ -175,8 +178,7 @@ class SimProcess:
         self.modules.enter()
         enter_environ(self.environ, self.changed_environ)
         sys.argv = self.argv
-        for (holder, name), value in zip(PLACES, self.places, strict=True):
-            setattr(holder, name, value)
+        enter_places(self.places)
         sys.path[:] = self.sys_path
         if self.logs is None:
             self.logs = LogState()
@@ -184,22 +186,16 @@ class SimProcess:
         for switch in self.world.host.turned:
             if switch in self.switches:
                 switch.set(self.switches[switch])
-        import torch
-
         if self.torch_rng is None:
             self.torch_rng = self.world.initial_torch_rng
-        torch.default_generator.set_state(self.torch_rng)
+        _set_torch_rng(self.torch_rng)
         self.world.host.torch.enter(self.torch_own)
 
     def leave(self) -> None:
         """Take it away again, with whatever the process has changed."""
-        import torch
-
         leave_environ(self.world.host.environ, self.changed_environ)
         self.argv = sys.argv
-        for number, (holder, name) in enumerate(PLACES):
-            self.places[number] = getattr(holder, name)
-            setattr(holder, name, self.world.host.places[number])
+        leave_places(self.places, self.world.host.places)
         self.sys_path = list(sys.path)
         if self.logs is not None:
             self.logs.swap()
@@ -207,7 +203,7 @@ class SimProcess:
             if switch in self.switches:
                 self.switches[switch] = switch.get()
                 switch.set(shared)
-        self.torch_rng = torch.default_generator.get_state()
+        self.torch_rng = _get_torch_rng()
         self.world.host.torch.leave(self.torch_own)
         if self.modules is not None:
             self.modules.leave()

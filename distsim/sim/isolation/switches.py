@@ -31,7 +31,7 @@ from distsim.sim.isolation.torch_state.torch_flags import FLAGS
 from distsim.sim.isolation.torch_state.torch_state import STATE, TorchState
 from distsim.sim.kernel.task import current_process
 
-__all__ = ["PLACES", "SWITCHES", "Host", "Switch", "switch_patches"]
+__all__ = ["PLACES", "SWITCHES", "Host", "Switch", "enter_places", "leave_places", "switch_patches"]
 
 PLACES: tuple[tuple[Any, str], ...] = (
     (sys, "stdin"),
@@ -57,6 +57,24 @@ PLACES: tuple[tuple[Any, str], ...] = (
     (builtins, "print"),  # many programs silence all ranks but the first this way
 )
 """Module attributes that a program assigns."""
+
+_SPACES: tuple[tuple[dict[str, Any], str], ...] = tuple((vars(holder), name) for holder, name in PLACES)
+"""The same as names in dictionaries: past `__setattr__`, which shared modules have while a simulation runs."""
+
+
+def enter_places(values: list[Any]) -> None:
+    """Put *values* into the places."""
+    for (space, name), value in zip(_SPACES, values, strict=True):
+        if space[name] is not value:
+            space[name] = value
+
+
+def leave_places(values: list[Any], shared: list[Any]) -> None:
+    """Take what is in the places into *values*, and put back what is *shared*."""
+    for number, (space, name) in enumerate(_SPACES):
+        values[number] = value = space[name]
+        if value is not shared[number]:
+            space[name] = shared[number]
 
 
 @dataclass(slots=True)

@@ -20,7 +20,6 @@ _KNOWN_BYTES = 4 * ctypes.sizeof(ctypes.c_void_p)
 if _BODY_BYTES != _KNOWN_BYTES:
     raise ImportError(f"distsim knows dicts of {_KNOWN_BYTES} bytes beside the head, this Python's have {_BODY_BYTES}")
 _Body = ctypes.c_char * _BODY_BYTES
-_ALL = slice(None)
 
 
 class SharedImports:
@@ -64,8 +63,8 @@ class ModuleTable:
             self._seen = self._shared.collected = len(names)
 
     def _exchange(self) -> None:
-        # No call, no allocation that the collector knows, no backward jump: neither another thread nor a
+        # No call of Python, no allocation that the collector knows, no backward jump: neither another thread nor a
         # finalizer can see the dicts between the two stores.
         here: Any = self._here
         there: Any = self._there
-        here[_ALL], there[_ALL] = there[_ALL], here[_ALL]
+        here.raw, there.raw = there.raw, here.raw
