@@ -25,7 +25,7 @@ def by_site(index: EvidenceIndex, log: GroupLog, seq: int) -> Divergence | None:
     named only if its lines are the majority's lines, skipped, repeated or swapped, and its own
     past does not explain it.
     """
-    met = lane.meetings[seq]
+    met = log.meetings[seq]
     came = [met[rank] for rank in log.group.ranks if rank in met and met[rank].site]
     # A callback runs at once, on its caller's stack, or later, in a thread of torch's: the line is the same.
     alike = len({call.thread for call in came}) == 1
