@@ -81,6 +81,7 @@ class Notes:
     profile_with_shapes: bool = False
     """`record_shapes` of the profile that begins."""
 
+
 _set_torch_rng, _get_torch_rng = torch.default_generator.set_state, torch.default_generator.get_state
 
 
