@@ -466,9 +466,8 @@ class Monitor:
         with contextlib.suppress(OSError, ValueError):
             width = os.get_terminal_size(sys.stderr.fileno()).columns
         if width:
-            said = textwrap.fill(
-                said, max(width, 20), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-            )
+            words = textwrap.TextWrapper(max(width, 20), "", "  ", break_long_words=False, break_on_hyphens=False)
+            said = words.fill(said)
         with contextlib.suppress(OSError):
             print(said, file=sys.stderr, flush=True)
 
@@ -574,17 +573,13 @@ class Monitor:
                 self._print_places()
             self._write()
         self.together.goodbye()
-        if not self.diagnoses:
-            if self._ours():
-                shutil.rmtree(self.directory, ignore_errors=True)
+        if not self.diagnoses and self._ours():
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def _ours(self) -> bool:
         """A folder that we chose, in memory: nobody would look there for a healthy job's rings."""
-        return (
-            not (self.directory / "launcher.json").exists()
-            and self.directory.parent == default_directory("x").parent
-            and not self.settings.directory
-        )
+        chosen = self.directory.parent == default_directory("x").parent and not self.settings.directory
+        return chosen and not (self.directory / "launcher.json").exists()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -596,10 +591,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the ranks; the report follows
     with contextlib.suppress(OSError):
         os.nice(5)  # the ranks come first
-    settings = Settings.read()
     from distsim.debug.steady import Steady
 
-    return Steady(args.directory, settings, args.job or None).run()
+    return Steady(args.directory, Settings.read(), args.job or None).run()
 
 
 if __name__ == "__main__":
