@@ -465,9 +465,8 @@ class Monitor:
         with contextlib.suppress(OSError, ValueError):
             width = os.get_terminal_size(sys.stderr.fileno()).columns
         if width:
-            said = textwrap.fill(
-                said, max(width, 20), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-            )
+            words = textwrap.TextWrapper(max(width, 20), "", "  ", break_long_words=False, break_on_hyphens=False)
+            said = words.fill(said)
         with contextlib.suppress(OSError):
             print(said, file=sys.stderr, flush=True)
 
@@ -573,14 +572,10 @@ class Monitor:
                 self._print_places()
             self._write()
         self.together.goodbye()
-        if not self.diagnoses:
-            if self._ours():
-                shutil.rmtree(self.directory, ignore_errors=True)
+        if not self.diagnoses and self._ours():
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def _ours(self) -> bool:
         """A folder that we chose, in memory: nobody would look there for a healthy job's rings."""
-        return (
-            not (self.directory / "launcher.json").exists()
-            and self.directory.parent == default_directory("x").parent
-            and not self.settings.directory
-        )
+        chosen = self.directory.parent == default_directory("x").parent and not self.settings.directory
+        return chosen and not (self.directory / "launcher.json").exists()

@@ -16,6 +16,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from types import FrameType, TracebackType
@@ -165,8 +166,19 @@ def is_ours(file: str) -> bool:
 # One form of a path ------------------------------------------------------------------------------
 
 
-def shown_from(folder: str) -> None:
-    """Name files below *folder*, the working folder in which a run starts, relative to it."""
+@contextmanager
+def shown_from(folder: str) -> Iterator[None]:
+    """Name files below *folder*, the working folder in which a run starts, relative to it; afterwards as before: who
+    judges other runs in this process finds their files."""
+    before = _home
+    _call_home(folder)
+    try:
+        yield
+    finally:
+        _call_home(before)
+
+
+def _call_home(folder: str) -> None:
     global _home
     if folder != _home:
         _home = folder

@@ -82,12 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    _leave_threads_behind(code)
+    if argv is None:
+        _leave_threads_behind(code)
     return code
 
 
 def _leave_threads_behind(code: int) -> None:
-    """A rank that was given up may never end, and an interpreter that ends waits for it."""
+    """A rank that was given up may never end, and an interpreter that ends waits for it. Only the command line's own
+    process is ours to end: who calls `main` lives on."""
     beacons = sys.modules.get("distsim.watcher.beacon")
     beacon = None if beacons is None else beacons.here()
     if beacon is not None and beacon.threads_left:

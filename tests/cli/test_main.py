@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -160,3 +161,18 @@ def test_python_dash_m_distsim_works_from_a_bare_clone() -> None:
     done = subprocess.run([sys.executable, "-S", "-m", "distsim", "--help"], cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: distsim")
+
+
+def test_who_calls_it_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulation of this process has left a thread behind: only the command line's own process ends over that."""
+    from distsim.watcher.beacon import Beacon
+
+    page = Beacon()
+    page.leave_threads_behind()
+    monkeypatch.setattr("distsim.watcher.beacon.here", lambda: page)
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    assert main(["topo", "list"]) == 0
+    for number in (page.page_fd, page.stack_fd):
+        os.close(number)
+    assert ended == []

@@ -40,10 +40,8 @@ DISTSIM = str(Path(frames.__file__).with_name("callsite.py"))
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
     """A working folder; the one before is put back."""
-    before = frames._home
-    shown_from(str(tmp_path))
-    yield tmp_path
-    shown_from(before)
+    with shown_from(str(tmp_path)):
+        yield tmp_path
 
 
 @pytest.mark.parametrize(

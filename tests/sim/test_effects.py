@@ -12,6 +12,8 @@ from typing import TextIO
 import pytest
 from sim.running import HEAD, Scripts
 
+from distsim.debug.records.frames import absolute, shown
+
 ATTEMPTS = {
     "a file": 'open(f"made{rank}", "w").write("x")',
     "torch.save over a checkpoint": 'torch.save(t, "good.pt")',
@@ -100,3 +102,13 @@ def test_threads_beside_a_simulation_keep_what_they_write(
     assert (tmp_path / "host.raw").read_text() == "raw"
     gc.collect()
     assert [(tmp_path / f"log{rank}").read_text() for rank in (0, 1)] == ["", ""]
+
+
+def test_a_simulation_elsewhere_leaves_the_names_of_files_as_they_were(
+    script: Scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever watches a job in this process reads the job's source, also after simulating in another folder."""
+    before = absolute("train.py"), shown(str(tmp_path / "train.py"))
+    monkeypatch.chdir(tmp_path)
+    script(HEAD)
+    assert (absolute("train.py"), shown(str(tmp_path / "train.py"))) == before

@@ -287,7 +287,7 @@ def test_a_script_that_simulates_is_watched_too(tmp_path: Path) -> None:
         "    if dist.get_rank() == 1:\n"
         "        sum(range(10**12))\n"
         "    dist.barrier()\n"
-        "distsim.simulate(body, nproc_per_node=2, host_timeout_s=1)\n"
+        "distsim.simulate(body, nproc_per_node=2, host_timeout_s=5)\n"
     )
     (tmp_path / "own.py").write_text(code)
     done = subprocess.run(
