@@ -1,0 +1,290 @@
+"""One accelerator's streams in virtual time: what runs when, and how what runs at once slows each other.
+
+A stream runs its items one after another, as CUDA's do: kernels, marks, waits for marks of other streams, and
+communication kernels, which begin when their turn comes and end when the network says so. The host only puts items
+at the end; it waits for a mark where a program synchronizes.
+
+At once: a communication kernel holds SMs and memory bandwidth from its turn on, also while it waits for its peers;
+what it leaves is shared evenly by the streams whose kernels compute (the hardware's rule is not published: kernels
+that fill the device take turns, small ones could run beside each other and are here given their share only).
+
+Nothing is done until somebody looks. Between two moments that others can see (a communication kernel's turn, a mark
+that is waited for) the device is a small calculation of its own, and the simulation's clock has no event.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import simpy
+
+__all__ = ["Comm", "Kernel", "Load", "Mark", "Stream", "Timeline"]
+
+NEVER = float("inf")
+LEAST_SHARE = 0.05
+"""What is left to compute, however many communication kernels run: they never take the last SM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a communication kernel takes from the kernels beside it, as shares of the device."""
+
+    multiprocessors: float = 0.0
+    memory_bandwidth: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Kernel:
+    """Work of *seconds* on an idle device that cannot begin before the host has launched it."""
+
+    seconds: float
+    launched_s: float
+    memory_bound: bool = False
+    begun_s: float | None = None
+    ended_s: float | None = None
+    on_end: Callable[[Kernel], None] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Mark:
+    """A point in a stream: torch.cuda.Event, or the end of what was put in."""
+
+    launched_s: float
+    reached_s: float | None = None
+    waiters: list[Callable[[], None]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """What follows begins when *mark*, of another stream, has been reached."""
+
+    mark: Mark
+    launched_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Comm:
+    """A communication kernel: *begin* is called when its turn comes; `Timeline.end` when the network is done."""
+
+    launched_s: float
+    load: Load
+    begin: Callable[[], None]
+    begun_s: float | None = None
+    ended_s: float | None = None
+
+
+Item = Kernel | Mark | Wait | Comm
+
+
+class Stream:
+    """Items in their order; the first may be running."""
+
+    __slots__ = ("items", "left_s", "name", "visible")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.items: deque[Item] = deque()
+        self.left_s: float | None = None
+        """Of the kernel that runs: what it would take alone. None: none runs."""
+        self.visible = 0
+        """Items among them whose moment others can see."""
+
+
+class Timeline:
+    """The streams of one device. *env* is the simulation's clock."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+        self._streams: list[Stream] = []
+        self._at_s = 0.0
+        self._comms: list[Comm] = []
+        self._compute_left = self._memory_left = 1.0
+        self._planned_s = NEVER
+        self._inside = False
+
+    # -- the host's side
+
+    def stream(self, name: str) -> Stream:
+        made = Stream(name)
+        self._streams.append(made)
+        return made
+
+    def put(self, stream: Stream, item: Item) -> None:
+        """*item* at the end of *stream*."""
+        begins = not stream.items
+        stream.items.append(item)
+        if type(item) is Comm:
+            stream.visible += 1
+            self._plan()
+        elif begins and self._planned_s < NEVER:
+            self._plan()  # it will share the device with what runs
+
+    def mark(self, stream: Stream, now_s: float) -> Mark:
+        """The point up to which *stream* has been filled."""
+        made = Mark(now_s)
+        self.put(stream, made)
+        return made
+
+    def reached(self, mark: Mark) -> bool:
+        """Whether *mark* has been reached by now."""
+        if mark.reached_s is None:
+            self._plan()
+        return mark.reached_s is not None
+
+    def when_reached(self, mark: Mark, tell: Callable[[], None]) -> None:
+        """Call *tell* once, at the moment at which *mark* is reached; at once if it has been."""
+        if self.reached(mark):
+            tell()
+            return
+        if not mark.waiters:
+            for stream in self._streams:
+                if mark in stream.items:
+                    stream.visible += 1
+        mark.waiters.append(tell)
+        self._plan()
+
+    def end(self, comm: Comm) -> None:
+        """The network has moved the last byte of *comm*."""
+        self._advance(float(self._env.now))
+        comm.ended_s = self._at_s
+        self._comms.remove(comm)
+        self._share()
+        self._plan()
+
+    # -- the device's side
+
+    def _plan(self) -> None:
+        """Come up to now, and come again when something happens, as long as somebody is to see something."""
+        if self._inside:
+            return
+        now_s = float(self._env.now)
+        self._advance(now_s)
+        next_s = NEVER
+        if any(stream.visible for stream in self._streams):
+            next_s = self._next_s(self._running())
+        if next_s != self._planned_s:
+            self._planned_s = next_s
+            if next_s < NEVER:
+                later = self._env.timeout(max(0.0, next_s - now_s))
+                assert later.callbacks is not None
+                later.callbacks.append(lambda _: self._come(next_s))
+
+    def _come(self, planned_s: float) -> None:
+        if planned_s == self._planned_s:  # else something came between, and planned anew
+            self._planned_s = NEVER
+            self._advance(planned_s)  # the clock's sum may be a rounding short of it
+            self._plan()
+
+    def _share(self) -> None:
+        self._compute_left = max(LEAST_SHARE, 1.0 - sum(comm.load.multiprocessors for comm in self._comms))
+        self._memory_left = max(LEAST_SHARE, 1.0 - sum(comm.load.memory_bandwidth for comm in self._comms))
+
+    def _rate(self, kernel: Kernel, computing: int) -> float:
+        left = self._memory_left if kernel.memory_bound else self._compute_left
+        return left / computing
+
+    def _running(self) -> list[tuple[Stream, Kernel]]:
+        return [(s, s.items[0]) for s in self._streams if s.left_s is not None]  # type: ignore[misc]
+
+    def _advance(self, to_s: float) -> None:
+        """Let the device run up to *to_s*."""
+        if self._inside:
+            return
+        self._inside = True
+        try:
+            while True:
+                self._settle()
+                running = self._running()
+                next_s = self._next_s(running)
+                if next_s > to_s:
+                    self._run(running, to_s)
+                    return
+                self._run(running, next_s)
+                for stream, kernel in running:
+                    if stream.left_s is not None and stream.left_s <= 0.0:
+                        self._finish(stream, kernel)
+        finally:
+            self._inside = False
+
+    def _next_s(self, running: list[tuple[Stream, Kernel]]) -> float:
+        """When the next kernel begins or ends, as things are."""
+        found = NEVER
+        many = len(running)
+        for stream, kernel in running:
+            assert stream.left_s is not None
+            found = min(found, self._at_s + stream.left_s / self._rate(kernel, many))
+        for stream in self._streams:
+            if stream.left_s is None and stream.items:
+                launched_s = stream.items[0].launched_s
+                if launched_s > self._at_s:
+                    found = min(found, launched_s)
+        return found
+
+    def _run(self, running: list[tuple[Stream, Kernel]], to_s: float) -> None:
+        """Let what runs run up to *to_s*, where none of it is over before."""
+        passed_s = to_s - self._at_s
+        if passed_s > 0.0:
+            many = len(running)
+            for stream, kernel in running:
+                assert stream.left_s is not None
+                rate = self._rate(kernel, many)
+                left_s = stream.left_s - passed_s * rate
+                # What rounding leaves of a kernel that ends just now would be an event of its own.
+                stream.left_s = left_s if left_s > 1e-15 + 1e-12 * kernel.seconds else 0.0
+            self._at_s = to_s
+
+    def _finish(self, stream: Stream, kernel: Kernel) -> None:
+        stream.items.popleft()
+        stream.left_s = None
+        kernel.ended_s = self._at_s
+        if kernel.on_end is not None:
+            kernel.on_end(kernel)
+
+    def _settle(self) -> None:
+        """All that takes no time and whose turn has come."""
+        again = True
+        while again:
+            again = False
+            for stream in self._streams:
+                while stream.items and stream.left_s is None and self._turn(stream):
+                    again = True
+
+    def _turn(self, stream: Stream) -> bool:
+        """Whether the first item of *stream* has gone or begun."""
+        item = stream.items[0]
+        if item.launched_s > self._at_s:
+            return False
+        if type(item) is Kernel:
+            item.begun_s = self._at_s
+            stream.left_s = item.seconds
+            if item.seconds <= 0.0:
+                self._finish(stream, item)
+            return True
+        if type(item) is Mark:
+            stream.items.popleft()
+            item.reached_s = self._at_s
+            if item.waiters:
+                stream.visible -= 1
+                for tell in item.waiters:
+                    tell()
+                item.waiters.clear()
+            return True
+        if type(item) is Wait:
+            if item.mark.reached_s is None:
+                return False
+            stream.items.popleft()
+            return True
+        assert type(item) is Comm
+        if item.ended_s is not None:
+            stream.items.popleft()
+            return True
+        if item.begun_s is None:
+            item.begun_s = self._at_s
+            stream.visible -= 1
+            self._comms.append(item)
+            self._share()
+            item.begin()
+            return True
+        return False
