@@ -1,0 +1,46 @@
+"""Tensors on a simulated accelerator: shape, strides, dtype, device and storage are true, the data is not there.
+
+`torch.Tensor._make_wrapper_subclass` makes a tensor without data, of a class of ours; assigning it to `.data` of a
+plain tensor gives that one its device, its storage and all else (`Variable::set_data` shares the storage and keeps
+the class). Nothing that a program can ask then tells it from a tensor on a GPU, except for its data pointer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["carrier", "under_meta"]
+
+
+class _Bare(Tensor):
+    """What a carrier is made from; seen by nobody."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _COMPATIBLE:
+            return True  # set_data asks whether the two are of one kind
+        raise AssertionError(f"{func} reached a bare carrier")
+
+
+_COMPATIBLE = torch.ops.aten._has_compatible_shallow_copy_type.default
+_make = Tensor._make_wrapper_subclass
+_empty = torch.empty
+
+
+def carrier(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor on *device* with a storage of its own that holds no data. No dispatch mode may be active."""
+    made = _empty(0)
+    made.data = _make(_Bare, size, stride, dtype=dtype, device=device)
+    return made
+
+
+def under_meta(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call *func*, an operator that makes a view or changes what a tensor looks like, by its meta kernel: it shares
+    storages and computes nothing."""
+    with torch._C._DisableTorchDispatch(), torch._C._PreserveDispatchKeyGuard():
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        return func(*args, **kwargs)
