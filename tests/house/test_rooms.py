@@ -19,7 +19,6 @@ LONGER = {
     "debug/report/render.py": 440,
     "debug/rings/layout.py": 460,
     "debug/rings/reader.py": 470,
-    "distsim/scenario/reproduce/write_program.py": 480,
     "distsim/sim/c10d/group.py": 520,
     "distsim/sim/c10d/stores.py": 520,
     "distsim/sim/faults/injector.py": 430,

@@ -17,8 +17,8 @@ from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
 from distsim.scenario import find_scenarios, load_scenario, run_scenario
 from distsim.scenario.reproduce import reproduce as reproduce_module
+from distsim.scenario.reproduce.calls import calls_of
 from distsim.scenario.reproduce.loops import looped
-from distsim.scenario.reproduce.write_program import calls_of
 from distsim.scenario.run import simulate_scenario
 from tests.scenario.made import made
 
