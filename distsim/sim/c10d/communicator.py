@@ -33,8 +33,6 @@ class Arrival:
     work: SimWork
     inputs: Tensors = ()
     outputs: Tensors = ()
-    extra: object = None
-    """What the operation's data function needs besides tensors."""
     sums: list[tuple[int | None, int | None]] | None = None
     """Checksums of the inputs when the call was made, and how often torch had counted a write to each (guards.py)."""
 

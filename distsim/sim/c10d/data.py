@@ -11,31 +11,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed import ReduceOp
 
-__all__ = ["Tensors", "copy_into", "reduce_op_name", "reduce_tensors"]
+__all__ = ["Tensors", "copy_into", "reduce_tensors"]
 
 Tensors = Sequence[Tensor]
-
-_NAMES = {
-    ReduceOp.SUM: "SUM",
-    ReduceOp.AVG: "AVG",
-    ReduceOp.PRODUCT: "PRODUCT",
-    ReduceOp.MIN: "MIN",
-    ReduceOp.MAX: "MAX",
-    ReduceOp.BAND: "BAND",
-    ReduceOp.BOR: "BOR",
-    ReduceOp.BXOR: "BXOR",
-    ReduceOp.PREMUL_SUM: "PREMUL_SUM",
-}
-
-
-def reduce_op_name(op: object) -> str:
-    """`"SUM"` for `ReduceOp.SUM`, as enum value or as `ReduceOp` object."""
-    for value, name in _NAMES.items():
-        if op == value:
-            return name
-    return str(op)
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:
