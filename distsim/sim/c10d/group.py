@@ -7,15 +7,18 @@ operation moves and computes.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import ReduceOp, Work
+from torch.distributed import distributed_c10d
 
 from distsim.debug.evidence import guard_findings as seen
 from distsim.debug.records import P2P, CallRecord, CallWait, Group, State
@@ -23,7 +26,7 @@ from distsim.debug.words.error_text import error_line
 from distsim.sim.c10d import refusals
 from distsim.sim.c10d.buffers import as_gloo_sees
 from distsim.sim.c10d.communicator import Arrival, Communicator
-from distsim.sim.c10d.data import reduce_op_name
+from distsim.sim.c10d.data import Tensors, reduce_op_name
 from distsim.sim.c10d.monitored_barrier import monitored_barrier
 from distsim.sim.c10d.operations import OPERATIONS
 from distsim.sim.c10d.work import SimWork
@@ -33,6 +36,8 @@ from distsim.sim.observe.user_stack import call_stack, handle_is_the_users
 __all__ = ["SimGroup"]
 
 _UNSET = timedelta(milliseconds=-1)
+_TORCH = distributed_c10d.__file__
+_dtype_names: dict[torch.dtype, str] = {}
 
 
 class SimGroup(dist.ProcessGroup):
@@ -162,7 +167,8 @@ class SimGroup(dist.ProcessGroup):
         outputs: Sequence[Tensor],
         opts: Any = None,
         *,
-        shapes_of: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
+        meet: Callable[[Arrival], None] | None = None,
+        memory: tuple[Tensors, Tensors] | None = None,
         reduce_op: Any = None,
         root: int | None = None,
         peer: int | None = None,
@@ -172,34 +178,34 @@ class SimGroup(dist.ProcessGroup):
         is_async: bool | None = None,
         extra: Any = None,
     ) -> Arrival:
-        """Record the call and make its handle; the caller passes both to the communicator."""
+        """Record the call, make its handle, and have it *meet* those of the others. *memory*: what of the inputs
+        and outputs the network moves, where not they themselves."""
         task = current_task()
         if task is None or task.process is not self._process:
             raise RuntimeError(f"{op} on a simulated process group outside its rank")
-        world = task.world
+        process, world = task.process, task.world
         world.ticks += 1
         task.compute(world.cluster.cpu.op_overhead_s)
         if world.schedule is not None:
-            task.compute(world.schedule.delay_s(self._process.rank, len(self._process.records)))
-        task.flush()
-        if self._communicator.broken is not None:
-            raise RuntimeError(self._communicator.broken)
-        kind = "p2p" if op in ("send", "recv") else "collective"
-        self._numbers[kind] += 1
-        stack = call_stack(sys._getframe(2))
+            task.compute(world.schedule.delay_s(process.rank, len(process.records)))
+        caller = sys._getframe(2)
+        is_async = bool(getattr(opts, "asyncOp", False)) if is_async is None else is_async
+        at_once = is_async or meet is None or not _waits_next(caller) or self._is_looked_at(task)
+        if at_once:
+            task.flush()
+            self._refuse_if_broken()
+        stack = call_stack(caller)
         ranks = self._group.ranks
-        shown_in, shown_out = shapes_of or (inputs, outputs)
-        dtypes = [str(t.dtype).removeprefix("torch.") for t in (shown_in or shown_out)]
-        if len(set(dtypes)) == 1:
+        dtypes = [_dtype_name(t.dtype) for t in (inputs or outputs)]
+        if len(dtypes) > 1 and len(set(dtypes)) == 1:
             dtypes = dtypes[:1]
-        process = self._process
         record = CallRecord(
             rank=process.rank,
             group=self._group,
-            seq=self._numbers[kind],
+            seq=0,
             op=op,
-            input_shapes=tuple(tuple(t.shape) for t in shown_in),
-            output_shapes=tuple(tuple(t.shape) for t in shown_out),
+            input_shapes=_shapes(inputs),
+            output_shapes=_shapes(outputs),
             dtypes=tuple(dtypes),
             reduce_op=None if reduce_op is None else reduce_op_name(reduce_op),
             root=None if root is None else ranks[root],
@@ -208,41 +214,79 @@ class SimGroup(dist.ProcessGroup):
             input_splits=None if splits is None else splits[0],
             output_splits=None if splits is None else splits[1],
             nbytes=nbytes,
-            is_async=bool(getattr(opts, "asyncOp", False)) if is_async is None else is_async,
+            is_async=is_async,
             site=stack[0] if stack else None,
             stack=stack,
             thread=task.name,
             issued_s=task.now_s(),
-            index=len(process.records),
         )
-        if record.is_async and not handle_is_the_users(sys._getframe(2)):
+        if is_async and not handle_is_the_users(caller):
             record.waited = True
-        process.records.append(record)
+        timeout = getattr(opts, "timeout", None)
+        own = timeout is not None and timeout.total_seconds() > 0 and timeout != self._timeout
+        limit: timedelta = timeout if own and timeout is not None else self._timeout
+        work = SimWork(
+            process,
+            record,
+            world.env.event(),
+            list(outputs),
+            limit.total_seconds(),
+            own or self._explicit,
+            lambda seconds: refusals.timeout_error(self.name(), record, seconds),
+            lambda error: self._communicator.break_up(error, work),
+        )
+        received, given = (tuple(inputs), tuple(outputs)) if memory is None else memory
+        arrival = Arrival(process, record, work, received, given, extra)
+        if at_once or meet is None:
+            self._number(record)
+            self._tell_others(task, arrival)
+            if meet is not None:
+                meet(arrival)
+        else:
+            task.arrive(lambda: self._arrive(arrival, meet))
+        return arrival
+
+    def _is_looked_at(self, task: RankTask) -> bool:
+        """Whether somebody wants to see the call in the thread that makes it."""
+        world, process = task.world, task.process
+        return (
+            world.faults is not None
+            or world.schedule is not None
+            or world.lookahead is not None
+            or process.recorder is not None
+            or len(process.tasks) > 1
+        )
+
+    def _arrive(self, arrival: Arrival, meet: Callable[[Arrival], None]) -> None:
+        """The world has caught up with a rank that waits for the call it has made."""
+        self._refuse_if_broken()
+        self._number(arrival.record)
+        meet(arrival)
+
+    def _refuse_if_broken(self) -> None:
+        if self._communicator.broken is not None:
+            raise RuntimeError(self._communicator.broken)
+
+    def _number(self, record: CallRecord) -> None:
+        kind = "p2p" if record.op in P2P else "collective"
+        self._numbers[kind] += 1
+        record.seq = self._numbers[kind]
+        records = self._process.records
+        record.index = len(records)
+        records.append(record)
+
+    def _tell_others(self, task: RankTask, arrival: Arrival) -> None:
+        """All who look at calls: profiler, guards, a scenario's faults."""
+        process, world, record = task.process, task.world, arrival.record
         if process.recorder is not None:
-            process.recorder.call(record, self.name(), any(tensor.is_sparse for tensor in inputs))
+            process.recorder.call(record, self.name(), any(tensor.is_sparse for tensor in arrival.inputs))
         inside = next(filter(None, (_inside(other, record) for other in process.tasks if other is not task)), None)
         if inside is not None and world.lookahead is None:
             world.findings.append(seen.race(record, inside))
             world.stop_for_fault()
         if world.faults is not None:
             world.faults.on_call(task, record)
-        timeout = getattr(opts, "timeout", None)
-        own = timeout is not None and timeout.total_seconds() > 0 and timeout != self._timeout
-        limit: timedelta = timeout if own and timeout is not None else self._timeout
-        limit_s = limit.total_seconds()
-        work = SimWork(
-            process,
-            record,
-            world.env.event(),
-            list(outputs),
-            limit_s,
-            own or self._explicit,
-            lambda seconds: refusals.timeout_error(self.name(), record, seconds),
-            lambda error: self._communicator.break_up(error, work),
-        )
-        arrival = Arrival(process, record, work, tuple(inputs), tuple(outputs), extra)
         world.guards.on_arrival(arrival)
-        return arrival
 
     def _collective(
         self, op: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], opts: Any, **facts: Any
@@ -251,18 +295,19 @@ class SimGroup(dist.ProcessGroup):
         flavour = self._flavour(some[0].device) if some else self.name()
         refusals.refuse(op, flavour, some, facts.get("reduce_op"))
         memory = as_gloo_sees(op, self.rank(), inputs, outputs)
-        arrival = self._call(op, inputs, outputs, opts, **facts)
-        arrival.inputs, arrival.outputs = memory
         operation = OPERATIONS[op]
         communicator = self._communicator
-        communicator.arrive(
-            arrival.record.seq,
-            self.rank(),
-            arrival,
-            lambda members: operation.transfer(communicator, flavour, members),
-            operation.data,
-        )
-        return arrival.work
+
+        def meet(arrival: Arrival) -> None:
+            communicator.arrive(
+                arrival.record.seq,
+                self.rank(),
+                arrival,
+                lambda members: operation.transfer(communicator, flavour, members),
+                operation.data,
+            )
+
+        return self._call(op, inputs, outputs, opts, meet=meet, memory=memory, **facts).work
 
     # -- collectives
 
@@ -405,25 +450,22 @@ class SimGroup(dist.ProcessGroup):
         tensors = _tensor_list(tensors)
         self._check_peer("send", dst, tensors, tag)
         facts: dict[str, Any] = {"peer": dst, "tag": tag, "nbytes": _nbytes(tensors), "is_async": _caller_is("isend")}
-        arrival = self._call("send", tensors, [], **facts)
-        self._communicator.send(self.rank(), dst, tag, arrival)
-        return arrival.work
+        meet = functools.partial(self._communicator.send, self.rank(), dst, tag)
+        return self._call("send", tensors, [], meet=meet, **facts).work
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
         tensors = _tensor_list(tensors)
         self._check_peer("recv", src, tensors, tag)
         facts: dict[str, Any] = {"peer": src, "tag": tag, "nbytes": _nbytes(tensors), "is_async": _caller_is("irecv")}
-        arrival = self._call("recv", [], tensors, **facts)
-        self._communicator.recv(src, self.rank(), tag, arrival)
-        return arrival.work
+        meet = functools.partial(self._communicator.recv, src, self.rank(), tag)
+        return self._call("recv", [], tensors, meet=meet, **facts).work
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         tensors = _tensor_list(tensors)
         refusals.refuse("recv", self._flavour(tensors[0].device), tensors, None, tag=tag)
         facts: dict[str, Any] = {"peer": None, "tag": tag, "nbytes": _nbytes(tensors), "is_async": _caller_is("irecv")}
-        arrival = self._call("recv", [], tensors, **facts)
-        self._communicator.recv(None, self.rank(), tag, arrival)
-        return arrival.work
+        meet = functools.partial(self._communicator.recv, None, self.rank(), tag)
+        return self._call("recv", [], tensors, meet=meet, **facts).work
 
     # -- coalescing: on CPU every call goes out by itself, as on gloo
 
@@ -476,6 +518,24 @@ class _Timeout:
 
     def __init__(self, timeout: timedelta | None) -> None:
         self.timeout = timeout or _UNSET
+
+
+def _waits_next(frame: FrameType | None) -> bool:
+    """Whether a function of torch.distributed made the call: unless it was asked not to, it waits for it at once."""
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename == _TORCH
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    name = _dtype_names.get(dtype)
+    if name is None:
+        name = _dtype_names[dtype] = str(dtype).removeprefix("torch.")
+    return name
+
+
+def _shapes(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    return tuple([tuple(tensor.shape) for tensor in tensors])
 
 
 def _inside(task: RankTask, record: CallRecord) -> CallRecord | None:
