@@ -95,7 +95,7 @@ def _flat(given: Sequence[Any]) -> Sequence[Any]:
     if not given or not isinstance(given[0], (list, tuple)):
         return given
     if len(given) == 1:
-        return given[0]  # type: ignore[no-any-return]
+        return given[0]
     return [tensor for part in given for tensor in _tensors(part)]
 
 
@@ -212,7 +212,7 @@ def _by_splits(op: str, fields: Fields, method: str) -> Reader:
 
 def _message(op: str, fields: Fields, method: str) -> Reader:
     """(tensors, rank in the group, tag), or (tensors, tag) where it may come from any rank."""
-    names = (("tensors", "arg0"), ("dstRank", "srcRank"), ("tag",))
+    names: tuple[tuple[str, ...], ...] = (("tensors", "arg0"), ("dstRank", "srcRank"), ("tag",))
     if method == "recv_anysource":
         names = (names[0], ("tag", "arg1"))
     num, sends = len(names), op == "send"

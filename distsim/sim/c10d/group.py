@@ -10,33 +10,32 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import lru_cache
-from types import FrameType
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import Work
-from torch.distributed import c10d_logger
 
 from distsim.debug.evidence import guard_findings as seen
 from distsim.debug.records import P2P, CallRecord, CallWait, Group, State
-from distsim.debug.records.arguments import METHODS, SYNCHRONOUS_P2P, Call, Reader
+from distsim.debug.records.arguments import METHODS, Call, Reader
 from distsim.debug.records.signature import Signature
 from distsim.debug.words.error_text import error_line
 from distsim.sim.c10d import refusals
 from distsim.sim.c10d.buffers import as_gloo_sees
 from distsim.sim.c10d.communicator import Arrival, Communicator
+from distsim.sim.c10d.data import Tensors
 from distsim.sim.c10d.monitored_barrier import monitored_barrier
 from distsim.sim.c10d.operations import OPERATIONS
 from distsim.sim.c10d.work import SimWork
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task, require_task
-from distsim.sim.observe.user_stack import call_stack, handle_is_the_users
+from distsim.sim.observe.user_stack import call_stack, handle_is_the_users, waits_itself
 
 __all__ = ["SimGroup"]
 
-C10D, C10D_LOGGER = vars(c10d), vars(c10d_logger)
+C10D = vars(c10d)
 
 signature_of = lru_cache(4096)(Signature.of)
 
@@ -161,66 +160,111 @@ class SimGroup(dist.ProcessGroup):
 
     # -- the way of every call
 
-    def _call(self, call: Call, is_async: bool, timeout: timedelta | None) -> Arrival:
-        """Record the call and make its handle; the caller passes both to the communicator."""
+    def _call(
+        self,
+        call: Call,
+        is_async: bool,
+        timeout: timedelta | None,
+        meet: Callable[[Arrival], None] | None,
+        memory: tuple[Tensors, Tensors] | None = None,
+    ) -> Arrival:
+        """Record the call, make its handle, and have it *meet* those of the others. *memory*: what of the inputs
+        and outputs the network moves, where not they themselves."""
         task = current_task()
         if task is None or task.process is not self._process:
             raise RuntimeError(f"{call.key[0]} on a simulated process group outside its rank")
-        world = task.world
+        process, world = task.process, task.world
         world.ticks += 1
         task.compute(world.cluster.cpu.op_overhead_s)
         if world.schedule is not None:
-            task.compute(world.schedule.delay_s(self._process.rank, len(self._process.records)))
-        task.flush()
-        if self._communicator.broken is not None:
-            raise RuntimeError(self._communicator.broken)
-        said = signature_of(call.key)
-        p2p = said.op in P2P
-        kind = "p2p" if p2p else "collective"
-        self._numbers[kind] += 1
+            task.compute(world.schedule.delay_s(process.rank, len(process.records)))
         caller = sys._getframe(2)
+        above = caller.f_back  # a function of torch.distributed waits for a synchronous call at once
+        waits_next = above is not None and above.f_globals is C10D
+        at_once = is_async or meet is None or not waits_next or self._is_looked_at(task)
+        if at_once:
+            task.flush()
+            self._refuse_if_broken()
         stack = call_stack(caller)
-        process = self._process
+        said = signature_of(call.key)
         record = said.record(
             rank=process.rank,
             group=self._group,
-            seq=self._numbers[kind],
+            seq=0,
             peer=None if call.peer < 0 else call.peer,
-            tag=call.tag if p2p else None,
+            tag=call.tag if said.op in P2P else None,
             is_async=is_async,
             site=stack[0] if stack else None,
             stack=stack,
             thread=task.name,
             issued_s=task.now_s(),
-            index=len(process.records),
         )
         if is_async and not handle_is_the_users(caller):
             record.waited = True
-        process.records.append(record)
+        own = timeout is not None and timeout.total_seconds() > 0 and timeout != self._timeout
+        limit: timedelta = timeout if own and timeout is not None else self._timeout
+        work = SimWork(
+            process,
+            record,
+            world.env.event(),
+            list(call.outputs),
+            limit.total_seconds(),
+            own or self._explicit,
+            lambda seconds: refusals.timeout_error(self.name(), record, seconds),
+            lambda error: self._communicator.break_up(error, work),
+        )
+        received, given = (tuple(call.inputs), tuple(call.outputs)) if memory is None else memory
+        arrival = Arrival(process, record, work, received, given)
+        if at_once or meet is None:
+            self._number(record)
+            self._tell_others(task, arrival)
+            if meet is not None:
+                meet(arrival)
+        else:
+            task.arrive(lambda: self._arrive(arrival, meet))
+        return arrival
+
+    def _is_looked_at(self, task: RankTask) -> bool:
+        """Whether somebody wants to see the call in the thread that makes it."""
+        world, process = task.world, task.process
+        return (
+            world.faults is not None
+            or world.schedule is not None
+            or world.lookahead is not None
+            or process.recorder is not None
+            or len(process.tasks) > 1
+        )
+
+    def _arrive(self, arrival: Arrival, meet: Callable[[Arrival], None]) -> None:
+        """The world has caught up with a rank that waits for the call it has made."""
+        self._refuse_if_broken()
+        self._number(arrival.record)
+        meet(arrival)
+
+    def _refuse_if_broken(self) -> None:
+        if self._communicator.broken is not None:
+            raise RuntimeError(self._communicator.broken)
+
+    def _number(self, record: CallRecord) -> None:
+        kind = "p2p" if record.op in P2P else "collective"
+        self._numbers[kind] += 1
+        record.seq = self._numbers[kind]
+        records = self._process.records
+        record.index = len(records)
+        records.append(record)
+
+    def _tell_others(self, task: RankTask, arrival: Arrival) -> None:
+        """All who look at calls: profiler, guards, a scenario's faults."""
+        process, world, record = task.process, task.world, arrival.record
         if process.recorder is not None:
-            process.recorder.call(record, self.name(), any(tensor.is_sparse for tensor in call.inputs))
+            process.recorder.call(record, self.name(), any(tensor.is_sparse for tensor in arrival.inputs))
         inside = next(filter(None, (_inside(other, record) for other in process.tasks if other is not task)), None)
         if inside is not None and world.lookahead is None:
             world.findings.append(seen.race(record, inside))
             world.stop_for_fault()
         if world.faults is not None:
             world.faults.on_call(task, record)
-        own = timeout is not None and timeout.total_seconds() > 0 and timeout != self._timeout
-        limit: timedelta = timeout if own and timeout is not None else self._timeout
-        limit_s = limit.total_seconds()
-        work = SimWork(
-            process,
-            record,
-            world.env.event(),
-            list(call.outputs),
-            limit_s,
-            own or self._explicit,
-            lambda seconds: refusals.timeout_error(self.name(), record, seconds),
-            lambda error: self._communicator.break_up(error, work),
-        )
-        arrival = Arrival(process, record, work, tuple(call.inputs), tuple(call.outputs))
         world.guards.on_arrival(arrival)
-        return arrival
 
     def _collective(self, call: Call, timeout: timedelta | None) -> Work:
         op, rank, first = call.key[0], self.rank(), call.first
@@ -228,35 +272,35 @@ class SimGroup(dist.ProcessGroup):
         refusals.refuse_arguments(call, rank, self.size())
         refusals.refuse(call, flavour)
         memory = as_gloo_sees(op, rank, call.inputs, call.outputs)
-        arrival = self._call(call, call.is_async, timeout)
-        arrival.inputs, arrival.outputs = memory
         operation, communicator = OPERATIONS[op], self._communicator
-        communicator.arrive(
-            arrival.record.seq,
-            rank,
-            arrival,
-            lambda members: operation.transfer(communicator, flavour, members),
-            operation.data,
-        )
-        return arrival.work
+
+        def meet(arrival: Arrival) -> None:
+            communicator.arrive(
+                arrival.record.seq,
+                rank,
+                arrival,
+                lambda members: operation.transfer(communicator, flavour, members),
+                operation.data,
+            )
+
+        return self._call(call, call.is_async, timeout, meet, memory).work
 
     def _monitored_barrier(self, call: Call, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        record = self._call(call, False, None).record
+        record = self._call(call, False, None, None).record
         limit = self._timeout if timeout is None else timeout
         monitored_barrier(record, self._communicator.monitored, self.rank(), self.size(), limit, wait_all_ranks)
 
     def _message(self, call: Call, any_source: bool, is_async: bool) -> Work:
         op, me = call.key[0], self.rank()
         refusals.refuse(call, self._flavour(call.first.device))
-        end = None if any_source else call.opts
+        end: Any = None if any_source else call.opts
         if end is not None:
             refusals.refuse_peer(op, end, me, self.size())
-        arrival = self._call(call, is_async, None)
         if op == "send":
-            self._communicator.send(me, end, call.tag, arrival)
+            meet = partial(self._communicator.send, me, end, call.tag)
         else:
-            self._communicator.recv(end, me, call.tag, arrival)
-        return arrival.work
+            meet = partial(self._communicator.recv, end, me, call.tag)
+        return self._call(call, is_async, None, meet).work
 
     # -- coalescing: on CPU every call goes out by itself, as on gloo
 
@@ -310,37 +354,25 @@ def _timeout(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ti
     return found
 
 
-def _waits(frame: FrameType | None) -> bool:
-    """Whether the function of torch.distributed that a program called waits for its message itself: `send` calls
-    `isend`, and `send_object_list` calls `send`."""
-    while frame is not None and (frame.f_globals is C10D or frame.f_globals is C10D_LOGGER):
-        if frame.f_code.co_name in SYNCHRONOUS_P2P:
-            return True
-        frame = frame.f_back
-    return False
-
-
 def _method(name: str, read: Reader) -> Callable[..., Any]:
     def asked(self: SimGroup, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         try:
             return read(self._group.ranks, args, kwargs)
-        except (TypeError, AttributeError, LookupError):  # as pybind says it
-            forms = getattr(dist.ProcessGroup, name).__doc__
-            told = f"{name}(): incompatible function arguments. The following argument types are supported:\n{forms}"
-            raise TypeError(told) from None
+        except (TypeError, AttributeError, LookupError):
+            raise refusals.argument_error(name) from None
 
     def collective(self: SimGroup, *args: Any, **kwargs: Any) -> Work:
         call = asked(self, args, kwargs)
         return self._collective(call, _timeout(call, args, kwargs))
 
     def message(self: SimGroup, *args: Any, **kwargs: Any) -> Work:
-        return self._message(asked(self, args, kwargs), name == "recv_anysource", not _waits(sys._getframe(1)))
+        return self._message(asked(self, args, kwargs), name == "recv_anysource", not waits_itself(sys._getframe(1)))
 
     def monitored(self: SimGroup, *args: Any, **kwargs: Any) -> None:
         self._monitored_barrier(asked(self, args, kwargs), *args, **kwargs)
 
-    ways: dict[str, Callable[..., Any]] = {**dict.fromkeys(("send", "recv", "recv_anysource"), message)}
-    call = ways.get(name, monitored if name == "monitored_barrier" else collective)
+    ways = {"send": message, "recv": message, "recv_anysource": message, "monitored_barrier": monitored}
+    call: Callable[..., Any] = ways.get(name, collective)
     call.__name__ = name
     call.__qualname__ = f"SimGroup.{name}"
     return call

@@ -16,7 +16,15 @@ from distsim.debug.records.arguments import FIELDS, Call
 from distsim.debug.records.signature import REDUCE_OPS
 from distsim.errors import NotSimulated
 
-__all__ = ["connect_error", "even_shares", "refuse", "refuse_arguments", "refuse_peer", "timeout_error"]
+__all__ = [
+    "argument_error",
+    "connect_error",
+    "even_shares",
+    "refuse",
+    "refuse_arguments",
+    "refuse_peer",
+    "timeout_error",
+]
 
 _GLOO_TYPES = frozenset(
     {
@@ -128,6 +136,14 @@ def refuse_arguments(call: Call, rank: int, size: int) -> None:
 
 def _is_root(call: Call, rank: int) -> bool:
     return bool((getattr(call.opts, "rootRank", call.opts) or 0) == rank)
+
+
+def argument_error(method: str) -> TypeError:
+    """What a method of torch's group raises for arguments that are none of its own, as pybind says it."""
+    forms = getattr(dist.ProcessGroup, method).__doc__
+    return TypeError(
+        f"{method}(): incompatible function arguments. The following argument types are supported:\n{forms}"
+    )
 
 
 def refuse_peer(op: str, peer: int, rank: int, size: int) -> None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
+from torch.distributed import c10d_logger
+from torch.distributed import distributed_c10d as c10d
+
 from distsim.debug.records import Site
+from distsim.debug.records.arguments import SYNCHRONOUS_P2P
 from distsim.debug.records.frames import Owner, owner, program_frames, steps, torchs_thread
 
-__all__ = ["call_stack", "handle_is_the_users", "user_stack"]
+__all__ = ["call_stack", "handle_is_the_users", "user_stack", "waits_itself"]
+
+C10D = (vars(c10d), vars(c10d_logger))
 
 
 def user_stack(frame: FrameType | None = None) -> tuple[Site, ...]:
@@ -31,3 +37,13 @@ def handle_is_the_users(frame: FrameType) -> bool:
             return False
         walk = walk.f_back
     return True
+
+
+def waits_itself(frame: FrameType | None) -> bool:
+    """Whether the function of torch.distributed that a program called waits for its message: `send` calls `isend`,
+    and `send_object_list` calls `send`."""
+    while frame is not None and any(frame.f_globals is one for one in C10D):
+        if frame.f_code.co_name in SYNCHRONOUS_P2P:
+            return True
+        frame = frame.f_back
+    return False
