@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, RankState
+from distsim.debug.records.arguments import FIELDS
 
 __all__ = ["Call", "Calls", "calls_of"]
 
 MAX_ELEMENTS = 1 << 16
 """Larger tensors are exchanged for small ones: a reproduction has to run in a moment."""
 
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
+ROOTED = frozenset(op for op, fields in FIELDS.items() if fields.rooted)
 """Flight Recorder does not say the root: the first member does as well, it is the same for all."""
 LEFT_OUT = ("init_process_group", "destroy_process_group", "monitored_barrier")
 
