@@ -15,8 +15,8 @@ from distsim.debug.matching.comparer import Comparer, GroupKey, Suspicion
 from distsim.debug.matching.message_comparer import PAIR
 from distsim.debug.records import CallRecord, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.kinds import Kind
-from distsim.debug.rings import layout as rings
 from distsim.debug.records.signature import Signature
+from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RECORD, Records
 from distsim.scenario.real.namespaces import hosts
 
