@@ -140,7 +140,9 @@ for step in range(4):
 """
 
 
-@pytest.mark.parametrize(("program", "culprits"), [pytest.param(TWO_PAIRS, (2, 3), marks=pytest.mark.soak), (GATHERS_AND_SENDS, (0, 1))])
+@pytest.mark.parametrize(
+    ("program", "culprits"), [pytest.param(TWO_PAIRS, (2, 3), marks=pytest.mark.soak), (GATHERS_AND_SENDS, (0, 1))]
+)
 def test_messages_in_a_loop_take_the_two_ranks_only(
     program: str, culprits: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
