@@ -29,6 +29,8 @@ from distsim.sim.kernel.task import current_process
 __all__ = ["STATE", "Own", "TorchState", "mesh_patches"]
 
 _MISSING = object()
+_set = ModuleType.__setattr__
+"""Past what watched modules do: there are a thousand of them."""
 _IN_GUARD = 64
 """Classes watched by one guard: more make its method resolution order slow to work out."""
 _VALID_VERSION_TAG = 1 << 19
@@ -221,14 +223,15 @@ class TorchState:
         are written to."""
         try:
             self._take_as_everyones()
-            self.adopt([module for name, module in list(sys.modules.items()) if _is_shared(name, module)])
+            imported = list(sys.modules.items())
+            self.adopt([m for name, m in imported if _is_shared(name, getattr(m, "__file__", None))])
             sys.meta_path.insert(0, self._finder)
             yield self
         finally:
             if self._finder in sys.meta_path:
                 sys.meta_path.remove(self._finder)
             for module in self._watched:
-                module.__class__ = ModuleType
+                _set(module, "__class__", ModuleType)
             self._watched.clear()
             self._attributes.clear()
             _forget_meshes()
@@ -268,7 +271,7 @@ class TorchState:
         for module in modules:
             if type(module) is ModuleType:
                 self._watched.append(module)
-                module.__class__ = self._kind
+                _set(module, "__class__", self._kind)
             if not isinstance(module, ModuleType) or id(module) in known or module in self._known:
                 continue
             known[id(module)] = module
@@ -300,11 +303,12 @@ class TorchState:
         return cls not in self._known and bool(cls.__flags__ & _HEAP_TYPE) and _has_guarded_classes(str(cls.__module__))
 
 
-def _is_shared(name: str, module: Any) -> bool:
-    """Whether *module* is torch's, Python's or an installed package's: the user's own are as the host made them."""
+@functools.lru_cache(1 << 14)
+def _is_shared(name: str, file: str | None) -> bool:
+    """Whether a module is torch's, Python's or an installed package's: the user's own are as the host made them."""
     if name.partition(".")[0] in ("sys", "distsim", "__main__", "__mp_main__"):
         return False  # import makes new modules of the type that `sys` has
-    return not is_own_file(getattr(module, "__file__", None))
+    return not is_own_file(file)
 
 
 def _has_guarded_classes(name: str) -> bool:
