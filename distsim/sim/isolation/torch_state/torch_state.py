@@ -29,8 +29,7 @@ from distsim.sim.kernel.task import current_process
 __all__ = ["STATE", "Own", "TorchState", "mesh_patches"]
 
 _MISSING = object()
-_set = ModuleType.__setattr__
-"""Past what watched modules do: there are a thousand of them."""
+_set = ModuleType.__setattr__  # past what watched modules do: there are a thousand of them
 _IN_GUARD = 64
 """Classes watched by one guard: more make its method resolution order slow to work out."""
 _VALID_VERSION_TAG = 1 << 19
@@ -142,8 +141,7 @@ class _Known:
 
 
 class TorchState:
-    """All places, with what is everyone's in them. One for all simulations of this Python (`STATE`): to
-    find the places takes a quarter of a second."""
+    """All places, with what is everyone's in them; to find them takes long: one for all simulations (`STATE`)."""
 
     def __init__(self) -> None:
         self._names: list[_Name] = []
@@ -223,8 +221,7 @@ class TorchState:
         are written to."""
         try:
             self._take_as_everyones()
-            imported = list(sys.modules.items())
-            self.adopt([m for name, m in imported if _is_shared(name, getattr(m, "__file__", None))])
+            self.adopt([m for n, m in list(sys.modules.items()) if _is_shared(n, getattr(m, "__file__", None))])
             sys.meta_path.insert(0, self._finder)
             yield self
         finally:
