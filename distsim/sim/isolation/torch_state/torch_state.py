@@ -14,7 +14,6 @@ import functools
 import importlib.abc
 import importlib.machinery
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -23,6 +22,7 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from distsim.sim.isolation.modules.modules import is_own_file
+from distsim.sim.isolation.torch_state.known import Known
 from distsim.sim.isolation.torch_state.torch_places import CONTENTS, GROWING, MODULES_OF_CLASSES, RANK_KEYED, REBOUND
 from distsim.sim.kernel.task import current_process
 
@@ -125,21 +125,6 @@ class _Guard:
         self.rest()
 
 
-class _Known:
-    """Modules and classes that were seen, without keeping them. The number of one that is gone (`id`) may be given to
-    another."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, weakref.ref[Any]] = {}
-
-    def __contains__(self, thing: Any) -> bool:
-        seen = self._seen.get(id(thing))
-        return seen is not None and seen() is thing
-
-    def add(self, thing: Any) -> None:
-        self._seen[id(thing)] = weakref.ref(thing)
-
-
 class TorchState:
     """All places, with what is everyone's in them; to find them takes long: one for all simulations (`STATE`)."""
 
@@ -151,7 +136,7 @@ class TorchState:
         self._attributes: dict[tuple[int, str], _Name] = {}
         self._watched: list[ModuleType] = []
         self._kind = _watched(self)
-        self._known = _Known()
+        self._known = Known()
         self._importing = 0
         self._finder = _TorchFinder(self)
         self.swapped_anyway: frozenset[tuple[int, str]] = frozenset()
@@ -265,11 +250,12 @@ class TorchState:
         contents: list[_Content] = []
         growing: list[tuple[Any, int, _Content]] = []
         known: dict[int, Any] = {}
-        for module in modules:
-            if type(module) is ModuleType:
-                self._watched.append(module)
-                _set(module, "__class__", self._kind)
-            if not isinstance(module, ModuleType) or id(module) in known or module in self._known:
+        plain = [module for module in modules if type(module) is ModuleType]
+        self._watched += plain
+        for module in plain:
+            _set(module, "__class__", self._kind)
+        for module in self._known.others(modules):
+            if not isinstance(module, ModuleType) or id(module) in known:
                 continue
             known[id(module)] = module
             space = vars(getattr(module, "m", module))
