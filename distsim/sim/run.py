@@ -154,17 +154,13 @@ def _module_spec(name: str) -> ModuleSpec | None:
     return spec
 
 
-def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> dict[str, str]:
-    """What torchrun puts into a worker's environment."""
-    environ = without_launchers(os.environ)
-    environ.update(
-        RANK=str(slot.rank),
-        LOCAL_RANK=str(slot.local_rank),
+def _environ(slots: Sequence[Slot], per_node: int, nodes: int) -> Callable[[Slot], dict[str, str]]:
+    """What torchrun puts into the environment of the worker on a slot."""
+    common = without_launchers(os.environ)
+    common.update(
         WORLD_SIZE=str(len(slots)),
         LOCAL_WORLD_SIZE=str(per_node),
-        GROUP_RANK=str(slot.host),
         GROUP_WORLD_SIZE=str(nodes),
-        ROLE_RANK=str(slot.rank),
         ROLE_NAME="default",
         ROLE_WORLD_SIZE=str(len(slots)),
         MASTER_ADDR=master_address([slot.host for slot in slots]),
@@ -174,7 +170,12 @@ def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> di
         TORCHELASTIC_RUN_ID="none",
         TORCHELASTIC_ERROR_FILE="",
     )
-    return environ
+
+    def of(slot: Slot) -> dict[str, str]:
+        own = {"RANK": slot.rank, "LOCAL_RANK": slot.local_rank, "GROUP_RANK": slot.host, "ROLE_RANK": slot.rank}
+        return common | {name: str(number) for name, number in own.items()}
+
+    return of
 
 
 def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str) -> Outcome:
@@ -242,8 +243,9 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
             if request.conditions is not None:
                 setting = request.conditions.applied_to(setting)
             world = World(setting, Surroundings(live, evidence_of, Lookahead))
+            environ_of = _environ(slots, per_node, nodes)
             for slot in slots:
-                process = world.new_process(slot, _environ(slot, slots, per_node, nodes), sys.argv, rank=slot.rank)
+                process = world.new_process(slot, environ_of(slot), sys.argv, rank=slot.rank)
                 world.start_process(process, enter(process))
             if request.conditions is not None:
                 request.conditions.begin(world)

@@ -37,7 +37,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     # The bench is an idle network by itself, and somebody has to hold its clock.
     "simpy": ("distsim.sim", "distsim.network", "distsim.collectives", "distsim.cli.bench"),
     "networkx": ("distsim.cluster", "distsim.debug.diagnosis.waits.wait_graph"),
-    "pydantic": ("distsim.cluster", "distsim.scenario", "distsim.calibration"),
+    "pydantic": ("distsim.scenario",),
     "rich": (
         "distsim.report",
         "distsim.cli",

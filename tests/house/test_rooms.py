@@ -23,7 +23,7 @@ LONGER = {
     "distsim/sim/c10d/group.py": 520,
     "distsim/sim/c10d/stores.py": 520,
     "distsim/sim/faults/injector.py": 430,
-    "distsim/sim/isolation/torch_state/torch_state.py": 450,
+    "distsim/sim/isolation/torch_state/torch_state.py": 435,
     "realexec/launch.py": 450,
 }
 """Files over 400 lines, and how many they may have: numbers here only fall."""
