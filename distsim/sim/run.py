@@ -22,6 +22,7 @@ from distsim.debug.records.frames import shown_from
 from distsim.errors import RankFailure, UsageError
 from distsim.network import Network
 from distsim.sim.conditions import Conditions, RunRequest
+from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
 from distsim.sim.isolation.environ import without_launchers
 from distsim.sim.isolation.output import RankStream, open_streams
@@ -237,6 +238,7 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
                 torch_rng=_fresh_rng(),
                 open_streams=streams_of,
                 guards=Guards(),
+                faults=Faults,
                 on_progress=None if request.progress is None else on_progress,
             )
             if request.conditions is not None:
@@ -249,7 +251,7 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
                 request.conditions.begin(world)
             try:
                 with (
-                    world.faults.patches() if world.faults is not None else contextlib.nullcontext(),
+                    world.faults.accesses(),
                     world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
                     interruptible(world),
                     world.interrupts.deferred(),

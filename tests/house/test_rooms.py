@@ -22,7 +22,6 @@ LONGER = {
     "distsim/scenario/reproduce/write_program.py": 480,
     "distsim/sim/c10d/group.py": 520,
     "distsim/sim/c10d/stores.py": 520,
-    "distsim/sim/faults/injector.py": 430,
     "distsim/sim/isolation/torch_state/torch_state.py": 450,
     "realexec/launch.py": 450,
 }

@@ -276,8 +276,7 @@ class TCPStore(SimStore):
         refused = dist.DistNetworkError(
             f"The client socket has timed out after {milliseconds}ms while trying to connect to ({host_name}, {port})."
         )
-        if world.faults is not None:
-            world.faults.connect(task, host_name, port, timeout, timeout != DEFAULT_TIMEOUT)
+        world.faults.on_connect(task, host_name, port, timeout, timeout != DEFAULT_TIMEOUT)
         give_up_s = task.now_s() + timeout.total_seconds()
         machine = meant(host_name, task.process)
         address = ("tcp", (machine, port))
