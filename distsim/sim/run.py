@@ -20,7 +20,7 @@ from distsim.cluster import Cluster, Slot, load_cluster
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records.frames import shown_from
 from distsim.errors import RankFailure, UsageError
-from distsim.network import Network
+from distsim.network import make_network
 from distsim.sim.conditions import Conditions, RunRequest
 from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
@@ -189,14 +189,13 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
     cluster = request.on if isinstance(request.on, Cluster) else load_cluster(request.on)
     slots = cluster.place(request.nnodes, request.nproc_per_node)
     env = simpy.Environment()
-    network = Network(
+    network = make_network(
         env,
         cluster,
         fidelity=request.fidelity,
         algo=request.algo,
         proto=request.proto,
         nccl_version=request.nccl_version,
-        seed=request.seed,
     )
     limit_s = request.host_timeout_s or DEFAULT_HOST_TIMEOUT_S
     per_node = max(slot.local_rank for slot in slots) + 1

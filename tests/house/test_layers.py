@@ -35,7 +35,7 @@ API, the pytest plugin, the scenario runner) see everything."""
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     # The bench is an idle network by itself, and somebody has to hold its clock.
-    "simpy": ("distsim.sim", "distsim.network", "distsim.collectives", "distsim.cli.bench"),
+    "simpy": ("distsim.sim", "distsim.network", "distsim.collectives"),
     "networkx": ("distsim.cluster", "distsim.debug.diagnosis.waits.wait_graph"),
     "pydantic": ("distsim.cluster", "distsim.scenario", "distsim.calibration"),
     "rich": (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distsim.cluster import Around, Cluster, load_cluster
-from distsim.network import Network, Transfer
+from distsim.network import Transfer, make_network
 from distsim.scenario import Result
 from tests.scenario.made import STEPS, made, ran
 
@@ -103,7 +103,7 @@ def test_what_is_under_way_goes_on_over_the_other_spine(cluster: Cluster, fideli
 
     def run(dead: list[int], lead: bool) -> tuple[float, float]:
         env = simpy.Environment()
-        network = Network(env, cluster, fidelity=fidelity)
+        network = make_network(env, cluster, fidelity=fidelity)
         done = network.collective(Transfer("all_reduce", flavour, tuple(cluster.devices), 64 << 20))
 
         def at(delay_s: float, call: object) -> None:
