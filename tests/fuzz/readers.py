@@ -280,7 +280,7 @@ def _command(*words: str) -> None:
 def _rings() -> dict[str, bytes]:
     from distsim.debug.rings import layout as rings
     from distsim.debug.rings.jobdir import ring_path
-    from distsim.debug.rings.layout import RingWriter
+    from distsim.debug.rings.writer import RingWriter
 
     files: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory() as made:

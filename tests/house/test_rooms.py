@@ -17,7 +17,6 @@ LONGER = {
     "debug/evidence/rank_state.py": 470,
     "debug/monitor/loop.py": 600,
     "debug/report/render.py": 440,
-    "debug/rings/layout.py": 460,
     "debug/rings/reader.py": 470,
     "distsim/scenario/reproduce/write_program.py": 480,
     "distsim/sim/c10d/group.py": 520,
