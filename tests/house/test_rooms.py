@@ -20,7 +20,6 @@ LONGER = {
     "debug/rings/reader.py": 470,
     "distsim/scenario/reproduce/write_program.py": 480,
     "distsim/sim/c10d/group.py": 520,
-    "distsim/sim/c10d/stores.py": 520,
     "distsim/sim/isolation/torch_state/torch_state.py": 450,
     "realexec/launch.py": 450,
 }
