@@ -180,7 +180,7 @@ def test_namespaces_reach_each_other_until_the_plug_is_pulled() -> None:
 
 @pytest.mark.slow
 @needs_namespaces
-@pytest.mark.parametrize("backend", ["sim", "gloo"])
+@pytest.mark.parametrize("backend", ["sim", pytest.param("gloo", marks=pytest.mark.soak)])
 def test_a_host_that_is_cut_off_is_the_diagnosis_simulated_and_for_real(tmp_path: Path, backend: str) -> None:
     """The same file, the same verdict: the ranks behind the cut, at the call at which it struck."""
     fault = "faults = [{ what = 'nic_down', nic = 'n2/nic0', call = 'all_reduce #50' }]"
