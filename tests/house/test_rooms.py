@@ -14,7 +14,6 @@ from tests.house.tree import CODE, ROOT, imports_of, modules, python_files
 MOST_ENTRIES = 13
 MOST_LINES = 400
 LONGER = {
-    "debug/evidence/rank_state.py": 470,
     "debug/monitor/loop.py": 600,
     "debug/rings/reader.py": 470,
     "distsim/scenario/reproduce/write_program.py": 480,
