@@ -20,8 +20,9 @@ from distsim.cluster import Cluster, Slot, load_cluster
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records.frames import shown_from
 from distsim.errors import RankFailure, UsageError
-from distsim.network import Network
+from distsim.network import make_network
 from distsim.sim.conditions import Conditions, RunRequest
+from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
 from distsim.sim.isolation.environ import without_launchers
 from distsim.sim.isolation.output import RankStream, open_streams
@@ -189,14 +190,13 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
     cluster = request.on if isinstance(request.on, Cluster) else load_cluster(request.on)
     slots = cluster.place(request.nnodes, request.nproc_per_node)
     env = simpy.Environment()
-    network = Network(
+    network = make_network(
         env,
         cluster,
         fidelity=request.fidelity,
         algo=request.algo,
         proto=request.proto,
         nccl_version=request.nccl_version,
-        seed=request.seed,
     )
     limit_s = request.host_timeout_s or DEFAULT_HOST_TIMEOUT_S
     per_node = max(slot.local_rank for slot in slots) + 1
@@ -238,6 +238,7 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
                 torch_rng=_fresh_rng(),
                 open_streams=streams_of,
                 guards=Guards(),
+                faults=Faults,
                 on_progress=None if request.progress is None else on_progress,
             )
             if request.conditions is not None:
@@ -251,7 +252,7 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
                 request.conditions.begin(world)
             try:
                 with (
-                    world.faults.patches() if world.faults is not None else contextlib.nullcontext(),
+                    world.faults.accesses(),
                     world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
                     interruptible(world),
                     world.interrupts.deferred(),

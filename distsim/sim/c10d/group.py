@@ -224,8 +224,7 @@ class SimGroup(dist.ProcessGroup):
         if inside is not None and world.lookahead is None:
             world.findings.append(seen.race(record, inside))
             world.stop_for_fault()
-        if world.faults is not None:
-            world.faults.on_call(task, record)
+        world.faults.on_call(task, record)
         timeout = getattr(opts, "timeout", None)
         own = timeout is not None and timeout.total_seconds() > 0 and timeout != self._timeout
         limit: timedelta = timeout if own and timeout is not None else self._timeout
