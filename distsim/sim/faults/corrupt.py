@@ -57,8 +57,10 @@ class _Corrupt(Fault[Corrupt]):
                     self.world.stop_for_fault()
 
     def _meant(self, record: CallRecord) -> bool:
-        call = self.rule.when.call
-        return self.active if call is None else self.struck_s is None and call.matches(record)
+        when = self.rule.when
+        if when.call is None:
+            return when.start_s <= float(self.world.env.now) < when.end_s
+        return self.struck_s is None and when.call.matches(record)
 
     def findings(self) -> list[Finding]:
         return self._found

@@ -61,11 +61,6 @@ class Fault(Generic[R]):
         if self.struck_s is None:
             self.struck_s = float(self.world.env.now)
 
-    @property
-    def active(self) -> bool:
-        """Whether it is its time."""
-        return self.rule.when.start_s <= float(self.world.env.now) < self.rule.when.end_s
-
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
         later(self.world, delay_s, call)
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from distsim.debug.records.frames import Owner, owner
-from distsim.sim.faults.fault import Fault, Rule, check_ranks, of_ranks
+from distsim.sim.faults.fault import Rule, check_ranks, of_ranks
+from distsim.sim.faults.lasting import Lasting
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.isolation.resemblance import resembling
 
@@ -47,7 +48,7 @@ class SlowStorage(Rule):
         return _SlowStorage(self, world, number)
 
 
-class _SlowStorage(Fault[SlowStorage]):
+class _SlowStorage(Lasting[SlowStorage]):
     def __init__(self, rule: SlowStorage, world: World, number: int) -> None:
         super().__init__(rule, world, number)
         self._accesses = Counter[int]()

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from distsim.debug.records import Finding, Phase, StoreWait
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.stack_tree import format_ranks
-from distsim.sim.faults.fault import Fault, Rule, check_ranks, of_ranks
+from distsim.sim.faults.fault import Rule, check_ranks, of_ranks
+from distsim.sim.faults.lasting import Lasting
 
 if TYPE_CHECKING:
     import simpy
@@ -43,7 +44,7 @@ class StoreUnreachable(Rule):
 R = TypeVar("R", bound=Rule)
 
 
-class Unreached(Fault[R]):
+class Unreached(Lasting[R]):
     """Ranks that knock in vain: for good, or until the rule's time is over."""
 
     def __init__(self, rule: R, world: World, number: int) -> None:
@@ -66,7 +67,7 @@ class Unreached(Fault[R]):
         )
         reached = self.world.env.event()
         if when.for_s is not None:
-            self.later(max(1e-9, when.end_s - task.now_s()), lambda: _open(reached))
+            self.later(max(1e-9, self.until_s - task.now_s()), lambda: _open(reached))
         else:
             self._cut_off.append(process.rank)
         why = StoreWait((f"{host_name}:{port}",), "the store's server")

@@ -7,7 +7,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distsim.sim.faults.fault import Fault, Rule, check_ranks, of_ranks
+from distsim.sim.faults.fault import Rule, check_ranks, of_ranks
+from distsim.sim.faults.lasting import Lasting
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
@@ -40,7 +41,7 @@ class Jitter(Rule):
         return _Jitter(self, world, number)
 
 
-class _Jitter(Fault[Jitter]):
+class _Jitter(Lasting[Jitter]):
     def compute_s(self, process: SimProcess, start_s: float, seconds: float) -> float:
         rule = self.rule
         if rule.ranks is not None and process.rank not in rule.ranks:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distsim.debug.records import CallRecord
-from distsim.sim.faults.fault import Fault
+from distsim.sim.faults.lasting import Lasting
 from distsim.sim.faults.ranks.rank_fault import RankRule
 
 if TYPE_CHECKING:
@@ -40,13 +40,14 @@ class Straggler(RankRule):
         return _Straggler(self, world, number)
 
 
-class _Straggler(Fault[Straggler]):
+class _Straggler(Lasting[Straggler]):
     def __init__(self, rule: Straggler, world: World, number: int) -> None:
         super().__init__(rule, world, number)
         self._draws: dict[int, random.Random] = {}
         """By rank."""
 
     def on_call(self, task: RankTask, record: CallRecord) -> None:
+        super().on_call(task, record)
         rule = self.rule
         if record.rank in rule.ranks and rule.delay_s > 0.0 and self.active:
             self.hit()
