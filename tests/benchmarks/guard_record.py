@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from distsim.debug.records.arguments import METHODS
-from distsim.debug.rings.layout import RingWriter
+from distsim.debug.rings.writer import RingWriter
 from distsim.realexec.guard import group as guard
 from distsim.realexec.guard.recorder import Recorder
 

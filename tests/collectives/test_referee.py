@@ -6,7 +6,7 @@ import pytest
 import simpy
 
 from distsim.cluster import load_cluster
-from distsim.network import Network, Transfer
+from distsim.network import Transfer, make_network
 from tests.kin import one_in
 
 QUICK = [
@@ -35,7 +35,7 @@ def differs(preset: str, op: str, algo: str | None, size: int, version: str | No
     times = []
     for fidelity in ("fluid", "message"):
         env = simpy.Environment()
-        network = Network(env, cluster, fidelity=fidelity, algo=algo, nccl_version=version)
+        network = make_network(env, cluster, fidelity=fidelity, algo=algo, nccl_version=version)
         times.append(env.run(network.collective(Transfer(op, "nccl", tuple(cluster.devices), size))).end_s)
     return abs(times[0] / times[1] - 1.0)
 

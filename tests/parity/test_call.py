@@ -21,8 +21,8 @@ import distsim
 from distsim.debug.records import CallRecord
 from distsim.debug.records.arguments import FIELDS, METHODS
 from distsim.debug.records.signature import REDUCE_OPS, Signature
-from distsim.debug.rings.layout import RingWriter
 from distsim.debug.rings.reader import RingReader
+from distsim.debug.rings.writer import RingWriter
 from distsim.realexec.guard.group import GuardedGroup
 from distsim.realexec.guard.recorder import Recorder
 

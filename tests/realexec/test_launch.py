@@ -13,7 +13,7 @@ from jobs import HERE, free_port
 
 from distsim.cli import main
 from distsim.debug.evidence.procfs import own_process
-from distsim.realexec.launch import forget_old_runs
+from distsim.realexec.run_folder import forget_old_runs
 
 ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 

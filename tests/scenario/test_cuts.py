@@ -19,7 +19,7 @@ from distsim.scenario.real.cut_hosts import Cuts, cut_off
 from distsim.scenario.real.inject import Injector
 from distsim.scenario.real.namespaces import Hosts, hosts, missing
 from distsim.scenario.real.real import _Ended, _placed, _verdict, _with_texts
-from distsim.sim.faults.rules import LinkFault, PartDown
+from distsim.sim.faults.links.network_fault import NetworkRule
 from tests.scenario.made import made, ran
 
 STEPS = """\
@@ -36,9 +36,9 @@ BOTH = 'on = "ethernet-cpu:3"\nnproc_per_node = 2\n'
 REAL = f'backend = "gloo"\n{BOTH}'
 
 
-def rule(**table: object) -> LinkFault | PartDown:
+def rule(**table: object) -> NetworkRule:
     made = read_faults([table])[0]
-    assert isinstance(made, LinkFault | PartDown)
+    assert isinstance(made, NetworkRule)
     return made
 
 

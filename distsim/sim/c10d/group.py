@@ -228,7 +228,7 @@ class SimGroup(dist.ProcessGroup):
         """Whether somebody wants to see the call in the thread that makes it."""
         world, process = task.world, task.process
         return (
-            world.faults is not None
+            world.faults.planted
             or world.schedule is not None
             or world.lookahead is not None
             or process.recorder is not None
@@ -262,8 +262,7 @@ class SimGroup(dist.ProcessGroup):
         if inside is not None and world.lookahead is None:
             world.findings.append(seen.race(record, inside))
             world.stop_for_fault()
-        if world.faults is not None:
-            world.faults.on_call(task, record)
+        world.faults.on_call(task, record)
         world.guards.on_arrival(arrival)
 
     def _collective(self, call: Call, timeout: timedelta | None) -> Work:
