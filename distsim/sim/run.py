@@ -31,6 +31,7 @@ from distsim.sim.kernel.interrupts import interruptible
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.lookahead import Lookahead
 from distsim.sim.observe.totals import summing_up
+from distsim.sim.observe.user_stack import forget_stacks
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import master_address
@@ -154,9 +155,9 @@ def _module_spec(name: str) -> ModuleSpec | None:
     return spec
 
 
-def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> dict[str, str]:
-    """What torchrun puts into a worker's environment."""
-    environ = without_launchers(os.environ)
+def _environ(inherited: dict[str, str], slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> dict[str, str]:
+    """What torchrun puts into a worker's environment, beside what that has *inherited*."""
+    environ = dict(inherited)
     environ.update(
         RANK=str(slot.rank),
         LOCAL_RANK=str(slot.local_rank),
@@ -167,7 +168,6 @@ def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> di
         ROLE_RANK=str(slot.rank),
         ROLE_NAME="default",
         ROLE_WORLD_SIZE=str(len(slots)),
-        MASTER_ADDR=master_address([slot.host for slot in slots]),
         MASTER_PORT=str(MASTER_PORT),
         TORCHELASTIC_RESTART_COUNT="0",
         TORCHELASTIC_MAX_RESTARTS="0",
@@ -242,8 +242,11 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
             if request.conditions is not None:
                 setting = request.conditions.applied_to(setting)
             world = World(setting, Surroundings(live, evidence_of, Lookahead))
+            inherited = without_launchers(os.environ)
+            inherited["MASTER_ADDR"] = master_address([slot.host for slot in slots])
             for slot in slots:
-                process = world.new_process(slot, _environ(slot, slots, per_node, nodes), sys.argv, rank=slot.rank)
+                environ = _environ(inherited, slot, slots, per_node, nodes)
+                process = world.new_process(slot, environ, sys.argv, rank=slot.rank)
                 world.start_process(process, enter(process))
             if request.conditions is not None:
                 request.conditions.begin(world)
@@ -264,6 +267,7 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
                 if request.conditions is not None:
                     request.conditions.end(world)
     finally:
+        forget_stacks()
         threading.stack_size(stack_bytes)
         if page is not None:
             page.rest()

@@ -79,9 +79,10 @@ class _WorldProxy:
 
 
 def _own_world() -> Any:
-    process = current_process()
-    if process is None:
+    task = current_task()
+    if task is None:
         return _real_world
+    process = task.process
     if process.c10d is None:
         process.c10d = ProcessWorld()
     return process.c10d

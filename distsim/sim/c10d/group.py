@@ -103,6 +103,9 @@ class SimGroup(dist.ProcessGroup):
             raise RuntimeError(f"No backend type associated with device type {device.type}")
         return flavour
 
+    def _flavour_of(self, tensor: Tensor) -> str:
+        return (self._backends.get("cpu") if tensor.is_cpu else None) or self._flavour(tensor.device)
+
     create_device = staticmethod(dist.ProcessGroupGloo.create_device)
     create_default_device = staticmethod(dist.ProcessGroupGloo.create_default_device)
 
@@ -232,8 +235,8 @@ class SimGroup(dist.ProcessGroup):
             list(outputs),
             limit.total_seconds(),
             own or self._explicit,
-            lambda seconds: refusals.timeout_error(self.name(), record, seconds),
-            lambda error: self._communicator.break_up(error, work),
+            self._timeout_error,
+            self._communicator.break_up,
         )
         received, given = (tuple(inputs), tuple(outputs)) if memory is None else memory
         arrival = Arrival(process, record, work, received, given, extra)
@@ -267,6 +270,9 @@ class SimGroup(dist.ProcessGroup):
         if self._communicator.broken is not None:
             raise RuntimeError(self._communicator.broken)
 
+    def _timeout_error(self, record: CallRecord, seconds: float) -> BaseException:
+        return refusals.timeout_error(self.name(), record, seconds)
+
     def _number(self, record: CallRecord) -> None:
         kind = "p2p" if record.op in P2P else "collective"
         self._numbers[kind] += 1
@@ -292,7 +298,7 @@ class SimGroup(dist.ProcessGroup):
         self, op: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], opts: Any, **facts: Any
     ) -> Work:
         some = (*inputs, *outputs)
-        flavour = self._flavour(some[0].device) if some else self.name()
+        flavour = self._flavour_of(some[0]) if some else self.name()
         refusals.refuse(op, flavour, some, facts.get("reduce_op"))
         memory = as_gloo_sees(op, self.rank(), inputs, outputs)
         operation = OPERATIONS[op]
@@ -462,7 +468,7 @@ class SimGroup(dist.ProcessGroup):
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         tensors = _tensor_list(tensors)
-        refusals.refuse("recv", self._flavour(tensors[0].device), tensors, None, tag=tag)
+        refusals.refuse("recv", self._flavour_of(tensors[0]), tensors, None, tag=tag)
         facts: dict[str, Any] = {"peer": None, "tag": tag, "nbytes": _nbytes(tensors), "is_async": _caller_is("irecv")}
         meet = functools.partial(self._communicator.recv, None, self.rank(), tag)
         return self._call("recv", [], tensors, meet=meet, **facts).work
@@ -489,8 +495,8 @@ class SimGroup(dist.ProcessGroup):
                 [],
                 self._timeout.total_seconds(),
                 self._explicit,
-                lambda seconds: refusals.timeout_error(self.name(), record, seconds),
-                lambda error: None,
+                self._timeout_error,
+                lambda error, work: None,
             ),
         )
         self._communicator.arrive(0, self.rank(), arrival, lambda members: None, lambda members: None)
@@ -503,7 +509,7 @@ class SimGroup(dist.ProcessGroup):
             raise RuntimeError(f"ProcessGroupGloo::{op}: invalid root rank: {root}")
 
     def _check_peer(self, op: str, peer: int, tensors: list[Tensor], tag: int) -> None:
-        refusals.refuse(op, self._flavour(tensors[0].device), tensors, None, tag=tag)
+        refusals.refuse(op, self._flavour_of(tensors[0]), tensors, None, tag=tag)
         if peer == self.rank():
             raise RuntimeError(f"ProcessGroupGloo::{op}: a rank cannot {op} to or from itself (rank {peer})")
         if not 0 <= peer < self.size():
@@ -562,7 +568,7 @@ def _tensor_list(tensors: Any) -> list[Tensor]:
 
 
 def _nbytes(tensors: Sequence[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
+    return sum([t.numel() * t.element_size() for t in tensors])
 
 
 def _caller_is(name: str) -> bool:

@@ -48,7 +48,7 @@ _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 def refuse(op: str, flavour: str, tensors: Sequence[Tensor], reduce_op: object, *, tag: int = 0) -> None:
     """Raise what the backend raises for these dtypes, devices and this reduction."""
     for tensor in tensors:
-        if tensor.device.type not in ("cpu", "meta"):
+        if not (tensor.is_cpu or tensor.is_meta):
             raise NotSimulated(f"{op} on {tensor.device.type} tensors", "use CPU tensors and backend 'gloo'")
     if op in ("send", "recv"):
         if tag < 0:

@@ -17,6 +17,8 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import attrgetter, getitem, is_not, ne
 from types import ModuleType
 from typing import Any
 
@@ -35,6 +37,7 @@ _VALID_VERSION_TAG = 1 << 19
 """Py_TPFLAGS_VALID_VERSION_TAG (CPython's object.h): cleared in a class and all that inherit from it
 by any assignment to one of its attributes, set again by the next look-up."""
 _HEAP_TYPE = 1 << 9
+_flags_of = attrgetter("__flags__")
 _GUARDED_ALONE = frozenset({"_TensorMeta", "_ParameterMeta", "_BufferMeta", "OpaqueBaseMeta"})
 """Metaclasses whose classes have an heir each. Classes of others (pybind11's, enumerations, autograd's
 functions) are not guarded."""
@@ -156,6 +159,7 @@ class TorchState:
         self._finder = _TorchFinder(self)
         self.swapped_anyway: frozenset[tuple[int, str]] = frozenset()
         """(id of a module, name) of what is swapped with every hand-over (switches.PLACES)."""
+        self._line_up()
 
     # -- the baton
 
@@ -168,11 +172,10 @@ class TorchState:
 
     def leave(self, own: Own) -> None:
         """It stops: what it has changed is kept in *own*, and everyone's put back."""
-        for sentinel, guard in self._guards:
-            if not sentinel.__flags__ & _VALID_VERSION_TAG:
-                own.has_classes = True
-                for cls, name, shared in guard.changes():
-                    own.values.setdefault(self._attribute(cls, name, shared), None)
+        for guard in self._assigned_classes():
+            own.has_classes = True
+            for cls, name, shared in guard.changes():
+                own.values.setdefault(self._attribute(cls, name, shared), None)
         for place in own.values:
             own.values[place] = place.get()
             place.put(place.shared)
@@ -183,15 +186,39 @@ class TorchState:
             self._rest()
 
     def _changed(self) -> list[_Name | _Content]:
-        """Of the places that are looked at. This runs at every hand-over: comprehensions, no calls."""
-        changed: list[_Name | _Content] = [n for n in self._names if n.space.get(n.name) is not n.shared]
-        changed += [c for c in self._contents if c.container != c.shared]
-        return changed + [c for container, size, c in self._growing if len(container) != size]
+        """Of the places that are looked at. This runs at every hand-over: no step of it is Python's."""
+        spaces, names, shared = self._looked_at
+        try:
+            changed: list[_Name | _Content] = [*compress(self._names, map(is_not, map(getitem, spaces, names), shared))]
+        except KeyError:  # a name was taken away
+            changed = [n for n in self._names if n.space.get(n.name) is not n.shared]
+        containers, held = self._compared
+        changed += compress(self._contents, map(ne, containers, held))
+        growing, sizes, contents = self._measured
+        changed += compress(contents, map(ne, map(len, growing), sizes))
+        return changed
+
+    def _line_up(self) -> None:
+        """What `_changed` and `_assigned_classes` go through, column by column."""
+        self._looked_at = [n.space for n in self._names], [n.name for n in self._names], [n.shared for n in self._names]
+        self._compared = [c.container for c in self._contents], [c.shared for c in self._contents]
+        self._measured = (
+            [container for container, _, _ in self._growing],
+            [size for _, size, _ in self._growing],
+            [content for _, _, content in self._growing],
+        )
+        self._sentinels = [sentinel for sentinel, _ in self._guards]
+        self._at_rest = [sentinel.__flags__ | _VALID_VERSION_TAG for sentinel in self._sentinels]
+
+    def _assigned_classes(self) -> list[_Guard]:
+        """Guards of classes that somebody has assigned an attribute of."""
+        if [*map(_flags_of, self._sentinels)] == self._at_rest:
+            return []
+        return [guard for sentinel, guard in self._guards if not sentinel.__flags__ & _VALID_VERSION_TAG]
 
     def _rest(self) -> None:
-        for sentinel, guard in self._guards:
-            if not sentinel.__flags__ & _VALID_VERSION_TAG:
-                guard.rest()
+        for guard in self._assigned_classes():
+            guard.rest()
 
     def _attribute(self, space: Any, name: str, shared: Any) -> _Name:
         key = (id(space), name)
@@ -254,9 +281,9 @@ class TorchState:
         for place in self._changed():
             place.shared = place.get()
         self._growing = [(container, len(container), c) for container, _, c in self._growing]
-        for sentinel, guard in self._guards:
-            if not sentinel.__flags__ & _VALID_VERSION_TAG:
-                guard.accept()
+        for guard in self._assigned_classes():
+            guard.accept()
+        self._line_up()
 
     def adopt(self, modules: Sequence[ModuleType]) -> None:
         """Watch *modules*; what they hold now is everyone's. Cut short, none of it counts as known."""
@@ -293,6 +320,7 @@ class TorchState:
         self._contents += contents
         self._growing += growing
         self._guards += guards
+        self._line_up()
         for found in known.values():
             self._known.add(found)
 
