@@ -27,7 +27,7 @@ def as_gloo_sees(
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """*inputs* and *outputs* of *op* on *rank* of the group as the memory behind them. Raises
     `NotSimulated` where gloo's answer is undefined."""
-    if op in _RAW_INPUTS and all([_is_plain(t) for t in (inputs if inputs is outputs else (*inputs, *outputs))]):
+    if op in _RAW_INPUTS and all(map(_is_plain, inputs if inputs is outputs else (*inputs, *outputs))):
         return tuple(inputs), tuple(outputs)
     if op == "all_to_all_single":
         if not all(t.is_contiguous() for t in inputs):
