@@ -1,12 +1,11 @@
 """1,024 live ranks, each with a real 64 KiB tensor, 10 all_reduces: wall time, memory, exactness.
 
-    python -m tests.benchmarks.sim_scale [--ranks 4096] [--peer] [--loop]
+    python -m tests.benchmarks.sim_scale [--ranks 4096] [--loop]
 
-Aim: 6 s and 0.6 GiB on two quiet cores (4,096 ranks: 40 s), exact results. With --loop, 64 ranks make 1,000 all_reduces of
-one element instead: what a call costs each of them, beside what a bare lock costs that two threads pass
-to and fro. CPU seconds count where others use the machine too. With --peer, torch's LocalTensorMode
-(torch.distributed._local_tensor) does one all_reduce of 16 KiB on as many ranks in the same run; it
-needs some 18 GB of memory.
+Aim: 6 s and 0.6 GiB on two quiet cores (4,096 ranks: 40 s), exact results. With --loop, 64 ranks make
+1,000 all_reduces of one element instead: what a call costs each of them, beside what a bare lock costs that
+two threads pass to and fro. CPU seconds, and simpy's own events a second beside them, count where others use
+the machine too. sim_peers.py has torch's own simulations beside ours, sim_hand_over.py the hand-over alone.
 """
 
 from __future__ import annotations
@@ -40,20 +39,6 @@ def expected(ranks: int, elements: int, calls: int) -> float:
     return values[0] * elements
 
 
-def peer(elements: int) -> float:
-    """Wall seconds of one all_reduce of LocalTensorMode on as many ranks."""
-    import torch
-    import torch.distributed as dist
-    from torch.distributed._local_tensor import LocalTensorMode
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
-    begun = time.perf_counter()
-    with LocalTensorMode(RANKS):
-        dist.all_reduce(torch.ones(elements))
-    return time.perf_counter() - begun
-
-
 def loop(ranks: int, calls: int) -> None:
     """A long loop of small calls on few ranks."""
     import distsim
@@ -71,7 +56,6 @@ def loop(ranks: int, calls: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=RANKS)
-    parser.add_argument("--peer", action="store_true", help="LocalTensorMode in the same run (18 GB)")
     parser.add_argument("--loop", action="store_true", help="64 ranks, 1,000 small calls instead")
     args = parser.parse_args()
     if args.loop:
@@ -89,9 +73,6 @@ def main() -> None:
     print(f"{cpu_s:.1f} CPU s, {cpu_s / outcome.events * 1e6:.0f} us an event")
     print(f"simpy alone: {simpy_events_per_s():,.0f} events/s of CPU")
     print(f"results {'exact' if exact else 'WRONG'}; {outcome.events:,} events, {outcome.events / wall_s:,.0f}/s")
-    if args.peer:
-        peer_s = peer(4_096)
-        print(f"LocalTensorMode, one of 16 KiB: {peer_s:.1f} s; ours, ten of 64 KiB: {wall_s / peer_s:.2f} of it")
 
 
 if __name__ == "__main__":
