@@ -13,7 +13,7 @@ from distsim.debug.records import P2P
 from distsim.debug.records.frames import raised_at
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import CallSites, Place
-from distsim.debug.rings.layout import RingWriter
+from distsim.debug.rings.writer import RingWriter
 from distsim.debug.words.error_text import error_traceback, last_line
 from distsim.realexec.guard.signature import Call, content
 

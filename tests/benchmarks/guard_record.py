@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distsim.debug.rings.layout import RingWriter
+from distsim.debug.rings.writer import RingWriter
 from distsim.realexec.guard import group as guard
 from distsim.realexec.guard.recorder import Recorder
 from distsim.realexec.guard.signature import DESCRIBERS

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import HERE, QuietMonitor, Zygote
+from jobs import HERE, Case, QuietMonitor, Zygote
 from test_flight_recorder import dump, entry
-from test_launch import distsim_run, run
+from test_launch import distsim_run
 from test_rings import issue, writer
 
-from distsim.cli import diagnose, watch
+from distsim.cli import diagnose, main, watch
 from distsim.debug import postmortem
 from distsim.debug.monitor.loop import Monitor
 from distsim.debug.postmortem import examine, examine_jobs
@@ -366,9 +366,9 @@ def test_no_room_at_all(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 64) as disk:
         with pytest.raises(OSError, match="No space"):
             (disk / "filling").write_bytes(bytes(1 << 20))
-        done = distsim_run("--rings", str(disk / "rings"), "train.py", cwd=tmp_path)
+        done = distsim_run("--nproc-per-node", "1", "--rings", str(disk / "rings"), "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("finished") == 2
+    assert done.stdout.count("finished") == 1
     said = [line for line in done.stderr.splitlines() if line.startswith("distsim:")]
     assert len(said) == 1, done.stderr
     assert "runs without a guard" in said[0]
@@ -384,24 +384,23 @@ if dist.get_rank() == 0:
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
     print("second:", done.returncode, done.stderr)"""
     (tmp_path / "train.py").write_text(ENDS_WELL.replace("t = torch.ones(2)", second))
-    done = distsim_run("--rings", "rings", "train.py", cwd=tmp_path)
+    done = distsim_run("--nproc-per-node", "1", "--rings", "rings", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "second: 2 distsim: error: --rings" in done.stdout
     assert "a job that still runs" in done.stdout
 
 
 @pytest.mark.slow
-def test_diagnose_says_each_in_a_line(tmp_path: Path) -> None:
+def test_diagnose_says_each_in_a_line(zygote: Zygote, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`distsim diagnose` on a folder with a hang and five things that are wrong."""
-    rings_ = tmp_path / "rings"
-    done = distsim_run("--rings", str(rings_), str(HERE / "faults" / "group_cycle.py"), cwd=tmp_path)
-    assert done.returncode == 3
-    good = next(rings_.glob("rank00000*.ring")).read_bytes()
-    (rings_ / "rank00005.a0.x.ring").write_bytes(good[:5000])
-    (rings_ / "rank00006.a0.x.ring").write_bytes(good[:8] + b"\x63" + good[9:])
-    (rings_ / "rank00007.a0.x.ring").write_bytes(b"something else")
-    said = run("-m", "distsim", "diagnose", str(rings_), cwd=tmp_path)
-    assert said.returncode == 3
-    assert "deadlock cycle" in said.stdout
-    assert len(said.stderr.splitlines()) == 3, said.stderr
-    assert "Traceback" not in said.stderr
+    case = Case.read(HERE / "faults" / "group_cycle.py")
+    zygote.run(case.path, case.ranks, directory=folder)
+    good = next(folder.glob("rank00000*.ring")).read_bytes()
+    (folder / "rank00005.a0.x.ring").write_bytes(good[:5000])
+    (folder / "rank00006.a0.x.ring").write_bytes(good[:8] + b"\x63" + good[9:])
+    (folder / "rank00007.a0.x.ring").write_bytes(b"something else")
+    assert main(["diagnose", str(folder)]) == 3
+    said = capsys.readouterr()
+    assert "deadlock cycle" in said.out
+    assert len(said.err.splitlines()) == 3, said.err
+    assert "Traceback" not in said.err

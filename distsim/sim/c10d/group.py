@@ -238,6 +238,8 @@ class SimGroup(dist.ProcessGroup):
             self._timeout_error,
             self._communicator.break_up,
         )
+        if at_once:
+            work.outlives_python()
         received, given = (tuple(inputs), tuple(outputs)) if memory is None else memory
         arrival = Arrival(process, record, work, received, given, extra)
         if at_once or meet is None:
@@ -253,7 +255,7 @@ class SimGroup(dist.ProcessGroup):
         """Whether somebody wants to see the call in the thread that makes it."""
         world, process = task.world, task.process
         return (
-            world.faults is not None
+            world.faults.are_planted
             or world.schedule is not None
             or world.lookahead is not None
             or process.recorder is not None
@@ -290,8 +292,7 @@ class SimGroup(dist.ProcessGroup):
         if inside is not None and world.lookahead is None:
             world.findings.append(seen.race(record, inside))
             world.stop_for_fault()
-        if world.faults is not None:
-            world.faults.on_call(task, record)
+        world.faults.on_call(task, record)
         world.guards.on_arrival(arrival)
 
     def _collective(

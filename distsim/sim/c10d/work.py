@@ -51,6 +51,12 @@ class SimWork(Work):
         self._future: Future[Any] | None = None
         self._settlers: list[Callable[[], None]] = []
         self.sender: int | None = None
+        self._itself: SimWork | None = None
+
+    def outlives_python(self) -> None:
+        """C++ may keep the handle (DDP's reducer does) where no one in Python does any more; without its half in
+        Python it would be a Work that can do nothing."""
+        self._itself = self
 
     # -- torch.distributed.Work
 

@@ -54,7 +54,7 @@ class Notes:
     connecting: tuple[str, int] | None = None
     """Host and port of the store it looks for."""
     file_stores: dict[int, Any] = field(default_factory=dict)
-    """Its holds on the files of FileStores, in order (stores._File)."""
+    """Its holds on the files of FileStores, in order (file_store._File)."""
     backward: list[Any] = field(default_factory=list)
     """Works that the end of backward waits for (work.SimWork)."""
     ddp_waits_in_cpp: bool = False

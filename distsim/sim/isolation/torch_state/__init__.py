@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["operators", "torch_flags", "torch_places", "torch_state"]
+__all__ = ["known", "operators", "torch_flags", "torch_places", "torch_state"]

@@ -14,7 +14,6 @@ import functools
 import importlib.abc
 import importlib.machinery
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -25,12 +24,14 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from distsim.sim.isolation.modules.modules import is_own_file
+from distsim.sim.isolation.torch_state.known import Known
 from distsim.sim.isolation.torch_state.torch_places import CONTENTS, GROWING, MODULES_OF_CLASSES, RANK_KEYED, REBOUND
 from distsim.sim.kernel.task import current_process
 
 __all__ = ["STATE", "Own", "TorchState", "mesh_patches"]
 
 _MISSING = object()
+_set = ModuleType.__setattr__  # past what watched modules do: there are a thousand of them
 _IN_GUARD = 64
 """Classes watched by one guard: more make its method resolution order slow to work out."""
 _VALID_VERSION_TAG = 1 << 19
@@ -127,24 +128,8 @@ class _Guard:
         self.rest()
 
 
-class _Known:
-    """Modules and classes that were seen, without keeping them. The number of one that is gone (`id`) may be given to
-    another."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, weakref.ref[Any]] = {}
-
-    def __contains__(self, thing: Any) -> bool:
-        seen = self._seen.get(id(thing))
-        return seen is not None and seen() is thing
-
-    def add(self, thing: Any) -> None:
-        self._seen[id(thing)] = weakref.ref(thing)
-
-
 class TorchState:
-    """All places, with what is everyone's in them. One for all simulations of this Python (`STATE`): to
-    find the places takes a quarter of a second."""
+    """All places, with what is everyone's in them; to find them takes long: one for all simulations (`STATE`)."""
 
     def __init__(self) -> None:
         self._names: list[_Name] = []
@@ -154,7 +139,7 @@ class TorchState:
         self._attributes: dict[tuple[int, str], _Name] = {}
         self._watched: list[ModuleType] = []
         self._kind = _watched(self)
-        self._known = _Known()
+        self._known = Known()
         self._importing = 0
         self._finder = _TorchFinder(self)
         self.swapped_anyway: frozenset[tuple[int, str]] = frozenset()
@@ -248,14 +233,14 @@ class TorchState:
         are written to."""
         try:
             self._take_as_everyones()
-            self.adopt([module for name, module in list(sys.modules.items()) if _is_shared(name, module)])
+            self.adopt([m for n, m in list(sys.modules.items()) if _is_shared(n, getattr(m, "__file__", None))])
             sys.meta_path.insert(0, self._finder)
             yield self
         finally:
             if self._finder in sys.meta_path:
                 sys.meta_path.remove(self._finder)
             for module in self._watched:
-                module.__class__ = ModuleType
+                _set(module, "__class__", ModuleType)
             self._watched.clear()
             self._attributes.clear()
             _forget_meshes()
@@ -292,11 +277,12 @@ class TorchState:
         contents: list[_Content] = []
         growing: list[tuple[Any, int, _Content]] = []
         known: dict[int, Any] = {}
-        for module in modules:
-            if type(module) is ModuleType:
-                self._watched.append(module)
-                module.__class__ = self._kind
-            if not isinstance(module, ModuleType) or id(module) in known or module in self._known:
+        plain = [module for module in modules if type(module) is ModuleType]
+        self._watched += plain
+        for module in plain:
+            _set(module, "__class__", self._kind)
+        for module in self._known.others(modules):
+            if not isinstance(module, ModuleType) or id(module) in known:
                 continue
             known[id(module)] = module
             space = vars(getattr(module, "m", module))
@@ -328,11 +314,12 @@ class TorchState:
         return cls not in self._known and bool(cls.__flags__ & _HEAP_TYPE) and _has_guarded_classes(str(cls.__module__))
 
 
-def _is_shared(name: str, module: Any) -> bool:
-    """Whether *module* is torch's, Python's or an installed package's: the user's own are as the host made them."""
+@functools.lru_cache(1 << 14)
+def _is_shared(name: str, file: str | None) -> bool:
+    """Whether a module is torch's, Python's or an installed package's: the user's own are as the host made them."""
     if name.partition(".")[0] in ("sys", "distsim", "__main__", "__mp_main__"):
         return False  # import makes new modules of the type that `sys` has
-    return not is_own_file(getattr(module, "__file__", None))
+    return not is_own_file(file)
 
 
 def _has_guarded_classes(name: str) -> bool:
