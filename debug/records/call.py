@@ -85,6 +85,10 @@ class Group:
     ranks: tuple[int, ...]
     """Global ranks in group order."""
 
+    def __hash__(self) -> int:
+        """Of its name alone: groups are keys everywhere, and one of thousands of ranks is long."""
+        return hash((self.name, len(self.ranks)))
+
     @property
     def label(self) -> str:
         """The name for people: the description where there is one."""

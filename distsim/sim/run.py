@@ -32,6 +32,7 @@ from distsim.sim.kernel.interrupts import interruptible
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.lookahead import Lookahead
 from distsim.sim.observe.totals import summing_up
+from distsim.sim.observe.user_stack import forget_stacks
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import master_address
@@ -267,6 +268,7 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
                 if request.conditions is not None:
                     request.conditions.end(world)
     finally:
+        forget_stacks()
         threading.stack_size(stack_bytes)
         if page is not None:
             page.rest()

@@ -14,9 +14,9 @@ from tests.house.tree import CODE, ROOT, imports_of, modules, python_files
 MOST_ENTRIES = 13
 MOST_LINES = 400
 LONGER = {
-    "debug/monitor/loop.py": 600,
-    "debug/rings/reader.py": 410,
-    "distsim/sim/isolation/torch_state/torch_state.py": 435,
+    "debug/monitor/loop.py": 581,
+    "debug/rings/reader.py": 405,
+    "distsim/sim/isolation/torch_state/torch_state.py": 401,
 }
 """Files over 400 lines, and how many they may have: numbers here only fall."""
 

@@ -219,7 +219,7 @@ def test_an_interrupt_while_modules_are_taken_over_leaves_the_host_as_it_was(mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(torch_state, "_guards", interrupt)
+        patched.setattr(torch_state, "guards_of", interrupt)
         with pytest.raises(KeyboardInterrupt), state.watching():
             pass
     assert type(nn) is ModuleType

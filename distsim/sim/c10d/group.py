@@ -103,6 +103,9 @@ class SimGroup(dist.ProcessGroup):
             raise RuntimeError(f"No backend type associated with device type {device.type}")
         return flavour
 
+    def _flavour_of(self, tensor: torch.Tensor) -> str:
+        return (self._backends.get("cpu") if tensor.is_cpu else None) or self._flavour(tensor.device)
+
     create_device = staticmethod(dist.ProcessGroupGloo.create_device)
     create_default_device = staticmethod(dist.ProcessGroupGloo.create_default_device)
 
@@ -210,9 +213,11 @@ class SimGroup(dist.ProcessGroup):
             list(call.outputs),
             limit.total_seconds(),
             own or self._explicit,
-            lambda seconds: refusals.timeout_error(self.name(), record, seconds),
-            lambda error: self._communicator.break_up(error, work),
+            self._timeout_error,
+            self._communicator.break_up,
         )
+        if at_once:
+            work.outlives_python()
         received, given = (tuple(call.inputs), tuple(call.outputs)) if memory is None else memory
         arrival = Arrival(process, record, work, received, given)
         if at_once or meet is None:
@@ -228,7 +233,7 @@ class SimGroup(dist.ProcessGroup):
         """Whether somebody wants to see the call in the thread that makes it."""
         world, process = task.world, task.process
         return (
-            world.faults.planted
+            world.faults.are_planted
             or world.schedule is not None
             or world.lookahead is not None
             or process.recorder is not None
@@ -244,6 +249,9 @@ class SimGroup(dist.ProcessGroup):
     def _refuse_if_broken(self) -> None:
         if self._communicator.broken is not None:
             raise RuntimeError(self._communicator.broken)
+
+    def _timeout_error(self, record: CallRecord, seconds: float) -> BaseException:
+        return refusals.timeout_error(self.name(), record, seconds)
 
     def _number(self, record: CallRecord) -> None:
         kind = "p2p" if record.op in P2P else "collective"
@@ -267,7 +275,7 @@ class SimGroup(dist.ProcessGroup):
 
     def _collective(self, call: Call, timeout: timedelta | None) -> Work:
         op, rank, first = call.key[0], self.rank(), call.first
-        flavour = self.name() if first is None else self._flavour(first.device)
+        flavour = self.name() if first is None else self._flavour_of(first)
         refusals.refuse_arguments(call, rank, self.size())
         refusals.refuse(call, flavour)
         memory = as_gloo_sees(op, rank, call.inputs, call.outputs)
@@ -291,7 +299,7 @@ class SimGroup(dist.ProcessGroup):
 
     def _message(self, call: Call, any_source: bool, is_async: bool) -> Work:
         op, me = call.key[0], self.rank()
-        refusals.refuse(call, self._flavour(call.first.device))
+        refusals.refuse(call, self._flavour_of(call.first))
         end: Any = None if any_source else call.opts
         if end is not None:
             refusals.refuse_peer(op, end, me, self.size())
@@ -323,8 +331,8 @@ class SimGroup(dist.ProcessGroup):
                 [],
                 self._timeout.total_seconds(),
                 self._explicit,
-                lambda seconds: refusals.timeout_error(self.name(), record, seconds),
-                lambda error: None,
+                self._timeout_error,
+                lambda error, work: None,
             ),
         )
         self._communicator.arrive(0, self.rank(), arrival, lambda members: None, lambda members: None)

@@ -49,7 +49,7 @@ def refuse(call: Call, flavour: str) -> None:
     """Raise what the backend raises for these dtypes, devices and this reduction."""
     op, number, tensors = call.key[0], call.key[4], (*call.inputs, *call.outputs)
     for tensor in tensors:
-        if tensor.device.type not in ("cpu", "meta"):
+        if not (tensor.is_cpu or tensor.is_meta):
             raise NotSimulated(f"{op} on {tensor.device.type} tensors", "use CPU tensors and backend 'gloo'")
     if op in P2P:
         if call.tag < 0:

@@ -35,8 +35,8 @@ class SimWork(Work):
         outputs: list[Tensor],
         timeout_s: float,
         explicit_timeout: bool,
-        timeout_error: Callable[[float], BaseException],
-        on_give_up: Callable[[BaseException], None],
+        timeout_error: Callable[[CallRecord, float], BaseException],
+        on_give_up: Callable[[BaseException, SimWork], None],
     ) -> None:
         super().__init__()
         self.process = process
@@ -51,6 +51,12 @@ class SimWork(Work):
         self._future: Future[Any] | None = None
         self._settlers: list[Callable[[], None]] = []
         self.sender: int | None = None
+        self._itself: SimWork | None = None
+
+    def outlives_python(self) -> None:
+        """C++ may keep the handle (DDP's reducer does) where no one in Python does any more; without its half in
+        Python it would be a Work that can do nothing."""
+        self._itself = self
 
     # -- torch.distributed.Work
 
@@ -63,10 +69,8 @@ class SimWork(Work):
         if not self.done.processed:
             limit_s = timeout.total_seconds() if own else self._timeout_s
             left_s = limit_s if own else max(0.0, self.record.issued_s + limit_s - task.now_s())
-            error = self._timeout_error(limit_s)
             if not task.wait_until(self.done, CallWait(self.record), left_s, own or self._explicit):
-                self._give_up(error)
-                raise error
+                raise self._give_up(limit_s)
         else:
             task.flush()
         self._settle_all()
@@ -74,11 +78,13 @@ class SimWork(Work):
             raise self._error
         return True
 
-    def _give_up(self, error: BaseException) -> None:
+    def _give_up(self, limit_s: float) -> BaseException:
+        error = self._timeout_error(self.record, limit_s)
         self._error = self._error or error
         self.record.state = State.FAILED
         self.record.error = message(error)
-        self._on_give_up(error)
+        self._on_give_up(error, self)
+        return error
 
     def is_completed(self) -> bool:
         task = current_task()
@@ -86,7 +92,7 @@ class SimWork(Work):
             task.poll(CallWait(self.record))
             late = task.now_s() > self.record.issued_s + self._timeout_s
             if late and not self.done.triggered and (self._explicit or not task.world.only_polls):
-                self._give_up(self._timeout_error(self._timeout_s))
+                self._give_up(self._timeout_s)
         if self.done.processed or self._error is not None:
             self.record.waited = True
             return True

@@ -45,11 +45,6 @@ class Faults:
 
     # -- what the simulator asks: see Fault
 
-    @property
-    def planted(self) -> bool:
-        """Whether there is any."""
-        return bool(self.faults)
-
     def begin(self) -> None:
         for fault in self.faults:
             fault.rule.check(self.world.cluster, self.world.world_size)
@@ -83,6 +78,11 @@ class Faults:
     def _on_access(self, task: RankTask, path: str) -> None:
         for fault in self._at_accesses:
             fault.on_access(task, path)
+
+    @property
+    def are_planted(self) -> bool:
+        """Whether there are any: then a call is asked about in the thread that makes it."""
+        return bool(self.faults)
 
     # -- what the report says
 

@@ -94,5 +94,5 @@ def holds_nan(tensor: torch.Tensor) -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout is not torch.strided:
         return False
     tensor = tensor.detach()
-    total = tensor.sum()  # NaN where one is, and where infinities cancel: then look closely
-    return bool(total != total) and bool(torch.isnan(tensor).any())
+    total = tensor.sum().item()  # NaN where one is, and where infinities cancel: then look closely
+    return total != total and bool(torch.isnan(tensor).any())

@@ -6,6 +6,7 @@ streams belong to a process; `enter` and `leave` swap what Python keeps in one g
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import random
@@ -82,6 +83,7 @@ class Notes:
     """`record_shapes` of the profile that begins."""
 
 
+_encoded = functools.lru_cache(4_096)(os.fsencode)
 _set_torch_rng, _get_torch_rng = torch.default_generator.set_state, torch.default_generator.get_state
 
 
@@ -98,7 +100,7 @@ class SimProcess:
         self.signal_name: str | None = None
         self.is_rank = True
         """False for a launcher that only starts others (the parent of `mp.spawn`)."""
-        self.environ = {os.fsencode(key): os.fsencode(value) for key, value in environ.items()}
+        self.environ = {_encoded(key): _encoded(value) for key, value in environ.items()}
         self.changed_environ: dict[bytes, None] = {}
         """Variables that the process set or removed itself."""
         self.places = world.host.first_places()
