@@ -31,6 +31,7 @@ from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.c10d.group import SimGroup
 from distsim.sim.c10d.operations import algorithms
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
+from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.observe.user_stack import user_stack
 
 __all__ = ["ProcessWorld", "backend_patches", "register_backend"]
@@ -80,7 +81,7 @@ class _WorldProxy:
 
 def _own_world() -> Any:
     task = current_task()
-    if task is None:
+    if task is None or STATE.importing:  # what a shared module takes as a default (group.WORLD) is everyone's
         return _real_world
     process = task.process
     if process.c10d is None:

@@ -192,20 +192,8 @@ class Communicator:
             flow_key,
         )
 
-        def arrive(_: object) -> None:
-            if State.FAILED in (send.arrival.record.state, recv.arrival.record.state):
-                return
-            if not _all_there(ends, lambda: arrive(None)):
-                return
-            self.world.guards.on_finish(ends)
-            for source, target in zip(send.arrival.inputs, recv.arrival.outputs, strict=True):
-                copy_into(target, source)
-            self.world.faults.after_data(ends)
-            self._complete(send.arrival)
-            self._complete(recv.arrival)
-
         assert moved.callbacks is not None
-        moved.callbacks.append(arrive)
+        moved.callbacks.append(lambda _: self._finish(ends, _deliver))
 
     # -- the end
 
@@ -225,6 +213,13 @@ class Communicator:
         for arrival in waiting:
             if arrival.work is not culprit:
                 arrival.work.fail(RuntimeError(self.broken))
+
+
+def _deliver(ends: list[Arrival]) -> None:
+    """What the sender has, into the receiver's memory."""
+    send, recv = ends
+    for source, target in zip(send.inputs, recv.outputs, strict=True):
+        copy_into(target, source)
 
 
 def _all_there(members: Sequence[Arrival], again: Callable[[], None]) -> bool:

@@ -202,7 +202,8 @@ class SimGroup(dist.ProcessGroup):
             thread=task.name,
             issued_s=task.now_s(),
         )
-        if is_async and not handle_is_the_users(caller):
+        of_torch = is_async and not handle_is_the_users(caller)
+        if of_torch:
             record.waited = True
         own = timeout is not None and timeout.total_seconds() > 0 and timeout != self._timeout
         limit: timedelta = timeout if own and timeout is not None else self._timeout
@@ -217,7 +218,7 @@ class SimGroup(dist.ProcessGroup):
             self._communicator.break_up,
         )
         if at_once:
-            work.outlives_python()
+            work.outlives_python(of_torch)
         received, given = (tuple(call.inputs), tuple(call.outputs)) if memory is None else memory
         arrival = Arrival(process, record, work, received, given)
         if at_once or meet is None:

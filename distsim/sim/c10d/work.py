@@ -52,11 +52,20 @@ class SimWork(Work):
         self._settlers: list[Callable[[], None]] = []
         self.sender: int | None = None
         self._itself: SimWork | None = None
+        self._of_torch = False
 
-    def outlives_python(self) -> None:
-        """C++ may keep the handle (DDP's reducer does) where no one in Python does any more; without its half in
-        Python it would be a Work that can do nothing."""
-        self._itself = self
+    def outlives_python(self, of_torch: bool) -> None:
+        """Until it was waited for: C++ may keep the handle where no one in Python does any more, and without its half
+        in Python it would be a Work that can do nothing. torch's own C++ (DDP's reducer) asks it for more afterwards:
+        what is *of_torch* lives on until the collector comes."""
+        self._itself, self._of_torch = self, of_torch
+        if of_torch:
+            self.process.notes.works_of_torch.add(self)
+
+    def _was_waited_for(self) -> None:
+        if not self._of_torch:
+            self._itself = None
+        self.process.notes.works_of_torch.discard(self)
 
     # -- torch.distributed.Work
 
@@ -76,6 +85,7 @@ class SimWork(Work):
         self._settle_all()
         if self._error is not None:
             raise self._error
+        self._was_waited_for()
         return True
 
     def _give_up(self, limit_s: float) -> BaseException:
@@ -165,6 +175,8 @@ class SimWork(Work):
         settlers, self._settlers = self._settlers, []
         for settle in settlers:
             settle()
+        if settlers:
+            self._was_waited_for()
 
     def fail(self, error: BaseException) -> None:
         """The call ends with *error* (scheduler side)."""

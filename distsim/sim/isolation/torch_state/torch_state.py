@@ -109,7 +109,7 @@ class TorchState:
         self._watched: list[ModuleType] = []
         self._kind = _watched(self)
         self._known = Known()
-        self._importing = 0
+        self.importing = 0
         self._finder = _TorchFinder(self)
         self.swapped_anyway: frozenset[tuple[int, str]] = frozenset()
         """(id of a module, name) of what is swapped with every hand-over (switches.PLACES)."""
@@ -184,7 +184,7 @@ class TorchState:
     def assigned(self, module: ModuleType, name: str, value: Any) -> None:
         """An attribute of *module* is about to be assigned (or deleted)."""
         process = current_process()
-        if process is None or self._importing or module not in self._known:
+        if process is None or self.importing or module not in self._known:
             return
         if (id(module), name) in self.swapped_anyway:
             return
@@ -219,15 +219,15 @@ class TorchState:
         """A torch module is imported by the running process, once for all: what that changes in other
         torch modules (registrations) is everyone's."""
         process = current_process()
-        if process is None or self._importing:
+        if process is None or self.importing:
             yield
             return
         self.leave(process.torch_own)
-        self._importing += 1
+        self.importing += 1
         try:
             yield
         finally:
-            self._importing -= 1
+            self.importing -= 1
             self._take_as_everyones()
             self.enter(process.torch_own)
 
