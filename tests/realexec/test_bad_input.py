@@ -347,6 +347,7 @@ def test_a_strange_ring_beside_a_live_job(zygote: Zygote, folder: Path) -> None:
     assert result.report.count("distsim: rank00001.a0.old.ring: ") == 1
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_room_for_one_ring(tmp_path: Path) -> None:
     """The rank without room says so in one line; the job ends well, and no patience runs out over that rank."""

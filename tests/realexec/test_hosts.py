@@ -51,7 +51,7 @@ for step in range(10**6):
 """
 
 
-SIZES = pytest.mark.parametrize(("nodes", "ranks"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.soak)])
+SIZES = ((2, 1), pytest.param(4, 2, marks=pytest.mark.soak))
 """Hosts, and ranks on each."""
 
 
@@ -85,7 +85,7 @@ def verdict(tmp_path: Path, node: int) -> dict[str, object]:
     return dict(said["diagnoses"][0])
 
 
-@SIZES
+@pytest.mark.parametrize(("nodes", "ranks"), SIZES)
 def test_a_mismatch_is_named_on_every_host(nodes: int, ranks: int, tmp_path: Path) -> None:
     """The last rank calls something else: every launcher ends with 4 and the same diagnosis."""
     with hosts(nodes) as job:
@@ -96,7 +96,8 @@ def test_a_mismatch_is_named_on_every_host(nodes: int, ranks: int, tmp_path: Pat
     assert [said["culprits"] for said in told] == [[nodes * ranks - 1]] * nodes
 
 
-@SIZES
+@pytest.mark.soak
+@pytest.mark.parametrize(("nodes", "ranks"), SIZES)
 def test_a_host_that_is_cut_off_is_named(nodes: int, ranks: int, tmp_path: Path) -> None:
     """The last host loses its network in the middle: its ranks are named, and everybody ends with 3."""
     os.mkfifo(tmp_path / "ready")

@@ -52,7 +52,7 @@ def test_healthy_run_ends_with_zero(tmp_path: Path) -> None:
     """A healthy program ends with 0, an empty report, DDP's DETAIL logs, and without its rings."""
     (tmp_path / "train.py").write_text(DATA_PARALLEL)
     told = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_CPP_LOG_LEVEL": "INFO"}
-    done = distsim_run("--report", "report.json", "train.py", cwd=tmp_path, **told)
+    done = distsim_run("--nproc-per-node", "1", "--report", "report.json", "train.py", cwd=tmp_path, **told)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "report.json").read_text())["diagnoses"] == []
     assert "DDP Initialized with" in done.stderr
@@ -214,6 +214,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.soak
 def test_an_abort_after_the_end_is_no_hang(tmp_path: Path) -> None:
     """A rank that dies of SIGABRT while its interpreter goes down: exit code 1, and words that say when it was."""
     (tmp_path / "train.py").write_text(AT_ITS_END)

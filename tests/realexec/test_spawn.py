@@ -41,11 +41,12 @@ def main(rank, world, fault):
 
 if __name__ == "__main__":
     _, port, method, fault = sys.argv
+    world = 3 if fault == "hang" else 2
     if method == "mp.spawn":
-        mp.spawn(main, args=(2, fault), nprocs=2)
+        mp.spawn(main, args=(world, fault), nprocs=world)
     else:
         mp.set_start_method(method)
-        ranks = [mp.Process(target=main, args=(rank, 2, fault)) for rank in range(2)]
+        ranks = [mp.Process(target=main, args=(rank, world, fault)) for rank in range(world)]
         for process in ranks:
             process.start()
         for process in ranks:
@@ -101,9 +102,9 @@ def test_started_ranks_are_recorded(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "fault", "kind"),
     [
-        ("mp.spawn", "raise", "rank_raised"),
+        pytest.param("mp.spawn", "raise", "rank_raised", marks=SOAK),
         pytest.param("spawn", "hang", "missing_rank", marks=SOAK),
-        pytest.param("fork", "raise", "rank_raised", marks=SOAK),
+        ("fork", "raise", "rank_raised"),
     ],
 )
 def test_started_ranks_are_diagnosed(method: str, fault: str, kind: str, tmp_path: Path) -> None:
@@ -144,6 +145,7 @@ def test_a_launched_programs_ranks_are_diagnosed(method: str, fault: str, kind: 
     assert (said["kind"], said["culprits"], done.returncode) == (kind, [1], code), done.stderr
 
 
+@pytest.mark.soak
 def test_ranks_at_the_launchers_own_rendezvous(tmp_path: Path) -> None:
     """Started ranks that keep the launcher's MASTER_PORT meet in its store."""
     program = PROGRAM.replace('os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])', "pass")
@@ -178,6 +180,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak
 def test_rpc_among_started_ranks(tmp_path: Path) -> None:
     """init_rpc has its own rendezvous at the port that the program chose, before it started them: not in the store
     of the launcher's agent."""
@@ -186,6 +189,7 @@ def test_rpc_among_started_ranks(tmp_path: Path) -> None:
     assert rings(tmp_path) == [(0, 2), (1, 2)]
 
 
+@pytest.mark.soak
 def test_a_program_without_ranks_is_told_of(tmp_path: Path) -> None:
     """Where no group came under guard, one line says so, and how ranks that are started otherwise come under it."""
     done = launched(tmp_path, program="print('well')")
@@ -208,7 +212,7 @@ def test_a_process_keeps_its_settings(tmp_path: Path, monkeypatch: pytest.Monkey
 
     plain = BaseProcess.start
     for is_rank in (False, True):
-        hook = SpawnHook({"level": "strict", "dir": "/x"}, lambda is_rank=is_rank: is_rank)
+        hook = SpawnHook(print, {"level": "strict", "dir": "/x"}, lambda is_rank=is_rank: is_rank)
         hook.install()
         BaseProcess.start(Process())  # type: ignore[arg-type]
         hook.remove()

@@ -189,6 +189,7 @@ def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["$id"] == "distsim.scenario/1"
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_workers_give_the_same_results_in_the_same_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """-n 2 is only faster."""
