@@ -45,7 +45,7 @@ OTHER_LINE = {
 
 ELSEWHERE = {
     Kind.HEALTHY: "test_healthy",
-    Kind.NETWORK_FAULT: "test_hosts",
+    Kind.NETWORK_FAULT: "launch/test_hosts",
 }
 """Kinds whose real jobs are in another file."""
 

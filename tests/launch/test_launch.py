@@ -9,32 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import HERE, free_port
+from jobs import HERE, distsim_run, free_port, run
 
 from distsim.cli import main
 from distsim.debug.evidence.procfs import own_process
 from distsim.realexec.run_folder import forget_old_runs
 
-ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-
 pytestmark = pytest.mark.slow
-
-
-def run(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A command line to its end."""
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=cwd,
-        env={**ENVIRON, **environ},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def distsim_run(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    return run("-m", "distsim", "run", "--on", "gloo", "--nproc-per-node", "2", *words, cwd=cwd, **environ)
 
 
 DATA_PARALLEL = """
@@ -89,6 +70,7 @@ def test_what_the_ranks_have_started_ends_with_them(tmp_path: Path) -> None:
     assert "downloads.py:4" in done.stderr
 
 
+@pytest.mark.soak
 def test_restart_is_judged_by_its_last_attempt(tmp_path: Path) -> None:
     """With --max-restarts, an attempt that hangs is ended and the next one may finish: exit code 0."""
     script = tmp_path / "flaky.py"

@@ -112,3 +112,35 @@ def test_a_host_that_is_cut_off_is_named(nodes: int, ranks: int, tmp_path: Path)
     said = verdict(tmp_path, 0)
     assert said["kind"] == "network_fault"
     assert said["culprits"] == list(range((nodes - 1) * ranks, nodes * ranks))
+
+
+BETWEEN_HOSTS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+t = torch.ones(4)
+for step in range(80):
+    if rank == 3:
+        dist.send(torch.ones(4 if step == 75 else 8), 4)
+    elif rank == 4:
+        dist.recv(torch.ones(8), 3)
+    dist.all_reduce(t)
+t = torch.ones(1 << 14)
+for _ in range(5000):
+    dist.all_reduce(t)
+print("came through", flush=True)
+"""
+
+
+@pytest.mark.soak
+def test_a_message_between_hosts_is_compared_by_the_leader(tmp_path: Path) -> None:
+    """Neither end is on the first host; its monitor tells it while all go on, and every launcher ends with 4."""
+    with hosts(4) as job:
+        codes = [process.wait(120) for process in start(job, tmp_path, BETWEEN_HOSTS, 2)]
+    said = [(tmp_path / f"out{node}").read_text() for node in range(4)]
+    assert codes == [4, 4, 4, 4], said
+    assert not any("came through" in text for text in said), said
+    found = verdict(tmp_path, 0)
+    assert (found["kind"], found["culprits"]) == ("p2p_size_mismatch", [3])
