@@ -186,6 +186,11 @@ def _out_in(op: str, fields: Fields, method: str) -> Reader:
     return read
 
 
+def _splits(given: Any) -> tuple[int, ...]:
+    """torch takes lists, arrays and tensors, of whatever is an integer."""
+    return () if given is None else tuple([int(one) for one in given])
+
+
 def _by_splits(op: str, fields: Fields, method: str) -> Reader:
     """(output, input, output splits, input splits, opts)."""
 
@@ -200,8 +205,8 @@ def _by_splits(op: str, fields: Fields, method: str) -> Reader:
             source.dtype,
             None,
             None,
-            tuple(input_splits or ()),
-            tuple(output_splits or ()),
+            _splits(input_splits),
+            _splits(output_splits),
             source.device,
         )
         later = getattr(opts, "asyncOp", None)

@@ -131,7 +131,12 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
         log = self.group_log
         try:
             said = read(log.ranks, args, kwargs)
-        except (TypeError, AttributeError, LookupError):  # arguments of no such method: torch says so in its words
+        except (
+            TypeError,
+            ValueError,
+            AttributeError,
+            LookupError,
+        ):  # arguments of no such method: torch says so in its words
             return of_group(self.inner, *args, **kwargs)
         bare = False
         try:

@@ -81,7 +81,7 @@ class _WorldProxy:
 
 def _own_world() -> Any:
     task = current_task()
-    if task is None or STATE.importing:  # what a shared module takes as a default (group.WORLD) is everyone's
+    if task is None or STATE.importer is task:  # what a shared module takes as a default (group.WORLD) is everyone's
         return _real_world
     process = task.process
     if process.c10d is None:

@@ -238,6 +238,7 @@ class SimGroup(dist.ProcessGroup):
             or world.schedule is not None
             or world.lookahead is not None
             or process.recorder is not None
+            or process.notes.unsettled > 0  # their callbacks may be due before the call
             or len(process.tasks) > 1
         )
 
@@ -366,7 +367,7 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
     def asked(self: SimGroup, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         try:
             return read(self._group.ranks, args, kwargs)
-        except (TypeError, AttributeError, LookupError):
+        except (TypeError, ValueError, AttributeError, LookupError):
             raise refusals.argument_error(name) from None
 
     def collective(self: SimGroup, *args: Any, **kwargs: Any) -> Work:

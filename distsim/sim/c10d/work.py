@@ -164,6 +164,7 @@ class SimWork(Work):
         process = self.process
         self._settlers.append(settle)
         if len(self._settlers) == 1:
+            process.notes.unsettled += 1
             assert self.done.callbacks is not None
             self.done.callbacks.append(lambda _: process.due.append(self._settle_all))
         if torch._C._current_graph_task_id() != -1:
@@ -176,6 +177,7 @@ class SimWork(Work):
         for settle in settlers:
             settle()
         if settlers:
+            self.process.notes.unsettled -= 1
             self._was_waited_for()
 
     def fail(self, error: BaseException) -> None:

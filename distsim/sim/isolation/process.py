@@ -57,6 +57,8 @@ class Notes:
     """Its holds on the files of FileStores, in order (file_store._File)."""
     backward: list[Any] = field(default_factory=list)
     """Works that the end of backward waits for (work.SimWork)."""
+    unsettled: int = 0
+    """Calls whose futures have callbacks that have not run."""
     works_of_torch: set[Any] = field(default_factory=set)
     """Handles that torch's C++ may be the only one to hold (work.SimWork)."""
     ddp_waits_in_cpp: bool = False

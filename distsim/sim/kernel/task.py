@@ -106,6 +106,8 @@ class Task:
     def arrive(self, call: Callable[[], None]) -> None:
         """Have the scheduler make *call* when the world has caught up with this thread, which waits next: one
         hand-over where `flush`, the call and the wait would take two, in the same order of events."""
+        if self.coming is not None:  # what a trace function or `__del__` calls before the thread came to wait
+            self.flush()
         self.coming = (self.debt_s, call)
 
     def wait(self, event: simpy.Event, why: Wait) -> Any:
@@ -172,11 +174,13 @@ class Task:
             self._go.acquire()
             self.request = None
             throw, self._throw = self._throw, None
-            self.process.complete_futures()
-            if self.process.signals_due and self is self.process.main_task:
+            signals = self.process.signals_due and self is self.process.main_task
+            if self.process.due or signals:  # callbacks and handlers make calls of their own
                 rest_s, self.debt_s = self.debt_s, 0.0
                 coming, self.coming = self.coming, None
-                self.process.call_signal_handlers()
+                self.process.complete_futures()
+                if signals:
+                    self.process.call_signal_handlers()
                 self.debt_s += rest_s
                 self.coming = coming
             if isinstance(throw, SignalArrived):
@@ -241,7 +245,10 @@ class Task:
                         yield env.timeout(before_s)
                     request.why, coming = why, None
                     begun_s, debt = float(env.now), debt - before_s
-                    call()
+                    try:
+                        call()
+                    finally:
+                        del call  # it holds the call's tensors
                 if debt > 0.0:
                     yield env.timeout(debt)
                 if request.event is not None:

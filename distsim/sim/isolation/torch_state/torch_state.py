@@ -34,7 +34,7 @@ from distsim.sim.isolation.torch_state.class_guards import (
 )
 from distsim.sim.isolation.torch_state.known import Known
 from distsim.sim.isolation.torch_state.torch_places import CONTENTS, GROWING, RANK_KEYED, REBOUND
-from distsim.sim.kernel.task import current_process
+from distsim.sim.kernel.task import Task, current_process, current_task
 
 __all__ = ["STATE", "Own", "TorchState", "mesh_patches"]
 
@@ -109,7 +109,7 @@ class TorchState:
         self._watched: list[ModuleType] = []
         self._kind = _watched(self)
         self._known = Known()
-        self.importing = 0
+        self.importer: Task | None = None  # of a module of torch
         self._finder = _TorchFinder(self)
         self.swapped_anyway: frozenset[tuple[int, str]] = frozenset()
         """(id of a module, name) of what is swapped with every hand-over (switches.PLACES)."""
@@ -184,7 +184,7 @@ class TorchState:
     def assigned(self, module: ModuleType, name: str, value: Any) -> None:
         """An attribute of *module* is about to be assigned (or deleted)."""
         process = current_process()
-        if process is None or self.importing or module not in self._known:
+        if process is None or self.importer is not None or module not in self._known:
             return
         if (id(module), name) in self.swapped_anyway:
             return
@@ -219,15 +219,15 @@ class TorchState:
         """A torch module is imported by the running process, once for all: what that changes in other
         torch modules (registrations) is everyone's."""
         process = current_process()
-        if process is None or self.importing:
+        if process is None or self.importer is not None:
             yield
             return
         self.leave(process.torch_own)
-        self.importing += 1
+        self.importer = current_task()
         try:
             yield
         finally:
-            self.importing -= 1
+            self.importer = None
             self._take_as_everyones()
             self.enter(process.torch_own)
 
