@@ -66,8 +66,9 @@ with open(os.path.join(os.environ["DISTSIM_DIR"], "monitor..lock")) as file:
 """
 
 
+@pytest.mark.soak
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_at_the_very_end_is_one_line(number: signal.Signals, tmp_path: Path) -> None:
     """The launcher waits for the monitor's last word: it ends at once, with the monitor, and no traceback of ours."""
     (tmp_path / "train.py").write_text(HOLDS_THE_MONITOR)

@@ -29,6 +29,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.soak
 def test_healthy_run_ends_with_zero(tmp_path: Path) -> None:
     """A healthy program ends with 0, an empty report, DDP's DETAIL logs, and without its rings."""
     (tmp_path / "train.py").write_text(DATA_PARALLEL)
@@ -55,6 +56,7 @@ def test_hang_ends_with_three_and_is_diagnosed_again(tmp_path: Path, capsys: pyt
     assert "default_pg" in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_what_the_ranks_have_started_ends_with_them(tmp_path: Path) -> None:
     """A process that a hung rank has started does not outlive it: it would hold this very pipe open for ten minutes."""
     script = tmp_path / "downloads.py"

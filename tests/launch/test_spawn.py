@@ -122,6 +122,7 @@ def rings(folder: Path) -> list[tuple[int, int]]:
     return [(reader.header.rank, reader.header.world_size) for reader in readers]
 
 
+@pytest.mark.soak
 def test_a_launched_program_may_start_its_ranks(tmp_path: Path) -> None:
     """Under `distsim run --on gloo` the one process of a job is no rank: those that it starts are, on their port."""
     done = launched(tmp_path, str(free_port()), "fork", "none")

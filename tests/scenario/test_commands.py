@@ -157,6 +157,7 @@ def test_what_explore_finds_is_annotated(
     assert " --schedule " in last
 
 
+@pytest.mark.soak
 def test_what_explore_finds_is_in_junit(tmp_path: Path) -> None:
     """A testcase for each scenario; the text of one that fails has the report, and the command that replays it."""
     made(tmp_path, "[expect]")
