@@ -187,7 +187,7 @@ def _out_in(op: str, fields: Fields, method: str) -> Reader:
 
 
 def _splits(given: Any) -> tuple[int, ...]:
-    """torch takes lists, arrays and tensors, of whatever is an integer."""
+    """torch takes lists and arrays of whatever is an integer: numpy's, a tensor without dimensions."""
     return () if given is None else tuple([int(one) for one in given])
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -76,6 +77,8 @@ def public(rank: int) -> Iterator[Any]:
     yield dist.all_to_all_single(x(n, 2), x(n, 2))
     splits = [1 + (rank + other) % 2 for other in range(n)]
     yield dist.all_to_all_single(x(6, 2), x(6, 2), splits, splits)
+    for kind in (np.array, lambda some: [np.int64(one) for one in some], lambda some: [*torch.tensor(some)]):
+        yield dist.all_to_all_single(x(6, 2), x(6, 2), kind(splits), kind(splits))
     yield dist.barrier()
     yield dist.barrier(async_op=True)
 
