@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -24,7 +23,7 @@ from torch.distributed.elastic.multiprocessing import api as processes
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from distsim.debug.evidence.procfs import look, own_process
+from distsim.debug.evidence.procfs import own_process
 from distsim.debug.monitor.start import gone_text, start_monitor
 from distsim.debug.report.whereabouts import MARKER
 from distsim.debug.rings.jobdir import default_directory
@@ -32,14 +31,13 @@ from distsim.debug.rings.private import create_private, private_folder, write_pr
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.settings import Level, OnHang, Settings
 from distsim.errors import UsageError
+from distsim.realexec.run_folder import clear, forget_old_runs, refuse_company
 
 __all__ = ["launch"]
 
 LAUNCHED = "DISTSIM_LAUNCHED"
 """Set for the processes of a job: the folder of its rings."""
 
-KEPT_RUNS = 32
-"""Folders of failed runs that stay for `distsim diagnose`: a rank's ring takes 2 MiB of /dev/shm."""
 VERDICT_WAIT_S = 4.0
 """How long a failed rank's peers are spared for the monitor's last look."""
 
@@ -206,58 +204,13 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
         else:
             private_folder(Path(settings.directory), chosen=True)
             directory = Path(settings.directory).resolve()
-            _refuse_company(directory)
-            _clear(directory)
+            refuse_company(directory)
+            clear(directory)
     except OSError as error:
         where = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise UsageError(f"no place for the flight records ({where}); choose one with --rings DIR") from None
     given["directory"] = str(directory)
     return Settings.read(given), directory, own
-
-
-def _refuse_company(directory: Path) -> None:
-    """Two jobs at once in one folder would read each other's rings."""
-    pid = _living_launcher(directory)
-    if pid is not None and pid != os.getpid():
-        raise UsageError(f"--rings {directory}: a job that still runs (pid {pid}) writes there; choose another")
-
-
-def _living_launcher(directory: Path) -> int | None:
-    """The launcher that wrote into a folder, if it still runs on this host."""
-    try:
-        said = json.loads((directory / "launcher.json").read_text())
-        pid, start = int(said["pid"]), int(said["start"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return pid if said.get("host") == platform.node() and look(pid, start) is not None else None
-
-
-def forget_old_runs(base: Path, keep: int = KEPT_RUNS) -> None:
-    """Remove what all but the last failed runs have left in memory; what still runs stays."""
-    with contextlib.suppress(OSError):  # another launcher does the same
-        runs = sorted(base.glob("run-*"), key=lambda path: path.stat().st_mtime, reverse=True)
-        for directory in runs[keep:]:
-            if _living_launcher(directory) is None:
-                shutil.rmtree(directory, ignore_errors=True)
-
-
-def _clear(directory: Path) -> None:
-    """What an earlier run left: its rings would be taken for ranks of this one."""
-    for pattern in (
-        "rank*.ring",
-        "rank*.stacks",
-        "exit.*.json",
-        "monitor*",
-        "verdict.*.json",
-        "ask.*",
-        "answer.*",
-        "stacks.txt",
-        "*.new",
-    ):
-        for path in directory.glob(pattern):
-            path.unlink(missing_ok=True)
-    for name in ("done.json", "verdict.json", "aborted.json", "launcher.json", "lead.json", "follow.json", MARKER):
-        (directory / name).unlink(missing_ok=True)
 
 
 def _run(args: argparse.Namespace, guarded: bool, failed: list[str]) -> int:

@@ -1,29 +1,26 @@
-"""From rings and /proc to Evidence: how every rank is, and the calls that matter."""
+"""From rings and /proc to Evidence: how every rank is."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from distsim.debug.evidence.call_records import call_records
 from distsim.debug.evidence.procfs import Process, look, signal_name
 from distsim.debug.evidence.stack_capture import crash_stack, is_library, user_part
 from distsim.debug.evidence.typed import MOST_RANKS, whole
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site, StoreWait
 from distsim.debug.records.frames import absolute
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.reader import GroupEntry, Records, RingReader
+from distsim.debug.rings.reader import Records, RingReader
 from distsim.text.strangers import load_json, read_bytes, within
 
 __all__ = [
     "Knowledge",
     "Snapshot",
     "build_evidence",
-    "call_records",
     "origin_of",
     "rank_state",
     "read_exits",
@@ -34,12 +31,8 @@ __all__ = [
 
 MOST_SOURCES = 64
 LONGEST_SOURCE = 1 << 20
-HISTORY = 48
-"""Calls before the last common one of each group that a diagnosis may look at."""
 STORE_STILL_S = 2.0
 """A key may be set by somebody outside the job, so a wait for one counts a little later."""
-MANY_RANKS_WINDOW = 1024
-"""Calls of each rank that are read where there are many ranks: what all wait for is among the last."""
 STILL_S = 0.3
 """A main thread that stood this long inside a library is blocked there, if a call of its own is under way."""
 
@@ -306,89 +299,6 @@ def _implicit(
         return []
     futures = [r for r in open_calls if unfinished[r.index] & rings.FUTURE]
     return futures[:1]
-
-
-# Calls ------------------------------------------------------------------------------------------
-
-
-def call_records(
-    readers: Sequence[RingReader],
-    origins: Mapping[int, int],
-    focus: Mapping[tuple[Any, ...], int] | None = None,
-) -> dict[int, list[CallRecord]]:
-    """The calls that a diagnosis needs, decoded: of each group the last ones that all its members still
-    have, and everything unfinished. *focus* holds numbers (by group key) that must be among them."""
-    tails: dict[int, Records] = {}
-    seen: dict[tuple[Any, ...], dict[int, tuple[int, int]]] = defaultdict(dict)
-    overrun: dict[int, bool] = {}
-    newest: dict[tuple[str, tuple[int, ...]], int] = {}
-    window = rings.RECORDS if len(readers) <= 64 else MANY_RANKS_WINDOW
-    for reader in readers:
-        rank = reader.header.rank
-        start = max(reader.count - window, 0)
-        records, _ = reader.since(start)
-        if start:
-            older = reader.unfinished()
-            records = np.concatenate([older[older["commit"] <= start], records])
-        tails[rank] = records
-        overrun[rank] = reader.count >= window
-        collective = (records["flags"] & rings.P2P_CALL) == 0
-        for offset in np.unique(records["group"]):
-            entry = reader.group(int(offset))
-            numbers = records["seq"][(records["group"] == offset) & collective]
-            name = (entry.group.name, entry.group.ranks)
-            newest[name] = max(newest.get(name, 0), entry.generation)
-            if len(numbers):
-                seen[entry.key][rank] = (int(numbers.min()), int(numbers.max()))
-    cuts = {key: _cut(key, spans, overrun, (focus or {}).get(key)) for key, spans in seen.items()}
-    found: dict[int, list[CallRecord]] = {}
-    budget = max(64, 32768 // max(len(readers), 1))
-    for reader in readers:
-        rank = reader.header.rank
-        found[rank] = _decode(reader, tails[rank], cuts, newest, origins[rank], budget)
-    return found
-
-
-def _cut(
-    key: tuple[Any, ...], spans: Mapping[int, tuple[int, int]], overrun: Mapping[int, bool], focus: int | None
-) -> int:
-    """First number of a group to look at: all members must have it, or have overwritten nothing."""
-    members = [rank for rank in key[1] if rank in overrun]
-    common = min((spans[rank][1] if rank in spans else 0) for rank in members) if members else 0
-    if any(rank not in spans and overrun[rank] for rank in members):
-        common = max(last for _, last in spans.values())  # somebody's calls on it are overwritten: only the last count
-    start = max(common - HISTORY, 1)
-    if focus is not None:
-        start = min(start, max(focus - HISTORY, 1))
-    oldest = max((spans[rank][0] for rank in spans if overrun.get(rank)), default=1)
-    return max(start, oldest)
-
-
-def _decode(
-    reader: RingReader,
-    records: Records,
-    cuts: Mapping[tuple[Any, ...], int],
-    newest: Mapping[tuple[str, tuple[int, ...]], int],
-    origin_ns: int,
-    budget: int,
-) -> list[CallRecord]:
-    keep = np.zeros(len(records), dtype=bool)
-    p2p = (records["flags"] & rings.P2P_CALL) != 0
-    keep |= p2p
-    for offset in np.unique(records["group"]):
-        entry: GroupEntry = reader.group(int(offset))
-        mine = records["group"] == offset
-        if entry.generation < newest.get((entry.group.name, entry.group.ranks), 0):
-            keep &= ~mine
-            continue
-        keep |= mine & ~p2p & (records["seq"] >= cuts.get(entry.key, 1))
-    keep |= (records["flags"] & rings.STATE_MASK) < rings.COMPLETED
-    chosen = np.flatnonzero(keep)
-    if len(chosen) > budget:  # the unfinished ones, then the newest
-        ended = (records["flags"][chosen] & rings.STATE_MASK) >= rings.COMPLETED
-        surplus = np.flatnonzero(ended)[: len(chosen) - budget]
-        chosen = np.delete(chosen, surplus)
-    return [reader.decode(values, origin_ns) for values in records[chosen].tolist()]
 
 
 def origin_of(readers: Sequence[RingReader]) -> int:

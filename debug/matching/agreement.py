@@ -13,24 +13,16 @@ from math import prod
 from distsim.debug.matching.aspect import Found, differ, payload_text, texts
 from distsim.debug.matching.sizes import sizes
 from distsim.debug.records import CallRecord, Group
+from distsim.debug.records.arguments import FIELDS
 from distsim.debug.records.kinds import Kind
 
 __all__ = ["Mismatch", "check_meeting", "check_pair", "itemsize", "payload_text", "same_call"]
 
-ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
-BY_LISTS = frozenset({"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "all_to_all_single"})
+ROOTED = frozenset(op for op, fields in FIELDS.items() if fields.rooted)
+BY_LISTS = frozenset(op for op, fields in FIELDS.items() if fields.pairwise)
 """Alike on all ranks is not enough: one rank's list is compared with the others' tensors."""
 BARRIERS = frozenset({"barrier", "monitored_barrier", "init_process_group", "destroy_process_group"})
-REDUCING = frozenset(
-    {
-        "all_reduce",
-        "all_reduce_coalesced",
-        "reduce",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-        "reduce_scatter_tensor_coalesced",
-    }
-)
+REDUCING = frozenset(op for op, fields in FIELDS.items() if fields.reduces)
 
 _ITEMSIZE = {
     **dict.fromkeys(("bool", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"), 1),

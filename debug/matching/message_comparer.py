@@ -19,8 +19,9 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.reader import Records, Signature
+from distsim.debug.rings.reader import Records
 
 __all__ = ["PAIR", "STREAM", "GroupKey", "Messages", "StreamKey"]
 

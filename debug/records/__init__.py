@@ -1,6 +1,7 @@
 """The call record, the one currency of distsim, and what is said of calls: ranks, evidence, diagnoses.
 
-Start with `call.py`; nothing here knows a ring, a clock or torch.
+Start with `call.py`; `arguments.py` is the one table of operations, for whoever records torch's calls, simulated or
+real. Nothing here knows a ring or a clock, or imports torch.
 """
 
 from __future__ import annotations

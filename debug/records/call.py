@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from distsim.debug.records.arguments import FIELDS
 from distsim.debug.records.kinds import Kind
 
 __all__ = [
@@ -34,30 +35,7 @@ __all__ = [
 P2P = frozenset({"send", "recv"})
 """Operations of two ranks. `isend`, `irecv` and `batch_isend_irecv` record these with `is_async`."""
 
-COLLECTIVES = frozenset(
-    {
-        "all_reduce",
-        "all_reduce_coalesced",
-        "broadcast",
-        "reduce",
-        "all_gather",
-        "all_gather_into_tensor",
-        "all_gather_coalesced",
-        "all_gather_into_tensor_coalesced",
-        "gather",
-        "scatter",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-        "reduce_scatter_tensor_coalesced",
-        "all_to_all",
-        "all_to_all_single",
-        "barrier",
-        "monitored_barrier",
-        "new_group",
-        "init_process_group",
-        "destroy_process_group",
-    }
-)
+COLLECTIVES = frozenset(FIELDS) - P2P | {"new_group", "init_process_group", "destroy_process_group"}
 """Operations every member of a group takes part in, by torch.distributed's public names."""
 
 
@@ -107,6 +85,10 @@ class Group:
     ranks: tuple[int, ...]
     """Global ranks in group order."""
 
+    def __hash__(self) -> int:
+        """Of its name alone: groups are keys everywhere, and one of thousands of ranks is long."""
+        return hash((self.name, len(self.ranks)))
+
     @property
     def label(self) -> str:
         """The name for people: the description where there is one."""
@@ -127,6 +109,7 @@ class CallRecord:
     """torch.distributed's public name: a member of `COLLECTIVES` or `P2P`."""
     input_shapes: tuple[tuple[int, ...], ...] = ()
     output_shapes: tuple[tuple[int, ...], ...] = ()
+    """Empty where the result lands in the inputs (all_reduce, broadcast, reduce)."""
     dtypes: tuple[str, ...] = ()
     """`"float32"`, one for each input (or output, for recv), without repeats if all are equal."""
     reduce_op: str | None = None
@@ -137,6 +120,7 @@ class CallRecord:
     """Global rank of the other end of a send / recv; None: recv from any source."""
     tag: int | None = None
     input_splits: tuple[int, ...] | None = None
+    """As the program gave them to all_to_all_single; None: equal shares."""
     output_splits: tuple[int, ...] | None = None
     new_ranks: tuple[int, ...] | None = None
     """new_group only: the ranks asked for. Its `group` is the world, its `seq` counts new_group calls

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import ConsoleOptions, RenderResult
@@ -20,48 +19,28 @@ from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phas
 from distsim.debug.records.diagnosis import Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.console import Console
+from distsim.debug.report.lines import Line, most_lines, shortened
 from distsim.debug.report.stack_tree import StackNode, blank_addresses, format_ranks, merge_equal, merge_stacks
 from distsim.debug.words.phrases import are, call_text, group_text, numbered, place, ranks_text
 
 __all__ = [
     "MAX_REPORT_LINES",
     "DiagnosisReport",
-    "most_lines",
     "piped_width",
     "render_diagnoses",
-    "shortened",
     "shown_tracebacks",
 ]
 
 MAX_LINES = 8
 """Groups of ranks, cycle steps or stack frames shown of each; the JSON report has them all."""
 
-LONGEST_LINE = 400
-"""Letters of a line of a traceback."""
-
 MAX_TRACEBACKS = 2
 """Different ones shown of each diagnosis."""
-MAX_TRACEBACK_LINES = 24, 200
-"""Where there are many diagnoses, and where there are few. What is cut is cut from the middle: the last lines
-name the error, the first ones the way in."""
-MANY = 4
-"""More diagnoses, or exceptions, than these are many."""
 MAX_REPORT_LINES = 40
 """Further diagnoses are only counted once a report is that long, so that hundreds of ranks with an error each
 fit on a screen."""
 
 VERDICT_STYLE = {"WARNING": "bold yellow", "HEALTHY": "bold green", "INCONCLUSIVE": "bold yellow"}
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One paragraph of the report; it wraps under its own text, code (`whole`) does not."""
-
-    text: str
-    indent: int = 2
-    hang: int = 2
-    style: str = ""
-    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +63,7 @@ class DiagnosisReport:
         for i, diagnosis in enumerate(self.diagnoses):
             shown = [_head(diagnosis, width)]
             for line in _body(diagnosis, self.evidence, self._most_lines):
-                shown += _wrapped(line, width)
+                shown += line.wrapped(width)
             used += len(shown) + 1
             if i and used > MAX_REPORT_LINES and not self.whole:
                 yield from _rest(self.diagnoses[i:], width)
@@ -102,7 +81,7 @@ class DiagnosisReport:
         """The diagnoses that are printed in full where the report is as wide as in a file."""
         used = 0
         for i, diagnosis in enumerate(self.diagnoses):
-            lines = (part for line in _body(diagnosis, self.evidence, self._most_lines) for part in _wrapped(line, 120))
+            lines = (part for line in _body(diagnosis, self.evidence, self._most_lines) for part in line.wrapped(120))
             used += sum(1 for _ in lines) + 2
             if i and used > MAX_REPORT_LINES and not self.whole:
                 return self.diagnoses[:i]
@@ -131,13 +110,13 @@ def render_diagnoses(
 
 def _inconclusive(said: Inconclusive, width: int) -> Iterator[Text]:
     first = True
-    for text in _wrapped(Line(f"INCONCLUSIVE  {said.text}", indent=0), width):
+    for text in Line(f"INCONCLUSIVE  {said.text}", indent=0).wrapped(width):
         if first:
             text.stylize(VERDICT_STYLE["INCONCLUSIVE"], 0, len("INCONCLUSIVE"))
         first = False
         yield text
     for line in (*(Line(detail) for detail in said.details), Line(f"next: {said.suggestion}", style="bold")):
-        yield from _wrapped(line, width)
+        yield from line.wrapped(width)
 
 
 def piped_width(otherwise: int) -> int:
@@ -167,17 +146,15 @@ def _rest(diagnoses: Sequence[Diagnosis], width: int) -> Iterator[Text]:
         alike.setdefault((verdict(d), d.kind.label, site), []).append(d)
     num = len(diagnoses)
     yield Text("")
-    yield from _wrapped(
-        Line(f"... and {num} more {'diagnosis' if num == 1 else 'diagnoses'} (all of them: --report FILE)", indent=0),
-        width,
-    )
+    more = f"... and {num} more {'diagnosis' if num == 1 else 'diagnoses'} (all of them: --report FILE)"
+    yield from Line(more, indent=0).wrapped(width)
     for (word, label, site), found in list(alike.items())[:MAX_LINES]:
         ranks = {rank for d in found for rank in d.culprits}
         where = "" if site is None else f"  {place(site)}"
         times = "" if len(found) == 1 else f"  ({len(found)} different)"
-        yield from _wrapped(Line(f"{word}  {label}  {ranks_text(ranks)}{where}{times}"), width)
+        yield from Line(f"{word}  {label}  {ranks_text(ranks)}{where}{times}").wrapped(width)
     if len(alike) > MAX_LINES:
-        yield from _wrapped(Line(f"... of {len(alike) - MAX_LINES} more kinds or places"), width)
+        yield from Line(f"... of {len(alike) - MAX_LINES} more kinds or places").wrapped(width)
 
 
 def _head(d: Diagnosis, width: int) -> Text:
@@ -309,20 +286,6 @@ def _tracebacks(d: Diagnosis, evidence: Evidence, most: int) -> Iterator[Line]:
             yield Line(line, indent=4, whole=True)
 
 
-def most_lines(number: int) -> int:
-    """Lines of the traceback of each of *number* diagnoses or exceptions."""
-    return MAX_TRACEBACK_LINES[0] if number > MANY else MAX_TRACEBACK_LINES[1]
-
-
-def shortened(lines: Sequence[str], most: int, where: str = "--report FILE has them") -> list[str]:
-    """*lines* without those in the middle that are too many, and what is longer than anybody reads cut."""
-    kept = [line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ..." for line in lines]
-    if len(kept) <= most:
-        return kept
-    first = most // 3
-    return [*kept[:first], f"... ({len(kept) - most + 1} more lines; {where})", *kept[first - most + 1 :]]
-
-
 def _stacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
     """STAT's prefix tree of all ranks concerned, when it tells more than the lines above."""
     stacks: dict[int, tuple[Site, ...]] = {}
@@ -374,23 +337,6 @@ def _stack_of(rank: int, evidence: Evidence) -> tuple[Site, ...]:
         if isinstance(wait, HostWait | StoreWait):
             break
     return (state.site,) if state.site is not None else ()
-
-
-def _wrapped(line: Line, width: int) -> Iterable[Text]:
-    first = " " * line.indent
-    if line.whole:
-        return [Text(first + line.text, style=line.style, no_wrap=True, overflow="ignore")]
-    wrapped = textwrap.wrap(
-        line.text,
-        width=max(20, width),
-        initial_indent=first,
-        subsequent_indent=first + " " * line.hang,
-        break_long_words=False,
-        break_on_hyphens=False,
-        replace_whitespace=False,
-        drop_whitespace=True,
-    )
-    return [Text(part, style=line.style, no_wrap=True, overflow="ignore") for part in wrapped or [first]]
 
 
 def _duration(seconds: float) -> str:

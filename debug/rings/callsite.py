@@ -15,7 +15,8 @@ from zlib import crc32
 
 from distsim.debug.records import Site
 from distsim.debug.records.frames import Owner, owner, program_frames, steps, torchs_thread
-from distsim.debug.rings.layout import TABLE_BYTES, TABLE_SITE, W_TABLE_USED, WORDS_AT, RingWriter
+from distsim.debug.rings.layout import TABLE_BYTES, TABLE_SITE, W_TABLE_USED, WORDS_AT
+from distsim.debug.rings.writer import RingWriter
 
 __all__ = ["CallSites", "Place", "calling", "codes_of", "way_to"]
 

@@ -17,8 +17,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.debug.evidence.typed import MOST_RANKS, text, whole, wholes, wrong
+from distsim.debug.evidence.typed import MOST_RANKS, text, whole, wholes
 from distsim.debug.records import CallRecord, Group, Site, State
+from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
 from distsim.errors import UsageError
 from distsim.text.strangers import load_json, open_regular, printable
@@ -81,48 +82,6 @@ class GroupEntry:
     @property
     def key(self) -> tuple[str, tuple[int, ...], int]:
         return self.group.name, self.group.ranks, self.generation
-
-
-@dataclass(frozen=True)
-class Signature:
-    """What a call was asked to do, as the payload ring holds it."""
-
-    op: str = "?"
-    inputs: tuple[tuple[int, ...], ...] = ()
-    outputs: tuple[tuple[int, ...], ...] = ()
-    dtypes: tuple[str, ...] = ()
-    reduce_op: str | None = None
-    root: int | None = None
-    input_splits: tuple[int, ...] | None = None
-    output_splits: tuple[int, ...] | None = None
-    new_ranks: tuple[int, ...] | None = None
-    nbytes: int = 0
-    device: str = "cpu"
-
-    @classmethod
-    def read(cls, said: dict[str, Any]) -> Signature:
-        """From its JSON."""
-        root, reduce_op = said.get("root"), said.get("reduce")
-        return cls(
-            op=text(said.get("op", "?"), "op", 200),
-            inputs=tuple(wholes(shape, "in") for shape in _listed(said, "in")),
-            outputs=tuple(wholes(shape, "out") for shape in _listed(said, "out")),
-            dtypes=(text(said["dtype"], "dtype", 40),) if "dtype" in said else (),
-            reduce_op=None if reduce_op is None else text(reduce_op, "reduce", 100),
-            root=None if root is None else whole(root, "root", -MOST_RANKS, MOST_RANKS),
-            input_splits=wholes(said["isplit"], "isplit") if "isplit" in said else None,
-            output_splits=wholes(said["osplit"], "osplit") if "osplit" in said else None,
-            new_ranks=wholes(said["new"], "new", 0, MOST_RANKS) if "new" in said else None,
-            nbytes=whole(said.get("bytes", 0), "bytes"),
-            device=text(said.get("device", "cpu"), "device", 40),
-        )
-
-
-def _listed(said: dict[str, Any], key: str) -> list[Any]:
-    found = said.get(key, [])
-    if not isinstance(found, list):
-        raise wrong(found, key, "a list")
-    return found
 
 
 UNKNOWN = Signature()
@@ -281,23 +240,12 @@ class RingReader:
         who = self._read_table(thread)
         why = self._read_table(error) if error else None
         thread_name = who[1] if isinstance(who, list) and len(who) > 1 and isinstance(who[1], str) else "?"
-        return CallRecord(
+        return said.record(
             rank=self.header.rank,
             group=self.group(group).group,
             seq=seq,
-            op=said.op,
-            input_shapes=said.inputs,
-            output_shapes=said.outputs,
-            dtypes=said.dtypes,
-            reduce_op=said.reduce_op,
-            root=said.root,
             peer=peer if p2p and peer >= 0 else None,
             tag=tag if p2p else None,
-            input_splits=said.input_splits,
-            output_splits=said.output_splits,
-            new_ranks=said.new_ranks,
-            nbytes=said.nbytes,
-            device=said.device,
             is_async=bool(flags & rings.ASYNC),
             waited=bool(flags & (rings.WAITED | rings.FUTURE)) or not flags & rings.ASYNC,
             site=stack[0] if stack else None,

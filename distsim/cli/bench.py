@@ -249,15 +249,11 @@ def _fluid(args: argparse.Namespace, rows: list[Any]) -> list[str]:
 
 
 def _explain(args: argparse.Namespace, op: str, cluster: Any, sizes: list[int]) -> int:
-    import simpy
-
-    from distsim.collectives import Transfer
-    from distsim.network import Network
+    from distsim.collectives import Compiler, Transfer
     from distsim.network.bench import DTYPES, counted
 
     devices = tuple(slot.device for slot in cluster.place(args.nnodes, args.nproc_per_node))
-    net = Network(
-        simpy.Environment(),
+    compiler = Compiler(
         cluster,
         algo=args.algo,
         proto=args.proto,
@@ -269,7 +265,7 @@ def _explain(args: argparse.Namespace, op: str, cluster: Any, sizes: list[int]) 
     for asked in sizes:
         size, _ = counted(op, asked, len(devices), DTYPES[args.datatype])
         nbytes = size // len(devices) if op in ("gather", "scatter") else size
-        rows = net.explain(Transfer(op, flavour, devices, nbytes, args.root))
+        rows = compiler.explain(Transfer(op, flavour, devices, nbytes, args.root))
         found.append((size, rows))
     if args.json:
         keys = ("algo", "proto", "channels", "predicted_s", "why", "chosen")
@@ -277,7 +273,7 @@ def _explain(args: argparse.Namespace, op: str, cluster: Any, sizes: list[int]) 
             "op": op,
             "cluster": cluster.name,
             "ranks": len(devices),
-            "nccl_version": net.compiler.version,
+            "nccl_version": compiler.version,
             "sizes": [
                 {"size_bytes": size, "candidates": [{key: getattr(row, key) for key in keys} for row in rows]}
                 for size, rows in found
@@ -286,7 +282,7 @@ def _explain(args: argparse.Namespace, op: str, cluster: Any, sizes: list[int]) 
         print(json.dumps(document))
         return 0
     for size, rows in found:
-        print(f"{op} of {size} bytes on {cluster.name}, {len(devices)} ranks, NCCL {net.compiler.version}")
+        print(f"{op} of {size} bytes on {cluster.name}, {len(devices)} ranks, NCCL {compiler.version}")
         for row in sorted(rows, key=lambda row: (not row.chosen, row.predicted_s is None, row.predicted_s or 0.0)):
             cost = f"{row.predicted_s * 1e6:12.2f} us" if row.predicted_s is not None else f"{'-':>15s}"
             mark = "->" if row.chosen else "  "

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distsim.cli.dispatch import REAL_BACKENDS, parse
+from distsim.cli.dispatch import REAL_BACKENDS, many_imports, parse
 from distsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -137,6 +137,9 @@ def run(args: argparse.Namespace) -> int:
     """Run what the command line asks for and answer its exit code."""
     if args.on in REAL_BACKENDS:
         return _launch(args)
+    with many_imports(args.own_process):
+        importlib.import_module("distsim.sim")
+        importlib.import_module("distsim.report.progress")
     request, notes = build_request(args)
     check_writable(args.report, "--report")
     check_writable(args.trace, "--trace")

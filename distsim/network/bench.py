@@ -141,17 +141,17 @@ def bench(
     **forced: Any,
 ) -> list[BenchRow]:
     """Time *op* on *cluster* for each size, one after the other on an idle network. *forced* goes to
-    `Network`."""
+    `make_network`."""
     import simpy
 
     from distsim.collectives import Transfer
-    from distsim.network import Network
+    from distsim.network import make_network
 
     devices = tuple(slot.device for slot in cluster.place(nnodes, nproc_per_node))
     ranks, width = len(devices), DTYPES[dtype]
     if not 0 <= root < ranks:
         raise UsageError(f"expected a root from 0 to {ranks - 1}, got {root}: lower -r, or use more ranks")
-    net = Network(simpy.Environment(), cluster, **forced) if network is None else network
+    net = make_network(simpy.Environment(), cluster, **forced) if network is None else network
     kind = flavour or ("nccl" if cluster.node.num_gpus else "gloo")
     rows: list[BenchRow] = []
     for asked in sizes:
@@ -171,7 +171,7 @@ def bench(
                 timing.algo,
                 timing.proto,
                 timing.channels,
-                "message" if net.fidelity == "message" and net.has_messages(transfer) else "fluid",
+                net.fidelity_of(transfer),
             )
         )
     return rows

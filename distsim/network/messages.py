@@ -1,4 +1,4 @@
-"""The referee: a collective as explicit messages, each a flow of its own."""
+"""The fluid network's referee: a collective as explicit messages, each a flow of its own."""
 
 from __future__ import annotations
 
@@ -8,16 +8,50 @@ from collections.abc import Callable
 import numpy as np
 import simpy
 
-from distsim.collectives import Message
+from distsim.collectives import Message, Plan
+from distsim.errors import UsageError
+from distsim.network.answers import Timing, Transfer
 from distsim.network.engine import Flow, FluidEngine
+from distsim.network.fluid import FluidNetwork, after
 
-__all__ = ["MAX_RANKS", "MessageRun"]
+__all__ = ["MAX_RANKS", "MessageNetwork"]
 
 MAX_RANKS = 256
 """Beyond, a collective has millions of messages: the referee is for small worlds."""
 
 
-class MessageRun:
+class MessageNetwork(FluidNetwork):
+    """Every message on its own, where the algorithm has that form; sends and the other algorithms (NVLS) are
+    fluid."""
+
+    def begin(self, transfer: Transfer, done: simpy.Event) -> None:
+        plan = self.compiler.compile(transfer)
+        if plan.messages is None:
+            super().begin(transfer, done)
+            return
+        if len(transfer.devices) > MAX_RANKS:
+            raise UsageError(
+                f"expected at most {MAX_RANKS} ranks in a group with fidelity message, got "
+                f"{len(transfer.devices)}: use fewer, or fidelity fluid"
+            )
+        after(self.env, plan.floor_s, lambda: self._send(plan, done, self.env.now - plan.floor_s))
+
+    def fidelity_of(self, transfer: Transfer) -> str:
+        return "fluid" if self.compiler.compile(transfer).messages is None else "message"
+
+    def _send(self, plan: Plan, done: simpy.Event, start_s: float) -> None:
+        assert plan.messages is not None
+
+        def finish() -> None:
+            del self.runs[run]
+            done.succeed(Timing(start_s, self.env.now, plan.algo, plan.proto, plan.channels))
+
+        run = _MessageRun(self.env, self.engine, plan.messages(), finish, self.way)
+        self.runs[run] = None
+        run.begin()
+
+
+class _MessageRun:
     """Sends messages as soon as what they wait for has arrived and their queue is free; calls *finish* at
     the end."""
 
@@ -27,7 +61,7 @@ class MessageRun:
         engine: FluidEngine,
         messages: list[Message],
         finish: Callable[[], None],
-        lead: Callable[[tuple[int, ...]], tuple[int, ...]] = tuple,
+        lead: Callable[[tuple[int, ...]], tuple[int, ...]],
     ) -> None:
         self._lead = lead
         """The links that a message takes now."""
@@ -107,9 +141,9 @@ class MessageRun:
 
     def _arrived(self, index: int) -> None:
         self._left -= 1
-        for after in self._next[index]:
-            self._missing[after] -= 1
-            if self._missing[after] == 0:
-                self._ready(after)
+        for waiting in self._next[index]:
+            self._missing[waiting] -= 1
+            if self._missing[waiting] == 0:
+                self._ready(waiting)
         if self._left == 0:
             self._finish()

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from distsim.debug.records import CallRecord
+from distsim.debug.records.arguments import FIELDS
 
 __all__ = ["collective_args", "is_kernel", "kernel_name"]
 
@@ -93,11 +94,13 @@ def kernel_name(record: CallRecord) -> str:
 
 def collective_args(record: CallRecord, stream: int) -> dict[str, Any]:
     """The arguments Kineto gives a communication kernel, then distsim's own."""
+    fields = FIELDS.get(record.op)
+    in_place = fields is not None and fields.in_place
     args: dict[str, Any] = {
         "Collective name": _COLLECTIVE_NAMES.get(record.op, record.op),
         "dtype": _SCALAR_TYPES.get(record.dtypes[0], record.dtypes[0]) if record.dtypes else "",
         "In msg nelems": _elements(record.input_shapes),
-        "Out msg nelems": _elements(record.output_shapes),
+        "Out msg nelems": _elements(record.input_shapes if in_place else record.output_shapes),
         "In split size": str(list(record.input_splits or ())),
         "Out split size": str(list(record.output_splits or ())),
         "Group size": len(record.group.ranks),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from distsim.cluster import Cluster
 from distsim.debug.records import Evidence
-from distsim.sim.faults.rules import Rule
+from distsim.sim.faults.fault import Rule
 from distsim.sim.kernel.limits import Limits
 from distsim.sim.kernel.schedule import Schedule
 from distsim.sim.outcome import Progress
@@ -40,12 +40,13 @@ class Conditions:
     def applied_to(self, setting: Setting) -> Setting:
         """The same under these conditions."""
         from distsim.sim.device.memory import Memory
-        from distsim.sim.faults.injector import Faults
+        from distsim.sim.faults.planted import Faults
         from distsim.sim.faults.tensors import Guards
 
         return replace(
             setting,
-            faults=lambda world: Faults(world, self.rules, self.guards),
+            faults=lambda world: Faults(world, self.rules),
+            late_ranks_are_planted=True,
             guards=Guards(self.guards, warns=False),
             limits=self.limits,
             schedule=self.schedule,
@@ -55,15 +56,13 @@ class Conditions:
 
     def begin(self, world: World) -> None:
         """*world* has its processes and has not run yet."""
-        assert world.faults is not None
         self.limits.start()
         world.faults.begin()
 
     def end(self, world: World) -> None:
         """The run is over, or was cut short."""
         self.evidence = world.final
-        assert world.faults is not None
-        self.never_struck = world.faults.never_struck
+        self.never_struck = list(world.faults.never_struck)
         for text in world.faults.notes:
             world.note(text)
         if world.diagnoses:

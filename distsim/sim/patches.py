@@ -22,6 +22,7 @@ from distsim.sim.isolation.clock import clock_patches, datetime_clock
 from distsim.sim.isolation.effects import socket_patches
 from distsim.sim.isolation.environ import environ_patches
 from distsim.sim.isolation.logs import log_patches
+from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.modules.modules import RankModules, import_patches
 from distsim.sim.isolation.output import StreamProxy
 from distsim.sim.isolation.process import current_task
@@ -91,6 +92,7 @@ def simulation() -> Iterator[Host]:
 def all_patches(modules: RankModules) -> list[Patch]:
     """(holder, attribute, replacement) of everything that is led elsewhere. A replacement has the
     signature, names and doc of what it stands for: Lightning rebuilds a data loader by `__init__`'s."""
+    ALIASES.look()
     patches = [
         *clock_patches(),
         *thread_patches(),

@@ -20,8 +20,9 @@ from distsim.cluster import Cluster, Slot, load_cluster
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records.frames import shown_from
 from distsim.errors import RankFailure, UsageError
-from distsim.network import Network
+from distsim.network import make_network
 from distsim.sim.conditions import Conditions, RunRequest
+from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
 from distsim.sim.isolation.environ import without_launchers
 from distsim.sim.isolation.output import RankStream, open_streams
@@ -31,6 +32,7 @@ from distsim.sim.kernel.interrupts import interruptible
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.lookahead import Lookahead
 from distsim.sim.observe.totals import summing_up
+from distsim.sim.observe.user_stack import forget_stacks
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import master_address
@@ -154,17 +156,13 @@ def _module_spec(name: str) -> ModuleSpec | None:
     return spec
 
 
-def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> dict[str, str]:
-    """What torchrun puts into a worker's environment."""
-    environ = without_launchers(os.environ)
-    environ.update(
-        RANK=str(slot.rank),
-        LOCAL_RANK=str(slot.local_rank),
+def _environ(slots: Sequence[Slot], per_node: int, nodes: int) -> Callable[[Slot], dict[str, str]]:
+    """What torchrun puts into the environment of the worker on a slot."""
+    common = without_launchers(os.environ)
+    common.update(
         WORLD_SIZE=str(len(slots)),
         LOCAL_WORLD_SIZE=str(per_node),
-        GROUP_RANK=str(slot.host),
         GROUP_WORLD_SIZE=str(nodes),
-        ROLE_RANK=str(slot.rank),
         ROLE_NAME="default",
         ROLE_WORLD_SIZE=str(len(slots)),
         MASTER_ADDR=master_address([slot.host for slot in slots]),
@@ -174,7 +172,12 @@ def _environ(slot: Slot, slots: Sequence[Slot], per_node: int, nodes: int) -> di
         TORCHELASTIC_RUN_ID="none",
         TORCHELASTIC_ERROR_FILE="",
     )
-    return environ
+
+    def of(slot: Slot) -> dict[str, str]:
+        own = {"RANK": slot.rank, "LOCAL_RANK": slot.local_rank, "GROUP_RANK": slot.host, "ROLE_RANK": slot.rank}
+        return common | {name: str(number) for name, number in own.items()}
+
+    return of
 
 
 def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str) -> Outcome:
@@ -188,14 +191,13 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
     cluster = request.on if isinstance(request.on, Cluster) else load_cluster(request.on)
     slots = cluster.place(request.nnodes, request.nproc_per_node)
     env = simpy.Environment()
-    network = Network(
+    network = make_network(
         env,
         cluster,
         fidelity=request.fidelity,
         algo=request.algo,
         proto=request.proto,
         nccl_version=request.nccl_version,
-        seed=request.seed,
     )
     limit_s = request.host_timeout_s or DEFAULT_HOST_TIMEOUT_S
     per_node = max(slot.local_rank for slot in slots) + 1
@@ -237,19 +239,21 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
                 torch_rng=_fresh_rng(),
                 open_streams=streams_of,
                 guards=Guards(),
+                faults=Faults,
                 on_progress=None if request.progress is None else on_progress,
             )
             if request.conditions is not None:
                 setting = request.conditions.applied_to(setting)
             world = World(setting, Surroundings(live, evidence_of, Lookahead))
+            environ_of = _environ(slots, per_node, nodes)
             for slot in slots:
-                process = world.new_process(slot, _environ(slot, slots, per_node, nodes), sys.argv, rank=slot.rank)
+                process = world.new_process(slot, environ_of(slot), sys.argv, rank=slot.rank)
                 world.start_process(process, enter(process))
             if request.conditions is not None:
                 request.conditions.begin(world)
             try:
                 with (
-                    world.faults.patches() if world.faults is not None else contextlib.nullcontext(),
+                    world.faults.accesses(),
                     world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
                     interruptible(world),
                     world.interrupts.deferred(),
@@ -264,6 +268,7 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
                 if request.conditions is not None:
                     request.conditions.end(world)
     finally:
+        forget_stacks()
         threading.stack_size(stack_bytes)
         if page is not None:
             page.rest()

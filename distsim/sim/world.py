@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
 
 import simpy
 
@@ -17,7 +19,7 @@ from distsim.cluster import Cluster, CpuModel, Slot
 from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
 from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.diagnosis.waits.unwaited import unwaited
-from distsim.debug.records import CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
+from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
 from distsim.errors import UsageError
 from distsim.network import Network
 from distsim.sim.isolation.effects import withheld
@@ -38,6 +40,36 @@ __all__ = ["Setting", "Surroundings", "World"]
 
 RECENT = 2_000
 """Calls of each rank that are looked at for stragglers."""
+
+
+class Injected(Protocol):
+    """What a world asks of its faults (planted.Faults), everywhere where something can go wrong; *members* are
+    the arrivals of a call. Of a world without faults nobody answers."""
+
+    def begin(self) -> None: ...
+
+    def on_call(self, task: RankTask, record: CallRecord) -> None: ...
+
+    def on_start(self, members: Sequence[Any]) -> None: ...
+
+    def after_data(self, members: Sequence[Any]) -> None: ...
+
+    def compute_s(self, process: SimProcess, start_s: float, seconds: float) -> float: ...
+
+    def on_connect(self, task: RankTask, host_name: str, port: int, timeout: timedelta, explicit: bool) -> None: ...
+
+    def accesses(self) -> AbstractContextManager[None]: ...
+
+    def findings(self) -> Sequence[Finding]: ...
+
+    @property
+    def are_planted(self) -> bool: ...
+
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+    @property
+    def never_struck(self) -> Sequence[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +103,15 @@ class Setting:
     open_streams: Callable[[SimProcess], tuple[RankStream, RankStream]]
     guards: Any
     """What looks at the tensors of calls (tensors.Guards)."""
+    faults: Callable[[World], Injected]
+    """What goes wrong in the world: see planted.Faults."""
     on_progress: Callable[[World], None] | None = None
     limits: Limits | None = None
     schedule: Schedule | None = None
     memory: Any = None
     """Where somebody asked for it: see memory.Memory."""
-    faults: Callable[[World], Any] | None = None
-    """Makes a scenario's: see injector.Faults."""
+    late_ranks_are_planted: bool = False
+    """Somebody wants to see who comes late, however little: a scenario. Else it is told at the end, where it costs."""
 
 
 class World(Scheduler):
@@ -123,7 +157,8 @@ class World(Scheduler):
         self.schedule = setting.schedule
         self._store_waiters: list[simpy.Event] = []
         self._next_port = 40_000
-        self.faults = None if setting.faults is None else setting.faults(self)
+        self.late_ranks_are_planted = setting.late_ranks_are_planted
+        self.faults = setting.faults(self)
 
     # -- building
 
@@ -311,7 +346,7 @@ class World(Scheduler):
         task.raise_inside(Unwind)
 
     def _slow(self, final: Evidence) -> list[Finding]:
-        if self.faults is not None:  # they are among the evidence's findings
+        if self.late_ranks_are_planted:  # they are among the evidence's findings
             return []
         return straggler_findings({rank: calls[-RECENT:] for rank, calls in final.records.items()}, SIMULATED)
 

@@ -11,7 +11,6 @@ __all__ = [
     "group",
     "handle",
     "recorder",
-    "signature",
     "tensor_checks",
     "tracebacks",
     "uncompiled",

@@ -21,11 +21,11 @@ from torch.nn import Parameter
 
 from distsim.debug.matching.secondary_errors import aftermath
 from distsim.debug.records import P2P
+from distsim.debug.records.arguments import FIELDS, METHODS, Call, Reader
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.handle import Handle, SyncHandle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
-from distsim.realexec.guard.signature import DESCRIBERS, METHODS, Call, Describer
 from distsim.realexec.guard.tensor_checks import Checksums, find_nan
 
 __all__ = ["GuardedGroup"]
@@ -87,7 +87,7 @@ UNWATCHED = frozenset({"backward", "_verify_params_across_processes"})
 
 C10D = vars(c10d)
 
-PUBLIC = frozenset({*DESCRIBERS, "isend", "irecv", "all_gather_single", "reduce_scatter_single"})
+PUBLIC = frozenset({*FIELDS, "isend", "irecv", "all_gather_single", "reduce_scatter_single"})
 """Functions whose handle a user gets; torch's own code (DDP's join, say) drops some without harm."""
 
 BACKEND_NAMES = {
@@ -98,7 +98,7 @@ BACKEND_NAMES = {
 """Methods that a backend still has under the old name."""
 
 
-def _method(name: str, describe: Describer) -> Callable[..., Any]:
+def _method(name: str, read: Reader) -> Callable[..., Any]:
     of_group = getattr(ProcessGroup, name)
     of_backend = getattr(Backend, BACKEND_NAMES.get(name, name), None)
 
@@ -129,7 +129,15 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         if recorder is None:
             return of_group(self.inner, *args, **kwargs)
         log = self.group_log
-        said = describe(log.ranks, args, kwargs)
+        try:
+            said = read(log.ranks, args, kwargs)
+        except (
+            TypeError,
+            ValueError,
+            AttributeError,
+            LookupError,
+        ):  # arguments of no such method: torch says so in its words
+            return of_group(self.inner, *args, **kwargs)
         bare = False
         try:
             place = recorder.sites.here()
@@ -138,7 +146,7 @@ def _method(name: str, describe: Describer) -> Callable[..., Any]:
         index, is_async, seq, fingerprint = recorder.begin(log, said, place)
         after = None
         if self.nan:
-            find_nan(recorder, said, index, args)
+            find_nan(recorder, said, index)
         if self.checksums is not None and is_async and place[2] not in UNWATCHED:
             args, after = self.checksums.begin(said, index, args)
         if self.strict is not None:
@@ -198,9 +206,9 @@ def _pass_through(name: str) -> Callable[..., Any]:
 
 
 def _install_methods() -> None:
-    for name, op in METHODS.items():
+    for name, read in METHODS.items():
         if hasattr(ProcessGroup, name):
-            setattr(GuardedGroup, name, _method(name, DESCRIBERS[op]))
+            setattr(GuardedGroup, name, _method(name, read))
     for name in PASSED_THROUGH:
         if hasattr(ProcessGroup, name):
             setattr(GuardedGroup, name, _pass_through(name))

@@ -9,7 +9,7 @@ from typing import Any
 from torch._C._distributed_c10d import Work
 
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.layout import RingWriter
+from distsim.debug.rings.writer import RingWriter
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 

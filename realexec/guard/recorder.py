@@ -10,17 +10,15 @@ from itertools import count
 from typing import Any, Protocol
 
 from distsim.debug.records import P2P
+from distsim.debug.records.arguments import SYNCHRONOUS_P2P, Call
 from distsim.debug.records.frames import raised_at
+from distsim.debug.records.signature import content
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import CallSites, Place
-from distsim.debug.rings.layout import RingWriter
+from distsim.debug.rings.writer import RingWriter
 from distsim.debug.words.error_text import error_traceback, last_line
-from distsim.realexec.guard.signature import Call, content
 
 __all__ = ["GroupLog", "Recorder"]
-
-SYNCHRONOUS_P2P = frozenset({"send", "recv", "send_object_list", "recv_object_list"})
-"""Public functions of torch.distributed that wait for their own isend / irecv."""
 
 
 class Completable(Protocol):
@@ -79,7 +77,7 @@ class Recorder:
 
     def begin(self, log: GroupLog, call: Call, place: Place) -> tuple[int, bool, int, int]:
         """Record that a call is being made: its index, whether the caller goes on, its number, its fingerprint."""
-        key, is_async, _, _, peer, tag = call
+        key, is_async, peer, tag = call.key, call.is_async, call.peer, call.tag
         ring = self.ring
         signature, fingerprint = ring.signature(key, content)
         me = threading.get_ident()

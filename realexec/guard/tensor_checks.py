@@ -9,39 +9,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distsim.debug.records.arguments import FIELDS, Call
 from distsim.debug.rings import layout as rings
 from distsim.realexec.guard.recorder import Recorder
-from distsim.realexec.guard.signature import Call
 
 __all__ = ["Checksums", "find_nan", "input_tensors"]
 
-IN_PLACE = frozenset({"all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "recv"})
+IN_PLACE = frozenset({"recv", *(op for op, fields in FIELDS.items() if fields.in_place)})
 """Calls whose own result lands in the buffer: a change while in flight shows only against a copy."""
 
 
-def input_tensors(said: Call, args: tuple[Any, ...], rank: int) -> list[Tensor]:
+def input_tensors(said: Call, rank: int) -> list[Tensor]:
     """The tensors that this rank contributes to a call."""
-    op, root = said.key[0], said.key[5]
-    if not args or op in ("recv", "barrier", "monitored_barrier"):
+    if said.key[0] == "broadcast" and said.key[5] != rank:
         return []
-    if op == "broadcast":
-        return _tensors(args[0]) if root == rank else []
-    if op in ("all_reduce", "all_reduce_coalesced", "reduce", "send"):
-        return _tensors(args[0])
-    return _tensors(args[1]) if len(args) > 1 else []
+    return _plain(said.inputs)
 
 
-def _tensors(given: Any) -> list[Tensor]:
-    if isinstance(given, Tensor):
-        return [given] if type(given) in (Tensor, torch.nn.Parameter) else []
-    if isinstance(given, (list, tuple)):
-        return [tensor for part in given for tensor in _tensors(part)]
-    return []
+def _plain(tensors: Sequence[Any]) -> list[Tensor]:
+    return [tensor for tensor in tensors if type(tensor) in (Tensor, torch.nn.Parameter)]
 
 
-def find_nan(recorder: Recorder, said: Call, index: int, args: tuple[Any, ...]) -> None:
+def find_nan(recorder: Recorder, said: Call, index: int) -> None:
     """Flag a call that sends NaN."""
-    for tensor in input_tensors(said, args, recorder.ring.rank):
+    for tensor in input_tensors(said, recorder.ring.rank):
         if tensor.is_floating_point() and bool(torch.isnan(tensor.detach()).any()):
             recorder.ring.mark(index, rings.NAN_INPUT)
             return
@@ -61,12 +52,12 @@ class Checksums:
         """The arguments to call with, and what to do once the call has been waited for."""
         op = said.key[0]
         if op in IN_PLACE:
-            buffers = _tensors(args[0])
-            if not buffers or not isinstance(args[0], (list, tuple)):
+            buffers = _plain(said.outputs)
+            if not buffers or len(buffers) < len(said.outputs) or not args or said.outputs is not args[0]:
                 return args, None
             copies = [buffer.detach().clone() for buffer in buffers]
             return (copies, *args[1:]), self._after(index, buffers, copies)
-        buffers = input_tensors(said, args, self._recorder.ring.rank)
+        buffers = input_tensors(said, self._recorder.ring.rank)
         return args, self._after(index, buffers, []) if buffers else None
 
     def _after(self, index: int, buffers: Sequence[Tensor], copies: Sequence[Tensor]) -> Callable[[], None]:

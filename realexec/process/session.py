@@ -21,8 +21,8 @@ from distsim.debug.records import Site
 from distsim.debug.records.frames import program_frames, raised_at, steps
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import default_directory, job_name, ring_path, stack_path
-from distsim.debug.rings.layout import RingWriter
 from distsim.debug.rings.private import create_private, private_folder
+from distsim.debug.rings.writer import RingWriter
 from distsim.debug.settings import Level, Settings
 from distsim.realexec.guard.callbacks import drain
 from distsim.realexec.guard.recorder import Recorder

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.futures
 
+from distsim.debug.records.arguments import Call
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.callbacks import run_apart
 from distsim.realexec.guard.handle import Handle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
-from distsim.realexec.guard.signature import Call
 
 __all__ = ["FIRST_SLEEP_S", "LAST_SLEEP_S", "LIFE_CHECK_S", "Deferred", "Watched"]
 

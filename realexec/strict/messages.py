@@ -14,6 +14,7 @@ import torch
 
 from distsim.debug.matching.agreement import check_pair, payload_text
 from distsim.debug.records import CallRecord
+from distsim.debug.records.arguments import Call
 from distsim.debug.records.errors import CollectiveMismatch
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
@@ -21,7 +22,6 @@ from distsim.debug.words.error_text import error_line
 from distsim.debug.words.phrases import place
 from distsim.realexec.guard.handle import Handle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
-from distsim.realexec.guard.signature import Call
 from distsim.realexec.strict.deferred import Watched
 from distsim.realexec.strict.peers import Neighbour, Peers
 
@@ -41,12 +41,14 @@ class Messages:
         """None: the call may go out now. A handle: it went out, and looks out for the other end."""
         peer, tag = said.peer, said.tag
         log: GroupLog = guard.group_log
+        sending = said.key[0] == "send"
+        if sending and peer < 0:
+            return None  # to a rank that the group has not: the backend refuses it
         if peer < 0:  # from any source: a sender must not look out for a partner of its own
             any_row = self._row(f"{log.key}/any>{self._rank}/{tag}")
             if any_row is not None:
                 self._recorder.ring.publish(any_row, 1, 0, index)
             return None
-        sending = said.key[0] == "send"
         if peer == self._rank or not self._peers.here(peer):
             return None
         if not sending and f"{log.key}/any>{self._rank}/{tag}" in self._rows:

@@ -13,6 +13,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from distsim.debug.evidence.procfs import look
 from distsim.debug.records import CallRecord, Group, State
+from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import ring_path
 from distsim.debug.rings.reader import RingReader
@@ -105,22 +106,7 @@ class StorePeer:
 
 def call_from(said: dict[str, Any], rank: int, group: Group, seq: int) -> CallRecord:
     """A call from its signature, for comparing."""
-    dtype = said.get("dtype")
-    return CallRecord(
-        rank=rank,
-        group=group,
-        seq=seq,
-        op=str(said["op"]),
-        input_shapes=tuple(tuple(shape) for shape in said.get("in", ())),
-        output_shapes=tuple(tuple(shape) for shape in said.get("out", ())),
-        dtypes=(dtype,) if dtype else (),
-        reduce_op=said.get("reduce"),
-        root=said.get("root"),
-        input_splits=tuple(said["isplit"]) if "isplit" in said else None,
-        output_splits=tuple(said["osplit"]) if "osplit" in said else None,
-        nbytes=int(said.get("bytes", 0)),
-        state=State.ISSUED,
-    )
+    return Signature.read(said).record(rank=rank, group=group, seq=seq, state=State.ISSUED)
 
 
 class Peers:

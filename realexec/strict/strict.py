@@ -19,12 +19,13 @@ from torch._C._autograd import _profiler_enabled as profiler_enabled
 
 from distsim.debug.matching.agreement import check_meeting
 from distsim.debug.records import CallRecord, Group
+from distsim.debug.records.arguments import FIELDS, Call
 from distsim.debug.records.errors import CollectiveMismatch
+from distsim.debug.records.signature import content
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.handle import Handle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
-from distsim.realexec.guard.signature import Call, content
 from distsim.realexec.strict.deferred import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_CHECK_S, Deferred
 from distsim.realexec.strict.messages import Messages
 from distsim.realexec.strict.peers import Peers, StorePeer
@@ -347,13 +348,9 @@ class Strict:
                 self._show_some(queue)
 
 
-LISTS = {"all_gather": (2,), "gather": (2,), "scatter": (1,), "reduce_scatter": (1,), "all_to_all": (1, 2)}
-"""Operations that take one tensor a member, and which parts of a call's key say how many there are."""
-
-
 def _is_refused(said: Call, size: int) -> bool:
     """The backend refuses such a call at this rank, so nobody else is to hear of it."""
-    return any(said.key[part] and len(said.key[part]) != size for part in LISTS.get(said.key[0], ()))
+    return any(said.key[part] and len(said.key[part]) != size for part in FIELDS[said.key[0]].lists)
 
 
 def _timeout_s(guard: Any) -> float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from distsim.debug.postmortem import examine
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import ring_path
-from distsim.debug.rings.layout import RingWriter
+from distsim.debug.rings.writer import RingWriter
 
 LIMIT_S = 2.0
 

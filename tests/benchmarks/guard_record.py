@@ -17,10 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distsim.debug.rings.layout import RingWriter
+from distsim.debug.records.arguments import METHODS
+from distsim.debug.rings.writer import RingWriter
 from distsim.realexec.guard import group as guard
 from distsim.realexec.guard.recorder import Recorder
-from distsim.realexec.guard.signature import DESCRIBERS
 
 LIMIT_US = 10.0
 
@@ -45,7 +45,7 @@ def measure(calls: int, rounds: int = 9) -> float:
         ring = RingWriter(Path(folder) / "0.ring", rank=0, world_size=1, local_rank=0, job="bench", attempt=0)
         recorder = Recorder(ring)
         group = guard.GuardedGroup(dist.group.WORLD, recorder.group_log("0", "default_pg", [0]), recorder)
-        method = guard._method("allreduce", DESCRIBERS["all_reduce"])
+        method = guard._method("allreduce", METHODS["allreduce"])
         work = NoWork()
 
         def empty(*_: Any) -> NoWork:

@@ -10,7 +10,7 @@ from pathlib import Path
 import simpy
 
 from distsim.cluster import load_cluster
-from distsim.network import Network, Transfer
+from distsim.network import FluidNetwork, Transfer
 from distsim.network.bench import OPS, bench
 
 HERE = Path(__file__).parent
@@ -22,7 +22,7 @@ def closed_form() -> None:
     cluster = load_cluster(str(HERE / "network_ring1024.toml"))
     env = simpy.Environment()
     began = time.perf_counter()
-    network = Network(env, cluster)
+    network = FluidNetwork(env, cluster)
     timing = env.run(network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 64 << 20)))
     first_ms = (time.perf_counter() - began) * 1e3
     began = time.perf_counter()
@@ -66,7 +66,7 @@ def sweep() -> None:
     """31 sizes of 8 collectives on 1,024 ranks."""
     began = time.perf_counter()
     cluster = load_cluster("dgx-h100:128")
-    network = Network(simpy.Environment(), cluster)
+    network = FluidNetwork(simpy.Environment(), cluster)
     sizes = [8 << power for power in range(31)]
     for op in OPS[:8]:
         bench(op, cluster, sizes, network=network)
@@ -80,7 +80,7 @@ def growth() -> None:
         devices = tuple(cluster.devices)
         env = simpy.Environment()
         began = time.perf_counter()
-        network = Network(env, cluster)
+        network = FluidNetwork(env, cluster)
         for op in ("all_reduce", "all_gather", "all_to_all"):
             env.run(network.collective(Transfer(op, "nccl", devices, 1 << 28)))
         took_ms = (time.perf_counter() - began) * 1e3
@@ -95,7 +95,7 @@ def many_at_once() -> None:
     cluster = load_cluster("dgx-h100:128")
     devices = cluster.devices
     env = simpy.Environment()
-    network = Network(env, cluster)
+    network = FluidNetwork(env, cluster)
     inner = [Transfer("all_reduce", "nccl", tuple(devices[8 * n : 8 * n + 8]), 16 << 20) for n in range(128)]
     outer = [Transfer("all_reduce", "nccl", tuple(devices[k::8]), 64 << 20) for k in range(8)]
 

@@ -104,7 +104,7 @@ BASES = [_base(), _plain(), _of_sockets()]
 
 def _keys(table: type[Table], path: str = "") -> Iterator[tuple[str, Any]]:
     """Every key below *table* with its type."""
-    for name, field in table.model_fields.items():
+    for name, field in table.keys().items():
         annotation = field.annotation
         inner = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, Table)]
         yield f"{path}{name}", annotation
@@ -221,8 +221,8 @@ def test_every_key_changes_a_result(key: str) -> None:
 def _fabric_keys() -> list[tuple[str, str, Any]]:
     found = []
     for table in FabricSpec.__args__:
-        (kind,) = get_args(table.model_fields["kind"].annotation)
-        found += [(kind, name, field.annotation) for name, field in table.model_fields.items() if name != "kind"]
+        (kind,) = get_args(table.keys()["kind"].annotation)
+        found += [(kind, name, field.annotation) for name, field in table.keys().items() if name != "kind"]
     return found
 
 

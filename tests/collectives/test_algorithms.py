@@ -11,7 +11,7 @@ from distsim.collectives.algorithms.ring import Shape, ring_edges, ring_loads
 from distsim.collectives.algorithms.tree import double_tree, tree_loads, trees
 from distsim.collectives.members import LinkArrays, Members
 from distsim.errors import UsageError
-from distsim.network import Network, Transfer
+from distsim.network import FluidNetwork, Transfer
 
 
 def group(preset: str, every: int = 1) -> Members:
@@ -111,7 +111,7 @@ def test_nccl_takes_what_its_versions_take() -> None:
         for size in (8, 1 << 30):
             env = simpy.Environment()
             timing = env.run(
-                Network(env, cluster).collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), size))
+                FluidNetwork(env, cluster).collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), size))
             )
             algorithms[preset, size] = (timing.algo, timing.proto)
     assert algorithms["dgx-h100:1", 8][1] == "LL"
@@ -127,7 +127,7 @@ def test_more_bytes_never_take_much_less_time(preset: str, op: str) -> None:
     """Time grows with size, but for what a change of protocol wins (NCCL's own tables have such steps)."""
     cluster = load_cluster(preset)
     env = simpy.Environment()
-    network = Network(env, cluster)
+    network = FluidNetwork(env, cluster)
     before = 0.0
     for power in range(3, 34):
         timing = env.run(network.collective(Transfer(op, "nccl", tuple(cluster.devices), 1 << power)))
@@ -142,7 +142,7 @@ def test_hierarchical_is_quicker_than_a_ring_over_slow_nics() -> None:
     times = {}
     for algo in ("ring", "hierarchical"):
         env = simpy.Environment()
-        network = Network(env, cluster, algo=algo, nccl_version="ideal")
+        network = FluidNetwork(env, cluster, algo=algo, nccl_version="ideal")
         times[algo] = env.run(network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 20))).end_s
     assert times["hierarchical"] < 0.5 * times["ring"]
 
@@ -152,7 +152,7 @@ def test_a_version_has_the_algorithms_of_its_time(version: str, algo: str) -> No
     """NVLink SHARP came with NCCL 2.17; before it, large all_reduces take the ring."""
     cluster = load_cluster("dgx-h100:1")
     env = simpy.Environment()
-    network = Network(env, cluster, nccl_version=version)
+    network = FluidNetwork(env, cluster, nccl_version=version)
     assert env.run(network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 30))).algo == algo
 
 
@@ -164,7 +164,9 @@ def test_one_gpu_a_node_gathers_by_pat() -> None:
     for version in ("2.22.3", "2.27.3"):
         env = simpy.Environment()
         timing = env.run(
-            Network(env, cluster, nccl_version=version).collective(Transfer("all_gather", "nccl", devices, 1 << 16))
+            FluidNetwork(env, cluster, nccl_version=version).collective(
+                Transfer("all_gather", "nccl", devices, 1 << 16)
+            )
         )
         times[version] = timing
     assert times["2.22.3"].algo == "Ring"
@@ -178,8 +180,8 @@ def test_a_choice_that_is_not_there_is_refused_with_the_reason() -> None:
     env = simpy.Environment()
     transfer = Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 20)
     with pytest.raises(UsageError, match="NVLSTree is not there on dgx-a100: no NVLink SHARP"):
-        Network(env, cluster, algo="nvlstree").collective(transfer)
+        FluidNetwork(env, cluster, algo="nvlstree").collective(transfer)
     with pytest.raises(UsageError, match=r"a version of NCCL such as 2\.27\.3"):
-        Network(env, cluster, nccl_version="twenty")
+        FluidNetwork(env, cluster, nccl_version="twenty")
     broadcast = Transfer("broadcast", "nccl", tuple(cluster.devices), 1 << 20)
-    assert env.run(Network(env, cluster, algo="tree").collective(broadcast)).algo == "Ring"
+    assert env.run(FluidNetwork(env, cluster, algo="tree").collective(broadcast)).algo == "Ring"

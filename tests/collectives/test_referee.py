@@ -6,7 +6,7 @@ import pytest
 import simpy
 
 from distsim.cluster import load_cluster
-from distsim.network import Network, Transfer
+from distsim.network import Transfer, make_network
 from tests.kin import one_in
 
 QUICK = [
@@ -26,6 +26,8 @@ LONG = [
     ("dgx-a100:5", "all_reduce", "tree"),
 ]
 
+SIZES = (1 << 12, 1 << 20, 1 << 26)
+
 
 def differs(preset: str, op: str, algo: str | None, size: int, version: str | None) -> float:
     """Relative difference of the two fidelities."""
@@ -33,14 +35,15 @@ def differs(preset: str, op: str, algo: str | None, size: int, version: str | No
     times = []
     for fidelity in ("fluid", "message"):
         env = simpy.Environment()
-        network = Network(env, cluster, fidelity=fidelity, algo=algo, nccl_version=version)
+        network = make_network(env, cluster, fidelity=fidelity, algo=algo, nccl_version=version)
         times.append(env.run(network.collective(Transfer(op, "nccl", tuple(cluster.devices), size))).end_s)
     return abs(times[0] / times[1] - 1.0)
 
 
-@pytest.mark.parametrize("version", [None, "ideal"])
-@pytest.mark.parametrize("size", [1 << 12, 1 << 20, 1 << 26])
-@pytest.mark.parametrize(("preset", "op", "algo"), QUICK)
+@pytest.mark.parametrize(
+    ("preset", "op", "algo", "size", "version"),
+    one_in(5, [pytest.param(*case, size, version) for size in SIZES for case in QUICK for version in (None, "ideal")]),
+)
 def test_fluid_agrees_with_messages(preset: str, op: str, algo: str | None, size: int, version: str | None) -> None:
     """Ring, tree and all-to-all take the same time within 1 %, small or large, in NCCL's terms and in
     plain ones."""
@@ -48,8 +51,10 @@ def test_fluid_agrees_with_messages(preset: str, op: str, algo: str | None, size
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", one_in(3, [1 << 12, 1 << 20, 1 << 26], first=1))
-@pytest.mark.parametrize(("preset", "op", "algo"), LONG)
+@pytest.mark.parametrize(
+    ("preset", "op", "algo", "size"),
+    one_in(15, [pytest.param(*case, size) for size in SIZES for case in LONG], first=4),
+)
 def test_fluid_agrees_with_messages_up_to_64_ranks(preset: str, op: str, algo: str | None, size: int) -> None:
     """The same on 40 and 64 ranks."""
     assert differs(preset, op, algo, size, None) < 0.01

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -172,6 +173,10 @@ def all_to_all_single(rank: int, world_size: int) -> dict[str, Any]:
     out = torch.zeros(sum(receive))
     dist.all_to_all_single(out, mine(rank, sum(send)), output_split_sizes=receive, input_split_sizes=send)
     found["nothing for 0"] = out
+    for name, kind in {"array": np.array, "tensors": lambda some: [*torch.tensor(some)]}.items():
+        out = torch.zeros(world_size)
+        dist.all_to_all_single(out, mine(rank, world_size), kind([1] * world_size), kind([1] * world_size))
+        found[f"splits in {name}"] = out
     # Only the input is split evenly.
     out = torch.zeros(world_size)
     dist.all_to_all_single(out, mine(rank, world_size), [1] * world_size)

@@ -117,10 +117,10 @@ def together(rank: int, world_size: int, place: Place, kind: str) -> dict[str, A
             found["keys"] = store.num_keys()
             store.set("counted", "yes")
         store.wait(["counted"])
-    if "TCPStore" in kind and rank != 0:
-        store.set(f"left {rank}", "yes")
-    elif "TCPStore" in kind:  # the server must outlive its clients
-        store.wait([f"left {i}" for i in range(1, world_size)])
+        if rank != 0:
+            store.set(f"left {rank}", "yes")
+        else:  # the server must outlive its clients, also behind prefixes
+            store.wait([f"left {i}" for i in range(1, world_size)])
     return found
 
 

@@ -27,8 +27,8 @@ from distsim.debug.records.frames import (
 from distsim.debug.report.stack_tree import merge_stacks
 from distsim.debug.rings import callsite
 from distsim.debug.rings.callsite import CallSites
-from distsim.debug.rings.layout import RingWriter
 from distsim.debug.rings.reader import RingReader
+from distsim.debug.rings.writer import RingWriter
 from distsim.debug.words.phrases import place
 
 PATHS = sysconfig.get_paths()

@@ -23,8 +23,9 @@ from distsim.debug.monitor.steady import MOST_FAULTS, Steady
 from distsim.debug.records import Evidence
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings.jobdir import ring_path
-from distsim.debug.rings.layout import W_JOINED, RingWriter
+from distsim.debug.rings.layout import W_JOINED
 from distsim.debug.rings.private import write_private
+from distsim.debug.rings.writer import RingWriter
 from distsim.debug.settings import Settings
 from tests.debug.builders import Step, all_reduce, finding, frozen, killed, play
 

@@ -237,7 +237,7 @@ def _use_words(folder: Path) -> None:
     """What a user types: every word into every parser of words."""
     from distsim.cluster import load_cluster
     from distsim.scenario.suite import matching
-    from distsim.sim.faults.rules import CallPoint
+    from distsim.sim.faults.moment import CallPoint
     from distsim.sim.kernel.schedule import Schedule
     from distsim.text import units
 
@@ -280,7 +280,7 @@ def _command(*words: str) -> None:
 def _rings() -> dict[str, bytes]:
     from distsim.debug.rings import layout as rings
     from distsim.debug.rings.jobdir import ring_path
-    from distsim.debug.rings.layout import RingWriter
+    from distsim.debug.rings.writer import RingWriter
 
     files: dict[str, bytes] = {}
     with tempfile.TemporaryDirectory() as made:

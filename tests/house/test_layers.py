@@ -35,13 +35,14 @@ API, the pytest plugin, the scenario runner) see everything."""
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     # The bench is an idle network by itself, and somebody has to hold its clock.
-    "simpy": ("distsim.sim", "distsim.network", "distsim.collectives", "distsim.cli.bench"),
+    "simpy": ("distsim.sim", "distsim.network", "distsim.collectives"),
     "networkx": ("distsim.cluster", "distsim.debug.diagnosis.waits.wait_graph"),
-    "pydantic": ("distsim.cluster", "distsim.scenario", "distsim.calibration"),
+    "pydantic": ("distsim.scenario",),
     "rich": (
         "distsim.report",
         "distsim.cli",
         "distsim.debug.report.console",
+        "distsim.debug.report.lines",
         "distsim.debug.report.render",
         "distsim.debug.monitor",  # prints what render makes
         "distsim.debug.report.live",  # the table of `distsim watch`

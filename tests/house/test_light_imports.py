@@ -35,3 +35,14 @@ def loaded() -> dict[str, list[str]]:
 def test_nothing_heavy_is_imported(stage: str, loaded: dict[str, list[str]]) -> None:
     """`import distsim`, the call records, --help and a typing mistake cost milliseconds."""
     assert loaded[stage] == []
+
+
+@pytest.mark.slow
+def test_a_simulation_imports_only_what_it_needs() -> None:
+    """A run on a preset, and what it prints, does without pydantic and networkx (0.4 s)."""
+    script = "import distsim, sys, distsim.report\n"
+    script += "distsim.report.print_summary(distsim.simulate(lambda: None, nproc_per_node=2))\n"
+    script += "sys.exit(','.join({'pydantic', 'networkx'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "", done.stderr
+    assert "2 ranks" in done.stdout

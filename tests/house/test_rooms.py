@@ -14,17 +14,9 @@ from tests.house.tree import CODE, ROOT, imports_of, modules, python_files
 MOST_ENTRIES = 13
 MOST_LINES = 400
 LONGER = {
-    "debug/evidence/rank_state.py": 470,
-    "debug/monitor/loop.py": 600,
-    "debug/report/render.py": 440,
-    "debug/rings/layout.py": 460,
-    "debug/rings/reader.py": 470,
-    "distsim/scenario/reproduce/write_program.py": 480,
-    "distsim/sim/c10d/group.py": 520,
-    "distsim/sim/c10d/stores.py": 520,
-    "distsim/sim/faults/injector.py": 430,
-    "distsim/sim/isolation/torch_state/torch_state.py": 450,
-    "realexec/launch.py": 450,
+    "debug/monitor/loop.py": 581,
+    "debug/rings/reader.py": 405,
+    "distsim/sim/isolation/torch_state/torch_state.py": 401,
 }
 """Files over 400 lines, and how many they may have: numbers here only fall."""
 

@@ -6,7 +6,7 @@ import pytest
 import simpy
 
 from distsim.cluster import Cluster, load_cluster
-from distsim.network import Network, Timing, Transfer
+from distsim.network import Timing, Transfer, make_network
 
 MIB = 1 << 20
 
@@ -14,7 +14,7 @@ MIB = 1 << 20
 def together(cluster: Cluster, transfers: list[Transfer], **how: str) -> list[float]:
     """Seconds that each takes when all start at once."""
     env = simpy.Environment()
-    network = Network(env, cluster, **how)  # type: ignore[arg-type]
+    network = make_network(env, cluster, **how)
     events = [network.collective(transfer) for transfer in transfers]
     env.run(env.all_of(events))
     timings: list[Timing] = [event.value for event in events]
@@ -66,7 +66,7 @@ def test_an_incast_takes_the_receivers_nic_for_all_senders() -> None:
     """Seven nodes that send to one GPU at once each get a seventh of its NIC."""
     cluster = load_cluster("dgx-h100:8")
     env = simpy.Environment()
-    network = Network(env, cluster, nccl_version="ideal")
+    network = make_network(env, cluster, nccl_version="ideal")
     target = cluster.devices[0]
     sends = [network.send(cluster.devices[8 * node], target, 64 * MIB) for node in range(1, 8)]
     env.run(env.all_of(sends))

@@ -8,8 +8,10 @@ import pytest
 import simpy
 
 from distsim.cluster import load_cluster
+from distsim.collectives import Compiler
 from distsim.errors import UsageError
-from distsim.network import Network, Transfer
+from distsim.network import FluidNetwork, Network, Transfer, make_network
+from distsim.network.fidelity import NETWORKS
 
 RING = str(Path(__file__).parents[1] / "benchmarks" / "network_ring1024.toml")
 MIB = 1 << 20
@@ -19,7 +21,7 @@ def test_a_ring_of_1024_has_its_closed_form() -> None:
     """2 (n - 1) / n S / B + 2 (n - 1) alpha, in a handful of events."""
     cluster = load_cluster(RING)
     env = simpy.Environment()
-    network = Network(env, cluster)
+    network = FluidNetwork(env, cluster)
     timing = env.run(network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 64 * MIB)))
     assert timing.end_s == pytest.approx(12_911.7e-6, rel=0.005)
     assert network.statistics().num_flows == 1
@@ -32,7 +34,7 @@ def test_a_cut_link_strikes_during_a_collective() -> None:
 
     def run(down_s: float) -> float:
         env = simpy.Environment()
-        network = Network(env, cluster, nccl_version="ideal")
+        network = FluidNetwork(env, cluster, nccl_version="ideal")
         (nic,) = [link.index for link in cluster.links if link.name == "n0/nic0->leaf0"]
 
         def fault() -> object:
@@ -55,7 +57,7 @@ def test_a_slower_link_makes_its_collective_slower() -> None:
     times = []
     for factor in (1.0, 0.5):
         env = simpy.Environment()
-        network = Network(env, cluster, nccl_version="ideal")
+        network = FluidNetwork(env, cluster, nccl_version="ideal")
         network.set_link(next(link.index for link in cluster.links if link.name == "n0/nic0->leaf0"), factor)
         times.append(env.run(network.collective(transfer)).end_s)
     assert times[1] == pytest.approx(2 * times[0], rel=0.01)
@@ -65,7 +67,7 @@ def test_links_report_their_bytes_and_utilisation() -> None:
     """A busy NIC is listed with what it moved, and no more samples than bounded."""
     cluster = load_cluster("dgx-h100:2")
     env = simpy.Environment()
-    network = Network(env, cluster, nccl_version="ideal")
+    network = FluidNetwork(env, cluster, nccl_version="ideal")
     transfer = Transfer("all_reduce", "nccl", (cluster.devices[0], cluster.devices[8]), 256 * MIB)
     for _ in range(20):
         env.run(network.collective(transfer))
@@ -84,7 +86,7 @@ def test_the_same_run_twice_is_the_same() -> None:
 
     def run() -> list[float]:
         env = simpy.Environment()
-        network = Network(env, cluster)
+        network = FluidNetwork(env, cluster)
         events = [
             network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices[k::8]), 8 * MIB, key=k % 3))
             for k in range(8)
@@ -101,7 +103,7 @@ def test_one_rank_and_zero_bytes_cost_a_launch() -> None:
     cluster = load_cluster("dgx-h100:1")
     for devices, nbytes in ((cluster.devices[:1], 1 << 20), (cluster.devices, 0)):
         env = simpy.Environment()
-        timing = env.run(Network(env, cluster).collective(Transfer("all_reduce", "nccl", tuple(devices), nbytes)))
+        timing = env.run(FluidNetwork(env, cluster).collective(Transfer("all_reduce", "nccl", tuple(devices), nbytes)))
         assert 1e-6 < timing.end_s < 50e-6
 
 
@@ -125,7 +127,9 @@ def test_every_operation_runs_for_every_flavour(op: str, flavour: str) -> None:
     """All of torch.distributed's names give a time above zero on GPUs and on CPU nodes."""
     cluster = load_cluster("dgx-a100:2" if flavour == "nccl" else "ethernet-cpu:4")
     env = simpy.Environment()
-    timing = env.run(Network(env, cluster).collective(Transfer(op, flavour, tuple(cluster.devices), 1 << 20, root=3)))
+    timing = env.run(
+        FluidNetwork(env, cluster).collective(Transfer(op, flavour, tuple(cluster.devices), 1 << 20, root=3))
+    )
     assert 0.0 < timing.end_s < 1.0
 
 
@@ -135,7 +139,7 @@ def test_uneven_splits_take_as_long_as_the_fullest_link() -> None:
     size = 8
     splits = tuple(tuple(64 * MIB if (s, d) == (0, 1) else 0 for d in range(size)) for s in range(size))
     env = simpy.Environment()
-    network = Network(env, cluster, nccl_version="ideal")
+    network = FluidNetwork(env, cluster, nccl_version="ideal")
     transfer = Transfer("all_to_all_single", "nccl", tuple(cluster.devices), 0, splits=splits)
     assert env.run(network.collective(transfer)).end_s == pytest.approx(
         64 * MIB / cluster.node.nvlink_bytes_per_s, rel=0.01
@@ -160,29 +164,70 @@ def test_mistakes_are_named(change: dict[str, object], words: str) -> None:
         "nbytes": 8,
     }
     with pytest.raises(UsageError, match=words):
-        Network(simpy.Environment(), cluster).collective(Transfer(**{**fields, **change}))  # type: ignore[arg-type]
+        FluidNetwork(simpy.Environment(), cluster).collective(Transfer(**{**fields, **change}))  # type: ignore[arg-type]
 
 
 def test_algorithms_and_protocols_can_be_forced() -> None:
     """--algo and --proto are taken; an unknown one is named with the known."""
     cluster = load_cluster("dgx-h100:2")
     env = simpy.Environment()
-    network = Network(env, cluster, algo="tree", proto="ll128")
+    network = FluidNetwork(env, cluster, algo="tree", proto="ll128")
     timing = env.run(network.collective(Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 30)))
     assert (timing.algo, timing.proto) == ("Tree", "LL128")
     with pytest.raises(UsageError, match=r"an algorithm of NCCL \(Tree, Ring, .*got 'star'"):
-        Network(env, cluster, algo="star")
+        FluidNetwork(env, cluster, algo="star")
 
 
 def test_explain_marks_the_one_that_is_taken() -> None:
     """Every candidate has a cost or a reason, and exactly one is chosen: the one that then runs."""
     cluster = load_cluster("dgx-h100:2")
     env = simpy.Environment()
-    network = Network(env, cluster)
+    network = FluidNetwork(env, cluster)
     transfer = Transfer("all_reduce", "nccl", tuple(cluster.devices), 1 << 24)
-    rows = network.explain(transfer)
+    rows = Compiler(cluster).explain(transfer)
     (chosen,) = [row for row in rows if row.chosen]
     assert all(row.predicted_s is not None or row.why for row in rows)
     timing = env.run(network.collective(transfer))
     assert (timing.algo, timing.proto) == (chosen.algo, chosen.proto)
     assert timing.end_s == pytest.approx(chosen.predicted_s)
+
+
+@pytest.mark.parametrize("fidelity", NETWORKS)
+def test_every_network_does_all_that_is_asked_of_one(fidelity: str) -> None:
+    """Collectives, sends, links that fail and come back, and what was moved: through the protocol alone."""
+    cluster = load_cluster("dgx-h100:2")
+    network: Network = make_network(simpy.Environment(), cluster, fidelity=fidelity, algo="ring")
+    ring = Transfer("all_reduce", "nccl", (cluster.devices[0], cluster.devices[8]), 64 * MIB)
+    assert network.fidelity_of(ring) == fidelity
+    cables = [link.index for link in cluster.links if link.name == "n0/nic0->leaf0"]
+    network.set_link(cables[0], up=False)
+    both = network.env.all_of([network.collective(ring), network.send(cluster.devices[0], cluster.devices[1], MIB)])
+    network.env.run(until=1.0)
+    assert not both.processed
+    assert network.stalled() == cables
+    assert network.statistics().num_active_flows
+    network.set_link(cables[0])
+    network.env.run(both)
+    assert network.stalled() == []
+    assert (network.statistics().num_collectives, network.statistics().num_sends) == (1, 1)
+    assert cables[0] in {busy.index for busy in network.links_busy()}
+    assert network.utilisation_samples(1)
+
+
+def test_what_has_no_messages_is_fluid_at_any_fidelity() -> None:
+    """NVLS has no form message by message: both networks say so, and take the same time."""
+    cluster = load_cluster("dgx-h100:1")
+    transfer = Transfer("all_reduce", "nccl", tuple(cluster.devices), 64 * MIB)
+    ends = []
+    for fidelity in NETWORKS:
+        network = make_network(simpy.Environment(), cluster, fidelity=fidelity, algo="nvls")
+        assert network.fidelity_of(transfer) == "fluid"
+        timing = network.env.run(network.collective(transfer))
+        ends.append(timing.end_s)
+    assert ends[0] == ends[1]
+
+
+def test_an_unknown_fidelity_is_a_users_mistake() -> None:
+    """Named with those there are."""
+    with pytest.raises(UsageError, match="expected fidelity fluid or message, got 'exact'"):
+        make_network(simpy.Environment(), load_cluster("dgx-h100:1"), fidelity="exact")

@@ -106,6 +106,8 @@ def test_scenarios_are_annotated_at_the_culprit(run: Run, pytester: pytest.Pytes
     assert "bakend: unknown key" in wrong
 
 
+@pytest.mark.soak
+@pytest.mark.slow
 def test_each_failure_is_annotated_once_under_xdist(pytester: pytest.Pytester) -> None:
     """Only the process that prints the summary prints them."""
     pytester.makepyfile(HEAD + FAILING)

@@ -35,7 +35,7 @@ def _nobody_debugs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["signal", "thread"])
+@pytest.mark.parametrize("method", ["signal", pytest.param("thread", marks=pytest.mark.soak)])
 def test_a_rank_that_spins_is_named(run: Run, pytester: pytest.Pytester, method: str) -> None:
     """The others come to their call first; the report is in JUnit, and pytest goes on, also with a timer thread."""
     flags = ("--timeout", "6", "--timeout-method", method, "--junit-xml=out.xml", "--show-capture=no")

@@ -22,6 +22,7 @@ from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.settings import Settings
 
 HERE = Path(__file__).resolve().parent
+ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 @dataclass
@@ -194,3 +195,20 @@ def watchdog(zygote: Zygote, seconds: float, directory: Path) -> None:
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
+
+
+def run(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A command line to its end."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env={**ENVIRON, **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def distsim_run(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return run("-m", "distsim", "run", "--on", "gloo", "--nproc-per-node", "2", *words, cwd=cwd, **environ)

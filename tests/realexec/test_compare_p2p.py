@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jobs import HERE, Zygote
-from test_hosts import WITHOUT, start, verdict
 
 from distsim.debug.diagnosis.suspected_messages import with_messages
 from distsim.debug.matching import message_comparer as compare_p2p
@@ -15,32 +14,13 @@ from distsim.debug.matching.comparer import Comparer, GroupKey, Suspicion
 from distsim.debug.matching.message_comparer import PAIR
 from distsim.debug.records import CallRecord, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.kinds import Kind
+from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.reader import RECORD, Records, Signature
-from distsim.scenario.real.namespaces import hosts
+from distsim.debug.rings.reader import RECORD, Records
 
 GROUP: GroupKey = ("0", (0, 1, 2), 0)
 WORLD = Group("0", "default_pg", (0, 1, 2))
 ANY = -1
-
-BETWEEN_HOSTS = """
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-t = torch.ones(4)
-for step in range(80):
-    if rank == 3:
-        dist.send(torch.ones(4 if step == 75 else 8), 4)
-    elif rank == 4:
-        dist.recv(torch.ones(8), 3)
-    dist.all_reduce(t)
-t = torch.ones(1 << 14)
-for _ in range(5000):
-    dist.all_reduce(t)
-print("came through", flush=True)
-"""
 
 
 class Rank:
@@ -290,17 +270,3 @@ def test_a_past_mismatch_is_told_while_both_go_on(zygote: Zygote, folder: Path) 
     assert [d.kind for d in result.diagnoses] == [Kind.P2P_SIZE_MISMATCH], result.report
     assert all("came through" not in out for out in result.outputs.values()), result.outputs
     assert all(result.codes.values())
-
-
-@pytest.mark.slow
-@pytest.mark.soak  # test_hosts runs other rows between hosts
-@pytest.mark.skipif(WITHOUT is not None, reason=f"no network namespaces here: {WITHOUT}")
-def test_a_message_between_hosts_is_compared_by_the_leader(tmp_path: Path) -> None:
-    """Neither end is on the first host; its monitor tells it while all go on, and every launcher ends with 4."""
-    with hosts(4) as job:
-        codes = [process.wait(120) for process in start(job, tmp_path, BETWEEN_HOSTS)]
-    said = [(tmp_path / f"out{node}").read_text() for node in range(4)]
-    assert codes == [4, 4, 4, 4], said
-    assert not any("came through" in text for text in said), said
-    found = verdict(tmp_path, 0)
-    assert (found["kind"], found["culprits"]) == ("p2p_size_mismatch", [3])

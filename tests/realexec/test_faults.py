@@ -13,7 +13,9 @@ from jobs import HERE, Case, Result, Zygote, ring_directory
 from distsim.debug.diagnosis.diagnose import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.sim.conditions import Conditions
-from distsim.sim.faults.rules import CallPoint, RankFault, When
+from distsim.sim.faults.moment import CallPoint, When
+from distsim.sim.faults.ranks.crash import Crash
+from distsim.sim.faults.ranks.freeze import Freeze
 from distsim.sim.outcome import Outcome
 from distsim.sim.run import RunRequest, run_program
 
@@ -27,9 +29,9 @@ NOT_SIMULATED = {
 
 AFTER_THREE = When(call=CallPoint(4, "all_reduce"))
 DIES = {
-    "rank_killed": RankFault(what="crash", ranks=(2,), when=AFTER_THREE),
-    "rank_segfault": RankFault(what="crash", ranks=(0,), when=AFTER_THREE, signal="SIGSEGV"),
-    "process_frozen": RankFault(what="freeze", ranks=(1,), when=AFTER_THREE),
+    "rank_killed": Crash(ranks=(2,), when=AFTER_THREE),
+    "rank_segfault": Crash(ranks=(0,), when=AFTER_THREE, signal="SIGSEGV"),
+    "process_frozen": Freeze(ranks=(1,), when=AFTER_THREE),
 }
 """Programs whose fault would strike the simulator's own process: a rule strikes the rank at its next call."""
 
@@ -43,7 +45,7 @@ OTHER_LINE = {
 
 ELSEWHERE = {
     Kind.HEALTHY: "test_healthy",
-    Kind.NETWORK_FAULT: "test_hosts",
+    Kind.NETWORK_FAULT: "launch/test_hosts",
 }
 """Kinds whose real jobs are in another file."""
 

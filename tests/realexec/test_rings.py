@@ -18,8 +18,8 @@ from distsim.debug.records import Group, Phase, Site, State
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import ring_path
-from distsim.debug.rings.layout import RingWriter
 from distsim.debug.rings.reader import RingReader
+from distsim.debug.rings.writer import RingWriter
 from distsim.errors import UsageError
 
 

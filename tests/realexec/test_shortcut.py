@@ -212,7 +212,7 @@ def test_after_remove_torch_is_as_it_was(zygote: Zygote, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["check", "strict"])
+@pytest.mark.parametrize("level", ["check", pytest.param("strict", marks=pytest.mark.soak)])
 def test_the_shorter_way_loses_nothing_of_torch(level: str, zygote: Zygote, folder: Path) -> None:
     """Complex numbers, views, modes, the profiler, torch.compile, non-members and wrong arguments act as in torch."""
     program = folder / "program.py"

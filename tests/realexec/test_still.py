@@ -16,8 +16,8 @@ from distsim.debug.records import Evidence, Phase
 from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import ring_path
-from distsim.debug.rings.layout import RingWriter
 from distsim.debug.rings.reader import RingReader
+from distsim.debug.rings.writer import RingWriter
 
 S = 10**9
 

@@ -82,7 +82,11 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     import torch
+    import torch._dynamo  # optimizers take it along, at three seconds a rank
     import torch.distributed
+    import torch.distributed.fsdp
+    import torch.distributed.pipelining
+    import torch.distributed.tensor.parallel
     import torch.nn.parallel
 
     torch.set_num_threads(1)

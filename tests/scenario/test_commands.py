@@ -98,7 +98,7 @@ def test_a_scenario_that_cannot_run_here_is_no_failed_expectation(
     def refuse(*_: object) -> None:
         raise UsageError("not here")
 
-    for place in ("explore", "run"):  # one imports from the other
+    for place in ("explore.explore", "run"):  # one imports from the other
         monkeypatch.setattr(f"distsim.scenario.{place}.simulate_scenario", refuse)
     made(tmp_path, "[expect]")
     for flags in ([], ["--explore", "3"]):
@@ -157,6 +157,7 @@ def test_what_explore_finds_is_annotated(
     assert " --schedule " in last
 
 
+@pytest.mark.soak
 def test_what_explore_finds_is_in_junit(tmp_path: Path) -> None:
     """A testcase for each scenario; the text of one that fails has the report, and the command that replays it."""
     made(tmp_path, "[expect]")
@@ -189,6 +190,7 @@ def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["$id"] == "distsim.scenario/1"
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_workers_give_the_same_results_in_the_same_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """-n 2 is only faster."""

@@ -19,7 +19,7 @@ from distsim.scenario.real.cut_hosts import Cuts, cut_off
 from distsim.scenario.real.inject import Injector
 from distsim.scenario.real.namespaces import Hosts, hosts, missing
 from distsim.scenario.real.real import _Ended, _placed, _verdict, _with_texts
-from distsim.sim.faults.rules import LinkFault, PartDown
+from distsim.sim.faults.links.network_fault import NetworkRule
 from tests.scenario.made import made, ran
 
 STEPS = """\
@@ -36,9 +36,9 @@ BOTH = 'on = "ethernet-cpu:3"\nnproc_per_node = 2\n'
 REAL = f'backend = "gloo"\n{BOTH}'
 
 
-def rule(**table: object) -> LinkFault | PartDown:
+def rule(**table: object) -> NetworkRule:
     made = read_faults([table])[0]
-    assert isinstance(made, LinkFault | PartDown)
+    assert isinstance(made, NetworkRule)
     return made
 
 
@@ -180,7 +180,7 @@ def test_namespaces_reach_each_other_until_the_plug_is_pulled() -> None:
 
 @pytest.mark.slow
 @needs_namespaces
-@pytest.mark.parametrize("backend", ["sim", "gloo"])
+@pytest.mark.parametrize("backend", ["sim", pytest.param("gloo", marks=pytest.mark.soak)])
 def test_a_host_that_is_cut_off_is_the_diagnosis_simulated_and_for_real(tmp_path: Path, backend: str) -> None:
     """The same file, the same verdict: the ranks behind the cut, at the call at which it struck."""
     fault = "faults = [{ what = 'nic_down', nic = 'n2/nic0', call = 'all_reduce #50' }]"

@@ -108,6 +108,27 @@ def test_a_fault_that_passes_costs_time_and_nothing_else(tmp_path: Path, fault: 
     assert result.virtual_time_s - undisturbed_s > LATER[fault]
 
 
+LASTING = (
+    "what = 'straggler', ranks = [2], factor = 1000",
+    "what = 'straggler', ranks = [2], delay_s = 1",
+    "what = 'jitter', period_s = '5us', pause_s = '10us'",
+    "what = 'slow_storage', ranks = [0], delay_s = 9",
+)
+
+
+@pytest.mark.parametrize("fault", LASTING)
+def test_a_fault_that_lasts_begins_at_its_call(tmp_path: Path, fault: str, undisturbed_s: float) -> None:
+    """From a late call on it costs less than from the start (but for the file, which comes last); of a call that never
+    came it is said that it never struck."""
+    always, late = _with(tmp_path, fault), _with(tmp_path, f"{fault}, call = 'all_reduce #3'")
+    assert late.wrong == []
+    assert undisturbed_s < late.virtual_time_s
+    assert (late.virtual_time_s < always.virtual_time_s) != ("storage" in fault)
+    never = _with(tmp_path, f"{fault}, call = 'all_reduce #99'")
+    assert never.virtual_time_s == undisturbed_s
+    assert any(line.startswith("faults[0]: never struck") for line in never.wrong), never.wrong
+
+
 @pytest.mark.parametrize("fault", [*HANGS, *LATER])
 def test_the_same_seed_gives_the_same_run(tmp_path: Path, fault: str) -> None:
     """Bit for bit: the JSON reports are equal."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from distsim import sim
 from distsim.debug.records.kinds import Kind
 from distsim.scenario import find_scenarios, load_scenario, load_scenarios, run_scenario
 from distsim.scenario.file.load import FAULTS
@@ -20,6 +21,13 @@ def test_a_file_of_the_library_passes(path: Path) -> None:
     result = run_scenario(load_scenario(path))
     if not result.passed:
         pytest.fail(result.text, pytrace=False)
+
+
+def test_every_fault_has_a_module_named_as_users_name_it() -> None:
+    """`what = "link_cut"` is link_cut.py: whoever looks for a fault finds it, and a new one gets its own."""
+    modules = {path.stem for path in Path(sim.__file__).parent.joinpath("faults").rglob("*.py")}
+    assert len(FAULTS) >= 17
+    assert set(FAULTS) - modules == set()
 
 
 def test_every_kind_and_every_fault_has_a_file() -> None:

@@ -17,9 +17,10 @@ from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
 from distsim.scenario import find_scenarios, load_scenario, run_scenario
 from distsim.scenario.reproduce import reproduce as reproduce_module
+from distsim.scenario.reproduce.calls import calls_of
 from distsim.scenario.reproduce.loops import looped
-from distsim.scenario.reproduce.write_program import calls_of
 from distsim.scenario.run import simulate_scenario
+from tests.kin import one_in
 from tests.scenario.made import made
 
 HANGS = Path(__file__).parents[2] / "scenarios" / "hangs"
@@ -48,7 +49,7 @@ REPRODUCED = (
 )
 
 
-@pytest.mark.parametrize("name", REPRODUCED)
+@pytest.mark.parametrize("name", one_in(3, REPRODUCED))
 def test_a_hang_is_reproduced_from_its_records(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The written scenario has the same diagnosis, of no more ranks and calls, and passes."""
     outcome, _, _ = simulate_scenario(load_scenario(HANGS / f"{name}.toml"))
@@ -139,7 +140,9 @@ for step in range(4):
 """
 
 
-@pytest.mark.parametrize(("program", "culprits"), [(TWO_PAIRS, (2, 3)), (GATHERS_AND_SENDS, (0, 1))])
+@pytest.mark.parametrize(
+    ("program", "culprits"), [pytest.param(TWO_PAIRS, (2, 3), marks=pytest.mark.soak), (GATHERS_AND_SENDS, (0, 1))]
+)
 def test_messages_in_a_loop_take_the_two_ranks_only(
     program: str, culprits: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,9 +245,9 @@ dist.barrier()
     ("program", "kind", "culprits"),
     [
         pytest.param(TWO_A_STEP, "uneven_iterations", (1,), marks=pytest.mark.soak),
-        (TWO_GROUPS, "uneven_iterations", (1,)),
+        pytest.param(TWO_GROUPS, "uneven_iterations", (1,), marks=pytest.mark.soak),
         pytest.param(FEWER_BATCHES, "uneven_iterations", (1,), marks=pytest.mark.soak),
-        (SKIPS_A_ROUND, "missing_rank", (1,)),
+        pytest.param(SKIPS_A_ROUND, "missing_rank", (1,), marks=pytest.mark.soak),
         pytest.param(STATE_OF_ONE, "extra_collective", (0,), marks=pytest.mark.soak),
         pytest.param(LOGS_ON_ONE, "op_mismatch", (0,), marks=pytest.mark.soak),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distsim.cluster import Around, Cluster, load_cluster
-from distsim.network import Network, Transfer
+from distsim.network import Transfer, make_network
 from distsim.scenario import Result
 from tests.scenario.made import STEPS, made, ran
 
@@ -73,7 +73,7 @@ def test_a_route_avoids_what_is_down_and_nothing_else(cluster: Cluster, dead: st
 @pytest.mark.parametrize("dead", [["leaf0->spine*"], ["n0/nic0->leaf0"], ["n0/cpu0->*"]])
 def test_where_there_is_no_way_the_route_stays(cluster: Cluster, dead: list[str]) -> None:
     """All ways up from a leaf are down, or something of the host's own."""
-    from distsim.sim.faults.links import links_of
+    from distsim.sim.faults.links.names import links_of
 
     route = cluster.route("n0/cpu0", "n3/cpu0")
     assert Around(cluster, links_of(cluster, dead)).route(route) == route
@@ -103,7 +103,7 @@ def test_what_is_under_way_goes_on_over_the_other_spine(cluster: Cluster, fideli
 
     def run(dead: list[int], lead: bool) -> tuple[float, float]:
         env = simpy.Environment()
-        network = Network(env, cluster, fidelity=fidelity)
+        network = make_network(env, cluster, fidelity=fidelity)
         done = network.collective(Transfer("all_reduce", flavour, tuple(cluster.devices), 64 << 20))
 
         def at(delay_s: float, call: object) -> None:

@@ -65,6 +65,7 @@ def test_two_runs_are_equal(script: Scripts, text: str) -> None:
     assert first.out != other.out
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_equal_on_a_busy_machine_and_with_other_hashes(script: Scripts, tmp_path: Path) -> None:
     """A loaded machine and another PYTHONHASHSEED change nothing in the report."""
@@ -203,6 +204,7 @@ def test_real_groups_beside_simulations() -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_memory_is_bounded() -> None:
     """Fifty runs with models and hangs: no rank's tensors stay."""

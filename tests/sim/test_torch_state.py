@@ -219,7 +219,7 @@ def test_an_interrupt_while_modules_are_taken_over_leaves_the_host_as_it_was(mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(torch_state, "_guards", interrupt)
+        patched.setattr(torch_state, "guards_of", interrupt)
         with pytest.raises(KeyboardInterrupt), state.watching():
             pass
     assert type(nn) is ModuleType
@@ -261,3 +261,20 @@ def test_a_module_with_the_number_of_one_that_is_gone_is_new() -> None:
 
     numbers = [adopted() for _ in range(50)]
     assert len(set(numbers)) < 50, "no number was given twice: the test shows nothing"
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_module_of_torch_that_a_rank_imports_has_nobodys_group_as_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`group=group.WORLD` of a function is taken when its module is imported: by one rank, for all."""
+    import torch.distributed.nn.functional as before
+
+    monkeypatch.setattr(torch.distributed.nn, "functional", before)
+    monkeypatch.delitem(sys.modules, before.__name__)
+
+    def body() -> float:
+        dist.init_process_group("gloo")
+        from torch.distributed.nn.functional import all_reduce
+
+        return float(all_reduce(torch.ones(1)))
+
+    assert ranks(body).results == [2.0, 2.0]

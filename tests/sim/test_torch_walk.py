@@ -78,6 +78,7 @@ def _harmless(place: str) -> bool:
     )
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_every_place_is_known() -> None:
     """Each cache, rebound name and changed container is swapped, by mesh, or known to be harmless."""

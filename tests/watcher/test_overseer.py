@@ -277,6 +277,7 @@ def test_a_scenario_that_holds_the_interpreter_fails_alone(tmp_path: Path) -> No
     assert "1 passed, 1 failed" in done.stdout
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_script_that_simulates_is_watched_too(tmp_path: Path) -> None:
     """`distsim.simulate` in somebody's own process: the report, and exit code 3."""

@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["patience", "proof", "unwaited", "wait_graph", "weigh"]
+__all__ = ["digraph", "patience", "proof", "unwaited", "wait_graph", "weigh"]

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-import networkx as nx
-
+from distsim.debug.diagnosis.waits.digraph import Digraph
 from distsim.debug.matching.index import DEAD, EvidenceIndex, GroupLog
 from distsim.debug.matching.secondary_errors import last_words, own_fault
 from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, State, StoreWait, Wait
@@ -244,40 +243,36 @@ class WaitGraph:
 
     # --- why
 
-    def _graph(self) -> nx.DiGraph[Node]:
-        graph: nx.DiGraph[Node] = nx.DiGraph()
+    def _graph(self) -> Digraph[Node]:
+        graph: Digraph[Node] = Digraph()
         stuck = frozenset(self.stuck)
         states = self.index.states
         blocked_for_good = {r for r, s in states.items() if s.phase is not Phase.BLOCKED and r not in self.moving}
         for rank in self.stuck:
-            graph.add_node(rank)
+            graph.add(rank)
             for need in self.needs[rank]:
                 if need.mismatch is not None:
-                    graph.add_edge(rank, ("mismatch", need.mismatch, 0))
+                    graph.add(rank, [("mismatch", need.mismatch, 0)])
                 targets = [r for r in need.ranks if r in stuck or r in blocked_for_good or r in self.too_late]
                 if isinstance(need.wait, StoreWait):  # who would set the key is not known, only who no longer can
                     targets = [r for r in targets if r in blocked_for_good and states[r].phase is not Phase.FINISHED]
                 if len(targets) < 2 or not isinstance(need.wait, CallWait):
-                    graph.add_edges_from((rank, r) for r in targets)
+                    graph.add(rank, targets)
                     continue
                 record = need.wait.record  # one node a meeting keeps the graph linear in the ranks
                 log = self.index.group_log(record)
                 meeting = ("meeting", log.id if log else -1 - rank, record.seq)
                 if record.is_p2p:
                     meeting = ("any", rank, record.seq)
-                if not graph.has_node(meeting):
-                    graph.add_edges_from((meeting, r) for r in targets)
-                graph.add_edge(rank, meeting)
+                if meeting not in graph:
+                    graph.add(meeting, targets)
+                graph.add(rank, [meeting])
         return graph
 
     def roots(self) -> list[Root]:
         """Terminal components, those of the lowest ranks first."""
-        condensed = nx.condensation(self.graph)
         found: list[Root] = []
-        for component in condensed:
-            if condensed.out_degree(component):
-                continue
-            members: set[Node] = condensed.nodes[component]["members"]
+        for members in self.graph.terminal_components():
             ranks = tuple(sorted(n for n in members if isinstance(n, int)))
             mismatch = next((n for n in members if isinstance(n, tuple) and n[0] == "mismatch"), None)
             found.append(Root(ranks, None if mismatch is None else mismatch[1]))

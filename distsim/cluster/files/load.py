@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
@@ -25,10 +26,15 @@ LONGEST_NAME = 4096
 _SUFFIXES = (".toml", ".xml", ".json", ".yml", ".yaml")
 
 
+@functools.cache
+def _presets() -> tuple[str, ...]:
+    folder = resources.files("distsim.cluster") / "presets"
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
 def preset_names() -> list[str]:
     """Names of the presets that come with distsim, in alphabetical order."""
-    folder = resources.files("distsim.cluster") / "presets"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return list(_presets())
 
 
 def preset_text(name: str) -> str:
@@ -172,8 +178,9 @@ def _from_data(data: Mapping[str, Any], nodes: int | None, where: str, host: Hos
     return assemble(spec, host)
 
 
+@functools.cache
 def _preset_data(name: str) -> dict[str, Any]:
-    """A preset's content, laid on that of the preset it names as its base."""
+    """A preset's content, laid on that of the preset it names as its base; read once a process, changed by nobody."""
     data = tomllib.loads(preset_text(name))
     return merged(_preset_data(data.pop("base")), data) if "base" in data else data
 

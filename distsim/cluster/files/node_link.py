@@ -25,7 +25,7 @@ from distsim.text.units import parse_bandwidth, parse_time
 __all__ = ["from_node_link", "to_graphml", "to_node_link"]
 
 _KINDS = ("gpu", "cpu", "nvswitch", "pcie", "nic", "leaf", "spine", "switch")
-_NETS = ("none", *get_args(NicSpec.model_fields["net"].annotation))
+_NETS = ("none", *get_args(NicSpec.keys()["net"].annotation))
 _MAX_FAULTS = 10
 
 

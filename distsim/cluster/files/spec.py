@@ -6,62 +6,33 @@ descriptions below.
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import PydanticCustomError
-
+from distsim.cluster.files.table import Bounds, Length, Quantity, Table, near
+from distsim.cluster.files.table import key as _note
 from distsim.errors import UsageError
-from distsim.text.strangers import brief, folded, printable
+from distsim.text.strangers import brief, folded
 from distsim.text.units import parse_bandwidth, parse_flops, parse_memory, parse_time
 
-__all__ = ["ClusterSpec", "FabricSpec", "NodeSpec", "Table", "check_spec"]
+__all__ = ["ClusterSpec", "FabricSpec", "NicSpec", "NodeSpec", "Table", "check_spec"]
 
-
-def _quantity(parse: Callable[[Any], float], unit: str) -> tuple[Any, ...]:
-    def check(value: Any) -> float:
-        try:
-            return parse(value)
-        except UsageError as error:
-            raise PydanticCustomError("quantity", "{text}", {"text": str(error)}) from None
-
-    return BeforeValidator(check), unit
-
-
-Bandwidth = Annotated[float, *_quantity(parse_bandwidth, "GBps")]
-Time = Annotated[float, *_quantity(parse_time, "us")]
-Memory = Annotated[int, *_quantity(parse_memory, "GB")]
-Flops = Annotated[float, *_quantity(parse_flops, "TFLOPS")]
-Fraction = Annotated[float, Field(gt=0, le=1)]
-Ratio = Annotated[float, Field(ge=1)]
-Count = Annotated[int, Field(ge=0, le=256, strict=True)]
-Positive = Annotated[int, Field(ge=1, le=1024, strict=True)]
+Bandwidth = Annotated[float, Quantity(parse_bandwidth, "GBps")]
+Time = Annotated[float, Quantity(parse_time, "us")]
+Memory = Annotated[int, Quantity(parse_memory, "GB")]
+Flops = Annotated[float, Quantity(parse_flops, "TFLOPS")]
+Fraction = Annotated[float, Bounds(gt=0, le=1)]
+Ratio = Annotated[float, Bounds(ge=1)]
+Count = Annotated[int, Bounds(ge=0, le=256)]
+Positive = Annotated[int, Bounds(ge=1, le=1024)]
 # Nodes and what counts them; with _MOST_CABLES a typing mistake ends in a message and not in a full memory.
-Nodes = Annotated[int, Field(ge=1, le=32_768, strict=True)]
+Nodes = Annotated[int, Bounds(ge=1, le=32_768)]
 _MOST_CABLES = 4_000_000
 _MOST_WIRES = 20_000
 """In one host: all sockets are joined to each other, and all GPUs of an NVLink mesh."""
 _MEASURED = ("all_reduce", "all_gather", "all_to_all", "broadcast", "reduce", "sendrecv")
 _CALIBRATED = ("launch_s", "s_per_byte", "more_s_per_byte", "knee_bytes")
-
-
-def _note(text: str, default: Any = ...) -> Any:
-    return Field(default, description=text)
-
-
-class Table(BaseModel):
-    """A table of the file: unknown keys are faults, nothing changes afterwards."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @field_validator("*")
-    @classmethod
-    def _shown_not_obeyed(cls, value: Any) -> Any:
-        """Names and descriptions are printed: an escape sequence in one stays what it is, letters."""
-        return printable(value) if isinstance(value, str) else value
 
 
 class NvlinkSpec(Table):
@@ -114,7 +85,7 @@ class CpuSpec(Table):
 class PcieSpec(Table):
     """What GPUs and NICs are plugged into."""
 
-    generation: Annotated[int, Field(ge=1, le=7, strict=True)] = _note("NCCL's search goes by it")
+    generation: Annotated[int, Bounds(ge=1, le=7)] = _note("NCCL's search goes by it")
     bandwidth: Bandwidth = _note("of one slot, one direction, as specified")
     efficiency: Fraction = _note("what of it transfers get", 1.0)
     latency: Time = _note("of one hop", 0.3e-6)
@@ -197,7 +168,7 @@ class TorusSpec(_Switched):
     """A router a host, in a grid with wraparound."""
 
     kind: Literal["torus"]
-    dims: Annotated[list[Nodes], Field(min_length=1, max_length=3)] = _note("extent of each dimension")
+    dims: Annotated[list[Nodes], Length(most=3)] = _note("extent of each dimension")
     bandwidth: Bandwidth | None = _note("of one link, one direction; by default the NICs of a host", None)
 
 
@@ -242,15 +213,13 @@ class ClusterSpec(Table):
     nodes: Nodes = _note("hosts", 1)
     unit_nodes: Nodes = _note("hosts that one of `name:N` stands for: 18 where N counts NVL72 racks", 1)
     node: NodeSpec
-    fabric: Annotated[FabricSpec, Field(discriminator="kind")] = StarSpec(kind="star")
+    fabric: FabricSpec = StarSpec(kind="star")
     nccl: NcclSpec = NcclSpec()
     calibration: dict[str, float] = _note("measured constants that replace the models' own", {})
 
-    @model_validator(mode="after")
-    def _fits(self) -> ClusterSpec:
-        for key, text in self._misfits():
-            raise PydanticCustomError("misfit", "{text}", {"text": text, "key": key})
-        return self
+    def misfit(self) -> str | None:
+        """What does not fit together, though each key by itself is right."""
+        return next((f"{key}: {text}" for key, text in self._misfits()), None)
 
     def _misfits(self) -> list[tuple[str, str]]:
         node, fabric, found = self.node, self.fabric, []
@@ -283,7 +252,7 @@ class ClusterSpec(Table):
         known = {key for keys in wanted.values() for key in keys}
         for key, value in given.items():
             if key not in known:
-                text = f"unknown key (expected gloo_OPERATION_FIGURE, of {', '.join(_CALIBRATED)}){_near(key, known)}"
+                text = f"unknown key (expected gloo_OPERATION_FIGURE, of {', '.join(_CALIBRATED)}){near(key, known)}"
                 found.append((f"calibration.{brief(key)}", text))
             elif not 0 <= value < 1e15:
                 found.append((f"calibration.{key}", f"expected zero or more, got {value:g}"))
@@ -312,61 +281,13 @@ class ClusterSpec(Table):
 
 def check_spec(data: Mapping[str, Any], where: str) -> ClusterSpec:
     """*data* (a cluster file's content) as a spec, or one UsageError that lists every fault."""
-    try:
-        return ClusterSpec.model_validate(dict(data))
-    except ValidationError as error:
-        faults = [_fault(detail) for detail in error.errors(include_url=False)]
+    faults: list[str] = []
+    spec: ClusterSpec = ClusterSpec.read(dict(data), (), faults)
+    if not faults:
+        misfit = spec.misfit()
+        if misfit is None:
+            return spec
+        faults = [misfit]
     if len(faults) == 1:
         raise UsageError(f"{where}: {faults[0]}")
     raise UsageError("\n".join([f"{where}: {len(faults)} faults", *(f"  {fault}" for fault in folded(faults))]))
-
-
-_KINDS = ("star", "leaf-spine", "fat-tree", "rail-optimised", "torus", "ring", "full-mesh", "dragonfly")
-
-
-def _fault(detail: Mapping[str, Any]) -> str:
-    location = [brief(str(part)) for part in detail["loc"] if str(part) not in _KINDS]
-    is_key = location[-1:] == ["[key]"]
-    location = location[: -2 if is_key else None]
-    context = detail.get("ctx", {})
-    if "key" in context:
-        location.append(context["key"])
-    path, given = ".".join(location), detail["input"]
-    match detail["type"]:
-        case "missing":
-            return f"{path}: expected a value, got nothing"
-        case "extra_forbidden":
-            return f"{path}: unknown key{_known(detail['loc'])}"
-        case "union_tag_invalid" | "union_tag_not_found":
-            kind = given.get("kind") if isinstance(given, Mapping) else given
-            return f"{path}.kind: expected one of {', '.join(_KINDS)}, got {_shown(kind)}{_near(kind, _KINDS)}"
-        case "model_type" | "model_attributes_type" | "dict_type":
-            return f"{path}: expected a table, got {_shown(given)}"
-    if "text" in context:
-        return f"{path}: {context['text']}"
-    expected = str(detail["msg"]).replace("Input should be", "expected").replace("a valid ", "a ")
-    expected = expected.replace("a integer", "an integer").replace("List should", "expected a list that should")
-    if "expected" not in expected:
-        expected = f"expected otherwise: {expected}"
-    return f"{path}: {'a key: ' if is_key else ''}{expected}, got {_shown(given)} ({type(given).__name__})"
-
-
-def _known(location: tuple[Any, ...]) -> str:
-    table: Any = ClusterSpec
-    for key in location[:-1]:
-        if key in _KINDS:
-            table = next(t for t in FabricSpec.__args__ if t.model_fields["kind"].annotation == Literal[key])
-            continue
-        annotation = table.model_fields[key].annotation
-        tables = [a for a in getattr(annotation, "__args__", (annotation,)) if isinstance(a, type)]
-        table = next((a for a in tables if issubclass(a, Table)), table)
-    return f" (expected one of {', '.join(table.model_fields)}){_near(location[-1], table.model_fields)}"
-
-
-def _shown(given: Any) -> str:
-    return repr(brief(given)) if isinstance(given, str) else brief(given)
-
-
-def _near(given: Any, options: Any) -> str:
-    near = difflib.get_close_matches(brief(given), list(options), 1)
-    return f"; did you mean '{near[0]}'?" if near else ""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from distsim.cluster.files.spec import ClusterSpec, Table
-
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
+from distsim.cluster.files.spec import ClusterSpec
+from distsim.cluster.files.table import Key, Table
 
 __all__ = ["to_toml"]
 
@@ -24,7 +22,7 @@ def to_toml(spec: ClusterSpec) -> str:
 
 def _write(table: Table, path: str, lines: list[str]) -> None:
     below: list[tuple[str, Any]] = []
-    for key, info in type(table).model_fields.items():
+    for key, info in table.keys().items():
         value = getattr(table, key)
         if value is None:
             continue
@@ -33,7 +31,7 @@ def _write(table: Table, path: str, lines: list[str]) -> None:
         elif isinstance(value, dict):
             below.extend([(key, (value, info))] if value else [])
         else:
-            note = f"  # {info.description}" if info.description else ""
+            note = f"  # {info.text}" if info.text else ""
             lines.append(f"{key} = {_value(value, info)}{note}")
     for key, value in below:
         inner = f"{path}{key}"
@@ -44,26 +42,18 @@ def _write(table: Table, path: str, lines: list[str]) -> None:
         else:
             entries, info = value
             unit = "TFLOPS" if key == "flops" else ""
-            lines.extend(["", f"[{inner}]  # {info.description}"])
+            lines.extend(["", f"[{inner}]  # {info.text}"])
             lines.extend(f"{_key(name)} = {_figure(figure, unit)}" for name, figure in entries.items())
 
 
-def _value(value: Any, info: FieldInfo) -> str:
+def _value(value: Any, info: Key) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
-        return _figure(value, next((unit for unit in _units(info) if unit in _SCALES), ""))
+        return _figure(value, info.unit)
     if isinstance(value, list):
         return f"[{', '.join(str(item) for item in value)}]"
     return json.dumps(str(value), ensure_ascii=False)
-
-
-def _units(info: FieldInfo) -> list[str]:
-    """The unit that a quantity's type carries, also where the field may be left out."""
-    found = [entry for entry in info.metadata if isinstance(entry, str)]
-    for option in getattr(info.annotation, "__args__", ()):
-        found.extend(entry for entry in getattr(option, "__metadata__", ()) if isinstance(entry, str))
-    return found
 
 
 def _figure(value: float, unit: str) -> str:

@@ -6,7 +6,7 @@ import os
 import shlex
 
 from distsim.scenario.file.load import Scenario
-from distsim.sim.faults.rules import Rule
+from distsim.sim.faults.fault import Rule
 from distsim.sim.kernel.schedule import Schedule
 from distsim.text.units import format_time
 

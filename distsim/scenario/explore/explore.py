@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from distsim.scenario.expect.result import Result
 from distsim.scenario.file.load import Scenario
 from distsim.scenario.run import observe, simulate_scenario
+from distsim.scenario.shrink import shrink
 from distsim.sim.kernel.schedule import Schedule
 
 __all__ = ["Explored", "explore"]
@@ -127,30 +128,25 @@ def _length(schedule: Schedule) -> int:
 
 
 def _shrink(scenario: Scenario, schedule: Schedule, result: Result) -> tuple[Schedule, Result, int]:
-    """Leave out choices, larger pieces first, as long as the same kind of failure stays (delta debugging:
-    Zeller & Hildebrandt, "Simplifying and isolating failure-inducing input", 2002)."""
+    """Leave out choices as long as the same kind of failure stays."""
     tries = 0
 
-    def fails(smaller: Schedule) -> Result | None:
-        nonlocal tries
+    def fails(smaller: Schedule) -> bool:
+        nonlocal schedule, result, tries
         tries += 1
         found, _ = _attempt(scenario, smaller)
-        return found if not found.passed and found.verdict == result.verdict else None
+        alike = not found.passed and found.verdict == result.verdict
+        if alike:
+            schedule, result = smaller, found
+        return alike
 
-    for simpler in ({"buffered": False}, {"any_source": None}):
-        candidate = replace(schedule, **simpler)
-        if str(candidate) != str(schedule) and (found := fails(candidate)) is not None:
-            schedule, result = candidate, found
-    piece = max(1, len(schedule.delays) // 2)
-    while schedule.delays:
-        at, before = 0, len(schedule.delays)
-        while at < len(schedule.delays):
-            candidate = replace(schedule, delays=schedule.delays[:at] + schedule.delays[at + piece :])
-            if (found := fails(candidate)) is not None:
-                schedule, result = candidate, found
-            else:
-                at += piece
-        if piece == 1 and len(schedule.delays) == before:
-            break
-        piece = max(1, piece // 2)
+    ordinary = Schedule()
+    choices = [name for name in ("buffered", "any_source") if getattr(schedule, name) != getattr(ordinary, name)]
+    left_out = {name: getattr(ordinary, name) for name in choices}
+    shrink(
+        choices,
+        lambda kept: fails(replace(schedule, **{k: v for k, v in left_out.items() if k not in kept})),
+        singly=True,
+    )
+    shrink(schedule.delays, lambda delays: fails(replace(schedule, delays=tuple(delays))))
     return schedule, result, tries

@@ -5,24 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distsim.errors import UsageError
-from distsim.sim.faults.links import links_of, links_of_part
-from distsim.sim.faults.rules import LinkFault, PartDown
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
+    from distsim.sim.faults.links.network_fault import NetworkRule
 
 __all__ = ["cut_off"]
 
 
-def cut_off(cluster: Cluster, rule: LinkFault | PartDown, num_hosts: int) -> tuple[int, ...]:
+def cut_off(cluster: Cluster, rule: NetworkRule, num_hosts: int) -> tuple[int, ...]:
     """The hosts that *rule* leaves without any way out, or without any way in. `UsageError` where there is none:
     a real host has one cable, which is in or out."""
-    if isinstance(rule, PartDown) and rule.detour is not None:
+    if rule.has_detour():
         raise UsageError("a real run has no second way for the traffic; leave the detour out, or use backend = 'sim'")
-    if isinstance(rule, LinkFault):
-        cut = set(links_of(cluster, rule.links))
-    else:
-        cut = set(links_of_part(cluster, rule.part, rule.what))
+    cut = set(rule.links_in(cluster))
     host_of = {vertex.name: vertex.host for vertex in cluster.vertices if vertex.kind == "nic"}
     found = []
     for host in range(num_hosts):

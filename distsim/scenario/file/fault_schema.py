@@ -1,4 +1,4 @@
-"""The `[[faults]]` of a scenario file, and the rules of the simulator they become."""
+"""The `[[faults]]` of a scenario file: a table for each kind, and the rule of the simulator that it becomes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic_core import PydanticCustomError
 
 from distsim.errors import UsageError
-from distsim.sim.faults.rules import (
-    CallPoint,
-    Corrupt,
-    Jitter,
-    LinkFault,
-    PartDown,
-    RankFault,
-    Rule,
-    SlowStorage,
-    Straggler,
-    Unreachable,
-    When,
-)
+from distsim.sim.faults import corrupt, master_unreachable, slow_storage, store_unreachable
+from distsim.sim.faults.fault import Rule
+from distsim.sim.faults.links import link_cut, link_flap, link_lossy, link_slow, nic_down, switch_down
+from distsim.sim.faults.moment import CallPoint, When
+from distsim.sim.faults.ranks import crash, delay, exception, exit, freeze, jitter, straggler
 from distsim.text.units import parse_time
 
-__all__ = ["FaultSpec", "Seconds", "Table", "quantity", "to_rule"]
+__all__ = ["FaultSpec", "Seconds", "Table", "Timed", "quantity"]
 
 
 def _seconds(value: Any) -> float:
@@ -87,6 +79,14 @@ class Timed(Table):
         point = None if self.call is None else CallPoint.parse(self.call)
         return When(self.at_s or 0.0, point, self.after_s, self.for_s)
 
+    def rule(self, path: str) -> Rule:
+        """The simulator's rule for this table, which stands at *path* in its file."""
+        raise NotImplementedError
+
+    def common(self, path: str) -> dict[str, Any]:
+        """What every rule has."""
+        return {"path": path, "when": self.when()}
+
 
 class OnLinks(Timed):
     link: str | list[str] = Field(description="'src->dst' as reports name links; * and ? match, a list is several")
@@ -95,6 +95,9 @@ class OnLinks(Timed):
     def links(self) -> tuple[str, ...]:
         return (self.link,) if isinstance(self.link, str) else tuple(self.link)
 
+    def common(self, path: str) -> dict[str, Any]:
+        return {**super().common(path), "links": self.links}
+
 
 class LinkSlow(OnLinks):
     """A link with a fraction of its bandwidth, or a longer latency."""
@@ -102,6 +105,9 @@ class LinkSlow(OnLinks):
     what: Literal["link_slow"]
     factor: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="fraction of the bandwidth that is left")
     extra_latency_s: Seconds = 0.0
+
+    def rule(self, path: str) -> Rule:
+        return link_slow.LinkSlow(factor=self.factor, extra_latency_s=self.extra_latency_s, **self.common(path))
 
 
 class LinkCut(OnLinks):
@@ -114,6 +120,9 @@ class LinkCut(OnLinks):
     reroute_s: Seconds = Field(
         0.0, description="how long the fabric takes to find another way between its switches, where it has one"
     )
+
+    def rule(self, path: str) -> Rule:
+        return link_cut.LinkCut(reroute_s=self.reroute_s, **self.common(path))
 
 
 class LinkFlap(OnLinks):
@@ -130,6 +139,9 @@ class LinkFlap(OnLinks):
             raise PydanticCustomError("flap", "{text}", {"text": told})
         return self
 
+    def rule(self, path: str) -> Rule:
+        return link_flap.LinkFlap(period_s=self.period_s, down_s=self.down_s, **self.common(path))
+
 
 class LinkLossy(OnLinks):
     """A link that loses packets, which are sent again."""
@@ -141,6 +153,9 @@ class LinkLossy(OnLinks):
         description="what is sent again: the whole window (RoCE of old), or the lost packet alone",
     )
 
+    def rule(self, path: str) -> Rule:
+        return link_lossy.LinkLossy(loss=self.loss, recovery=self.recovery, **self.common(path))
+
 
 class NicDown(Timed):
     """A NIC that is down; with a second rail its traffic goes there."""
@@ -149,6 +164,10 @@ class NicDown(Timed):
     nic: str = Field(description="such as n0/nic0")
     second_rail: str | None = Field(None, description="the NIC that takes over, such as n0/nic1")
     failover_s: Seconds = Field(0.0, description="how long that takes")
+
+    def rule(self, path: str) -> Rule:
+        more = self.common(path)
+        return nic_down.NicDown(part=self.nic, detour=self.second_rail, detour_after_s=self.failover_s, **more)
 
 
 class SwitchDown(Timed):
@@ -161,9 +180,20 @@ class SwitchDown(Timed):
     )
     reroute_s: Seconds = Field(0.0, description="how long the fabric takes to find it")
 
+    def rule(self, path: str) -> Rule:
+        more = self.common(path)
+        return switch_down.SwitchDown(part=self.switch, detour=self.around, detour_after_s=self.reroute_s, **more)
+
 
 class OnRanks(Timed):
     ranks: Ranks
+
+    def common(self, path: str) -> dict[str, Any]:
+        return {**super().common(path), "ranks": tuple(self.ranks)}
+
+
+def _some(ranks: list[int] | None) -> tuple[int, ...] | None:
+    return None if ranks is None else tuple(ranks)
 
 
 class Crash(OnRanks):
@@ -172,11 +202,17 @@ class Crash(OnRanks):
     what: Literal["crash"]
     signal: str = "SIGKILL"
 
+    def rule(self, path: str) -> Rule:
+        return crash.Crash(signal=self.signal, **self.common(path))
+
 
 class Freeze(OnRanks):
     """Ranks stopped (SIGSTOP), for good or for some time."""
 
     what: Literal["freeze"]
+
+    def rule(self, path: str) -> Rule:
+        return freeze.Freeze(**self.common(path))
 
 
 class Exit(OnRanks):
@@ -184,6 +220,9 @@ class Exit(OnRanks):
 
     what: Literal["exit"]
     code: Annotated[int, Field(ge=0, le=255, strict=True)] = 1
+
+    def rule(self, path: str) -> Rule:
+        return exit.Exit(code=self.code, **self.common(path))
 
 
 class Raise(OnRanks):
@@ -193,12 +232,18 @@ class Raise(OnRanks):
     exception: str = Field("RuntimeError", description="a name of Python's or torch.distributed's")
     message: str = "injected fault"
 
+    def rule(self, path: str) -> Rule:
+        return exception.Raise(exception=self.exception, message=self.message, **self.common(path))
+
 
 class Delay(OnRanks):
     """Ranks that come late once."""
 
     what: Literal["delay"]
     delay_s: MoreSeconds
+
+    def rule(self, path: str) -> Rule:
+        return delay.Delay(delay_s=self.delay_s, **self.common(path))
 
 
 class StragglerSpec(OnRanks):
@@ -208,6 +253,11 @@ class StragglerSpec(OnRanks):
     factor: Annotated[float, Field(ge=1)] = Field(1.0, description="their operators take so many times as long")
     delay_s: Seconds = Field(0.0, description="mean time lost before each call")
     distribution: Literal["constant", "exponential", "uniform", "pareto"] = "constant"
+
+    def rule(self, path: str) -> Rule:
+        return straggler.Straggler(
+            factor=self.factor, delay_s=self.delay_s, distribution=self.distribution, **self.common(path)
+        )
 
 
 class JitterSpec(Timed):
@@ -219,6 +269,10 @@ class JitterSpec(Timed):
     pause_s: MoreSeconds
     synchronous: bool = Field(True, description="all ranks pause at the same moments")
 
+    def rule(self, path: str) -> Rule:
+        more = {**self.common(path), "ranks": _some(self.ranks)}
+        return jitter.Jitter(period_s=self.period_s, pause_s=self.pause_s, synchronous=self.synchronous, **more)
+
 
 class CorruptSpec(Timed):
     """A bit flipped in what a rank receives."""
@@ -227,6 +281,9 @@ class CorruptSpec(Timed):
     rank: Rank
     element: Annotated[int, Field(ge=0, strict=True)] = 0
     bit: Annotated[int, Field(ge=0, le=127, strict=True)] = 0
+
+    def rule(self, path: str) -> Rule:
+        return corrupt.Corrupt(rank=self.rank, bit=self.bit, element=self.element, **self.common(path))
 
 
 class SlowStorageSpec(Timed):
@@ -238,6 +295,10 @@ class SlowStorageSpec(Timed):
     files: str = Field("*", description="pattern of their paths")
     number: Annotated[int, Field(ge=1, strict=True)] | None = Field(None, description="only the n-th access of a rank")
 
+    def rule(self, path: str) -> Rule:
+        more = {**self.common(path), "ranks": _some(self.ranks)}
+        return slow_storage.SlowStorage(delay_s=self.delay_s, files=self.files, number=self.number, **more)
+
 
 class StoreUnreachable(Timed):
     """The store of the rendezvous does not answer."""
@@ -245,11 +306,17 @@ class StoreUnreachable(Timed):
     what: Literal["store_unreachable"]
     ranks: Ranks | None = Field(None, description="default: all")
 
+    def rule(self, path: str) -> Rule:
+        return store_unreachable.StoreUnreachable(ranks=_some(self.ranks), **self.common(path))
+
 
 class MasterUnreachable(Timed):
     """The host of rank 0 cannot be reached from the others."""
 
     what: Literal["master_unreachable"]
+
+    def rule(self, path: str) -> Rule:
+        return master_unreachable.MasterUnreachable(**self.common(path))
 
 
 FaultSpec = Annotated[
@@ -272,33 +339,3 @@ FaultSpec = Annotated[
     | MasterUnreachable,
     Field(discriminator="what"),
 ]
-
-
-def to_rule(spec: Any, path: str) -> Rule:
-    """The simulator's rule for one table of the file, which stands at *path*."""
-    common: dict[str, Any] = {"path": path, "when": spec.when()}
-    what = spec.what
-    ranks = None if getattr(spec, "ranks", None) is None else tuple(spec.ranks)
-    if isinstance(spec, OnLinks):
-        extra = spec.model_dump(exclude={"link", "at_s", "call", "after_s", "for_s", "what"})
-        return LinkFault(what=what, links=spec.links, **extra, **common)
-    match spec:
-        case NicDown():
-            return PartDown(what=what, part=spec.nic, detour=spec.second_rail, detour_after_s=spec.failover_s, **common)
-        case SwitchDown():
-            return PartDown(what=what, part=spec.switch, detour=spec.around, detour_after_s=spec.reroute_s, **common)
-        case StragglerSpec():
-            common |= {"factor": spec.factor, "delay_s": spec.delay_s, "distribution": spec.distribution}
-            return Straggler(ranks=tuple(spec.ranks), **common)
-        case JitterSpec():
-            common |= {"period_s": spec.period_s, "pause_s": spec.pause_s, "synchronous": spec.synchronous}
-            return Jitter(ranks=ranks, **common)
-        case CorruptSpec():
-            return Corrupt(rank=spec.rank, bit=spec.bit, element=spec.element, **common)
-        case SlowStorageSpec():
-            return SlowStorage(ranks=ranks, delay_s=spec.delay_s, files=spec.files, number=spec.number, **common)
-        case StoreUnreachable() | MasterUnreachable():
-            return Unreachable(what=what, ranks=ranks, **common)
-        case _:
-            extra = spec.model_dump(exclude={"ranks", "at_s", "call", "after_s", "for_s", "what"})
-            return RankFault(what=what, ranks=tuple(spec.ranks), **extra, **common)

@@ -16,10 +16,12 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from distsim.cluster import Cluster, load_cluster
 from distsim.errors import UsageError
 from distsim.scenario.file.cut_off import cut_off
-from distsim.scenario.file.fault_schema import FaultSpec, to_rule
+from distsim.scenario.file.fault_schema import FaultSpec
 from distsim.scenario.file.functions import lacks, module_source
 from distsim.scenario.file.schema import ScenarioSpec
-from distsim.sim.faults.rules import CUTS, LinkFault, PartDown, Rule
+from distsim.sim.faults.fault import Rule
+from distsim.sim.faults.links.names import CUTS
+from distsim.sim.faults.links.network_fault import NetworkRule
 from distsim.sim.kernel.schedule import Schedule
 from distsim.text.strangers import brief, folded, load_toml, read_bytes
 
@@ -112,7 +114,7 @@ class Scenario:
 
     @property
     def rules(self) -> list[Rule]:
-        return [to_rule(fault, f"faults[{i}]") for i, fault in enumerate(self.spec.faults)]
+        return [fault.rule(f"faults[{i}]") for i, fault in enumerate(self.spec.faults)]
 
     @property
     def schedule(self) -> Schedule | None:
@@ -187,7 +189,7 @@ def read_faults(tables: Sequence[Mapping[str, Any]]) -> list[Rule]:
     except ValidationError as error:
         details = [{**d, "loc": ("faults", *d["loc"])} for d in error.errors(include_url=False)]
         raise UsageError("; ".join(_fault(detail) for detail in details)) from None
-    return [to_rule(spec, f"faults[{i}]") for i, spec in enumerate(specs)]
+    return [spec.rule(f"faults[{i}]") for i, spec in enumerate(specs)]
 
 
 def _without(data: Mapping[str, Any], locations: Sequence[tuple[Any, ...]]) -> tuple[dict[str, Any], list[int]]:
@@ -247,14 +249,12 @@ def _beyond_the_schema(scenario: Scenario, numbers: Sequence[int]) -> typing.Ite
         for key in ("results", "step_time", "busbw_above", "utilisation_below", "virtual_time_below_s", "memory_below"):
             if getattr(spec.expect, key) is not None:
                 yield f"expect.{key}: known of simulated runs only; use backend = 'sim'"
-    from distsim.sim.faults.injector import check_rule
-
     for number, fault, rule in zip(numbers, spec.faults, scenario.rules, strict=True):
         try:
-            check_rule(rule, scenario.cluster, size)
+            rule.check(scenario.cluster, size)
         except UsageError as error:
             yield f"faults[{number}]: {error}"
-        if spec.backend == "gloo" and fault.what in CUTS and isinstance(rule, LinkFault | PartDown):
+        if spec.backend == "gloo" and fault.what in CUTS and isinstance(rule, NetworkRule):
             try:
                 cut_off(scenario.cluster, rule, scenario.num_hosts)
             except UsageError as error:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distsim.scenario.file.cut_off import cut_off
-from distsim.sim.faults.rules import CUTS, LinkFault, PartDown
+from distsim.sim.faults.links.names import CUTS
+from distsim.sim.faults.links.network_fault import NetworkRule
 
 if TYPE_CHECKING:
     from distsim.scenario.file.load import Scenario
@@ -60,7 +61,7 @@ class Cuts:
     def of(cls, scenario: Scenario, folder: Path, job: Hosts) -> Cuts:
         made = cls(folder, job, scenario.world_size)
         for number, rule in enumerate(scenario.rules):
-            if isinstance(rule, LinkFault | PartDown):
+            if isinstance(rule, NetworkRule):
                 when, found = rule.when, cut_off(scenario.cluster, rule, len(job.names))
                 after_s = when.after_s if when.call is not None else when.at_s + when.after_s
                 made.cuts.append(_Cut(number, found, when.call is not None, after_s, when.for_s))

@@ -20,7 +20,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from distsim.sim.faults.rules import CUTS, CallPoint
+from distsim.sim.faults.links.names import CUTS
+from distsim.sim.faults.moment import CallPoint
 
 __all__ = ["Injector", "main"]
 

@@ -27,7 +27,7 @@ from distsim.scenario.real.cut_hosts import Cuts, spans_hosts
 from distsim.scenario.real.evidence import seen
 from distsim.scenario.real.namespaces import hosts, missing
 from distsim.scenario.real.processes import end
-from distsim.sim.faults.rules import Rule
+from distsim.sim.faults.fault import Rule
 from distsim.sim.kernel.limits import Limits
 from distsim.sim.outcome import Outcome
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TypeVar
 
 from distsim.debug.postmortem import Found, examine
 from distsim.debug.records import Phase
@@ -17,12 +16,12 @@ from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
 from distsim.scenario.file.load import check
-from distsim.scenario.reproduce.write_program import Calls, calls_of
+from distsim.scenario.reproduce.calls import Calls, calls_of
+from distsim.scenario.reproduce.write_program import write_program
 from distsim.scenario.run import simulate_scenario
+from distsim.scenario.shrink import shrink
 
 __all__ = ["reproduce"]
-
-T = TypeVar("T")
 
 GPUS_PER_NODE = 8
 MAX_TRIES = 400
@@ -78,7 +77,7 @@ def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[st
     teaches = (
         f"{first.kind.label.capitalize()}, reproduced from the flight records of {found.evidence.world_size} ranks."
     )
-    script.write_text(calls.program(teaches, style), encoding="utf-8")
+    script.write_text(write_program(calls, teaches, style), encoding="utf-8")
     output.write_text(_toml(calls, script.name, last, culprits, teaches), encoding="utf-8")
     if last.kind is not first.kind:
         yield (
@@ -94,7 +93,7 @@ def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[st
     yield f"run it: distsim scenario run {output if output.is_absolute() else attempt_folder / output.name}"
 
 
-def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[Calls, str, int]:
+def _find(found: Found, first: Diagnosis, folder: Path, small: bool) -> tuple[Calls, str, int]:
     tries = 0
     style = "merged"
     kinds: tuple[Kind, ...] = (first.kind,)
@@ -129,7 +128,7 @@ def _find(found: Found, first: Diagnosis, folder: Path, shrink: bool) -> tuple[C
             f"{told} "
             "(what made the run hang is not in its calls alone)"
         )
-    return _shrunk(calls, first, fails_alike) if shrink else calls, style, tries
+    return _shrunk(calls, first, fails_alike) if small else calls, style, tries
 
 
 def _shrunk(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls], bool]) -> Calls:
@@ -151,26 +150,8 @@ def _other_endings(calls: Calls, found: Found, first: Diagnosis) -> Iterator[Cal
         yield replace(calls, endings=endings)
 
 
-def _fewest(parts: Sequence[T], enough: Callable[[list[T]], bool]) -> list[T]:
-    """Leave out *parts*, larger pieces first, as long as the rest is *enough* (delta debugging, as in explore.py)."""
-    kept = list(parts)
-    piece = max(1, len(kept) // 2)
-    while kept:
-        at, before = 0, len(kept)
-        while at < len(kept):
-            fewer = kept[:at] + kept[at + piece :]
-            if enough(fewer):
-                kept = fewer
-            else:
-                at += piece
-        if piece == 1 and len(kept) == before:
-            break
-        piece = max(1, piece // 2)
-    return kept
-
-
 def _fewest_calls(calls: Calls, fails_alike: Callable[[Calls], bool]) -> Calls:
-    return calls.only(_fewest(calls.keys, lambda keys: fails_alike(calls.only(keys))))
+    return calls.only(shrink(calls.keys, lambda keys: fails_alike(calls.only(keys))))
 
 
 def _fewest_ranks(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls], bool]) -> Calls:
@@ -184,22 +165,22 @@ def _fewest_ranks(calls: Calls, first: Diagnosis, fails_alike: Callable[[Calls],
         return fewer
 
     others = [rank for rank in reversed(calls.ranks) if rank not in first.culprits]
-    return only(_fewest(others, lambda some: len(first.culprits) + len(some) > 1 and fails_alike(only(some))))
+    return only(shrink(others, lambda some: len(first.culprits) + len(some) > 1 and fails_alike(only(some))))
 
 
 def _fewest_endings(calls: Calls, fails_alike: Callable[[Calls], bool]) -> Calls:
     """Without what ranks did once the others were in trouble already."""
-    for rank in calls.endings:
-        fewer = replace(calls, endings={r: ending for r, ending in calls.endings.items() if r != rank})
-        if fails_alike(fewer):
-            calls = fewer
-    return calls
+
+    def only(ranks: Sequence[int]) -> Calls:
+        return replace(calls, endings={rank: calls.endings[rank] for rank in ranks})
+
+    return only(shrink(list(calls.endings), lambda ranks: fails_alike(only(ranks)), singly=True))
 
 
 def _attempt(calls: Calls, folder: Path, style: str) -> Attempt:
     # Texts of programs are kept by their path, so each has its own.
     script = folder / f"candidate_{len(list(folder.iterdir()))}.py"
-    script.write_text(calls.program("A candidate.", style), encoding="utf-8")
+    script.write_text(write_program(calls, "A candidate.", style), encoding="utf-8")
     scenario = check(_settings(calls, script.name), folder / "candidate.toml")
     outcome, _, _ = simulate_scenario(scenario)
     return Attempt(next((d for d in outcome.diagnoses if not d.is_warning), None))

@@ -30,7 +30,8 @@ from distsim.sim.c10d import monitored_barrier as barrier
 from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.c10d.group import SimGroup
 from distsim.sim.c10d.operations import algorithms
-from distsim.sim.isolation.process import SimProcess, current_process, current_task, require_task
+from distsim.sim.isolation.process import SimProcess, current_task, require_task
+from distsim.sim.isolation.torch_state.torch_state import STATE
 from distsim.sim.observe.user_stack import user_stack
 
 __all__ = ["ProcessWorld", "backend_patches", "register_backend"]
@@ -79,9 +80,10 @@ class _WorldProxy:
 
 
 def _own_world() -> Any:
-    process = current_process()
-    if process is None:
+    task = current_task()
+    if task is None or STATE.importer is task:  # what a shared module takes as a default (group.WORLD) is everyone's
         return _real_world
+    process = task.process
     if process.c10d is None:
         process.c10d = ProcessWorld()
     return process.c10d
@@ -180,7 +182,9 @@ def _raised(name: str, *args: Any, **kwargs: Any) -> Any:
     return _real_message(name, *args, **kwargs)
 
 
+@functools.lru_cache(8)
 def _default_group(size: int) -> Group:
+    """One for all ranks: each of its own would be as large as the world."""
     return Group("0", "default_pg", tuple(range(size)))
 
 
@@ -240,7 +244,7 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     communicator = world.communicators.get(key)
     if communicator is None:
         communicator = world.communicators[key] = Communicator(world, group, flavour)
-    timeout = options.timeout
+    group, timeout = communicator.group, options.timeout
     pg = SimGroup(
         process,
         communicator,

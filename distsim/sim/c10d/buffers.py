@@ -27,6 +27,8 @@ def as_gloo_sees(
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """*inputs* and *outputs* of *op* on *rank* of the group as the memory behind them. Raises
     `NotSimulated` where gloo's answer is undefined."""
+    if op in _RAW_INPUTS and all(map(_is_plain, inputs if inputs is outputs else (*inputs, *outputs))):
+        return tuple(inputs), tuple(outputs)
     if op == "all_to_all_single":
         if not all(t.is_contiguous() for t in inputs):
             raise ValueError("Tensors must be contiguous")
@@ -56,6 +58,11 @@ def as_gloo_sees(
         tuple(_memory(op, t) for t in inputs) if op in _RAW_INPUTS else tuple(inputs),
         tuple(_memory(op, t) for t in outputs) if op in _RAW_OUTPUTS else tuple(outputs),
     )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """What it shows is what lies in its memory, from its first element on."""
+    return tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _loses(op: str, output: Tensor) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import simpy
 
 from distsim.debug.matching.agreement import check_meeting, check_pair
-from distsim.debug.records import CallRecord, Group, State
+from distsim.debug.records import CallRecord, Group, Phase, State
 from distsim.network import Transfer
 from distsim.sim.c10d.data import Tensors, copy_into
 from distsim.sim.c10d.monitored_barrier import MonitoredBarrier
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Arrival", "Communicator"]
 
+_DEAD = (Phase.KILLED, Phase.EXITED)
+
 
 @dataclass(slots=True)
 class Arrival:
@@ -33,8 +35,6 @@ class Arrival:
     work: SimWork
     inputs: Tensors = ()
     outputs: Tensors = ()
-    extra: object = None
-    """What the operation's data function needs besides tensors."""
     sums: list[tuple[int | None, int | None]] | None = None
     """Checksums of the inputs when the call was made, and how often torch had counted a write to each (guards.py)."""
 
@@ -106,8 +106,7 @@ class Communicator:
         for member in members:
             member.record.started_s = now_s
             member.record.state = State.STARTED
-        if self.world.faults is not None:
-            self.world.faults.on_start(members)
+        self.world.faults.on_start(members)
         plan = transfer(members)
         moved = self.world.env.timeout(0.0) if plan is None else self.world.network.collective(plan)
         assert moved.callbacks is not None
@@ -116,8 +115,7 @@ class Communicator:
     def _finish(self, members: list[Arrival], data: DataFunction) -> None:
         if any(m.record.state is State.FAILED for m in members):
             return
-        faults = self.world.faults
-        if faults is not None and not faults.may_finish(members, lambda: self._finish(members, data)):
+        if not _all_there(members, lambda: self._finish(members, data)):
             return
         self.world.guards.on_finish(members)
         try:
@@ -126,8 +124,7 @@ class Communicator:
             for member in members:
                 member.work.fail(error)
             return
-        if faults is not None:
-            faults.after_data(members)
+        self.world.faults.after_data(members)
         for member in members:
             self._complete(member)
 
@@ -185,9 +182,8 @@ class Communicator:
         if recv.arrival.record.peer is None:
             recv.arrival.record.peer = self.group.ranks[send.source]
         flow_key = self.key ^ (send.source * 65_537 + recv.destination)
-        faults, ends = self.world.faults, [send.arrival, recv.arrival]
-        if faults is not None:
-            faults.on_start(ends)
+        ends = [send.arrival, recv.arrival]
+        self.world.faults.on_start(ends)
         moved: simpy.Event = self.world.network.send(
             self.devices[send.source],
             self.devices[recv.destination],
@@ -196,21 +192,8 @@ class Communicator:
             flow_key,
         )
 
-        def arrive(_: object) -> None:
-            if State.FAILED in (send.arrival.record.state, recv.arrival.record.state):
-                return
-            if faults is not None and not faults.may_finish(ends, lambda: arrive(None)):
-                return
-            self.world.guards.on_finish(ends)
-            for source, target in zip(send.arrival.inputs, recv.arrival.outputs, strict=True):
-                copy_into(target, source)
-            if faults is not None:
-                faults.after_data(ends)
-            self._complete(send.arrival)
-            self._complete(recv.arrival)
-
         assert moved.callbacks is not None
-        moved.callbacks.append(arrive)
+        moved.callbacks.append(lambda _: self._finish(ends, _deliver))
 
     # -- the end
 
@@ -230,3 +213,23 @@ class Communicator:
         for arrival in waiting:
             if arrival.work is not culprit:
                 arrival.work.fail(RuntimeError(self.broken))
+
+
+def _deliver(ends: list[Arrival]) -> None:
+    """What the sender has, into the receiver's memory."""
+    send, recv = ends
+    for source, target in zip(send.inputs, recv.outputs, strict=True):
+        copy_into(target, source)
+
+
+def _all_there(members: Sequence[Arrival], again: Callable[[], None]) -> bool:
+    """Whether a call whose bytes have moved ends now: never once a member is dead; where one is stopped,
+    *again* is called when it goes on."""
+    for member in members:
+        process = member.process
+        if process.phase in _DEAD and process.exit_code:
+            return False
+        if process.thaw is not None and process.thaw.callbacks is not None:
+            process.thaw.callbacks.append(lambda _: again())
+            return False
+    return True

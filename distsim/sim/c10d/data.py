@@ -11,47 +11,24 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed import ReduceOp
 
-__all__ = ["Tensors", "copy_into", "reduce_op_name", "reduce_tensors"]
+__all__ = ["Tensors", "copy_into", "reduce_tensors"]
 
 Tensors = Sequence[Tensor]
-
-_NAMES = {
-    ReduceOp.SUM: "SUM",
-    ReduceOp.AVG: "AVG",
-    ReduceOp.PRODUCT: "PRODUCT",
-    ReduceOp.MIN: "MIN",
-    ReduceOp.MAX: "MAX",
-    ReduceOp.BAND: "BAND",
-    ReduceOp.BOR: "BOR",
-    ReduceOp.BXOR: "BXOR",
-    ReduceOp.PREMUL_SUM: "PREMUL_SUM",
-}
-
-
-def reduce_op_name(op: object) -> str:
-    """`"SUM"` for `ReduceOp.SUM`, as enum value or as `ReduceOp` object."""
-    for value, name in _NAMES.items():
-        if op == value:
-            return name
-    return str(op)
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:
     """Write *source* (same number of elements) into *target*'s memory."""
     if target.numel() == 0:
         return
-    source = source.detach().reshape(target.shape)
+    source = source.detach()
+    if source.shape != target.shape:
+        source = source.reshape(target.shape)
     if target.is_inference() or torch.is_inference_mode_enabled():
         with torch.inference_mode(target.is_inference()), torch.no_grad():
             target.data.copy_(source)
     else:  # neither side asks for a gradient: no mode to enter, which takes longer than a small copy
         target.data.copy_(source)
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    return a.mul_(b)
 
 
 def _minimum(a: Tensor, b: Tensor) -> Tensor:
@@ -62,19 +39,15 @@ def _maximum(a: Tensor, b: Tensor) -> Tensor:
     return torch.maximum(a, b, out=a)
 
 
-def _add(a: Tensor, b: Tensor) -> Tensor:
-    return a.add_(b)
-
-
 _FOLD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "SUM": _add,
-    "AVG": _add,
-    "PRODUCT": _product,
+    "SUM": Tensor.add_,
+    "AVG": Tensor.add_,
+    "PRODUCT": Tensor.mul_,
     "MIN": _minimum,
     "MAX": _maximum,
-    "BAND": lambda a, b: a.bitwise_and_(b),
-    "BOR": lambda a, b: a.bitwise_or_(b),
-    "BXOR": lambda a, b: a.bitwise_xor_(b),
+    "BAND": Tensor.bitwise_and_,
+    "BOR": Tensor.bitwise_or_,
+    "BXOR": Tensor.bitwise_xor_,
 }
 
 
@@ -83,7 +56,9 @@ def reduce_tensors(tensors: Tensors, op: str) -> Tensor:
     """The reduction of equal-sized *tensors* by *op*, folded in group order into a new tensor."""
     first = tensors[0].detach()
     total = first.clone(memory_format=torch.contiguous_format)
-    total = functools.reduce(_FOLD[op], (t.detach().reshape(total.shape) for t in tensors[1:]), total)
+    shape = total.shape
+    others = [t if t.shape == shape else t.reshape(shape) for t in [t.detach() for t in tensors[1:]]]
+    total = functools.reduce(_FOLD[op], others, total)
     if op == "AVG":
         total = (
             total.div_(len(tensors))

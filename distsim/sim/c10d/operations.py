@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from distsim.network import Transfer
-from distsim.sim.c10d.data import copy_into, reduce_op_name, reduce_tensors
+from distsim.sim.c10d.data import copy_into, reduce_tensors
+from distsim.sim.c10d.refusals import even_shares
 
 if TYPE_CHECKING:
     from distsim.sim.c10d.communicator import Arrival, Communicator
@@ -36,7 +37,7 @@ class Operation:
             devices=communicator.devices,
             nbytes=record.nbytes if record.op != "all_to_all" else max(m.record.nbytes for m in members),
             root=communicator.group.ranks.index(record.root) if record.root is not None else 0,
-            splits=_splits(members) if record.input_splits is not None else None,
+            splits=_splits(members) if record.op in ("all_to_all", "all_to_all_single") else None,
             reduce_op=record.reduce_op or "SUM",
             key=communicator.key,
         )
@@ -51,18 +52,29 @@ def _splits(members: list[Arrival]) -> tuple[tuple[int, ...], ...] | None:
     """Bytes from each member to each; None where all are equal."""
     rows = []
     for member in members:
-        sizes = member.record.input_splits or ()
         if member.record.op == "all_to_all":
-            unit = 1
+            rows.append(tuple(tensor.nbytes for tensor in member.inputs))
         else:
-            unit = member.inputs[0].numel() // max(1, member.inputs[0].shape[0]) if member.inputs[0].dim() else 1
-        item = member.inputs[0].element_size() if member.inputs else 4
-        rows.append(tuple(size * unit * item for size in sizes))
+            tensor = member.inputs[0]
+            unit = tensor.nbytes // max(1, tensor.shape[0]) if tensor.dim() else tensor.nbytes
+            rows.append(tuple(size * unit for size in _sent(member, len(members))))
     return None if len({size for row in rows for size in row}) <= 1 else tuple(rows)
 
 
+def _sent(member: Arrival, num_members: int) -> tuple[int, ...]:
+    """Rows of all_to_all_single's input for each member."""
+    return member.record.input_splits or even_shares(member.inputs[0], num_members)
+
+
+def _root(members: list[Arrival]) -> int:
+    """Rank in the group."""
+    record = members[0].record
+    assert record.root is not None
+    return record.group.ranks.index(record.root)
+
+
 def _broadcast(members: list[Arrival]) -> None:
-    root = _int(members[0].extra)
+    root = _root(members)
     for i, member in enumerate(members):
         if i != root:
             for target, source in zip(member.outputs, members[root].inputs, strict=True):
@@ -70,18 +82,18 @@ def _broadcast(members: list[Arrival]) -> None:
 
 
 def _all_reduce(members: list[Arrival]) -> None:
-    op = reduce_op_name(members[0].extra)
     if any(tensor.is_sparse for tensor in members[0].inputs):
         for position in range(len(members[0].inputs)):
             _all_reduce_sparse(members, position)
         return
-    totals = _totals(members, op)  # all of them first: one tensor may be there twice, or overlap another
+    totals = _totals(members)  # all of them first: one tensor may be there twice, or overlap another
     for member in members:
         for target, total in zip(member.outputs, totals, strict=True):
             copy_into(target, total)
 
 
-def _totals(members: list[Arrival], op: str) -> list[Tensor]:
+def _totals(members: list[Arrival]) -> list[Tensor]:
+    op = members[0].record.reduce_op or "SUM"
     positions = range(len(members[0].inputs))
     return [reduce_tensors([m.inputs[position] for m in members], op) for position in positions]
 
@@ -96,10 +108,7 @@ def _all_reduce_sparse(members: list[Arrival], position: int) -> None:
 
 
 def _reduce(members: list[Arrival]) -> None:
-    assert isinstance(members[0].extra, tuple)
-    root, op = members[0].extra
-    total = reduce_tensors([m.inputs[0] for m in members], reduce_op_name(op))
-    copy_into(members[root].outputs[0], total)
+    copy_into(members[_root(members)].outputs[0], _totals(members)[0])
 
 
 def _all_gather(members: list[Arrival]) -> None:
@@ -127,26 +136,26 @@ def _all_gather_into(members: list[Arrival]) -> None:
 
 
 def _gather(members: list[Arrival]) -> None:
-    root = members[_int(members[0].extra)]
+    root = members[_root(members)]
     own = root.inputs[0].detach().clone()  # it may be among the outputs
     for target, source in zip(root.outputs, members, strict=True):
         copy_into(target, own if source is root else source.inputs[0])
 
 
 def _scatter(members: list[Arrival]) -> None:
-    root = members[_int(members[0].extra)]
+    root = members[_root(members)]
     for member, source in zip(members, root.inputs, strict=True):
         copy_into(member.outputs[0], source)
 
 
 def _reduce_scatter(members: list[Arrival]) -> None:
-    totals = _totals(members, reduce_op_name(members[0].extra))
+    totals = _totals(members)
     for member, total in zip(members, totals, strict=True):
         copy_into(member.outputs[0], total)
 
 
 def _reduce_scatter_single(members: list[Arrival]) -> None:
-    for position, total in enumerate(_totals(members, reduce_op_name(members[0].extra))):
+    for position, total in enumerate(_totals(members)):
         for member, part in zip(members, total.reshape(-1).chunk(len(members)), strict=True):
             copy_into(member.outputs[position], part)
 
@@ -166,7 +175,7 @@ def _rows(tensor: Tensor, splits: tuple[int, ...]) -> list[Tensor]:
 
 
 def _all_to_all_single(members: list[Arrival]) -> None:
-    sent = [[part.clone() for part in _rows(m.inputs[0], m.record.input_splits or ())] for m in members]
+    sent = [[part.clone() for part in _rows(m.inputs[0], _sent(m, len(members)))] for m in members]
     for i, member in enumerate(members):
         pieces = [sent[j][i] for j in range(len(members))]
         if any(p.numel() for p in pieces):
@@ -175,11 +184,6 @@ def _all_to_all_single(members: list[Arrival]) -> None:
 
 def _nothing(members: list[Arrival]) -> None:
     pass
-
-
-def _int(extra: object) -> int:
-    assert isinstance(extra, int)
-    return extra
 
 
 OPERATIONS = {

@@ -11,17 +11,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distsim.debug.records import CallRecord, Group
+from distsim.debug.records import P2P, CallRecord, Group
+from distsim.debug.records.arguments import FIELDS, Call
+from distsim.debug.records.signature import REDUCE_OPS
 from distsim.errors import NotSimulated
-from distsim.sim.c10d.data import reduce_op_name
 
 __all__ = [
-    "check_equal_lists",
-    "check_scaled",
-    "check_single",
-    "check_splits",
+    "argument_error",
     "connect_error",
+    "even_shares",
     "refuse",
+    "refuse_arguments",
+    "refuse_peer",
     "timeout_error",
 ]
 
@@ -40,18 +41,18 @@ _GLOO_TYPES = frozenset(
         torch.complex128,
     }
 )
-_ORDER = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 _MPI_TYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64})
 _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 
 
-def refuse(op: str, flavour: str, tensors: Sequence[Tensor], reduce_op: object, *, tag: int = 0) -> None:
+def refuse(call: Call, flavour: str) -> None:
     """Raise what the backend raises for these dtypes, devices and this reduction."""
+    op, number, tensors = call.key[0], call.key[4], (*call.inputs, *call.outputs)
     for tensor in tensors:
-        if tensor.device.type not in ("cpu", "meta"):
+        if not (tensor.is_cpu or tensor.is_meta):
             raise NotSimulated(f"{op} on {tensor.device.type} tensors", "use CPU tensors and backend 'gloo'")
-    if op in ("send", "recv"):
-        if tag < 0:
+    if op in P2P:
+        if call.tag < 0:
             raise RuntimeError("Tag must be nonnegative")
         if any(t.layout is not torch.strided for t in tensors):
             raise NotImplementedError("Could not run 'c10d::send' with arguments from the 'SparseCPU' backend")
@@ -61,18 +62,18 @@ def refuse(op: str, flavour: str, tensors: Sequence[Tensor], reduce_op: object, 
     if not tensors:
         return
     dtype = tensors[0].dtype
+    name = None if number is None else REDUCE_OPS[number]
     if flavour == "mpi":
-        _refuse_as_mpi(dtype, reduce_op)
+        _refuse_as_mpi(dtype, name)
         return
     if dtype not in _GLOO_TYPES or (op == "gather" and dtype.is_complex):
         raise RuntimeError("Invalid scalar type")
-    if reduce_op is None:
+    if name is None:
         return
-    name = reduce_op_name(reduce_op)
     if name == "PREMUL_SUM":
         raise RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo")
     if dtype.is_complex and name not in ("SUM", "AVG"):
-        shown = chr(_ORDER.index(name))  # torch prints the enum's number as a character
+        shown = chr(number)  # torch prints the enum's number as a character
         raise RuntimeError(f"{op} does not support{shown}on complex tensors")
     floating = dtype.is_floating_point or dtype.is_complex
     if name in _BITWISE and floating:
@@ -88,22 +89,79 @@ def refuse(op: str, flavour: str, tensors: Sequence[Tensor], reduce_op: object, 
         raise RuntimeError(f"result type Float can't be cast to the desired output type {named[dtype]}")
 
 
-def _refuse_as_mpi(dtype: torch.dtype, reduce_op: object) -> None:
+def _refuse_as_mpi(dtype: torch.dtype, name: str | None) -> None:
     """ProcessGroupMPI.cpp maps seven dtypes and four operations to MPI's."""
     if dtype not in _MPI_TYPES:
         raise RuntimeError(f"MPI process group does not support {dtype} tensors")
-    if reduce_op is not None and reduce_op_name(reduce_op) not in ("SUM", "PRODUCT", "MIN", "MAX"):
-        raise RuntimeError(f"MPI process group does not support ReduceOp.{reduce_op_name(reduce_op)}")
+    if name not in (None, "SUM", "PRODUCT", "MIN", "MAX"):
+        raise RuntimeError(f"MPI process group does not support ReduceOp.{name}")
 
 
-def check_single(op: str, tensors: Sequence[Tensor]) -> None:
+def refuse_arguments(call: Call, rank: int, size: int) -> None:
+    """Raise what gloo raises at *rank* of the group for lists and sizes that do not fit, or a root that is none."""
+    op, inputs, outputs = call.key[0], call.inputs, call.outputs
+    if FIELDS[op].rooted and call.key[5] is None:
+        root = getattr(call.opts, "rootRank", call.opts)
+        raise RuntimeError(f"ProcessGroupGloo::{op}: invalid root rank: {root}")
+    match op:
+        case "all_reduce" | "broadcast" | "reduce":
+            _single(op.replace("_", ""), inputs)
+        case "all_gather":
+            _equal_lists("allgather", outputs, inputs, size)
+        case "all_gather_into_tensor":
+            _scaled("all_gather", outputs[0], inputs[0], size)
+        case "reduce_scatter":
+            _reduce_scatter_lists(inputs, outputs[0], size)
+        case "reduce_scatter_tensor":
+            _scaled("reduce_scatter", inputs[0], outputs[0], size)
+        case "gather":
+            if _is_root(call, rank):
+                _equal_lists("gather", outputs, inputs, size)
+            elif outputs:
+                raise RuntimeError("ProcessGroupGloo::gather: requires empty output on non-root")
+        case "scatter":
+            if _is_root(call, rank):
+                _scatter_lists(inputs, outputs[0], size)
+            elif inputs:
+                raise RuntimeError("ProcessGroupGloo::scatter: requires empty input on non-root")
+        case "all_to_all":
+            for tensors in (inputs, outputs):
+                if len(tensors) != size:
+                    raise RuntimeError("Number of tensor splits not equal to group size")
+                _equal_lists("alltoall", tensors, tensors[:1], size)
+        case "all_to_all_single":
+            _splits(inputs[0], call.key[6], size)
+            _splits(outputs[0], call.key[7], size)
+
+
+def _is_root(call: Call, rank: int) -> bool:
+    return bool((getattr(call.opts, "rootRank", call.opts) or 0) == rank)
+
+
+def argument_error(method: str) -> TypeError:
+    """What a method of torch's group raises for arguments that are none of its own, as pybind says it."""
+    forms = getattr(dist.ProcessGroup, method).__doc__
+    return TypeError(
+        f"{method}(): incompatible function arguments. The following argument types are supported:\n{forms}"
+    )
+
+
+def refuse_peer(op: str, peer: int, rank: int, size: int) -> None:
+    """Raise what gloo raises for the other end of a message; both by their rank in the group."""
+    if peer == rank:
+        raise RuntimeError(f"ProcessGroupGloo::{op}: a rank cannot {op} to or from itself (rank {peer})")
+    if not 0 <= peer < size:
+        raise RuntimeError(f"ProcessGroupGloo::{op}: peer {peer} is out of range for a group of {size}")
+
+
+def _single(op: str, tensors: Sequence[Tensor]) -> None:
     if len(tensors) != 1:
         raise ValueError(f"ProcessGroupGloo::{op}: requires a single tensor")
 
 
-def check_equal_lists(op: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], size: int) -> None:
+def _equal_lists(op: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], size: int) -> None:
     """all_gather's and gather's: *size* outputs like the one input."""
-    check_single(op, inputs)
+    _single(op, inputs)
     if len(outputs) != size:
         raise RuntimeError(
             f"ProcessGroupGloo::{op}: invalid output tensor list at index 0 "
@@ -122,7 +180,7 @@ def check_equal_lists(op: str, outputs: Sequence[Tensor], inputs: Sequence[Tenso
             )
 
 
-def check_scatter_lists(inputs: Sequence[Tensor], output: Tensor, size: int) -> None:
+def _scatter_lists(inputs: Sequence[Tensor], output: Tensor, size: int) -> None:
     if len(inputs) != size:
         raise RuntimeError(
             f"ProcessGroupGloo::scatter: Incorrect input list size {len(inputs)}. "
@@ -141,7 +199,7 @@ def check_scatter_lists(inputs: Sequence[Tensor], output: Tensor, size: int) -> 
             )
 
 
-def check_reduce_scatter_lists(inputs: Sequence[Tensor], output: Tensor, size: int) -> None:
+def _reduce_scatter_lists(inputs: Sequence[Tensor], output: Tensor, size: int) -> None:
     if len(inputs) != size:
         raise RuntimeError("invalid input tensor list size, must be world size")
     for tensor in inputs:
@@ -152,7 +210,7 @@ def check_reduce_scatter_lists(inputs: Sequence[Tensor], output: Tensor, size: i
             )
 
 
-def check_scaled(op: str, large: Tensor, small: Tensor, size: int) -> None:
+def _scaled(op: str, large: Tensor, small: Tensor, size: int) -> None:
     """all_gather_into_tensor and reduce_scatter_tensor: *large* holds *size* times *small*."""
     if large.dtype != small.dtype:
         raise RuntimeError(
@@ -164,21 +222,29 @@ def check_scaled(op: str, large: Tensor, small: Tensor, size: int) -> None:
             raise RuntimeError(f"Check failed: outputShape[0] * worldSize == inputShape[0] ({rows} vs. {have}).")
         return
     parts = large.chunk(size) if large.dim() else (large,)
-    check_equal_lists("allgather", parts, [small], size)
+    _equal_lists("allgather", parts, [small], size)
 
 
-def check_splits(which: str, tensor: Tensor, splits: Sequence[int], size: int) -> tuple[int, ...]:
-    """The rows each member gets (or sends); even where *splits* is empty."""
-    rows = tensor.shape[0] if tensor.dim() else 1
+def _splits(tensor: Tensor, splits: Sequence[int], size: int) -> None:
     if not splits:
-        if rows % size:
-            raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
-        return (rows // size,) * size
+        even_shares(tensor, size)
+        return
     if len(splits) != size:
         raise RuntimeError("Number of tensor splits not equal to group size")
-    if sum(splits) != rows:
+    if sum(splits) != _rows(tensor):
         raise RuntimeError("Split sizes doesn't match total dim 0 size")
-    return tuple(int(s) for s in splits)
+
+
+def even_shares(tensor: Tensor, size: int) -> tuple[int, ...]:
+    """The rows each of *size* members gets (or sends) where a program gives no splits."""
+    rows = _rows(tensor)
+    if rows % size:
+        raise RuntimeError("Tensor's dim 0 does not divide equally across group size")
+    return (rows // size,) * size
+
+
+def _rows(tensor: Tensor) -> int:
+    return int(tensor.shape[0]) if tensor.dim() else 1
 
 
 def timeout_error(backend: str, record: CallRecord, seconds: float) -> Exception:

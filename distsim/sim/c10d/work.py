@@ -35,8 +35,8 @@ class SimWork(Work):
         outputs: list[Tensor],
         timeout_s: float,
         explicit_timeout: bool,
-        timeout_error: Callable[[float], BaseException],
-        on_give_up: Callable[[BaseException], None],
+        timeout_error: Callable[[CallRecord, float], BaseException],
+        on_give_up: Callable[[BaseException, SimWork], None],
     ) -> None:
         super().__init__()
         self.process = process
@@ -51,6 +51,21 @@ class SimWork(Work):
         self._future: Future[Any] | None = None
         self._settlers: list[Callable[[], None]] = []
         self.sender: int | None = None
+        self._itself: SimWork | None = None
+        self._of_torch = False
+
+    def outlives_python(self, of_torch: bool) -> None:
+        """Until it was waited for: C++ may keep the handle where no one in Python does any more, and without its half
+        in Python it would be a Work that can do nothing. torch's own C++ (DDP's reducer) asks it for more afterwards:
+        what is *of_torch* lives on until the collector comes."""
+        self._itself, self._of_torch = self, of_torch
+        if of_torch:
+            self.process.notes.works_of_torch.add(self)
+
+    def _was_waited_for(self) -> None:
+        if not self._of_torch:
+            self._itself = None
+        self.process.notes.works_of_torch.discard(self)
 
     # -- torch.distributed.Work
 
@@ -63,22 +78,23 @@ class SimWork(Work):
         if not self.done.processed:
             limit_s = timeout.total_seconds() if own else self._timeout_s
             left_s = limit_s if own else max(0.0, self.record.issued_s + limit_s - task.now_s())
-            error = self._timeout_error(limit_s)
             if not task.wait_until(self.done, CallWait(self.record), left_s, own or self._explicit):
-                self._give_up(error)
-                raise error
+                raise self._give_up(limit_s)
         else:
             task.flush()
         self._settle_all()
         if self._error is not None:
             raise self._error
+        self._was_waited_for()
         return True
 
-    def _give_up(self, error: BaseException) -> None:
+    def _give_up(self, limit_s: float) -> BaseException:
+        error = self._timeout_error(self.record, limit_s)
         self._error = self._error or error
         self.record.state = State.FAILED
         self.record.error = message(error)
-        self._on_give_up(error)
+        self._on_give_up(error, self)
+        return error
 
     def is_completed(self) -> bool:
         task = current_task()
@@ -86,7 +102,7 @@ class SimWork(Work):
             task.poll(CallWait(self.record))
             late = task.now_s() > self.record.issued_s + self._timeout_s
             if late and not self.done.triggered and (self._explicit or not task.world.only_polls):
-                self._give_up(self._timeout_error(self._timeout_s))
+                self._give_up(self._timeout_s)
         if self.done.processed or self._error is not None:
             self.record.waited = True
             return True
@@ -148,6 +164,7 @@ class SimWork(Work):
         process = self.process
         self._settlers.append(settle)
         if len(self._settlers) == 1:
+            process.notes.unsettled += 1
             assert self.done.callbacks is not None
             self.done.callbacks.append(lambda _: process.due.append(self._settle_all))
         if torch._C._current_graph_task_id() != -1:
@@ -159,6 +176,9 @@ class SimWork(Work):
         settlers, self._settlers = self._settlers, []
         for settle in settlers:
             settle()
+        if settlers:
+            self.process.notes.unsettled -= 1
+            self._was_waited_for()
 
     def fail(self, error: BaseException) -> None:
         """The call ends with *error* (scheduler side)."""

@@ -76,11 +76,11 @@ class ComputeMode(TorchDispatchMode):
         flops = 0 if flop_formula is None else _flops(func, flop_formula, args, kwargs, result)
         moved = _nbytes(args) + _nbytes(result)
         seconds = max(self._overhead_s, flops / self._flops_per_s, moved / self._bytes_per_s)
-        if world.faults is not None:
-            seconds = world.faults.compute_s(task.process, task.now_s(), seconds)
-        task.process.add_compute(task.now_s(), seconds, name)
+        now_s = task.now_s()
+        seconds = world.faults.compute_s(task.process, now_s, seconds)
+        task.process.add_compute(now_s, seconds, name)
         if task.process.recorder is not None:
-            task.process.recorder.operator(name, task.now_s(), seconds, args)
+            task.process.recorder.operator(name, now_s, seconds, args)
         task.compute(seconds)
         return result
 

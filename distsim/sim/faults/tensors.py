@@ -1,4 +1,4 @@
-"""What guards of a simulated run look for in tensors, and what is damaged on the way."""
+"""What guards of a simulated run look for in tensors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import torch
 
 from distsim.debug.evidence import guard_findings as seen
 from distsim.debug.records import Finding
-from distsim.sim.faults.rules import Corrupt
 
 if TYPE_CHECKING:
     from distsim.sim.c10d.communicator import Arrival
 
-__all__ = ["ALWAYS", "GUARDS", "Guards", "checksum", "flip", "holds_nan"]
+__all__ = ["ALWAYS", "GUARDS", "Guards", "checksum", "holds_nan"]
 
 GUARDS = ("nan", "buffers", "payloads")
 """nan: NaN in what goes into a call. buffers: written to while a call has them. payloads:
@@ -95,16 +94,5 @@ def holds_nan(tensor: torch.Tensor) -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout is not torch.strided:
         return False
     tensor = tensor.detach()
-    total = tensor.sum()  # NaN where one is, and where infinities cancel: then look closely
-    return bool(total != total) and bool(torch.isnan(tensor).any())
-
-
-def flip(tensor: torch.Tensor, rule: Corrupt) -> None:
-    if tensor.numel() == 0:
-        return
-    whole = tensor.detach().clone(memory_format=torch.contiguous_format)
-    raw = whole.reshape(-1).view(torch.uint8)
-    place = (rule.element % tensor.numel()) * tensor.element_size() + rule.bit // 8 % tensor.element_size()
-    raw[place] ^= 1 << rule.bit % 8
-    with torch.no_grad():
-        tensor.data.copy_(whole)
+    total = tensor.sum().item()  # NaN where one is, and where infinities cancel: then look closely
+    return total != total and bool(torch.isnan(tensor).any())

@@ -6,12 +6,12 @@ import ctypes
 import datetime
 import functools
 import gc
-import sys
 import time
 import timeit
 from collections.abc import Callable
 from typing import Any
 
+from distsim.sim.isolation.modules.aliases import ALIASES, CLOCKS
 from distsim.sim.kernel.task import current_task
 
 __all__ = ["clock_patches", "datetime_clock"]
@@ -114,33 +114,13 @@ def clock_patches() -> list[tuple[Any, str, Any]]:
     return patches + _aliases(replaced)
 
 
-_ALIASES = (
-    "time",
-    "_time",
-    "sleep",
-    "_sleep",
-    "perf_counter",
-    "monotonic",
-    "time_ns",
-    "perf_counter_ns",
-    "monotonic_ns",
-    "timer",
-    "process_time",
-)
-
-
 def _aliases(replaced: dict[int, Any]) -> list[tuple[Any, str, Any]]:
     """`from time import monotonic as _time` in modules that are imported already."""
-    patches = []
-    for module_name, module in list(sys.modules.items()):
-        if module is None or module is time or module_name.startswith(_REAL_TIME):
-            continue
-        names = getattr(module, "__dict__", {})
-        for name in _ALIASES:
-            virtual = replaced.get(id(names.get(name)))
-            if virtual is not None:
-                patches.append((module, name, virtual))
-    return patches
+    return [
+        (module, alias, replaced[id(value)])
+        for name, module, alias, value in ALIASES.of(*CLOCKS)
+        if id(value) in replaced and module is not time and not name.startswith(_REAL_TIME)
+    ]
 
 
 # `datetime.datetime` is a C type with a clock of its own. A subclass would not be the class that

@@ -6,6 +6,7 @@ streams belong to a process; `enter` and `leave` swap what Python keeps in one g
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import random
@@ -53,9 +54,13 @@ class Notes:
     connecting: tuple[str, int] | None = None
     """Host and port of the store it looks for."""
     file_stores: dict[int, Any] = field(default_factory=dict)
-    """Its holds on the files of FileStores, in order (stores._File)."""
+    """Its holds on the files of FileStores, in order (file_store._File)."""
     backward: list[Any] = field(default_factory=list)
     """Works that the end of backward waits for (work.SimWork)."""
+    unsettled: int = 0
+    """Calls whose futures have callbacks that have not run."""
+    works_of_torch: set[Any] = field(default_factory=set)
+    """Handles that torch's C++ may be the only one to hold (work.SimWork)."""
     ddp_waits_in_cpp: bool = False
     """A future made now has to be done when C++ gets it."""
 
@@ -82,6 +87,7 @@ class Notes:
     """`record_shapes` of the profile that begins."""
 
 
+_encoded = functools.lru_cache(4_096)(os.fsencode)
 _set_torch_rng, _get_torch_rng = torch.default_generator.set_state, torch.default_generator.get_state
 
 
@@ -98,7 +104,7 @@ class SimProcess:
         self.signal_name: str | None = None
         self.is_rank = True
         """False for a launcher that only starts others (the parent of `mp.spawn`)."""
-        self.environ = {os.fsencode(key): os.fsencode(value) for key, value in environ.items()}
+        self.environ = {_encoded(key): _encoded(value) for key, value in environ.items()}
         self.changed_environ: dict[bytes, None] = {}
         """Variables that the process set or removed itself."""
         self.places = world.host.first_places()

@@ -21,12 +21,29 @@ def resembling(real: Any, replacement: Any) -> Any:
         return replacement
     for name in _NAMES:
         setattr(shown, name, getattr(looks, name, None))
-    try:
-        signature = inspect.signature(looks)
-    except (TypeError, ValueError):
-        return replacement
-    shown.__signature__ = signature
+    signature = _signature(looks)
+    if signature is not None:
+        shown.__signature__ = signature
     return replacement
+
+
+_signatures: dict[int, tuple[Any, inspect.Signature | None]] = {}
+"""By the function's id, with the function: worked out once a process, for that of a compiled function takes most of a
+millisecond."""
+_MOST = 2_000
+
+
+def _signature(function: Any) -> inspect.Signature | None:
+    known = _signatures.get(id(function))
+    if known is None:
+        if len(_signatures) >= _MOST:  # a program that makes functions anew
+            _signatures.clear()
+        try:
+            known = function, inspect.signature(function)
+        except (TypeError, ValueError):
+            known = function, None
+        _signatures[id(function)] = known
+    return known[1]
 
 
 def _function(value: Any) -> Any:

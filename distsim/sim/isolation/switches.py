@@ -22,6 +22,8 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import getitem, is_not
 from typing import Any
 
 import torch
@@ -58,23 +60,23 @@ PLACES: tuple[tuple[Any, str], ...] = (
 )
 """Module attributes that a program assigns."""
 
-_SPACES: tuple[tuple[dict[str, Any], str], ...] = tuple((vars(holder), name) for holder, name in PLACES)
+_SPACES: tuple[dict[str, Any], ...] = tuple(vars(holder) for holder, _ in PLACES)
+_NAMES = tuple(name for _, name in PLACES)
 """The same as names in dictionaries: past `__setattr__`, which shared modules have while a simulation runs."""
+_NUMBERS = range(len(PLACES))
 
 
 def enter_places(values: list[Any]) -> None:
     """Put *values* into the places."""
-    for (space, name), value in zip(_SPACES, values, strict=True):
-        if space[name] is not value:
-            space[name] = value
+    for number in compress(_NUMBERS, map(is_not, map(getitem, _SPACES, _NAMES), values)):
+        _SPACES[number][_NAMES[number]] = values[number]
 
 
 def leave_places(values: list[Any], shared: list[Any]) -> None:
     """Take what is in the places into *values*, and put back what is *shared*."""
-    for number, (space, name) in enumerate(_SPACES):
-        values[number] = value = space[name]
-        if value is not shared[number]:
-            space[name] = shared[number]
+    values[:] = map(getitem, _SPACES, _NAMES)
+    for number in compress(_NUMBERS, map(is_not, values, shared)):
+        _SPACES[number][_NAMES[number]] = shared[number]
 
 
 @dataclass(slots=True)

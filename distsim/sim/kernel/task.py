@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import functools
 import sys
 import threading
 from collections.abc import Callable, Generator
@@ -32,9 +33,8 @@ SPIN_LIMIT_S = 3_600.0
 _here = threading.local()
 
 
-def current_task() -> Task | None:
-    """The task of the calling thread; None outside a simulation."""
-    return getattr(_here, "task", None)
+current_task: Callable[[], Task | None] = functools.partial(getattr, _here, "task", None)
+"""The task of the calling thread; None outside a simulation. Asked at every turn: no frame of Python's."""
 
 
 def require_task() -> Task:
@@ -76,6 +76,8 @@ class Task:
         self.done: simpy.Event = world.env.event()
         self.debt_s = 0.0
         """Compute time this thread has used up and the world has not yet seen."""
+        self.coming: tuple[float, Callable[[], None]] | None = None
+        """A call that the world has not seen yet, and the compute time before it."""
         self.request: Request | None = None
         self.blocked_since_s: float | None = None
         self.quiet_polls = 0
@@ -101,6 +103,13 @@ class Task:
         self.quiet_polls = 0
         self.time_queries = 0
 
+    def arrive(self, call: Callable[[], None]) -> None:
+        """Have the scheduler make *call* when the world has caught up with this thread, which waits next: one
+        hand-over where `flush`, the call and the wait would take two, in the same order of events."""
+        if self.coming is not None:  # what a trace function or `__del__` calls before the thread came to wait
+            self.flush()
+        self.coming = (self.debt_s, call)
+
     def wait(self, event: simpy.Event, why: Wait) -> Any:
         """Sleep until *event* has happened and return its value."""
         self.wait_until(event, why, None)
@@ -120,7 +129,7 @@ class Task:
 
     def flush(self, why: Wait | None = None) -> None:
         """Let the world catch up with this thread's compute time."""
-        if self.debt_s > 0.0:
+        if self.debt_s > 0.0 or self.coming is not None:
             self._hand_over(Request(None, why))
         elif self.doom is not None:
             raise self.doom
@@ -165,11 +174,15 @@ class Task:
             self._go.acquire()
             self.request = None
             throw, self._throw = self._throw, None
-            self.process.complete_futures()
-            if self.process.signals_due and self is self.process.main_task:
+            signals = self.process.signals_due and self is self.process.main_task
+            if self.process.due or signals:  # callbacks and handlers make calls of their own
                 rest_s, self.debt_s = self.debt_s, 0.0
-                self.process.call_signal_handlers()
+                coming, self.coming = self.coming, None
+                self.process.complete_futures()
+                if signals:
+                    self.process.call_signal_handlers()
                 self.debt_s += rest_s
+                self.coming = coming
             if isinstance(throw, SignalArrived):
                 continue  # as system calls do (PEP 475)
             if throw is not None:
@@ -223,7 +236,19 @@ class Task:
             assert request is not None
             deadline = None
             begun_s, debt, self.debt_s = float(env.now), self.debt_s, 0.0
+            why, coming, self.coming = request.why, self.coming, None
             try:
+                if coming is not None:
+                    before_s, call = coming
+                    request.why = None  # so far it computes
+                    if before_s > 0.0:
+                        yield env.timeout(before_s)
+                    request.why, coming = why, None
+                    begun_s, debt = float(env.now), debt - before_s
+                    try:
+                        call()
+                    finally:
+                        del call  # it holds the call's tensors
                 if debt > 0.0:
                     yield env.timeout(debt)
                 if request.event is not None:
@@ -234,10 +259,11 @@ class Task:
             except simpy.Interrupt as interrupt:
                 throw = interrupt.cause
                 if isinstance(throw, SignalArrived):
-                    self._keep_the_rest(request, begun_s, debt)
+                    self._keep_the_rest(request, begun_s, debt, coming)
             except Exception as exc:  # the event failed: its exception belongs to the thread
                 throw = exc
             finally:
+                request.why = why
                 if deadline is not None:
                     deadline.cancelled = True
                 if self.blocked_since_s is not None:
@@ -253,9 +279,13 @@ class Task:
         if self is self.process.main_task:
             self.world.process_ended(self.process)
 
-    def _keep_the_rest(self, request: Request, begun_s: float, debt: float) -> None:
+    def _keep_the_rest(
+        self, request: Request, begun_s: float, debt: float, coming: tuple[float, Callable[[], None]] | None
+    ) -> None:
         """What is left of a wait that a signal has cut in two."""
         passed_s = float(self.world.env.now) - begun_s
+        if coming is not None:
+            self.coming = (max(0.0, coming[0] - passed_s), coming[1])
         self.debt_s = max(0.0, debt - passed_s)
         if request.timeout_s is not None:
             request.timeout_s = max(0.0, request.timeout_s - max(0.0, passed_s - debt))

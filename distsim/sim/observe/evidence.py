@@ -34,30 +34,23 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
     records = {rank: world.rank_processes[rank].records for rank in ranks if rank in world.rank_processes}
     if any(state.phase is Phase.BLOCKED for state in states.values()):
         _mark_absent(states, records)
-    faults = world.faults
     return Evidence(
         world.world_size,
         states,
         records,
         float(world.env.now),
-        notes=(*world.notes, *(() if faults is None else faults.notes)),
+        notes=(*world.notes, *world.faults.notes),
         findings=(
             *world.findings,
             *world.guards.found,
-            *_planted(world, records),
+            *world.faults.findings(),
+            *(straggler_findings(records, PLANTED) if world.late_ranks_are_planted else ()),
             *_ddp_findings(world),
             *lost_clients(world),
         ),
         sources=_sources(states, records),
         hang_after_s=hang_after_s,
     )
-
-
-def _planted(world: World, records: dict[int, list[CallRecord]]) -> list[Finding]:
-    """What a scenario's faults do, as somebody with an eye on links, payloads and arrivals would see it."""
-    if world.faults is None:
-        return []
-    return [*world.faults.findings(), *straggler_findings(records, PLANTED)]
 
 
 def _state(world: World, rank: int, asleep: bool) -> RankState:

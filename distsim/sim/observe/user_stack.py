@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from types import CodeType, FrameType
+
+from torch.distributed import c10d_logger
+from torch.distributed import distributed_c10d as c10d
 
 from distsim.debug.records import Site
+from distsim.debug.records.arguments import SYNCHRONOUS_P2P
 from distsim.debug.records.frames import Owner, owner, program_frames, steps, torchs_thread
 
-__all__ = ["call_stack", "handle_is_the_users", "user_stack"]
+__all__ = ["call_stack", "forget_stacks", "handle_is_the_users", "user_stack", "waits_itself"]
+
+C10D = (vars(c10d), vars(c10d_logger))
+
+_known: dict[tuple[int, ...], tuple[tuple[Site, ...], list[CodeType]]] = {}
+"""By the identity of each frame's code and the place in it: its sites, and the code, so that it stays the same.
+A program comes to few places from few others."""
+_KNOWN_MAX = 4_096
 
 
 def user_stack(frame: FrameType | None = None) -> tuple[Site, ...]:
@@ -18,7 +29,25 @@ def user_stack(frame: FrameType | None = None) -> tuple[Site, ...]:
 
 def call_stack(frame: FrameType) -> tuple[Site, ...]:
     """Where the call of *frame* was made: the user's frames, or torch's in a thread of its own."""
-    return user_stack(frame) or torchs_thread(steps(frame))
+    codes: list[CodeType] = []
+    places: list[int] = []
+    walk: FrameType | None = frame
+    while walk is not None:
+        codes.append(walk.f_code)
+        places.append(walk.f_lasti)
+        walk = walk.f_back
+    key = (*map(id, codes), *places)
+    known = _known.get(key)
+    if known is None:
+        if len(_known) >= _KNOWN_MAX:
+            _known.clear()
+        known = _known[key] = (user_stack(frame) or torchs_thread(steps(frame)), codes)
+    return known[0]
+
+
+def forget_stacks() -> None:
+    """A simulation is over: its code is kept no longer, and files may have other names in the next."""
+    _known.clear()
 
 
 def handle_is_the_users(frame: FrameType) -> bool:
@@ -31,3 +60,13 @@ def handle_is_the_users(frame: FrameType) -> bool:
             return False
         walk = walk.f_back
     return True
+
+
+def waits_itself(frame: FrameType | None) -> bool:
+    """Whether the function of torch.distributed that a program called waits for its message: `send` calls `isend`,
+    and `send_object_list` calls `send`."""
+    while frame is not None and any(frame.f_globals is one for one in C10D):
+        if frame.f_code.co_name in SYNCHRONOUS_P2P:
+            return True
+        frame = frame.f_back
+    return False

@@ -13,12 +13,12 @@ import io
 import multiprocessing.util
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from distsim.sim.isolation.effects import note_opened
+from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.process import current_process, current_task
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def pid_patches() -> list[tuple[Any, str, Any]]:
     ]
     patches += [(os, name, _Descriptor(getattr(os, name))) for name in ("open", "dup")]
     patches += [(os, name, _Led(getattr(os, name))) for name in ("stat", "lstat", "listdir", "scandir", "access")]
-    for module in list(sys.modules.values()):  # `from os import getpid`
-        if getattr(module, "__dict__", {}).get("getpid") is _real_getpid and module.__name__ != "posix":
+    for name, module, _, value in ALIASES.of("getpid"):
+        if value is _real_getpid and name != "posix":
             patches.append((module, "getpid", getpid))
     return patches

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import multiprocessing.connection
 import pickle
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import simpy
 
 from distsim.debug.records import HostWait
+from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.process import current_process, current_task, require_task
 from distsim.sim.processes.ipc import Shared, Waitable, pickled
 
@@ -218,7 +218,5 @@ def pipe_patches() -> list[tuple[Any, str, Any]]:
     real_wait = connection.wait
     wait = _connection_wait(real_wait)
     patches: list[tuple[Any, str, Any]] = [(connection, "Pipe", pipe)]
-    for module in list(sys.modules.values()):  # `from multiprocessing.connection import wait`
-        if getattr(module, "__dict__", {}).get("wait") is real_wait:
-            patches.append((module, "wait", wait))
+    patches += [(module, "wait", wait) for _, module, _, value in ALIASES.of("wait") if value is real_wait]
     return patches

@@ -8,36 +8,37 @@ assigned; and CPython marks a class, with all that inherit from it, when an attr
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import getitem, is_not, ne
 from types import ModuleType
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
 from distsim.sim.isolation.modules.modules import is_own_file
-from distsim.sim.isolation.torch_state.torch_places import CONTENTS, GROWING, MODULES_OF_CLASSES, RANK_KEYED, REBOUND
-from distsim.sim.kernel.task import current_process
+from distsim.sim.isolation.torch_state.class_guards import (
+    MISSING,
+    VALID_VERSION_TAG,
+    ClassGuard,
+    flags_of,
+    guards_of,
+    has_guarded_classes,
+    may_be_guarded,
+)
+from distsim.sim.isolation.torch_state.known import Known
+from distsim.sim.isolation.torch_state.torch_places import CONTENTS, GROWING, RANK_KEYED, REBOUND
+from distsim.sim.kernel.task import Task, current_process, current_task
 
 __all__ = ["STATE", "Own", "TorchState", "mesh_patches"]
 
-_MISSING = object()
-_IN_GUARD = 64
-"""Classes watched by one guard: more make its method resolution order slow to work out."""
-_VALID_VERSION_TAG = 1 << 19
-"""Py_TPFLAGS_VALID_VERSION_TAG (CPython's object.h): cleared in a class and all that inherit from it
-by any assignment to one of its attributes, set again by the next look-up."""
-_HEAP_TYPE = 1 << 9
-_GUARDED_ALONE = frozenset({"_TensorMeta", "_ParameterMeta", "_BufferMeta", "OpaqueBaseMeta"})
-"""Metaclasses whose classes have an heir each. Classes of others (pybind11's, enumerations, autograd's
-functions) are not guarded."""
+_set = ModuleType.__setattr__  # past what watched modules do: there are a thousand of them
 
 
 @dataclass(slots=True, eq=False)
@@ -51,16 +52,16 @@ class _Name:
 
     def get(self) -> Any:
         space = self.space
-        return (space if isinstance(space, dict) else vars(space)).get(self.name, _MISSING)
+        return (space if isinstance(space, dict) else vars(space)).get(self.name, MISSING)
 
     def put(self, value: Any) -> None:
         space, name = self.space, self.name
         if isinstance(space, dict):
-            if value is _MISSING:
+            if value is MISSING:
                 space.pop(name, None)
             else:
                 space[name] = value
-        elif value is not _MISSING:
+        elif value is not MISSING:
             type.__setattr__(space, name, value)
         elif name in vars(space):
             type.__delattr__(space, name)
@@ -96,66 +97,23 @@ class Own:
     """Whether attributes of classes are among it."""
 
 
-class _Guard:
-    """Says whether an attribute of one of *classes* has been assigned since it was last asked."""
-
-    def __init__(self, sentinel: type, classes: Sequence[type]) -> None:
-        self.sentinel = sentinel
-        self.classes = classes
-        self._before = [(cls, dict(vars(cls))) for cls in classes]
-        self.rest()
-
-    def rest(self) -> None:
-        getattr(self.sentinel, "_looked_up", None)
-
-    def changes(self) -> Iterator[tuple[type, str, Any]]:
-        """Class, name and former value of what was assigned."""
-        for cls, before in self._before:
-            now = vars(cls)
-            for name, value in before.items():
-                if now.get(name, _MISSING) is not value:
-                    yield cls, name, value
-            if len(now) > len(before):
-                yield from ((cls, name, _MISSING) for name in now if name not in before)
-
-    def accept(self) -> None:
-        """What the classes hold now is everyone's."""
-        self._before = [(cls, dict(vars(cls))) for cls in self.classes]
-        self.rest()
-
-
-class _Known:
-    """Modules and classes that were seen, without keeping them. The number of one that is gone (`id`) may be given to
-    another."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, weakref.ref[Any]] = {}
-
-    def __contains__(self, thing: Any) -> bool:
-        seen = self._seen.get(id(thing))
-        return seen is not None and seen() is thing
-
-    def add(self, thing: Any) -> None:
-        self._seen[id(thing)] = weakref.ref(thing)
-
-
 class TorchState:
-    """All places, with what is everyone's in them. One for all simulations of this Python (`STATE`): to
-    find the places takes a quarter of a second."""
+    """All places, with what is everyone's in them; to find them takes long: one for all simulations (`STATE`)."""
 
     def __init__(self) -> None:
         self._names: list[_Name] = []
         self._contents: list[_Content] = []
         self._growing: list[tuple[Any, int, _Content]] = []
-        self._guards: list[tuple[type, _Guard]] = []
+        self._guards: list[tuple[type, ClassGuard]] = []
         self._attributes: dict[tuple[int, str], _Name] = {}
         self._watched: list[ModuleType] = []
         self._kind = _watched(self)
-        self._known = _Known()
-        self._importing = 0
+        self._known = Known()
+        self.importer: Task | None = None  # of a module of torch
         self._finder = _TorchFinder(self)
         self.swapped_anyway: frozenset[tuple[int, str]] = frozenset()
         """(id of a module, name) of what is swapped with every hand-over (switches.PLACES)."""
+        self._line_up()
 
     # -- the baton
 
@@ -168,11 +126,10 @@ class TorchState:
 
     def leave(self, own: Own) -> None:
         """It stops: what it has changed is kept in *own*, and everyone's put back."""
-        for sentinel, guard in self._guards:
-            if not sentinel.__flags__ & _VALID_VERSION_TAG:
-                own.has_classes = True
-                for cls, name, shared in guard.changes():
-                    own.values.setdefault(self._attribute(cls, name, shared), None)
+        for guard in self._assigned_classes():
+            own.has_classes = True
+            for cls, name, shared in guard.changes():
+                own.values.setdefault(self._attribute(cls, name, shared), None)
         for place in own.values:
             own.values[place] = place.get()
             place.put(place.shared)
@@ -183,15 +140,39 @@ class TorchState:
             self._rest()
 
     def _changed(self) -> list[_Name | _Content]:
-        """Of the places that are looked at. This runs at every hand-over: comprehensions, no calls."""
-        changed: list[_Name | _Content] = [n for n in self._names if n.space.get(n.name) is not n.shared]
-        changed += [c for c in self._contents if c.container != c.shared]
-        return changed + [c for container, size, c in self._growing if len(container) != size]
+        """Of the places that are looked at. This runs at every hand-over: no step of it is Python's."""
+        spaces, names, shared = self._looked_at
+        try:
+            changed: list[_Name | _Content] = [*compress(self._names, map(is_not, map(getitem, spaces, names), shared))]
+        except KeyError:  # a name was taken away
+            changed = [n for n in self._names if n.space.get(n.name) is not n.shared]
+        containers, held = self._compared
+        changed += compress(self._contents, map(ne, containers, held))
+        growing, sizes, contents = self._measured
+        changed += compress(contents, map(ne, map(len, growing), sizes))
+        return changed
+
+    def _line_up(self) -> None:
+        """What `_changed` and `_assigned_classes` go through, column by column."""
+        self._looked_at = [n.space for n in self._names], [n.name for n in self._names], [n.shared for n in self._names]
+        self._compared = [c.container for c in self._contents], [c.shared for c in self._contents]
+        self._measured = (
+            [container for container, _, _ in self._growing],
+            [size for _, size, _ in self._growing],
+            [content for _, _, content in self._growing],
+        )
+        self._sentinels = [sentinel for sentinel, _ in self._guards]
+        self._at_rest = [sentinel.__flags__ | VALID_VERSION_TAG for sentinel in self._sentinels]
+
+    def _assigned_classes(self) -> list[ClassGuard]:
+        """Guards of classes that somebody has assigned an attribute of."""
+        if [*map(flags_of, self._sentinels)] == self._at_rest:
+            return []
+        return [guard for sentinel, guard in self._guards if not sentinel.__flags__ & VALID_VERSION_TAG]
 
     def _rest(self) -> None:
-        for sentinel, guard in self._guards:
-            if not sentinel.__flags__ & _VALID_VERSION_TAG:
-                guard.rest()
+        for guard in self._assigned_classes():
+            guard.rest()
 
     def _attribute(self, space: Any, name: str, shared: Any) -> _Name:
         key = (id(space), name)
@@ -203,14 +184,14 @@ class TorchState:
     def assigned(self, module: ModuleType, name: str, value: Any) -> None:
         """An attribute of *module* is about to be assigned (or deleted)."""
         process = current_process()
-        if process is None or self._importing or module not in self._known:
+        if process is None or self.importer is not None or module not in self._known:
             return
         if (id(module), name) in self.swapped_anyway:
             return
         if isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{name}":
             return  # an import: everyone's
         space = vars(module)
-        place = self._attribute(space, name, space.get(name, _MISSING))
+        place = self._attribute(space, name, space.get(name, MISSING))
         process.torch_own.values.setdefault(place, None)
 
     # -- modules
@@ -221,14 +202,14 @@ class TorchState:
         are written to."""
         try:
             self._take_as_everyones()
-            self.adopt([module for name, module in list(sys.modules.items()) if _is_shared(name, module)])
+            self.adopt([m for n, m in list(sys.modules.items()) if _is_shared(n, getattr(m, "__file__", None))])
             sys.meta_path.insert(0, self._finder)
             yield self
         finally:
             if self._finder in sys.meta_path:
                 sys.meta_path.remove(self._finder)
             for module in self._watched:
-                module.__class__ = ModuleType
+                _set(module, "__class__", ModuleType)
             self._watched.clear()
             self._attributes.clear()
             _forget_meshes()
@@ -238,15 +219,15 @@ class TorchState:
         """A torch module is imported by the running process, once for all: what that changes in other
         torch modules (registrations) is everyone's."""
         process = current_process()
-        if process is None or self._importing:
+        if process is None or self.importer is not None:
             yield
             return
         self.leave(process.torch_own)
-        self._importing += 1
+        self.importer = current_task()
         try:
             yield
         finally:
-            self._importing -= 1
+            self.importer = None
             self._take_as_everyones()
             self.enter(process.torch_own)
 
@@ -254,9 +235,9 @@ class TorchState:
         for place in self._changed():
             place.shared = place.get()
         self._growing = [(container, len(container), c) for container, _, c in self._growing]
-        for sentinel, guard in self._guards:
-            if not sentinel.__flags__ & _VALID_VERSION_TAG:
-                guard.accept()
+        for guard in self._assigned_classes():
+            guard.accept()
+        self._line_up()
 
     def adopt(self, modules: Sequence[ModuleType]) -> None:
         """Watch *modules*; what they hold now is everyone's. Cut short, none of it counts as known."""
@@ -265,11 +246,12 @@ class TorchState:
         contents: list[_Content] = []
         growing: list[tuple[Any, int, _Content]] = []
         known: dict[int, Any] = {}
-        for module in modules:
-            if type(module) is ModuleType:
-                self._watched.append(module)
-                module.__class__ = self._kind
-            if not isinstance(module, ModuleType) or id(module) in known or module in self._known:
+        plain = [module for module in modules if type(module) is ModuleType]
+        self._watched += plain
+        for module in plain:
+            _set(module, "__class__", self._kind)
+        for module in self._known.others(modules):
+            if not isinstance(module, ModuleType) or id(module) in known:
                 continue
             known[id(module)] = module
             space = vars(getattr(module, "m", module))
@@ -283,32 +265,30 @@ class TorchState:
             for path in GROWING.get(module.__name__, ()):
                 content = _Content(_follow(module, path))
                 growing.append((content.container, len(content.shared), content))
-            if _has_guarded_classes(module.__name__):
+            if has_guarded_classes(module.__name__):
                 for value in space.values():
                     if issubclass(type(value), type) and id(value) not in known and self._is_new_class(value):
                         known[id(value)] = value
                         classes.append(value)
-        guards = [(guard.sentinel, guard) for guard in _guards(classes)]
+        guards = [(guard.sentinel, guard) for guard in guards_of(classes)]
         self._names += names
         self._contents += contents
         self._growing += growing
         self._guards += guards
+        self._line_up()
         for found in known.values():
             self._known.add(found)
 
     def _is_new_class(self, cls: type) -> bool:
-        return cls not in self._known and bool(cls.__flags__ & _HEAP_TYPE) and _has_guarded_classes(str(cls.__module__))
+        return cls not in self._known and may_be_guarded(cls) and has_guarded_classes(str(cls.__module__))
 
 
-def _is_shared(name: str, module: Any) -> bool:
-    """Whether *module* is torch's, Python's or an installed package's: the user's own are as the host made them."""
+@functools.lru_cache(1 << 14)
+def _is_shared(name: str, file: str | None) -> bool:
+    """Whether a module is torch's, Python's or an installed package's: the user's own are as the host made them."""
     if name.partition(".")[0] in ("sys", "distsim", "__main__", "__mp_main__"):
         return False  # import makes new modules of the type that `sys` has
-    return not is_own_file(getattr(module, "__file__", None))
-
-
-def _has_guarded_classes(name: str) -> bool:
-    return name == "torch" or name.startswith(MODULES_OF_CLASSES)
+    return not is_own_file(file)
 
 
 def _follow(module: ModuleType, path: str) -> Any:
@@ -334,33 +314,6 @@ def _watched(state: TorchState) -> type[ModuleType]:
             return importlib.import_module, (self.__name__,)
 
     return TorchModule
-
-
-def _guards(classes: list[type]) -> list[_Guard]:
-    """Guards over *classes*: where they can have one heir, that heir is looked at for all of them."""
-    families: dict[Any, list[type]] = {}
-    for cls in classes:
-        if type(cls).__name__ in _GUARDED_ALONE:
-            families[cls] = [cls]
-        elif type(cls) in (type, abc.ABCMeta) and getattr(cls.__init_subclass__, "__func__", None) is None:
-            layout = next(b for b in cls.__mro__ if not b.__flags__ & _HEAP_TYPE)
-            families.setdefault((type(cls), layout), []).append(cls)
-    guards = []
-    for some in families.values():
-        some.sort(key=lambda cls: -len(cls.__mro__))
-        for begin in range(0, len(some), _IN_GUARD):
-            guards += _heirs(some[begin : begin + _IN_GUARD])
-    return guards
-
-
-def _heirs(classes: list[type]) -> list[_Guard]:
-    """The mark of a class comes back with the next look-up in it; nobody looks into an heir but us."""
-    try:
-        heir = type(classes[0])("_Heir", tuple(classes), {})
-    except TypeError:  # no common order of resolution, or a class that has no heirs
-        half = len(classes) // 2
-        return _heirs(classes[:half]) + _heirs(classes[half:]) if half else []
-    return [_Guard(heir, classes)]
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):

@@ -66,6 +66,7 @@ with open(os.path.join(os.environ["DISTSIM_DIR"], "monitor..lock")) as file:
 """
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_at_the_very_end_is_one_line(number: signal.Signals, tmp_path: Path) -> None:

@@ -9,50 +9,38 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import HERE, free_port
+from jobs import HERE, distsim_run, free_port, run
 
+from distsim.cli import main
 from distsim.debug.evidence.procfs import own_process
-from distsim.realexec.launch import forget_old_runs
-
-ENVIRON = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+from distsim.realexec.run_folder import forget_old_runs
 
 pytestmark = pytest.mark.slow
 
 
-def run(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A command line to its end."""
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=cwd,
-        env={**ENVIRON, **environ},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+DATA_PARALLEL = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+model(torch.ones(2)).sum().backward()
+dist.destroy_process_group()
+"""
 
 
-def distsim_run(*words: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    return run("-m", "distsim", "run", "--on", "gloo", "--nproc-per-node", "2", *words, cwd=cwd, **environ)
-
-
+@pytest.mark.soak
 def test_healthy_run_ends_with_zero(tmp_path: Path) -> None:
     """A healthy program ends with 0, an empty report, DDP's DETAIL logs, and without its rings."""
-    report = tmp_path / "report.json"
-    done = distsim_run(
-        "--report",
-        str(report),
-        str(HERE / "healthy" / "everything.py"),
-        cwd=tmp_path,
-        TORCH_DISTRIBUTED_DEBUG="DETAIL",
-        TORCH_CPP_LOG_LEVEL="INFO",
-    )
+    (tmp_path / "train.py").write_text(DATA_PARALLEL)
+    told = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_CPP_LOG_LEVEL": "INFO"}
+    done = distsim_run("--nproc-per-node", "1", "--report", "report.json", "train.py", cwd=tmp_path, **told)
     assert done.returncode == 0, done.stderr
-    assert json.loads(report.read_text())["diagnoses"] == []
+    assert json.loads((tmp_path / "report.json").read_text())["diagnoses"] == []
     assert "DDP Initialized with" in done.stderr
 
 
-def test_hang_ends_with_three_and_is_diagnosed_again(tmp_path: Path) -> None:
+def test_hang_ends_with_three_and_is_diagnosed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing rank ends the job with 3; `distsim diagnose` says the same of the rings that stay."""
     report, rings = tmp_path / "report.json", tmp_path / "rings"
     done = distsim_run(
@@ -62,13 +50,13 @@ def test_hang_ends_with_three_and_is_diagnosed_again(tmp_path: Path) -> None:
     said = json.loads(report.read_text())["diagnoses"][0]
     assert said["kind"] == "deadlock_cycle"
     assert "deadlock" in done.stderr.lower()
-    again = run("-m", "distsim", "diagnose", str(rings), cwd=tmp_path)
-    assert again.returncode == 3, again.stderr
-    watched = run("-m", "distsim", "watch", str(rings), cwd=tmp_path)
-    assert watched.returncode == 0, watched.stderr
-    assert "default_pg" in watched.stdout
+    assert main(["diagnose", str(rings)]) == 3
+    assert "deadlock" in capsys.readouterr().out.lower()
+    assert main(["watch", str(rings)]) == 0
+    assert "default_pg" in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_what_the_ranks_have_started_ends_with_them(tmp_path: Path) -> None:
     """A process that a hung rank has started does not outlive it: it would hold this very pipe open for ten minutes."""
     script = tmp_path / "downloads.py"
@@ -84,6 +72,7 @@ def test_what_the_ranks_have_started_ends_with_them(tmp_path: Path) -> None:
     assert "downloads.py:4" in done.stderr
 
 
+@pytest.mark.soak
 def test_restart_is_judged_by_its_last_attempt(tmp_path: Path) -> None:
     """With --max-restarts, an attempt that hangs is ended and the next one may finish: exit code 0."""
     script = tmp_path / "flaky.py"
@@ -103,15 +92,14 @@ def test_restart_is_judged_by_its_last_attempt(tmp_path: Path) -> None:
     assert "barrier" in done.stderr
 
 
-def test_usage_mistakes_are_one_line(tmp_path: Path) -> None:
+def test_usage_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--on nccl and --on mpi on a machine that has neither are refused by name, with the remedy."""
     script = tmp_path / "x.py"
     script.write_text("")
     for on in ("nccl", "mpi"):
-        done = run("-m", "distsim", "run", "--on", on, str(script), cwd=tmp_path)
-        assert done.returncode == 2
-        assert done.stderr.startswith(f"distsim: error: --on {on}:")
-        assert len(done.stderr.splitlines()) == 1
+        assert main(["run", "--on", on, str(script)]) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert said.startswith(f"distsim: error: --on {on}:")
 
 
 def test_module_under_torchrun_starts_its_own_monitor(tmp_path: Path) -> None:
@@ -164,7 +152,7 @@ def main(rank, world):
 
 
 if __name__ == "__main__":
-    mp.spawn(main, args=(2,), nprocs=2)
+    mp.start_processes(main, args=(2,), nprocs=2, start_method="fork")
 """
 
 
@@ -210,6 +198,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.soak
 def test_an_abort_after_the_end_is_no_hang(tmp_path: Path) -> None:
     """A rank that dies of SIGABRT while its interpreter goes down: exit code 1, and words that say when it was."""
     (tmp_path / "train.py").write_text(AT_ITS_END)

@@ -1,0 +1,126 @@
+"""What a call was asked to do, spelled out: from the key of its arguments, to and from a ring's JSON, into a record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from math import prod
+from typing import Any
+
+from distsim.debug.evidence.typed import MOST_RANKS, text, whole, wholes, wrong
+from distsim.debug.records.arguments import FIELDS, Key
+from distsim.debug.records.call import CallRecord
+
+__all__ = ["REDUCE_OPS", "Signature", "content"]
+
+REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+"""By torch's numbers (ReduceOp.RedOpType)."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The part of a `CallRecord` that comes from the arguments; fields are named as there."""
+
+    op: str = "?"
+    inputs: tuple[tuple[int, ...], ...] = ()
+    outputs: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    reduce_op: str | None = None
+    root: int | None = None
+    input_splits: tuple[int, ...] | None = None
+    output_splits: tuple[int, ...] | None = None
+    new_ranks: tuple[int, ...] | None = None
+    nbytes: int = 0
+    device: str = "cpu"
+
+    @classmethod
+    def of(cls, key: Key) -> Signature:
+        """From what `arguments` read."""
+        op, inputs, outputs, dtype, reduce_op, root, input_splits, output_splits, device = key
+        dtypes = () if dtype is None else dtype if isinstance(dtype, tuple) else (dtype,)
+        return cls(
+            op,
+            tuple([tuple(shape) for shape in inputs]),
+            tuple([tuple(shape) for shape in outputs]),
+            tuple([str(one).removeprefix("torch.") for one in dtypes]),
+            None if reduce_op is None else _reduce_op(reduce_op),
+            root,
+            input_splits or None,
+            output_splits or None,
+            nbytes=_bytes(key[FIELDS[op].sized_by], dtypes),
+            device="cpu" if device is None or device.type == "cpu" else str(device),
+        )
+
+    @classmethod
+    def read(cls, said: dict[str, Any]) -> Signature:
+        """From its JSON; ValueError where that is none."""
+        root, reduce_op, dtype = said.get("root"), said.get("reduce"), said.get("dtype", [])
+        return cls(
+            op=text(said.get("op", "?"), "op", 200),
+            inputs=tuple(wholes(shape, "in") for shape in _listed(said, "in")),
+            outputs=tuple(wholes(shape, "out") for shape in _listed(said, "out")),
+            dtypes=tuple(text(one, "dtype", 40) for one in (dtype if isinstance(dtype, list) else (dtype,))),
+            reduce_op=None if reduce_op is None else text(reduce_op, "reduce", 100),
+            root=None if root is None else whole(root, "root", -MOST_RANKS, MOST_RANKS),
+            input_splits=wholes(said["isplit"], "isplit") if "isplit" in said else None,
+            output_splits=wholes(said["osplit"], "osplit") if "osplit" in said else None,
+            new_ranks=wholes(said["new"], "new", 0, MOST_RANKS) if "new" in said else None,
+            nbytes=whole(said.get("bytes", 0), "bytes"),
+            device=text(said.get("device", "cpu"), "device", 40),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Without what is empty."""
+        dtypes = list(self.dtypes)
+        said = {
+            "op": self.op,
+            "in": [list(shape) for shape in self.inputs],
+            "out": [list(shape) for shape in self.outputs],
+            "dtype": dtypes[0] if len(dtypes) == 1 else dtypes,
+            "bytes": self.nbytes if dtypes else None,
+            "reduce": self.reduce_op,
+            "root": self.root,
+            "isplit": list(self.input_splits or ()),
+            "osplit": list(self.output_splits or ()),
+            "device": None if self.device == "cpu" else self.device,
+        }
+        return {name: value for name, value in said.items() if value is not None and value != []}
+
+    def record(self, **rest: Any) -> CallRecord:
+        """The record of a call; *rest* is what its arguments do not say (rank, group, number, place, times)."""
+        return CallRecord(
+            op=self.op,
+            input_shapes=self.inputs,
+            output_shapes=self.outputs,
+            dtypes=self.dtypes,
+            reduce_op=self.reduce_op,
+            root=self.root,
+            input_splits=self.input_splits,
+            output_splits=self.output_splits,
+            new_ranks=self.new_ranks,
+            nbytes=self.nbytes,
+            device=self.device,
+            **rest,
+        )
+
+
+def content(key: Key) -> tuple[dict[str, Any], bool]:
+    """A key for a ring: its JSON, and whether equal ones may still not fit together."""
+    return Signature.of(key).to_json(), FIELDS[key[0]].pairwise
+
+
+def _reduce_op(number: int) -> str:
+    return REDUCE_OPS[number] if 0 <= number < len(REDUCE_OPS) else str(number)
+
+
+def _bytes(shapes: Sequence[Sequence[int]], dtypes: Sequence[Any]) -> int:
+    """*dtypes* are those of the inputs; of outputs that are others', as many times as there are members."""
+    return sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, cycle(dtypes), strict=False))
+
+
+def _listed(said: dict[str, Any], key: str) -> list[Any]:
+    found = said.get(key, [])
+    if not isinstance(found, list):
+        raise wrong(found, key, "a list")
+    return found

@@ -1,0 +1,248 @@
+"""The network as fluid: a transfer is phases of coupled flows, which share the links in simpy's time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from distsim.cluster import Cluster
+from distsim.collectives import Compiler, Plan
+from distsim.errors import UsageError
+from distsim.network.answers import LinkBusy, Statistics, Timing, Transfer
+from distsim.network.engine import Flow, FluidEngine, detour
+
+__all__ = ["FluidNetwork", "Run", "after"]
+
+
+class Run(Protocol):
+    """A transfer under way."""
+
+    def lead_anew(self) -> None:
+        """The fabric leads its traffic another way: what is under way takes it."""
+
+
+class FluidNetwork:
+    """Runs transfers on *cluster* in *env*'s time; see `Network`.
+
+    *algo*, *proto* and *nccl_version* force NCCL's choices. *launcher* is process (one a GPU) or shared
+    (one process drives all GPUs of a node, which costs it a launch for each).
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        cluster: Cluster,
+        *,
+        algo: str | None = None,
+        proto: str | None = None,
+        nccl_version: str | None = None,
+        launcher: str = "process",
+    ) -> None:
+        self.env = env
+        self.cluster = cluster
+        self.compiler = Compiler(cluster, algo=algo, proto=proto, nccl_version=nccl_version, launcher=launcher)
+        capacity = self.compiler.links.capacity
+        self._pristine: NDArray[np.float64] = capacity
+        self._extra_s = np.zeros(len(capacity))
+        self._slowed = False
+        self._instead: dict[int, int] = {}
+        self.engine = FluidEngine(env, capacity)
+        self.runs: dict[Run, None] = {}
+        """Under way, in order."""
+        self._num_collectives = 0
+        self._num_sends = 0
+
+    def collective(self, transfer: Transfer) -> simpy.Event:
+        """Start *transfer* now. The event fires when the last byte is there, with a `Timing`."""
+        self._num_collectives += 1
+        done = self.env.event()
+        self.begin(transfer, done)
+        return done
+
+    def begin(self, transfer: Transfer, done: simpy.Event) -> None:
+        """Carry *transfer* out; *done* succeeds with its `Timing`."""
+        _FluidRun(self, lambda: self.compiler.compile(transfer), done)
+
+    def fidelity_of(self, transfer: Transfer) -> str:
+        return "fluid"
+
+    def send(
+        self, src_device: str, dst_device: str, nbytes: int, flavour: str = "nccl", flow_key: int = 0
+    ) -> simpy.Event:
+        """Start a point-to-point transfer now, between two ranks that are both ready; the event is as
+        above."""
+        self._num_sends += 1
+        done = self.env.event()
+        _FluidRun(self, lambda: self.compiler.compile_send(src_device, dst_device, nbytes, flavour, flow_key), done)
+        return done
+
+    def set_link(
+        self, index: int, bandwidth_factor: float = 1.0, extra_latency_s: float = 0.0, up: bool = True
+    ) -> None:
+        """Change a link now, for what is under way too: a fraction of its bandwidth, a longer latency, or
+        cut.
+
+        Over a cut link nothing moves until it is up again.
+        """
+        if not 0 <= index < len(self._pristine):
+            raise UsageError(f"expected a link from 0 to {len(self._pristine) - 1}, got {index}")
+        if bandwidth_factor < 0 or extra_latency_s < 0:
+            raise UsageError(
+                "expected a bandwidth factor and a latency of zero or more, "
+                f"got {bandwidth_factor} and {extra_latency_s}"
+            )
+        self._extra_s[index] = extra_latency_s
+        self._slowed = bool(self._extra_s.any())
+        self.engine.set_capacity(index, float(self._pristine[index]) * bandwidth_factor if up else 0.0)
+
+    def reroute(self, instead: Mapping[int, int]) -> None:
+        """From now on, what would go over a link of *instead* goes over the link it names."""
+        self._instead = {a: b for a, b in {**self._instead, **instead}.items() if a != b}
+        self.engine.reroute(self._instead)
+
+    def lead_around(self, down: Collection[int]) -> None:
+        """From now on, the fabric leads what is under way and what comes around the links *down*, where its
+        switches have another way."""
+        self.compiler.lead_around(down)
+        for run in self.runs:
+            run.lead_anew()
+
+    def way(self, links: tuple[int, ...]) -> tuple[int, ...]:
+        """The links that something takes now whose way *links* would be."""
+        around = self.compiler.links.around
+        led = links if around is None else around.route(links)
+        return tuple(self._instead.get(link, link) for link in led) if self._instead else led
+
+    def by_detour(self, flow: Flow) -> Flow:
+        """*flow*, led around what is down."""
+        if self._instead:
+            flow.links, flow.weights = detour(flow.links, flow.weights, self._instead)
+        return flow
+
+    def stalled(self) -> list[int]:
+        """Links that are down while something waits to cross them."""
+        return self.engine.stalled()
+
+    def extra_latency_s(self, links: NDArray[np.int64]) -> float:
+        """What faults add to the latency of something that crosses *links*."""
+        return float(self._extra_s[links].max(initial=0.0)) if self._slowed else 0.0
+
+    def links_busy(self) -> list[LinkBusy]:
+        """What each link that was used did so far, in the order of `Cluster.links`."""
+        usage, now = self.engine.usage, self.env.now
+        busy = usage.busy_until(now)
+        _, fractions = usage.fractions()
+        peak = fractions.max(axis=0, initial=0.0)
+        found: list[LinkBusy] = []
+        for index in np.flatnonzero(usage.bytes).tolist():
+            link = self.cluster.links[index]
+            mean = float(usage.bytes[index]) / (link.bandwidth_bytes_per_s * now) if now > 0 else 0.0
+            found.append(
+                LinkBusy(
+                    index,
+                    float(usage.bytes[index]),
+                    float(busy[index]),
+                    mean,
+                    max(mean, min(1.0, float(peak[index]))),
+                )
+            )
+        return found
+
+    def utilisation_samples(self, max_links: int = 64) -> list[tuple[float, int, float]]:
+        """(time_s, link, fraction used until the next sample), for the *max_links* links that were
+        busiest."""
+        width_s, fractions = self.engine.usage.fractions()
+        moved = self.engine.usage.bytes
+        order = np.argsort(-(moved / self._pristine), kind="stable")[:max_links]
+        chosen = [int(index) for index in order if moved[index] > 0]
+        samples: list[tuple[float, int, float]] = []
+        for index in chosen:
+            before = -1.0
+            column = fractions[:, index]
+            for number, fraction in enumerate(column.tolist()):
+                rounded = round(min(1.0, fraction), 4)
+                if rounded != before:
+                    samples.append((number * width_s, index, rounded))
+                    before = rounded
+            if before > 0.0:
+                samples.append((len(column) * width_s, index, 0.0))
+        samples.sort(key=lambda sample: (sample[0], sample[1]))
+        return samples
+
+    def statistics(self) -> Statistics:
+        """Counters since the network was made."""
+        engine = self.engine
+        return Statistics(
+            self._num_collectives,
+            self._num_sends,
+            engine.num_flows,
+            engine.num_active,
+            engine.num_settlements,
+            float(engine.usage.bytes.sum()),
+        )
+
+
+class _FluidRun:
+    """A plan under way: floor, then each phase's flow and latency."""
+
+    __slots__ = ("done", "flow", "make", "network", "num_begun", "plan", "start_s")
+
+    def __init__(self, network: FluidNetwork, make: Callable[[], Plan], done: simpy.Event) -> None:
+        self.network = network
+        self.make = make
+        self.plan = make()
+        self.done = done
+        self.start_s = network.env.now
+        self.num_begun = 0
+        """Phases that have begun."""
+        self.flow: Flow | None = None
+        network.runs[self] = None
+        after(network.env, self.plan.floor_s, self._next)
+
+    def lead_anew(self) -> None:
+        """The phase under way, and those to come, as they would be planned now."""
+        plan = self.make()
+        if len(plan.phases) != len(self.plan.phases):
+            return  # another algorithm: this one is not left in the middle
+        self.plan = plan
+        if self.flow is not None:
+            loads = plan.phases[self.num_begun - 1].loads
+            links, weights = detour(loads.links, loads.weights, self.network._instead)
+            self.network.engine.move(self.flow, links, weights)
+
+    def _next(self) -> None:
+        plan = self.plan
+        network = self.network
+        if self.num_begun == len(plan.phases):
+            del network.runs[self]
+            self.done.succeed(Timing(self.start_s, network.env.now, plan.algo, plan.proto, plan.channels))
+            return
+        phase = plan.phases[self.num_begun]
+        self.num_begun += 1
+        loads = phase.loads
+        latency_s = phase.latency_s + network.extra_latency_s(loads.links)
+
+        def drained() -> None:
+            self.flow = None
+            after(network.env, latency_s, self._next)
+
+        if phase.progress_bytes <= 0.0:
+            drained()
+            return
+        self.flow = network.by_detour(
+            Flow(loads.links, loads.weights, phase.progress_bytes, phase.cap_bytes_per_s, drained)
+        )
+        network.engine.start(self.flow)
+
+
+def after(env: simpy.Environment, delay_s: float, call: Callable[[], None]) -> None:
+    """*call* after *delay_s*, at once if that is nothing."""
+    if delay_s <= 0.0:
+        call()
+        return
+    timer = env.timeout(delay_s)
+    timer.callbacks.append(lambda _: call())

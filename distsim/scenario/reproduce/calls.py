@@ -1,0 +1,239 @@
+"""A run as its calls: what each rank called, and how it ended."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, RankState
+from distsim.debug.records.arguments import FIELDS
+
+__all__ = ["Call", "Calls", "calls_of"]
+
+MAX_ELEMENTS = 1 << 16
+"""Larger tensors are exchanged for small ones: a reproduction has to run in a moment."""
+
+ROOTED = frozenset(op for op, fields in FIELDS.items() if fields.rooted)
+"""Flight Recorder does not say the root: the first member does as well, it is the same for all."""
+LEFT_OUT = ("init_process_group", "destroy_process_group", "monitored_barrier")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of one rank. *key* is the same for the calls that belong together."""
+
+    key: tuple[object, ...]
+    op: str
+    members: tuple[int, ...]
+    """Global ranks of its group, in group order."""
+    group: str
+    """Name of the group; empty for the world."""
+    label: str = ""
+    """What people call it."""
+    inputs: tuple[tuple[int, ...], ...] = ()
+    outputs: tuple[tuple[int, ...], ...] = ()
+    dtype: str = "float32"
+    reduce_op: str | None = None
+    root: int | None = None
+    peer: int | None = None
+    tag: int = 0
+    splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    is_async: bool = False
+    waited: bool = True
+    blocked: bool = False
+    """Its rank waits for it at the end."""
+    place: str = ""
+    prompt: bool = False
+    """It was over, or is what its rank waits for, before the rank's next call: it may have been one that blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """All ranks' calls and endings. *ranks* are those of the original run; the program numbers them anew."""
+
+    ranks: tuple[int, ...]
+    calls: Mapping[int, tuple[Call, ...]]
+    endings: Mapping[int, str]
+    """How a rank ends after its calls: a line of code, or empty."""
+    absent: tuple[int, ...] = ()
+    """Ranks that never joined."""
+
+    @property
+    def keys(self) -> list[tuple[object, ...]]:
+        """Everything that can be left out, in the order in which it was called."""
+        found: dict[tuple[object, ...], None] = {}
+        longest = max((len(calls) for calls in self.calls.values()), default=0)
+        for place in range(longest):
+            for rank in self.ranks:
+                if place < len(self.calls[rank]):
+                    found[self.calls[rank][place].key] = None
+        return list(found)
+
+    def only(self, keys: Iterable[tuple[object, ...]]) -> Calls:
+        """Without the calls whose key is not among *keys*."""
+        kept = set(keys)
+        calls = {rank: tuple(c for c in made if c.key in kept) for rank, made in self.calls.items()}
+        return replace(self, calls=calls)
+
+    def blocking(self) -> Calls:
+        """With `send` for `isend` where no record contradicts: not every record tells them apart."""
+
+        def sync(call: Call) -> Call:
+            return replace(call, is_async=False) if call.op in ("send", "recv") and call.prompt else call
+
+        return replace(self, calls={rank: tuple(map(sync, made)) for rank, made in self.calls.items()})
+
+    def is_stuck(self, rank: int) -> bool:
+        """Whether it waits in its last call."""
+        return rank not in self.endings and any(call.blocked for call in self.calls[rank][-1:])
+
+    def without(self, rank: int) -> Calls:
+        """Without one rank: groups are smaller, what it sent and received is gone."""
+        calls = {}
+        for other in self.ranks:
+            if other != rank:
+                kept = [c for c in self.calls[other] if rank not in (c.peer, c.root) or c.op == "all_reduce"]
+                calls[other] = tuple(_leave_out(c, rank) for c in kept)
+        ranks = tuple(r for r in self.ranks if r != rank)
+        endings = {r: e for r, e in self.endings.items() if r != rank}
+        return Calls(ranks, calls, endings, tuple(r for r in self.absent if r != rank))
+
+
+def calls_of(evidence: Evidence, new_groups: bool = False) -> Calls:
+    """The calls of a run, from its records; with *new_groups* also those that make groups, which are
+    otherwise made by all ranks at the start."""
+    ranks = tuple(range(evidence.world_size))
+    sizes = [_elements(r) for records in evidence.records.values() for r in records]
+    small = max(sizes, default=0) > MAX_ELEMENTS
+    calls = {}
+    for rank in ranks:
+        state = evidence.ranks.get(rank)
+        waits = [w.record for w in state.waits if isinstance(w, CallWait)] if state is not None else []
+        numbers: dict[tuple[object, ...], int] = {}
+        made = []
+        records = evidence.records.get(rank, ())
+        for record, after in itertools.zip_longest(records, records[1:]):
+            if record.op in LEFT_OUT or (record.op == "new_group" and not new_groups):
+                continue
+            call = _call(record, numbers, any(w is record for w in waits), small)
+            over = after is None or (record.completed_s is not None and record.completed_s <= after.issued_s)
+            made.append(replace(call, prompt=over))
+        calls[rank] = tuple(made)
+    endings = {r: e for r in ranks if (e := _ending(evidence.ranks.get(r)))}
+    absent = tuple(
+        r
+        for r in ranks
+        if (s := evidence.ranks.get(r)) is not None
+        and (s.phase is Phase.ABSENT or (s.phase is Phase.FINISHED and not evidence.records.get(r)))
+    )
+    return Calls(ranks, calls, endings, absent)
+
+
+def _call(record: CallRecord, numbers: dict[tuple[object, ...], int], blocked: bool, small: bool) -> Call:
+    members = record.group.ranks
+    if record.is_p2p:
+        ends = (record.rank, record.peer) if record.op == "send" else (record.peer, record.rank)
+        pair: tuple[object, ...] = (record.op, members, ends, record.tag)
+        numbers[pair] = numbers.get(pair, 0) + 1
+        key: tuple[object, ...] = ("p2p", members, ends, record.tag, numbers[pair])
+    elif record.new_ranks is not None:
+        members = record.new_ranks
+        numbers[members] = numbers.get(members, 0) + 1
+        key = ("new_group", members, numbers[members])
+    else:
+        key = (record.group.name, members, record.seq)
+    inputs, outputs = record.input_shapes, record.output_shapes
+    if small:
+        inputs, outputs = _small(record, inputs), _small(record, outputs)
+    splits = None
+    if record.input_splits is not None and record.output_splits is not None:
+        splits = (record.input_splits, record.output_splits)
+    site = record.site
+    return Call(
+        key,
+        record.op,
+        members,
+        "" if record.group.description == "default_pg" or record.group.name == "0" else record.group.name,
+        "" if record.group.description == "undefined" else record.group.label,
+        inputs,
+        outputs,
+        record.dtypes[0] if record.dtypes else "float32",
+        record.reduce_op,
+        members[0] if record.root is None and record.op in ROOTED else record.root,
+        record.peer,
+        record.tag or 0,
+        splits,
+        record.is_async,
+        record.waited or record.done,
+        blocked,
+        "" if site is None else f"{os.path.basename(site.file)}:{site.line}",
+    )
+
+
+def _elements(record: CallRecord) -> int:
+    total = 0
+    for shape in (*record.input_shapes, *record.output_shapes):
+        count = 1
+        for size in shape:
+            count *= size
+        total = max(total, count)
+    return total
+
+
+def _small(record: CallRecord, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Shapes of a few elements that fit each other as those of the operation must."""
+    n = len(record.group.ranks)
+    wide = shapes is record.output_shapes if record.op.startswith("all_gather_into") else shapes is record.input_shapes
+    several = record.op.startswith(("all_gather_into", "reduce_scatter_tensor")) and wide
+    size = 4 * n if several or record.op == "all_to_all_single" else 4
+    return tuple((size,) for _ in shapes)
+
+
+def _leave_out(call: Call, rank: int) -> Call:
+    if rank not in call.members:
+        return call
+    n = len(call.members)
+    members = tuple(r for r in call.members if r != rank)
+
+    def cut(shapes: tuple[tuple[int, ...], ...], whole: bool) -> tuple[tuple[int, ...], ...]:
+        if not whole or (call.splits is not None and len(set(call.splits[0])) > 1):
+            return shapes
+        return tuple((s[0] // n * (n - 1), *s[1:]) if s else s for s in shapes)
+
+    gathers = call.op.startswith("all_gather_into")
+    scatters = call.op.startswith("reduce_scatter_tensor")
+    both = call.op == "all_to_all_single"
+    splits = call.splits
+    if splits is not None:
+        at = call.members.index(rank)
+        splits = tuple(s[:at] + s[at + 1 :] for s in splits)  # type: ignore[assignment]
+    return replace(
+        call,
+        members=members,
+        inputs=cut(call.inputs, scatters or both),
+        outputs=cut(call.outputs, gathers or both),
+        splits=splits,
+    )
+
+
+def _ending(state: RankState | None) -> str:
+    """The line of code with which a rank does what it did at the end."""
+    if state is None:
+        return ""
+    match state.phase:
+        case Phase.RAISED:
+            return f"raise RuntimeError({(state.exception or 'raised')[:120]!r})"
+        case Phase.KILLED:
+            return f"os.kill(os.getpid(), signal.{state.signal or 'SIGKILL'})"
+        case Phase.EXITED:
+            return f"os._exit({state.exit_code or 0})"
+        case Phase.HOST_STUCK:
+            return "while True: pass  # it never came back from here"
+        case Phase.FROZEN:
+            return "time.sleep(1e4)  # stopped here (see [[faults]])"
+        case Phase.BLOCKED if any(isinstance(wait, HostWait) for wait in state.waits):
+            return "threading.Event().wait()  # it waited on the host"
+        case _:
+            return ""

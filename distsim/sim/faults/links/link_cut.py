@@ -1,0 +1,34 @@
+"""`link_cut`: a link over which nothing moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distsim.sim.faults.links.network_fault import LinkRule, NetworkFault
+
+if TYPE_CHECKING:
+    from distsim.sim.faults.links.state import LinkState
+    from distsim.sim.world import World
+
+__all__ = ["LinkCut"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCut(LinkRule):
+    reroute_s: float = 0.0
+    """How long the fabric takes to find another way, where its switches have one."""
+
+    def __str__(self) -> str:
+        return f"{self.where} cut"
+
+    def planted(self, world: World, number: int, links: LinkState) -> _CutLinks:
+        return _CutLinks(self, world, number, links)
+
+
+class _CutLinks(NetworkFault[LinkCut]):
+    def strike(self, links: list[int], for_s: float | None) -> None:
+        cut = self.state.cut(links, str(self.rule), self.struck_s)
+        self.later(self.rule.reroute_s, lambda: self.state.notice(cut))
+        if for_s is not None:
+            self.later(for_s, lambda: self.state.mend(cut))

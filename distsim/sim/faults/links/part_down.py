@@ -1,0 +1,87 @@
+"""A NIC or a switch that is down: all its links are cut, and another may take over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from distsim.errors import UsageError
+from distsim.sim.faults.links.names import links_of_part
+from distsim.sim.faults.links.network_fault import NetworkFault, NetworkRule
+from distsim.sim.faults.links.state import Cut
+
+if TYPE_CHECKING:
+    from distsim.cluster import Cluster
+
+__all__ = ["PartDown", "PartFault"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartDown(NetworkRule):
+    """All links of one vertex of the cluster are cut."""
+
+    kind: ClassVar[str]
+    """What it is in words."""
+    kinds: ClassVar[tuple[str, ...]]
+    """What it may be in a cluster."""
+
+    part: str
+    detour: str | None = None
+    """The part that takes over: a second rail, another spine."""
+    detour_after_s: float = 0.0
+    """How long the fabric takes to find the way around, this or another."""
+
+    def __str__(self) -> str:
+        text = f"{self.part} down"
+        if self.detour is None:
+            return text
+        later = f" after {self.detour_after_s:g} s" if self.detour_after_s else ""
+        return f"{text}, its traffic goes through {self.detour}{later}"
+
+    def links_in(self, cluster: Cluster) -> list[int]:
+        return links_of_part(cluster, self.part, self.kind, self.kinds)
+
+    def has_detour(self) -> bool:
+        return self.detour is not None
+
+    def check(self, cluster: Cluster, world_size: int) -> None:
+        self.detours(cluster, self.links_in(cluster))
+
+    def detours(self, cluster: Cluster, links: list[int]) -> dict[int, int]:
+        """For each of *links* the like link of the part that takes over; empty where none does."""
+        if self.detour is None:
+            return {}
+        theirs = [cluster.links[i] for i in links_of_part(cluster, self.detour, self.kind, self.kinds)]
+        instead: dict[int, int] = {}
+        for index in links:
+            link = cluster.links[index]
+            outwards = link.src == self.part
+            alike = [t for t in theirs if (t.src == self.detour) == outwards and t.kind == link.kind]
+            same_end = [t for t in alike if (t.dst if outwards else t.src) == (link.dst if outwards else link.src)]
+            if not (same_end or alike):
+                raise UsageError(f"{self.detour} has no link like {link.name} to take its traffic")
+            instead[index] = (same_end or alike)[0].index
+        return instead
+
+
+R = TypeVar("R", bound=PartDown)
+
+
+class PartFault(NetworkFault[R]):
+    def strike(self, links: list[int], for_s: float | None) -> None:
+        cut = self.state.cut(links, str(self.rule), self.struck_s)
+        instead = self.rule.detours(self.state.cluster, links)
+        if instead:
+            self.later(self.rule.detour_after_s, lambda: self.state.network.reroute(instead))
+        else:
+            self.without_detour(cut)
+        if for_s is not None:
+            self.later(for_s, lambda: self._mend(cut, instead))
+
+    def without_detour(self, cut: Cut) -> None:
+        """Nobody has said who takes over."""
+
+    def _mend(self, cut: Cut, instead: dict[int, int]) -> None:
+        self.state.mend(cut)
+        if instead:
+            self.state.network.reroute({link: link for link in cut.links})

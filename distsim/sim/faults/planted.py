@@ -1,0 +1,104 @@
+"""The faults of one world: at every place where one may strike, the simulator asks here.
+
+Every world has them; one without rules asks nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from distsim.debug.records import CallRecord, Finding
+from distsim.sim.faults.fault import Fault, Rule
+from distsim.sim.faults.links.stalled import stalled_links
+from distsim.sim.faults.links.state import LinkState
+from distsim.sim.faults.slow_storage import seen_accesses
+
+if TYPE_CHECKING:
+    from distsim.sim.c10d.communicator import Arrival
+    from distsim.sim.isolation.process import RankTask, SimProcess
+    from distsim.sim.world import World
+
+__all__ = ["Faults"]
+
+
+class Faults:
+    """Asks each fault what it has an answer to, in the order of the rules."""
+
+    def __init__(self, world: World, rules: Sequence[Rule] = ()) -> None:
+        self.world = world
+        self.links = LinkState(world.network)
+        self.faults = [rule.planted(world, number, self.links) for number, rule in enumerate(rules)]
+        self._at_calls = self._who_answer("on_call")
+        self._at_starts = self._who_answer("on_start")
+        self._after_data = self._who_answer("after_data")
+        self._computing = self._who_answer("compute_s")
+        self._at_accesses = self._who_answer("on_access")
+        self._connecting = self._who_answer("on_connect")
+
+    def _who_answer(self, question: str) -> tuple[Fault[Any], ...]:
+        neutral = getattr(Fault, question)
+        return tuple(fault for fault in self.faults if getattr(type(fault), question) is not neutral)
+
+    # -- what the simulator asks: see Fault
+
+    def begin(self) -> None:
+        for fault in self.faults:
+            fault.rule.check(self.world.cluster, self.world.world_size)
+            fault.begin()
+
+    def on_call(self, task: RankTask, record: CallRecord) -> None:
+        for fault in self._at_calls:
+            fault.on_call(task, record)
+
+    def on_start(self, members: Sequence[Arrival]) -> None:
+        for fault in self._at_starts:
+            fault.on_start(members)
+
+    def after_data(self, members: Sequence[Arrival]) -> None:
+        for fault in self._after_data:
+            fault.after_data(members)
+
+    def compute_s(self, process: SimProcess, start_s: float, seconds: float) -> float:
+        for fault in self._computing:
+            seconds = fault.compute_s(process, start_s, seconds)
+        return seconds
+
+    def on_connect(self, task: RankTask, host_name: str, port: int, timeout: timedelta, explicit: bool) -> None:
+        for fault in self._connecting:
+            fault.on_connect(task, host_name, port, timeout, explicit)
+
+    def accesses(self) -> AbstractContextManager[None]:
+        """While the world runs: file accesses of ranks are asked about, where a fault is about them."""
+        return seen_accesses(self._on_access) if self._at_accesses else contextlib.nullcontext()
+
+    def _on_access(self, task: RankTask, path: str) -> None:
+        for fault in self._at_accesses:
+            fault.on_access(task, path)
+
+    @property
+    def are_planted(self) -> bool:
+        """Whether there are any: then a call is asked about in the thread that makes it."""
+        return bool(self.faults)
+
+    # -- what the report says
+
+    @property
+    def notes(self) -> list[str]:
+        """One sentence for each fault that struck."""
+        return [f"injected: {fault.rule}, {fault.rule.when}" for fault in self.faults if fault.struck_s is not None]
+
+    @property
+    def never_struck(self) -> list[Rule]:
+        """Rules that waited for a call, a file or a connection that never came."""
+        return [fault.rule for fault in self.faults if fault.struck_s is None]
+
+    def findings(self) -> list[Finding]:
+        """What a guard with an eye on links, payloads and arrivals would have seen by now."""
+        return [
+            *(finding for fault in self.faults for finding in fault.findings()),
+            *stalled_links(self.world, self.links),
+        ]

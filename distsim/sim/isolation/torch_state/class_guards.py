@@ -1,0 +1,97 @@
+"""Whether an attribute of a class was assigned: CPython marks the class, with all that inherit from it."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import Any
+
+from distsim.sim.isolation.torch_state.torch_places import MODULES_OF_CLASSES
+
+__all__ = [
+    "MISSING",
+    "VALID_VERSION_TAG",
+    "ClassGuard",
+    "flags_of",
+    "guards_of",
+    "has_guarded_classes",
+    "may_be_guarded",
+]
+
+MISSING = object()
+_IN_GUARD = 64
+"""Classes watched by one guard: more make its method resolution order slow to work out."""
+VALID_VERSION_TAG = 1 << 19
+"""Py_TPFLAGS_VALID_VERSION_TAG (CPython's object.h): cleared in a class and all that inherit from it
+by any assignment to one of its attributes, set again by the next look-up."""
+_HEAP_TYPE = 1 << 9
+flags_of = attrgetter("__flags__")
+_GUARDED_ALONE = frozenset({"_TensorMeta", "_ParameterMeta", "_BufferMeta", "OpaqueBaseMeta"})
+"""Metaclasses whose classes have an heir each. Classes of others (pybind11's, enumerations, autograd's
+functions) are not guarded."""
+
+
+def has_guarded_classes(module: str) -> bool:
+    """Whether classes of a module of that name are guarded."""
+    return module == "torch" or module.startswith(MODULES_OF_CLASSES)
+
+
+def may_be_guarded(cls: type) -> bool:
+    """Whether *cls* was made in Python: its attributes may be assigned."""
+    return bool(cls.__flags__ & _HEAP_TYPE)
+
+
+class ClassGuard:
+    """Says whether an attribute of one of *classes* has been assigned since it was last asked."""
+
+    def __init__(self, sentinel: type, classes: Sequence[type]) -> None:
+        self.sentinel = sentinel
+        self.classes = classes
+        self._before = [(cls, dict(vars(cls))) for cls in classes]
+        self.rest()
+
+    def rest(self) -> None:
+        getattr(self.sentinel, "_looked_up", None)
+
+    def changes(self) -> Iterator[tuple[type, str, Any]]:
+        """Class, name and former value of what was assigned."""
+        for cls, before in self._before:
+            now = vars(cls)
+            for name, value in before.items():
+                if now.get(name, MISSING) is not value:
+                    yield cls, name, value
+            if len(now) > len(before):
+                yield from ((cls, name, MISSING) for name in now if name not in before)
+
+    def accept(self) -> None:
+        """What the classes hold now is everyone's."""
+        self._before = [(cls, dict(vars(cls))) for cls in self.classes]
+        self.rest()
+
+
+def guards_of(classes: list[type]) -> list[ClassGuard]:
+    """Guards over *classes*: where they can have one heir, that heir is looked at for all of them."""
+    families: dict[Any, list[type]] = {}
+    for cls in classes:
+        if type(cls).__name__ in _GUARDED_ALONE:
+            families[cls] = [cls]
+        elif type(cls) in (type, abc.ABCMeta) and getattr(cls.__init_subclass__, "__func__", None) is None:
+            layout = next(b for b in cls.__mro__ if not b.__flags__ & _HEAP_TYPE)
+            families.setdefault((type(cls), layout), []).append(cls)
+    guards = []
+    for some in families.values():
+        some.sort(key=lambda cls: -len(cls.__mro__))
+        for begin in range(0, len(some), _IN_GUARD):
+            guards += _heirs(some[begin : begin + _IN_GUARD])
+    return guards
+
+
+def _heirs(classes: list[type]) -> list[ClassGuard]:
+    """The mark of a class comes back with the next look-up in it; nobody looks into an heir but us."""
+    try:
+        heir = type(classes[0])("_Heir", tuple(classes), {})
+    except TypeError:  # no common order of resolution, or a class that has no heirs
+        half = len(classes) // 2
+        return _heirs(classes[:half]) + _heirs(classes[half:]) if half else []
+    return [ClassGuard(heir, classes)]

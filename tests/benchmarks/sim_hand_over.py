@@ -1,0 +1,81 @@
+"""What it costs to let another simulated rank run, beside a bare lock that two threads pass to and fro.
+
+    python -m tests.benchmarks.sim_hand_over
+
+Two ranks sleep in turns (virtual time), so every event leaves one simulated process and enters the other. CPU
+microseconds; simpy's own events a second say how fast the machine is just now.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+TURNS = 5_000
+
+
+def naps(turns: int) -> None:
+    for _ in range(turns):
+        time.sleep(1e-3)
+
+
+def hand_over_us(turns: int = TURNS) -> float:
+    """CPU microseconds of a hand-over from rank to rank: out of one thread and process, into the other."""
+    import distsim
+
+    cpu_s = []
+    distsim.simulate(naps, on="dgx-h100:1", nproc_per_node=2, args=(1,))
+    for count in (turns, 2 * turns):  # the difference is without start and end
+        begun = time.process_time()
+        distsim.simulate(naps, on="dgx-h100:1", nproc_per_node=2, args=(count,))
+        cpu_s.append(time.process_time() - begun)
+    return (cpu_s[1] - cpu_s[0]) / (2 * turns) * 1e6
+
+
+def bare_us(times: int = 20_000) -> float:
+    """CPU microseconds of one hand-over of a bare lock from thread to thread."""
+    here, there = threading.Lock(), threading.Lock()
+    here.acquire()
+    there.acquire()
+
+    def answer() -> None:
+        for _ in range(times):
+            there.acquire()
+            here.release()
+
+    other = threading.Thread(target=answer)
+    other.start()
+    begun = time.process_time()
+    for _ in range(times):
+        there.release()
+        here.acquire()
+    other.join()
+    return (time.process_time() - begun) / times / 2 * 1e6
+
+
+def simpy_events_per_s(events: int = 100_000) -> float:
+    """Events that simpy alone carries out in a CPU second."""
+    import simpy
+
+    def process(env: simpy.Environment) -> Iterator[simpy.Event]:
+        for _ in range(events // 50):
+            yield env.timeout(1.0)
+
+    env = simpy.Environment()
+    for _ in range(50):
+        env.process(process(env))
+    begun = time.process_time()
+    env.run()
+    return events / (time.process_time() - begun)
+
+
+def main() -> None:
+    ours_us, lock_us = hand_over_us(), bare_us()
+    print(f"a hand-over from rank to rank: {ours_us:.0f} us of CPU, the state of a process and two locks")
+    print(f"a bare lock from thread to thread: {lock_us:.1f} us; ours is {ours_us / lock_us:.1f} of it")
+    print(f"simpy alone: {simpy_events_per_s():,.0f} events/s of CPU")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""A call that waits at once takes one hand-over, and nobody can tell."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from sim.running import ranks
+
+from distsim.sim.kernel.task import Task
+
+
+def calls(num: int) -> float:
+    dist.init_process_group("gloo")
+    t = torch.ones(4)
+    for _ in range(num):
+        dist.all_reduce(t)
+    return float(t[0])
+
+
+def test_one_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three calls more are three turns of each rank more: the call, its arrival and its wait are one turn."""
+    turns = [0]
+    resume = Task.resume
+
+    def counted(self: Task, throw: BaseException | None) -> bool:
+        turns[0] += 1
+        return resume(self, throw)
+
+    monkeypatch.setattr(Task, "resume", counted)
+    taken = []
+    for num in (1, 4):
+        turns[0] = 0
+        assert ranks(calls, 2, num).results == [2.0**num] * 2
+        taken.append(turns[0])
+    assert taken[1] - taken[0] == 3 * 2
+
+
+def compute() -> None:
+    for _ in range(4):
+        torch.ones(1 << 20).exp_()
+
+
+def late() -> Any:
+    dist.init_process_group("gloo")
+    t = torch.ones(2)
+    if dist.get_rank() == 0:
+        compute()
+        try:
+            dist.all_reduce(t)
+        except RuntimeError as error:
+            return str(error)
+    group_timeout = timedelta(seconds=1e-4)
+    dist.distributed_c10d._get_default_group().set_timeout(group_timeout)
+    try:
+        dist.all_reduce(t)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def test_not_before_its_time() -> None:
+    """While a rank computes before its call, the call is not there: another's times out, and blames that rank."""
+    outcome = ranks(late)
+    first, second = outcome.results
+    assert "Connection closed by peer" in first
+    assert "all_reduce #1 on group" in second
+    assert [r.op for r in outcome.records[0]] == ["init_process_group"]
+    assert outcome.records[1][-1].error is not None
+
+
+def signalled(send: bool) -> tuple[float, list[int]]:
+    dist.init_process_group("gloo")
+    rank, came = dist.get_rank(), []
+    pids: list[Any] = [None, None]
+    dist.all_gather_object(pids, os.getpid())
+    signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
+    t = torch.ones(2)
+    if rank == 0:
+        compute()
+    else:
+        time.sleep(1e-5)
+        if send:
+            os.kill(pids[0], signal.SIGUSR1)
+    dist.all_reduce(t)
+    return float(t[0]), came
+
+
+def test_signal_before_it_arrives() -> None:
+    """A signal that reaches a rank between its call and the moment the world sees it calls the handler once, and
+    moves nothing: the call comes when it would have come."""
+    without, with_signal = ranks(signalled, 2, False), ranks(signalled, 2, True)
+    assert with_signal.results == [(2.0, [int(signal.SIGUSR1)]), (2.0, [])]
+    assert without.results == [(2.0, []), (2.0, [])]
+    for rank in (0, 1):
+        a, b = without.records[rank][-1], with_signal.records[rank][-1]
+        assert (a.issued_s, a.completed_s) == pytest.approx((b.issued_s, b.completed_s), abs=1e-6)
+        assert a.seq == b.seq
+    assert with_signal.records[0][-1].issued_s > with_signal.records[1][-1].issued_s
+
+
+def in_between() -> list[str]:
+    dist.init_process_group("gloo")
+    found = []
+    work = dist.distributed_c10d._get_default_group().allreduce([torch.ones(1)])
+    found.append(str(dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()))
+    work.wait()
+    return found
+
+
+def test_a_handle_is_on_record() -> None:
+    """A group's own method gives a handle and need not be followed by a wait: its call is there at once."""
+    assert ranks(in_between).results == [["1"], ["1"]]
+
+
+def asynchronous() -> list[list[float]]:
+    dist.init_process_group("gloo")
+    t = torch.arange(6.0).reshape(2, 3).T
+    work = dist.all_reduce(t, async_op=True)
+    work.wait()
+    return t.tolist()
+
+
+def test_no_warning_of_strides() -> None:
+    """An asynchronous call on a tensor that is not contiguous is compared with the memory it was given: nobody
+    wrote to it."""
+    outcome = ranks(asynchronous)
+    assert outcome.results == [[[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]]] * 2
+    assert outcome.diagnoses == []

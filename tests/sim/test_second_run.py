@@ -1,0 +1,103 @@
+"""What a simulation costs whatever it simulates is paid once a process; what has changed since is seen all the same."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+import tomllib
+from pathlib import Path
+from types import BuiltinFunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+import distsim
+from distsim.cluster.files.load import preset_text
+from distsim.sim.isolation.modules.aliases import ALIASES
+from distsim.sim.isolation.modules.modules import is_own_file
+
+
+def _slept_s(module: ModuleType) -> float:
+    """Virtual seconds that the module's own name for `time.sleep` takes a rank."""
+
+    def body() -> float:
+        before = time.monotonic()
+        module.sleep(0.25)
+        return time.monotonic() - before
+
+    return float(distsim.simulate(body, nproc_per_node=1).results[0])
+
+
+def test_a_second_run_looks_nothing_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No installed module is looked through, no preset parsed, no signature worked out a second time."""
+    for _ in range(2):  # the first imports some more
+        distsim.simulate(lambda: None, nproc_per_node=1)
+    again: list[str] = []
+    look, read, ask = ALIASES._look_through, tomllib.loads, inspect.signature
+
+    def looked(name: str, module: Any) -> None:
+        if isinstance(module, ModuleType) and not is_own_file(getattr(module, "__file__", None)):
+            again.append(name)
+        look(name, module)
+
+    def parsed(text: str, /, **how: Any) -> dict[str, Any]:
+        again.append(text[:40])
+        return read(text, **how)
+
+    def asked(function: Any, **how: Any) -> inspect.Signature:
+        if isinstance(function, BuiltinFunctionType):
+            again.append(repr(function))
+        return ask(function, **how)
+
+    monkeypatch.setattr(ALIASES, "_look_through", looked)
+    monkeypatch.setattr(tomllib, "loads", parsed)
+    monkeypatch.setattr(inspect, "signature", asked)
+    distsim.simulate(lambda: None, nproc_per_node=1)
+    assert again == []
+
+
+def test_a_module_imported_since_tells_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that comes after the first run, one that replaces it, and one that grows, ask the clock."""
+    distsim.simulate(lambda: None, nproc_per_node=1)
+    first, second = ModuleType("came_later"), ModuleType("came_later")
+    vars(first)["sleep"] = time.sleep
+    monkeypatch.setitem(sys.modules, "came_later", first)
+    assert _slept_s(first) == pytest.approx(0.25)
+    monkeypatch.setitem(sys.modules, "came_later", second)
+    distsim.simulate(lambda: None, nproc_per_node=1)
+    vars(second)["sleep"] = time.sleep
+    assert _slept_s(second) == pytest.approx(0.25)
+    assert vars(second)["sleep"] is time.sleep
+
+
+def test_a_name_that_means_something_else_by_now_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a test has put its own function in place of `sleep`, ranks call that."""
+    module = ModuleType("came_later")
+    vars(module)["sleep"] = time.sleep
+    monkeypatch.setitem(sys.modules, "came_later", module)
+    assert _slept_s(module) == pytest.approx(0.25)
+    vars(module)["sleep"] = lambda seconds: None
+    assert _slept_s(module) < 0.01
+
+
+def test_a_cluster_file_that_changed_is_read_again(tmp_path: Path) -> None:
+    """Between two runs a cluster file grows from one node to two."""
+    file = tmp_path / "cluster.toml"
+    file.write_text('base = "dgx-h100"\nnodes = 1\n')
+    assert distsim.simulate(lambda: None, on=str(file)).world_size == 8
+    file.write_text('base = "dgx-h100"\nnodes = 2\n')
+    assert distsim.simulate(lambda: None, on=str(file)).world_size == 16
+
+
+def test_clusters_of_one_preset_share_nothing_that_changes() -> None:
+    """What one run's cluster is changed to, the next run's is not."""
+    one, other = (distsim.cluster.load_cluster("dgx-h100") for _ in range(2))
+    assert one.spec is not None
+    assert one.links is not other.links
+    one.calibration["gloo_all_reduce_launch_s"] = 1.0  # type: ignore[index]
+    one.spec.node.gpu.flops.clear()  # type: ignore[union-attr]
+    third = distsim.cluster.load_cluster("dgx-h100")
+    assert "gloo_all_reduce_launch_s" not in third.calibration
+    assert third.to_toml() == other.to_toml()
+    assert preset_text("dgx-h100").startswith("# ")
