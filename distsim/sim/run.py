@@ -227,7 +227,7 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
     interrupted = False
     stack_bytes = threading.stack_size(_STACK_BYTES)
     try:
-        with simulation() as host:
+        with simulation(gpus=cluster.node.num_gpus > 0) as host:
             setting = Setting(
                 cluster,
                 slots,

@@ -6,6 +6,7 @@ It is its own scheduler (scheduler.py), which knows time and tasks and nothing o
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +22,9 @@ from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.diagnosis.waits.unwaited import unwaited
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
 from distsim.errors import UsageError
+from distsim.kernels import Gpu
 from distsim.network import Network
+from distsim.sim.device.gpu import Accelerators
 from distsim.sim.isolation.effects import withheld
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task
 from distsim.sim.kernel.scheduler import Scheduler, Unwind
@@ -160,6 +163,11 @@ class World(Scheduler):
         self.late_ranks_are_planted = setting.late_ranks_are_planted
         self.faults = setting.faults(self)
 
+    @functools.cached_property
+    def gpu(self) -> Gpu:
+        """The model of the cluster's accelerators, read when a program first uses one."""
+        return Gpu.named(self.cluster.node.gpu_model)
+
     # -- building
 
     def start_task(self, process: SimProcess, body: Callable[[], Any], name: str, daemon: bool = False) -> RankTask:
@@ -222,6 +230,8 @@ class World(Scheduler):
             self.rank_processes.setdefault(rank, process)
             if self.launcher is not None:
                 self.world_size = max(self.world_size, rank + 1)
+        if self.cluster.node.num_gpus:
+            process.accelerators = Accelerators(process, self.cluster.node.num_gpus)
         self.processes.append(process)
         process.stdout, process.stderr = self.open_streams(process)
         return process

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import simpy
 
@@ -42,6 +43,7 @@ class Kernel:
     seconds: float
     launched_s: float
     memory_bound: bool = False
+    name: Any = ""
     begun_s: float | None = None
     ended_s: float | None = None
     on_end: Callable[[Kernel], None] | None = None
@@ -70,7 +72,9 @@ class Comm:
 
     launched_s: float
     load: Load
-    begin: Callable[[], None]
+    begin: Callable[[Comm], None]
+    record: Any = None
+    """The call that it carries out."""
     begun_s: float | None = None
     ended_s: float | None = None
 
@@ -81,10 +85,14 @@ Item = Kernel | Mark | Wait | Comm
 class Stream:
     """Items in their order; the first may be running."""
 
-    __slots__ = ("items", "left_s", "name", "visible")
+    __slots__ = ("items", "last_put_s", "left_s", "name", "number", "visible")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.number = 0
+        """Among its device's streams."""
+        self.last_put_s = 0.0
+        """When the host last put something in."""
         self.items: deque[Item] = deque()
         self.left_s: float | None = None
         """Of the kernel that runs: what it would take alone. None: none runs."""
@@ -115,6 +123,7 @@ class Timeline:
         """*item* at the end of *stream*."""
         begins = not stream.items
         stream.items.append(item)
+        stream.last_put_s = item.launched_s
         if type(item) is Comm:
             stream.visible += 1
             self._plan()
@@ -285,6 +294,6 @@ class Timeline:
             stream.visible -= 1
             self._comms.append(item)
             self._share()
-            item.begin()
+            item.begin(item)
             return True
         return False

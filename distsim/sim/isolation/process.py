@@ -118,6 +118,8 @@ class SimProcess:
         self.modules: ModuleTable | None = None
         self.main: ModuleType | None = None
         self.c10d: Any = None
+        self.accelerators: Any = None
+        """Its GPUs, where its node has some (device/gpu.py)."""
         self.stdout: RankStream | None = None
         self.stderr: RankStream | None = None
         self.tasks: list[RankTask] = []
@@ -286,6 +288,13 @@ class RankTask(Task):
     process: SimProcess
     world: Any
     """The `World` it runs in."""
+    cuda_device = 0
+    """The current GPU, which torch keeps by thread."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.cuda_streams: dict[int, Any] = {}
+        """By GPU: the current stream, where it is not the default one."""
 
 
 current_task = cast("Callable[[], RankTask | None]", any_task)
