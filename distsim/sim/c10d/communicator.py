@@ -15,6 +15,7 @@ from distsim.debug.records import CallRecord, Group, Phase, State
 from distsim.network import Transfer
 from distsim.sim.c10d.data import Tensors, copy_into
 from distsim.sim.c10d.monitored_barrier import MonitoredBarrier
+from distsim.sim.c10d.on_gpu import HostSide, compute
 from distsim.sim.c10d.work import SimWork
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Arrival:
     work: SimWork
     inputs: Tensors = ()
     outputs: Tensors = ()
+    host_side: HostSide | None = None
+    """Of a call on a GPU: what is known of its values."""
     sums: list[tuple[int | None, int | None]] | None = None
     """Checksums of the inputs when the call was made, and how often torch had counted a write to each (guards.py)."""
 
@@ -79,6 +82,11 @@ class Communicator:
             self._devices = tuple(self.world.device_of(rank) for rank in self.group.ranks)
         return self._devices
 
+    @property
+    def channels(self) -> int:
+        """How many SMs NCCL's kernels take for it, one for each channel."""
+        return 16 if len({slot.host for slot in (self.world.slots[r] for r in self.group.ranks)}) > 1 else 24
+
     # -- collectives
 
     def arrive(
@@ -117,9 +125,11 @@ class Communicator:
             return
         if not _all_there(members, lambda: self._finish(members, data)):
             return
-        self.world.guards.on_finish(members)
+        on_gpu = members[0].host_side is not None
+        if not on_gpu:
+            self.world.guards.on_finish(members)
         try:
-            data(members)
+            compute(members, data) if on_gpu else data(members)
         except Exception as error:  # what torch refuses to compute is every member's error
             for member in members:
                 member.work.fail(error)
