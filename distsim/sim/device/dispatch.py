@@ -68,6 +68,7 @@ class ComputeMode(TorchDispatchMode):
     # -- on a GPU
 
     def _on_gpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
+        global COUNT; COUNT += 1
         kind = _kinds.get(func)
         if kind is None:
             kind = _kinds[func] = _classify(func)
@@ -266,6 +267,7 @@ _OVERWRITE = frozenset(
      aten.log_normal_.default, aten.geometric_.default, aten.cauchy_.default}
 )  # fmt: skip
 
+COUNT = 0
 _kinds: dict[Any, int] = {}
 _plans: dict[Any, Plan] = {}
 """Of all ranks: (operator, looks of its arguments) -> what comes out."""
