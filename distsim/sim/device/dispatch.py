@@ -68,7 +68,6 @@ class ComputeMode(TorchDispatchMode):
     # -- on a GPU
 
     def _on_gpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
-        global COUNT; COUNT += 1
         kind = _kinds.get(func)
         if kind is None:
             kind = _kinds[func] = _classify(func)
@@ -234,7 +233,7 @@ class ComputeMode(TorchDispatchMode):
         """A kernel that reads and writes *nbytes* and does nothing else."""
         gpu = self.gpu(device)
         self._task.debt_s += gpu.model.host_op_s
-        gpu.launch(current_stream(self._task, gpu), gpu.model.copy_cost(nbytes), self._task, aten.copy_.default)
+        gpu.launch(current_stream(self._task, gpu), gpu.plain_cost(nbytes), self._task, aten.copy_.default)
 
     def copy_time(self, tensor: Tensor, to_host: bool, blocking: bool) -> None:
         """A transfer over PCIe on the current stream; the host waits where torch's would."""
@@ -242,7 +241,7 @@ class ComputeMode(TorchDispatchMode):
         self._task.debt_s += gpu.model.host_op_s
         nbytes = tensor.numel() * tensor.element_size()
         stream = current_stream(self._task, gpu)
-        gpu.launch(stream, gpu.model.transfer_cost(nbytes, to_host, pinned=not blocking), self._task, aten.copy_.default)
+        gpu.launch(stream, gpu.transfer_cost(nbytes, to_host, pinned=not blocking), self._task, aten.copy_.default)
         if blocking and (to_host or nbytes > STAGED):
             self.synchronize(tensor)
 
@@ -267,7 +266,6 @@ _OVERWRITE = frozenset(
      aten.log_normal_.default, aten.geometric_.default, aten.cauchy_.default}
 )  # fmt: skip
 
-COUNT = 0
 _kinds: dict[Any, int] = {}
 _plans: dict[Any, Plan] = {}
 """Of all ranks: (operator, looks of its arguments) -> what comes out."""
