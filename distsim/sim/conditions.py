@@ -90,5 +90,7 @@ class RunRequest:
     log_dir: str | None = None
     host_timeout_s: float | None = None
     progress: Callable[[Progress], None] | None = None
+    trace_equal_once: bool = False
+    """Whether of ranks that do the same on GPUs one is traced for all (equal_ranks.py)."""
     conditions: Conditions | None = None
     """Faults, limits and schedule; None: an ordinary run."""

@@ -219,6 +219,7 @@ class Accelerators:
             if not 0 <= index < self.count:
                 raise invalid_ordinal()
             self.used = True
+            self.process.world.uses_gpu()
             device = self._devices[index] = Device(self.process, index, self.model)
         return device
 
