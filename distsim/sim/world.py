@@ -166,7 +166,9 @@ class World(Scheduler):
     @functools.cached_property
     def gpu(self) -> Gpu:
         """The model of the cluster's accelerators, read when a program first uses one."""
-        return Gpu.named(self.cluster.node.gpu_model)
+        facts = self.cluster.node.gpu
+        assert facts is not None
+        return Gpu.named(facts.model, memory=facts.memory_bytes, memory_bandwidth=facts.memory_bytes_per_s)
 
     # -- building
 

@@ -233,7 +233,7 @@ class ComputeMode(TorchDispatchMode):
         """A kernel that reads and writes *nbytes* and does nothing else."""
         gpu = self.gpu(device)
         self._task.debt_s += gpu.model.host_op_s
-        gpu.launch(current_stream(self._task, gpu), gpu.model.copy_cost(nbytes), self._task, aten.copy_.default)
+        gpu.launch(current_stream(self._task, gpu), gpu.plain_cost(nbytes), self._task, aten.copy_.default)
 
     def copy_time(self, tensor: Tensor, to_host: bool, blocking: bool) -> None:
         """A transfer over PCIe on the current stream; the host waits where torch's would."""
@@ -241,7 +241,7 @@ class ComputeMode(TorchDispatchMode):
         self._task.debt_s += gpu.model.host_op_s
         nbytes = tensor.numel() * tensor.element_size()
         stream = current_stream(self._task, gpu)
-        gpu.launch(stream, gpu.model.transfer_cost(nbytes, to_host, pinned=not blocking), self._task, aten.copy_.default)
+        gpu.launch(stream, gpu.transfer_cost(nbytes, to_host, pinned=not blocking), self._task, aten.copy_.default)
         if blocking and (to_host or nbytes > STAGED):
             self.synchronize(tensor)
 

@@ -11,6 +11,7 @@ import torch
 from torch import UntypedStorage
 
 from distsim.debug.records import CallWait, HostWait, Wait
+from distsim.kernels import Cost
 from distsim.sim.device.allocator import Allocator, Block, Full
 from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.device.operators.values import Values
@@ -18,7 +19,7 @@ from distsim.sim.device.timeline import Comm, Kernel, Mark, Stream, Timeline
 from distsim.sim.device.timeline import Wait as StreamWait
 
 if TYPE_CHECKING:
-    from distsim.kernels import Cost, Gpu
+    from distsim.kernels import Gpu
     from distsim.sim.isolation.process import RankTask, SimProcess
 
 __all__ = ["Accelerators", "Device", "Held"]
@@ -75,7 +76,20 @@ class Device:
 
     def launch(self, stream: Stream, cost: Cost, task: RankTask, name: Any) -> None:
         """Put a kernel at the end of *stream*; the host goes on."""
-        self.timeline.put(stream, Kernel(cost.seconds, task.now_s() + self.model.launch_s, cost.memory_bound, name))
+        seconds = cost.seconds + self.model.gap_s
+        self.timeline.put(stream, Kernel(seconds, task.now_s() + self.model.launch_s, cost.memory_bound, name))
+
+    def plain_cost(self, nbytes: int) -> Cost:
+        """Of a kernel that reads and writes *nbytes* and does nothing else."""
+        memory, model = self.model.spec.memory, self.model
+        seconds = max(memory.floor, nbytes / (model.memory_bandwidth * memory.elementwise))
+        return Cost(seconds, 1, 0, nbytes, "elementwise", True)
+
+    def transfer_cost(self, nbytes: int, to_host: bool, pinned: bool) -> Cost:
+        """Of a copy over PCIe (or C2C)."""
+        model = self.model
+        rate = (model.d2h_bytes_per_s if to_host else model.h2d_bytes_per_s) if pinned else model.pageable_bytes_per_s
+        return Cost(max(model.spec.memory.floor, nbytes / rate), 1, 0, nbytes, "transfer", False)
 
     def communicate(self, stream: Stream, comm: Comm) -> Mark:
         """Put a communication kernel at the end of *stream*; the mark behind it."""
