@@ -186,8 +186,9 @@ def out_of_memory(device: Device, nbytes: int) -> torch.OutOfMemoryError:
     allowed = "" if memory.allowed >= memory.capacity else f"{_size(memory.allowed)} allowed; "
     return torch.OutOfMemoryError(
         f"CUDA out of memory. Tried to allocate {_size(nbytes)}. GPU {device.index} has a total capacity of "
-        f"{_size(total)} of which {_size(max(0, total - used))} is free. Including non-PyTorch memory, this process has "
-        f"{_size(used)} memory in use. {allowed}Of the allocated memory {_size(memory.allocated)} is allocated by PyTorch, and "
+        f"{_size(total)} of which {_size(max(0, total - used))} is free. Including non-PyTorch memory, this process "
+        f"has {_size(used)} memory in use. {allowed}Of the allocated memory {_size(memory.allocated)} is allocated by "
+        f"PyTorch, and "
         f"{_size(memory.free_in_segments)} is reserved by PyTorch but unallocated. If reserved but unallocated memory "
         "is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
         "documentation for Memory Management  "

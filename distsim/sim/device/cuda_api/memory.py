@@ -108,7 +108,9 @@ def memory_patches() -> list[Patch]:
         patches.append((core, f"_cuda_{name}", refused(call, remedy, getattr(core, f"_cuda_{name}", None))))
     for name in ("MemPool", "use_mem_pool"):
         real = getattr(torch.cuda.memory, name)
-        patches += [(holder, name, refused(f"torch.cuda.{name}", owns, real)) for holder in (torch.cuda.memory, torch.cuda)]
+        patches += [
+            (holder, name, refused(f"torch.cuda.{name}", owns, real)) for holder in (torch.cuda.memory, torch.cuda)
+        ]
     for name, answer in (
         ("isAllocatorInitialized", lambda task: task.process.accelerators.used),
         ("emptyCache", _empty_cache),
@@ -120,4 +122,3 @@ def memory_patches() -> list[Patch]:
     ):
         patches.append((core, f"_accelerator_{name}", with_gpus(getattr(core, f"_accelerator_{name}"), answer)))
     return patches
-

@@ -13,7 +13,17 @@ from distsim.sim.device.gpu import Accelerators, Device
 from distsim.sim.device.streams import accelerators_of, current_device
 from distsim.sim.isolation.process import RankTask, current_task
 
-__all__ = ["Patch", "accelerators", "for_ranks", "gpu", "indexed", "only_ranks", "refused", "visible_devices", "with_gpus"]
+__all__ = [
+    "Patch",
+    "accelerators",
+    "for_ranks",
+    "gpu",
+    "indexed",
+    "only_ranks",
+    "refused",
+    "visible_devices",
+    "with_gpus",
+]
 
 Patch = tuple[Any, str, Any]
 

@@ -1,7 +1,8 @@
 """torch.cuda.Stream, torch.cuda.Event, torch.Stream and torch.Event on simulated GPUs.
 
-torch's Python classes stand on two of C++ (`torch._C._CudaStreamBase`, `_CudaEventBase`), which derive from torch.Stream
-and torch.Event. Here stand others in their place, and torch's own `torch/cuda/streams.py` is run once more on top of them.
+torch's Python classes stand on two of C++ (`torch._C._CudaStreamBase`, `_CudaEventBase`), which derive from
+torch.Stream and torch.Event. Here stand others in their place, and torch's own `torch/cuda/streams.py` is run once more
+on top of them.
 
 Sources: c10/cuda/CUDAStream.cpp (a pool of 32 streams for each priority), ATen/cuda/CUDAEvent.h (error texts).
 """
@@ -18,7 +19,15 @@ import torch
 from distsim.debug.records import HostWait
 from distsim.errors import NotSimulated
 from distsim.sim.device import timeline
-from distsim.sim.device.cuda_api.ranks import Patch, accelerators, for_ranks, gpu, only_ranks, visible_devices, with_gpus
+from distsim.sim.device.cuda_api.ranks import (
+    Patch,
+    accelerators,
+    for_ranks,
+    gpu,
+    only_ranks,
+    visible_devices,
+    with_gpus,
+)
 from distsim.sim.device.gpu import Device, invalid_ordinal
 from distsim.sim.device.streams import current_device, current_stream, set_current_device, set_current_stream
 from distsim.sim.isolation.process import RankTask, current_task, require_task
@@ -119,7 +128,11 @@ class Stream(_PlainStream):
             return super().__enter__()
         task = require_task()
         before = current_device(task)
-        self._before = (before, current_stream(task, gpu(task, before)), current_stream(task, gpu(task, self.device_index)))
+        self._before = (
+            before,
+            current_stream(task, gpu(task, before)),
+            current_stream(task, gpu(task, self.device_index)),
+        )
         _make_current(task, self.device_index, self._distsim_stream)
         return self
 
@@ -188,12 +201,16 @@ class Event(_PlainEvent):
     def __new__(cls, device: Any = None, *, enable_timing: bool = False, blocking: bool = False,
                 interprocess: bool = False) -> Any:  # fmt: skip
         if current_task() is None:
-            return super().__new__(cls, device, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
+            return super().__new__(
+                cls, device, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess
+            )
         if device is None:
             device = torch.accelerator.current_accelerator() or "cpu"
         found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if interprocess and found.type == "cuda":
-            raise NotSimulated("torch.Event(interprocess=True)", "ranks share no GPU memory: synchronize by collectives")
+            raise NotSimulated(
+                "torch.Event(interprocess=True)", "ranks share no GPU memory: synchronize by collectives"
+            )
         made = super().__new__(cls, found, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
         made._timed = enable_timing
         return made
@@ -213,9 +230,7 @@ class Event(_PlainEvent):
         else:
             on, simulated = gpu(task, stream.device_index), stream._distsim_stream
         if self._on is not None and self._on is not on:
-            raise RuntimeError(
-                f"Event device {self._on.index} does not match recording stream's device {on.index}."
-            )
+            raise RuntimeError(f"Event device {self._on.index} does not match recording stream's device {on.index}.")
         self._on = on
         task.debt_s += _CALL_S
         self._mark = on.timeline.mark(simulated, task.now_s())
@@ -432,4 +447,3 @@ def stream_patches() -> list[Patch]:
         (torch.cuda, "_maybe_exchange_device", exchanged["_cuda_maybeExchangeDevice"]),
     ]
     return patches
-
