@@ -105,7 +105,7 @@ class ComputeMode(TorchDispatchMode):
         task.debt_s += accelerators.model.host_op_s
         task.quiet_polls = task.time_queries = 0
         gpu = accelerators[base + plan.offset]
-        stream = task.cuda_streams.get(gpu.index) or gpu.default_stream
+        stream = current_stream(task, gpu)
         if plan.valued or self.values.everything:
             result = self._valued(func, args, kwargs, plan, gpu, stream)
         else:
