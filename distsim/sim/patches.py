@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.utils._python_dispatch
 import torch.utils.data
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d.backend import backend_patches, register_backend
@@ -71,7 +72,7 @@ def simulation(gpus: bool) -> Iterator[Host]:
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
         host = Host(environ, modules.shared)
-        with host.torch.watching(), accepted() if gpus else contextlib.nullcontext():
+        with host.torch.watching(), accepted() if gpus else contextlib.nullcontext(), _steps():
             yield host
     finally:
         datetime_clock(virtual=False)
@@ -89,6 +90,22 @@ def simulation(gpus: bool) -> Iterator[Host]:
         torch.set_rng_state(rng)
         torch.set_num_threads(threads)
         _active[0] = False
+
+
+@contextlib.contextmanager
+def _steps() -> Iterator[None]:
+    """The world is told of every step of an optimizer."""
+
+    def stepped(*_: Any) -> None:
+        task = current_task()
+        if task is not None:
+            task.world.ended_step(task.process)
+
+    hook = register_optimizer_step_post_hook(stepped)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def all_patches(modules: RankModules) -> list[Patch]:
