@@ -91,7 +91,7 @@ def main() -> None:
     device = start()
     mesh = init_device_mesh(device.type, (args.dp, args.tp), mesh_dim_names=("dp", "tp"))
     with torch.device("meta"):
-        model = Llama(args) if args.arch == "llama" else GPT(args)
+        model = Llama(args) if args.arch == "llama" else GPT(args, bias=True)
     if args.tp > 1:
         cut_over(model, mesh["tp"])
     if args.ckpt != "none":

@@ -1,4 +1,4 @@
-"""Layers cut over the ranks of a tensor parallel group, as Megatron-LM and nanotron cut them. Shapes are [seq, batch, hidden].
+"""Layers cut over the ranks of a tensor parallel group, as Megatron-LM and nanotron cut them: [seq, batch, hidden].
 
 With sequence parallelism what lies between the layers is cut along the sequence, so that an all_gather and a
 reduce_scatter take the place of each all_reduce (arXiv:2205.05198).
@@ -28,6 +28,7 @@ class Tensor:
 
 
 ALONE = Tensor()
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # its name since 2.13
 
 
 def gathered(x: torch.Tensor, tp: Tensor, *, async_op: bool = False) -> tuple[torch.Tensor, Any]:
@@ -37,7 +38,7 @@ def gathered(x: torch.Tensor, tp: Tensor, *, async_op: bool = False) -> tuple[to
 
 def scattered(x: torch.Tensor, tp: Tensor, *, async_op: bool = False) -> tuple[torch.Tensor, Any]:
     out = x.new_empty(x.shape[0] // tp.size, *x.shape[1:])
-    return out, dist.reduce_scatter_tensor(out, x.contiguous(), group=tp.group, async_op=async_op)
+    return out, reduce_scatter(out, x.contiguous(), group=tp.group, async_op=async_op)
 
 
 class _Column(Function):
@@ -209,7 +210,7 @@ def turns(args: Any, dim: int, device: torch.device) -> tuple[torch.Tensor, torc
 
 
 class Attention(nn.Module):
-    """Fused, or in three operators with dropout: the GPT of the time when activations were recomputed for want of it."""
+    """Fused, or in three operators with dropout, as it was when activations were recomputed for want of it."""
 
     def __init__(self, args: Any, tp: Tensor, **where: Any) -> None:
         super().__init__()

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from megatron import reduce_scatter
+
 BUCKET = 40_000_000
 """Elements of a bucket (Megatron-LM: max(40,000,000, 1,000,000 * dp))."""
 
@@ -46,7 +48,7 @@ class Bucket:
             return
         if self.share:
             out = self.mine(self.gradient)
-            self.work = dist.reduce_scatter_tensor(out, self.gradient, group=self.group, async_op=True)
+            self.work = reduce_scatter(out, self.gradient, group=self.group, async_op=True)
         else:
             self.work = dist.all_reduce(self.gradient, group=self.group, async_op=True)
 
