@@ -28,12 +28,14 @@ class Tensor:
 
 
 ALONE = Tensor()
-reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # its name since 2.13
+# Their names since 2.13, or before.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def gathered(x: torch.Tensor, tp: Tensor, *, async_op: bool = False) -> tuple[torch.Tensor, Any]:
     out = x.new_empty(x.shape[0] * tp.size, *x.shape[1:])
-    return out, dist.all_gather_into_tensor(out, x.contiguous(), group=tp.group, async_op=async_op)
+    return out, all_gather(out, x.contiguous(), group=tp.group, async_op=async_op)
 
 
 def scattered(x: torch.Tensor, tp: Tensor, *, async_op: bool = False) -> tuple[torch.Tensor, Any]:

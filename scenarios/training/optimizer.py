@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from megatron import reduce_scatter
+from megatron import all_gather, reduce_scatter
 
 BUCKET = 40_000_000
 """Elements of a bucket (Megatron-LM: max(40,000,000, 1,000,000 * dp))."""
@@ -170,6 +170,6 @@ class Optimizer:
         for bucket in self.buckets:
             if bucket.size > 1:
                 mine = bucket.mine(bucket.weight)
-                works.append(dist.all_gather_into_tensor(bucket.weight, mine, group=bucket.group, async_op=True))
+                works.append(all_gather(bucket.weight, mine, group=bucket.group, async_op=True))
         for work in works:
             work.wait()
