@@ -4,6 +4,7 @@ launched on a stream, and what it makes has looks but no data."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from distsim.kernels import Cost
 from distsim.sim.device.carrier import carrier, under_meta
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.gpu import Device
+from distsim.sim.device.operators.pinned import PINNING, make_pinned
 from distsim.sim.device.operators.plan import Given, Made, Plan, key_of, learn, tensors_in
 from distsim.sim.device.operators.special import SPECIAL
 from distsim.sim.device.operators.transfers import STAGED, TRANSFERS
@@ -64,6 +66,11 @@ class ComputeMode(TorchDispatchMode):
             device = _gpu_of(args, kwargs)
             if device is not None:
                 return self._on_gpu(func, args, kwargs, device)
+            pinning = PINNING.get(func)
+            if pinning is not None:
+                return pinning(partial(self._cpu.run, self._task), args)
+            if kwargs and kwargs.pop("pin_memory", False):
+                return make_pinned(self._cpu.run(self._task, func, args, kwargs))
         return self._cpu.run(self._task, func, args, kwargs)
 
     # -- on a GPU
