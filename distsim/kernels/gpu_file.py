@@ -85,6 +85,8 @@ class AttentionKernel(Table):
     backward: Flops = _key("at head dimension 128, 16-bit; flops are 2.5 times forward's")
     backward_64: Flops = _key("at head dimension 64")
     fp32: Factor = _key("rate of 32-bit operands beside these", 0.3)
+    wide: Factor = _key("rate of head dimensions over 128 beside these, forward")
+    wide_backward: Factor = _key("the same, backward")
     causal: Factor = _key("what a causal mask leaves of the rate, beyond what its diagonal blocks waste")
     query_block: Positive = _key("queries of one block", 128)
     overhead: Annotated[float, Bounds(ge=0, le=16)] = _key("of a query block forward, in blocks of 128 keys")
