@@ -24,12 +24,12 @@ def forgotten() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def product() -> Iterator[Any]:
+def product() -> Any:
     @torch.library.custom_op("distsim_priced::product", mutates_args=())
     def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x @ w
 
-    yield product
+    return product
 
 
 def price(x: Any, w: Any) -> Any:
@@ -71,10 +71,10 @@ def test_an_operator_may_be_named_in_every_way_torch_has(product: Any, of: str) 
 
 def test_what_is_no_operator_is_refused_in_one_line() -> None:
     """So is a negative amount."""
+
+    def forward() -> None: ...
+
     with pytest.raises(UsageError, match=r"expected an operator .* got 'forward' \(function\)"):
-
-        def forward() -> None: ...
-
         kernel_cost(forward)
     with pytest.raises(UsageError, match="expected flops of 0 or more, got -1"):
         kernel_cost("my::op", flops=-1)

@@ -31,7 +31,7 @@ def test_the_gpu_of_every_preset_has_a_file() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_figure_says_where_it_is_from(path: Path) -> None:
-    """A line that sets a number or a quantity ends in a comment: a source, a fit, an estimate, or whom it borrows from."""
+    """A line that sets a number or a quantity ends in its source, a fit, an estimate, or whom it borrows from."""
     bare = []
     for line in path.read_text(encoding="utf-8").splitlines():
         key, equals, value = line.partition("=")

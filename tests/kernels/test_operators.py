@@ -184,7 +184,7 @@ def test_a_copy_from_the_host_goes_over_pcie(h100: Gpu) -> None:
 
 def test_fsdps_own_copies_have_prices(h100: Gpu) -> None:
     """torch.ops.fsdp is not of aten, and every FSDP2 script calls it."""
-    import torch.distributed.fsdp  # noqa: F401  registers the operators
+    import torch.distributed.fsdp  # registers the operators
 
     func = torch.ops.fsdp.split_with_sizes_copy.default
     out = [meta(8, 512), meta(8, 512)]
