@@ -130,7 +130,9 @@ def _text(tensor: Tensor) -> str | None:
 def tensor_patches() -> list[Patch]:
     """(holder, attribute, replacement) of tensors and storages, as Python sees them."""
     real_str = torch._tensor_str._str
-    base = {name: getattr(UntypedStorage, name) for name in ("size", "cpu", "copy_", "to", "data_ptr", "__len__", "clone")}
+    base = {
+        name: getattr(UntypedStorage, name) for name in ("size", "cpu", "copy_", "to", "data_ptr", "__len__", "clone")
+    }
 
     def show(self: Tensor, *, tensor_contents: Any = None) -> str:
         if tensor_contents is None and current_task() is not None and _plain_on_gpu(self):
