@@ -34,20 +34,21 @@ def choice(
     """The backend that torch takes on CUDA; `ERROR` where the program allows none that fits."""
     core = torch._C
     order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    order.insert(0 if cudnn_first else len(order), SDPBackend.CUDNN_ATTENTION)
+    order.insert(0 if cudnn_first and mask is None else len(order), SDPBackend.CUDNN_ATTENTION)
     four = all(t.dim() == 4 for t in (query, key, value))
     last = four and all(t.stride(-1) == 1 for t in (query, key, value))
     head, same_head = query.shape[-1], query.shape[-1] == value.shape[-1]
     square = query.shape[-2] == key.shape[-2]
     same_heads = four and query.shape[1] == key.shape[1] == value.shape[1]
     some = query.numel() > 0 and key.numel() > 0
+    half, plain = query.dtype in _HALVES, square or not causal
     fits = {
-        SDPBackend.FLASH_ATTENTION: last and some and same_head and head <= _MOST_OF_FLASH and mask is None
-        and query.dtype in _HALVES and (square or not causal) and (same_heads or grouped) and core._get_flash_sdp_enabled(),
-        SDPBackend.EFFICIENT_ATTENTION: last and some and same_heads and query.dtype in (*_HALVES, torch.float32)
-        and not (mask is not None and mask.requires_grad) and core._get_mem_efficient_sdp_enabled(),
-        SDPBackend.CUDNN_ATTENTION: last and some and head <= _MOST_OF_CUDNN and head % 8 == 0 and query.dtype in _HALVES
-        and (square or not causal) and (same_heads or grouped) and core._get_cudnn_sdp_enabled(),
+        SDPBackend.FLASH_ATTENTION: core._get_flash_sdp_enabled() and last and some and half and plain and mask is None
+        and same_head and head <= _MOST_OF_FLASH and (same_heads or grouped),
+        SDPBackend.EFFICIENT_ATTENTION: core._get_mem_efficient_sdp_enabled() and last and some and same_heads
+        and (half or query.dtype is torch.float32) and not (mask is not None and mask.requires_grad),
+        SDPBackend.CUDNN_ATTENTION: core._get_cudnn_sdp_enabled() and last and some and half and plain
+        and head <= _MOST_OF_CUDNN and head % 8 == 0 and (same_heads or grouped),
         SDPBackend.MATH: core._get_math_sdp_enabled(),
     }  # fmt: skip
     return next((backend for backend in order if fits[backend]), SDPBackend.ERROR)
@@ -111,7 +112,7 @@ def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
 @functools.cache
 def register_attention() -> Any:
     """Once in a process; outside a simulation a build without CUDA has no tensor that comes here."""
-    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901 - it lives as long as the process
+    library = torch.library.Library("aten", "IMPL")
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", _attention, key)
     return library

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from torch.utils._triton import has_triton_package
 
 from distsim.errors import NotSimulated
 from distsim.sim.device.cuda_api.ranks import Patch, refused, with_gpus
@@ -53,6 +54,7 @@ def _refusing(name: str, real: type) -> type:
 def compiled_patches() -> list[Patch]:
     """(holder, attribute, replacement) of the compiler and of graphs."""
     graphs = torch.cuda.graphs
+    has_triton_package()  # torch remembers what it is told first; ranks can import a stand-in for Triton (absent.py)
     patches: list[Patch] = [(torch, "compile", with_gpus(torch.compile, _compile))]
     for name in ("CUDAGraph", "graph"):
         stand_in = _refusing(f"torch.cuda.{name}", getattr(graphs, name))

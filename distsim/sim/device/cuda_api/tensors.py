@@ -67,7 +67,8 @@ def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
     if held is not None:
         held.release()
     if size > _storage_nbytes(storage):
-        under_meta(torch.ops.aten.resize_.default, (_bytes_of(storage), (size,)), {})
+        there = _bytes_of(storage)
+        under_meta(torch.ops.aten.set_.source_Storage_storage_offset, (there, storage, 0, (size,), (1,)), {})
     storage._distsim_size = size  # type: ignore[attr-defined]
     storage.__dict__.pop("_distsim_shadow", None)
     if size:
