@@ -25,6 +25,7 @@ class Gpu:
     context_bytes = 500 << 20
     name = "NVIDIA H100 80GB HBM3"
     multiprocessors = 132
+    peak_flops = {"bf16": 989.4e12, "fp16": 989.4e12, "tf32": 494.7e12, "fp32": 66.9e12, "fp64": 33.5e12}
     @classmethod
     def named(cls, model: str) -> "Gpu":
         return cls()

@@ -33,6 +33,7 @@ from distsim.sim.isolation.switches import Host, switch_patches
 from distsim.sim.isolation.torch_state.operators import operator_patches
 from distsim.sim.isolation.torch_state.torch_state import mesh_patches
 from distsim.sim.observe.profiler import profiler_patches
+from distsim.sim.observe.training import noticed
 from distsim.sim.processes.hosts import host_patches
 from distsim.sim.processes.ipc import sharing_patches
 from distsim.sim.processes.pids import pid_patches
@@ -71,7 +72,11 @@ def simulation(gpus: bool) -> Iterator[Host]:
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
         host = Host(environ, modules.shared)
-        with host.torch.watching(), accepted() if gpus else contextlib.nullcontext():
+        with (
+            noticed() if gpus else contextlib.nullcontext(),
+            host.torch.watching(),
+            accepted() if gpus else contextlib.nullcontext(),
+        ):
             yield host
     finally:
         datetime_clock(virtual=False)

@@ -32,6 +32,7 @@ from distsim.sim.kernel.interrupts import interruptible
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.lookahead import Lookahead
 from distsim.sim.observe.totals import summing_up
+from distsim.sim.observe.training import finish
 from distsim.sim.observe.user_stack import forget_stacks
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
@@ -259,6 +260,7 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
                     world.interrupts.deferred(),
                 ):
                     world.run()
+                    finish(world)
             except KeyboardInterrupt:
                 interrupted = True
                 world.diagnoses = diagnose(world.evidence())

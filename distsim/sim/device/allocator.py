@@ -84,6 +84,8 @@ class Allocator:
         """Bytes of segments (torch.cuda.memory_reserved)."""
         self.peak_allocated = 0
         self.peak_reserved = 0
+        self._before = (0, 0)
+        """The peaks before they were reset."""
         self.num_allocations = 0
         self.num_retries = 0
         """How often all cached segments went back because one was needed (num_alloc_retries)."""
@@ -139,7 +141,13 @@ class Allocator:
 
     def reset_peaks(self) -> None:
         """torch.cuda.reset_peak_memory_stats."""
+        self._before = self.highest
         self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
+
+    @property
+    def highest(self) -> tuple[int, int]:
+        """The most bytes ever allocated and reserved, whatever the program has reset."""
+        return max(self._before[0], self.peak_allocated), max(self._before[1], self.peak_reserved)
 
     @property
     def free_in_segments(self) -> int:

@@ -121,6 +121,8 @@ class ComputeMode(TorchDispatchMode):
                 result = plan.kind([self._part(out, args, kwargs, gpu, stream) for out in outs])
         if plan.cost.kernels:
             gpu.launch(stream, plan.cost, task, func)
+        if plan.counted is not None:
+            accelerators.steps.count(plan.counted)
         return result
 
     def _part(self, out: Any, args: Any, kwargs: Any, gpu: Device, stream: Any) -> Any:

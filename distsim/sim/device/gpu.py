@@ -13,6 +13,7 @@ from torch import UntypedStorage
 from distsim.debug.records import CallWait, HostWait, Wait
 from distsim.sim.device.allocator import Allocator, Block, Full
 from distsim.sim.device.operators.values import Values
+from distsim.sim.device.steps import Steps
 from distsim.sim.device.timeline import Comm, Kernel, Mark, Stream, Timeline
 from distsim.sim.device.timeline import Wait as StreamWait
 
@@ -191,6 +192,7 @@ class Accelerators:
         self.used = False
         """Whether torch.cuda.is_initialized()."""
         self.values = Values()
+        self.steps = Steps()
         self._devices: dict[int, Device] = {}
         self._generators: dict[int, torch.Generator] = {}
 
