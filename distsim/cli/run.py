@@ -100,6 +100,13 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         f"file (.toml), or gloo | nccl | mpi for a real run (default: {DEFAULT_CLUSTER})",
     )
     where.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random (default: 0)")
+    where.add_argument(
+        "--ranks",
+        choices=["equal", "all"],
+        default="equal",
+        help="on simulated GPUs: of more than 8 ranks trace one of each kind that does the same, or every one "
+        "(default: equal)",
+    )
     network = parser.add_argument_group("the simulated network")
     network.add_argument(
         "--fidelity",
@@ -219,6 +226,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         log_dir=log_dir,
         tokens_per_step=args.tokens_per_step,
         host_timeout_s=args.host_timeout,
+        trace_equal_once=args.ranks == "equal",
     )
     return request, notes
 

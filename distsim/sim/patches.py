@@ -187,8 +187,6 @@ def _loader_patches() -> list[Patch]:
 def _refusals() -> list[Patch]:
     """What is refused by name until it is simulated."""
     patches: list[Patch] = []
-    # torch's own error log asks for NCCL's version when a call on an nccl group fails
-    patches.append((torch.cuda.nccl, "version", lambda: (2, 27, 3)))
     rpc = sys.modules.get("torch.distributed.rpc")
     if rpc is not None and hasattr(rpc, "init_rpc"):
         refused = _refuse("torch.distributed.rpc.init_rpc", "run it for real with --on gloo", rpc.init_rpc)

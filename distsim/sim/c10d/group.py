@@ -291,6 +291,8 @@ class SimGroup(dist.ProcessGroup):
         process.accelerators.steps.called(record)
         work.device, work.host_waits = device, record.op == "barrier"
         side = on_gpu.host_side(task, device, record.op, call.inputs, call.outputs)
+        if world.equal is not None:
+            world.equal.saw_call(process, record, side)
         if side.outputs:
             on_gpu.pend(side, work)
         inputs: Tensors = ()
@@ -421,7 +423,9 @@ class SimGroup(dist.ProcessGroup):
         task = require_task()
         gpu = on_gpu.device_of(task, batch.parts[0][0].work.stash[0])
         on_gpu.put(task, gpu, self._stream(gpu, None), batch.parts, self._load(gpu))
-        last: Work = batch.parts[-1][0].work
+        last: on_gpu.GpuWork = batch.parts[-1][0].work
+        last.together = [arrival.record for arrival, _ in batch.parts]
+        last.stash = [tensor for arrival, _ in batch.parts for tensor in arrival.work.stash]
         return last
 
     # -- helpers

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from distsim.debug.records import CallWait
+from distsim.debug.records import P2P, CallWait
 from distsim.sim.c10d.work import NO_TIMEOUT, SimWork, drain_backward
 from distsim.sim.device.gpu import Device
 from distsim.sim.device.streams import accelerators_of, current_stream
@@ -24,6 +24,7 @@ from distsim.sim.device.timeline import Comm, Load, Mark, Stream
 from distsim.sim.isolation.process import RankTask, require_task
 
 if TYPE_CHECKING:
+    from distsim.debug.records import CallRecord
     from distsim.sim.c10d.communicator import Arrival
 
 __all__ = ["Batch", "GpuWork", "HostSide", "compute", "device_of", "host_side", "pend", "put"]
@@ -56,6 +57,8 @@ class GpuWork(SimWork):
     stash: Sequence[Tensor] = ()
     """The call's tensors, until it was waited for: their memory is not free before."""
     host_waits = False
+    together: Sequence[CallRecord] = ()
+    """Of a batch: all its calls, which have one handle."""
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         task = require_task()
@@ -65,6 +68,8 @@ class GpuWork(SimWork):
             if self.host_waits or (isinstance(timeout, timedelta) and timeout.total_seconds() > 0):
                 self.device.synchronize(task, self.mark)
         self.stash = ()
+        for other in self.together:
+            other.waited = True
         if self._error is not None:
             raise self._error
         self._was_waited_for()
@@ -207,7 +212,9 @@ def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> No
         twins.append(type(member)(member.process, member.record, member.work, inputs, outputs))
     if known and all(len(t.outputs) == len(m.host_side.outputs) for t, m in zip(twins, members, strict=True)):
         data(twins)
-    for twin, side in zip(twins, sides, strict=True):
+    for place, (twin, side) in enumerate(zip(twins, sides, strict=True)):
+        if record.op not in P2P and record.group.ranks[place] != twin.record.rank:
+            continue  # somebody else arrived for this member
         for tensor, host in zip(side.outputs, twin.outputs, strict=True):
             side.values.write(tensor, host if known else None, guess)
         side.outputs = []

@@ -90,25 +90,22 @@ class ComputeMode(TorchDispatchMode):
             with self:
                 return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         accelerators = self._process.accelerators
+        base = task.cuda_device if device.index is None else device.index
         try:
-            key = (func, key_of(args), key_of(tuple(kwargs.items())) if kwargs else ())
+            key = (id(func), key_of(args, base), key_of(tuple(kwargs.items()), base) if kwargs else ())
             plan = _plans.get(key)
         except TypeError:  # an argument that cannot be hashed
             key, plan = None, None
         if plan is None:
-            current = torch.device("cuda", task.cuda_device)
+            gpu = accelerators[base]
+            plan = learn(func, args, kwargs, gpu.torch_device, gpu.model.cost)
+            plan.offset = (plan.device.index if plan.device is not None else base) - base
             if key is not None:
-                key = (current.index, *key) if device.index is None else key
-                plan = _plans.get(key)
-            if plan is None:
-                plan = learn(func, args, kwargs, current, self.cost_of(self.indexed(device)))
-                if key is not None:
-                    _plans[key] = plan
-        assert plan.device is not None
+                _plans[key] = plan
         task.debt_s += accelerators.model.host_op_s
         task.quiet_polls = task.time_queries = 0
-        gpu = accelerators[plan.device.index]
-        stream = task.cuda_streams.get(gpu.index) or gpu.default_stream
+        gpu = accelerators[base + plan.offset]
+        stream = current_stream(task, gpu)
         if plan.valued or self.values.everything:
             result = self._valued(func, args, kwargs, plan, gpu, stream)
         else:
@@ -119,6 +116,9 @@ class ComputeMode(TorchDispatchMode):
                 result = self._part(outs[0], args, kwargs, gpu, stream)
             else:
                 result = plan.kind([self._part(out, args, kwargs, gpu, stream) for out in outs])
+        equal = task.world.equal
+        if equal is not None and not equal.compared:
+            equal.saw_operator(self._process, plan.number)
         if plan.cost.kernels:
             gpu.launch(stream, plan.cost, task, func)
         if plan.counted is not None:
@@ -235,7 +235,7 @@ class ComputeMode(TorchDispatchMode):
         """A kernel that reads and writes *nbytes* and does nothing else."""
         gpu = self.gpu(device)
         self._task.debt_s += gpu.model.host_op_s
-        gpu.launch(current_stream(self._task, gpu), gpu.model.copy_cost(nbytes), self._task, aten.copy_.default)
+        gpu.launch(current_stream(self._task, gpu), gpu.plain_cost(nbytes), self._task, aten.copy_.default)
 
     def copy_time(self, tensor: Tensor, to_host: bool, blocking: bool) -> None:
         """A transfer over PCIe on the current stream; the host waits where torch's would."""
@@ -243,7 +243,7 @@ class ComputeMode(TorchDispatchMode):
         self._task.debt_s += gpu.model.host_op_s
         nbytes = tensor.numel() * tensor.element_size()
         stream = current_stream(self._task, gpu)
-        gpu.launch(stream, gpu.model.transfer_cost(nbytes, to_host, pinned=not blocking), self._task, aten.copy_.default)
+        gpu.launch(stream, gpu.transfer_cost(nbytes, to_host, pinned=not blocking), self._task, aten.copy_.default)
         if blocking and (to_host or nbytes > STAGED):
             self.synchronize(tensor)
 
@@ -270,7 +270,7 @@ _OVERWRITE = frozenset(
 
 _kinds: dict[Any, int] = {}
 _plans: dict[Any, Plan] = {}
-"""Of all ranks: (operator, looks of its arguments) -> what comes out."""
+"""Of all ranks: (operator, which lives as long as torch; looks of its arguments) -> what comes out."""
 
 
 def _gpu_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import simpy
@@ -11,14 +11,16 @@ import torch
 from torch import UntypedStorage
 
 from distsim.debug.records import CallWait, HostWait, Wait
+from distsim.kernels import Cost
 from distsim.sim.device.allocator import Allocator, Block, Full
+from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.device.operators.values import Values
 from distsim.sim.device.steps import Steps
 from distsim.sim.device.timeline import Comm, Kernel, Mark, Stream, Timeline
 from distsim.sim.device.timeline import Wait as StreamWait
 
 if TYPE_CHECKING:
-    from distsim.kernels import Cost, Gpu
+    from distsim.kernels import Gpu
     from distsim.sim.isolation.process import RankTask, SimProcess
 
 __all__ = ["Accelerators", "Device", "Held"]
@@ -55,6 +57,9 @@ class Device:
         self.timeline = Timeline(process.world.env)
         self.memory = Allocator(model.memory_bytes - model.context_bytes)
         self.streams: list[Stream] = []
+        self.pools: dict[int, list[Stream]] = {}
+        """By priority: those that torch.cuda.Stream() gives out in turn."""
+        self.pool_turns: dict[int, int] = {}
         self.default_stream = self.new_stream("default")
         self.comms: list[Comm] = []
         """Communication kernels that have not ended, in the order in which the host put them."""
@@ -72,7 +77,20 @@ class Device:
 
     def launch(self, stream: Stream, cost: Cost, task: RankTask, name: Any) -> None:
         """Put a kernel at the end of *stream*; the host goes on."""
-        self.timeline.put(stream, Kernel(cost.seconds, task.now_s() + self.model.launch_s, cost.memory_bound, name))
+        seconds = cost.seconds + self.model.gap_s
+        self.timeline.put(stream, Kernel(seconds, task.now_s() + self.model.launch_s, cost.memory_bound, name))
+
+    def plain_cost(self, nbytes: int) -> Cost:
+        """Of a kernel that reads and writes *nbytes* and does nothing else."""
+        memory, model = self.model.spec.memory, self.model
+        seconds = max(memory.floor, nbytes / (model.memory_bandwidth * memory.elementwise))
+        return Cost(seconds, 1, 0, nbytes, "elementwise", True)
+
+    def transfer_cost(self, nbytes: int, to_host: bool, pinned: bool) -> Cost:
+        """Of a copy over PCIe (or C2C)."""
+        model = self.model
+        rate = (model.d2h_bytes_per_s if to_host else model.h2d_bytes_per_s) if pinned else model.pageable_bytes_per_s
+        return Cost(max(model.spec.memory.floor, nbytes / rate), 1, 0, nbytes, "transfer", False)
 
     def communicate(self, stream: Stream, comm: Comm) -> Mark:
         """Put a communication kernel at the end of *stream*; the mark behind it."""
@@ -130,7 +148,7 @@ class Device:
 
     def allocate(self, nbytes: int, stream: Stream) -> Block:
         if self._deferred:
-            self._give_back()
+            self.give_back()
         try:
             return self.memory.allocate(nbytes, stream.number)
         except Full:
@@ -141,16 +159,18 @@ class Device:
         for stream in streams or ():
             if stream.items:
                 marks.append(self.timeline.mark(stream, stream.last_put_s))
+        self.memory.let_go(block)
         if marks:
             self._deferred.append((block, marks))
         else:
-            self.memory.free(block)
+            self.memory.reclaim(block)
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """What streams have used after it was freed, and use no more, may be given to others."""
         left = []
         for block, marks in self._deferred:
             if all(self.timeline.reached(mark) for mark in marks):
-                self.memory.free(block)
+                self.memory.reclaim(block)
             else:
                 left.append((block, marks))
         self._deferred = left
@@ -164,10 +184,12 @@ def out_of_memory(device: Device, nbytes: int) -> torch.OutOfMemoryError:
     """torch's words (c10/cuda/CUDACachingAllocator.cpp, `malloc`)."""
     memory, model = device.memory, device.model
     total, used = model.memory_bytes, memory.reserved + model.context_bytes
+    allowed = "" if memory.allowed >= memory.capacity else f"{_size(memory.allowed)} allowed; "
     return torch.OutOfMemoryError(
         f"CUDA out of memory. Tried to allocate {_size(nbytes)}. GPU {device.index} has a total capacity of "
-        f"{_size(total)} of which {_size(max(0, total - used))} is free. Including non-PyTorch memory, this process has "
-        f"{_size(used)} memory in use. Of the allocated memory {_size(memory.allocated)} is allocated by PyTorch, and "
+        f"{_size(total)} of which {_size(max(0, total - used))} is free. Including non-PyTorch memory, this process "
+        f"has {_size(used)} memory in use. {allowed}Of the allocated memory {_size(memory.allocated)} is allocated by "
+        f"PyTorch, and "
         f"{_size(memory.free_in_segments)} is reserved by PyTorch but unallocated. If reserved but unallocated memory "
         "is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
         "documentation for Memory Management  "
@@ -188,13 +210,18 @@ class Accelerators:
 
     def __init__(self, process: SimProcess, count: int) -> None:
         self.process = process
+        self.physical = count
+        """Of the node."""
         self.count = count
+        """Those that the process sees."""
         self.used = False
         """Whether torch.cuda.is_initialized()."""
+        self.queued: list[Callable[[], None]] = []
+        """What waits for its first use (torch.cuda._lazy_call)."""
         self.values = Values()
         self.steps = Steps()
         self._devices: dict[int, Device] = {}
-        self._generators: dict[int, torch.Generator] = {}
+        self._generators: dict[int, CudaGenerator] = {}
 
     @property
     def model(self) -> Gpu:
@@ -206,21 +233,32 @@ class Accelerators:
         if device is None:
             if not 0 <= index < self.count:
                 raise invalid_ordinal()
-            self.used = True
+            self.begin()
+            self.process.world.uses_gpu()
             device = self._devices[index] = Device(self.process, index, self.model)
         return device
 
-    def generator(self, index: int) -> torch.Generator:
+    def begin(self) -> None:
+        """The process uses its GPUs from now on (torch.cuda.init)."""
+        if not self.used:
+            self.used = True
+            queued, self.queued = self.queued, []
+            for call in queued:
+                call()
+
+    def generator(self, index: int) -> CudaGenerator:
         """The default generator of GPU *index*, which works on the host."""
+        if not 0 <= index < self.count:
+            raise invalid_ordinal()
         found = self._generators.get(index)
         if found is None:
-            found = self._generators[index] = torch.Generator()
+            found = self._generators[index] = CudaGenerator(index, self.process.entropy)
         return found
 
     @contextlib.contextmanager
     def drawing(self, index: int) -> Iterator[None]:
         """Within this, what draws from the host's default generator draws from GPU *index*'s."""
-        own, default = self.generator(index), torch.default_generator
+        own, default = self.generator(index).host, torch.default_generator
         state = default.get_state()
         default.set_state(own.get_state())
         try:

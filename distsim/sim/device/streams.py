@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from distsim.sim.device.timeline import Stream
     from distsim.sim.isolation.process import RankTask, SimProcess
 
+_CUDA = 1
+_CudaStream = torch.Stream
+_set_device, _set_stream = torch._C._accelerator_setDeviceIndex, torch._C._accelerator_setStream
+_get_stream = torch._C._accelerator_getStream
+
 __all__ = ["accelerators_of", "current_device", "current_stream", "set_current_device", "set_current_stream"]
 
 
@@ -34,12 +39,18 @@ def current_device(task: RankTask) -> int:
 def set_current_device(task: RankTask, index: int) -> None:
     accelerators_of(task.process)[index]
     task.cuda_device = index
-    torch._C._accelerator_setDeviceIndex(index)
+    _set_device(index)
 
 
 def current_stream(task: RankTask, device: Device) -> Stream:
-    return task.cuda_streams.get(device.index) or device.default_stream
+    """torch's C++ keeps it, by thread: autograd runs backward on the streams of forward."""
+    if not task.cuda_streams:
+        return device.default_stream
+    return device.streams[_get_stream(device.index).stream_id]
 
 
 def set_current_stream(task: RankTask, device: Device, stream: Stream) -> None:
-    task.cuda_streams[device.index] = stream
+    if stream is not device.default_stream:
+        task.cuda_streams = True
+    if task.cuda_streams:
+        _set_stream(_CudaStream(stream_id=stream.number, device_index=device.index, device_type=_CUDA))

@@ -91,12 +91,13 @@ Item = Kernel | Mark | Wait | Comm
 class Stream:
     """Items in their order; the first may be running."""
 
-    __slots__ = ("items", "last_put_s", "left_s", "name", "number", "visible")
+    __slots__ = ("items", "last_put_s", "left_s", "name", "number", "priority", "visible")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.number = 0
         """Among its device's streams."""
+        self.priority = 0
         self.last_put_s = 0.0
         """When the host last put something in."""
         self.items: deque[Item] = deque()

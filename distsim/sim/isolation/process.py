@@ -290,11 +290,8 @@ class RankTask(Task):
     """The `World` it runs in."""
     cuda_device = 0
     """The current GPU, which torch keeps by thread."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.cuda_streams: dict[int, Any] = {}
-        """By GPU: the current stream, where it is not the default one."""
+    cuda_streams = False
+    """Whether it has ever worked on another stream than a default one."""
 
 
 current_task = cast("Callable[[], RankTask | None]", any_task)

@@ -28,7 +28,6 @@ def thread_of(process: SimProcess) -> Iterator[None]:
     cpu = process.world.cpu
     if process.accelerators is not None:
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") makes its values on the host
-        torch._C._accelerator_setDeviceIndex(0)
     try:
         with ComputeMode(task, CpuRates(cpu.flops_per_s, cpu.memory_bytes_per_s, cpu.op_overhead_s)):
             yield

@@ -1,44 +1,20 @@
-"""torch.cuda and torch.accelerator on simulated GPUs."""
+"""torch.cuda, torch.accelerator and what belongs to them, on simulated GPUs.
+
+What torch's C++ gives (`torch._C._cuda_*`, the bases of streams and events) is put in its place, so that torch's own
+Python runs unchanged on it; a function of torch.cuda itself is replaced only where that is not possible. A thread that
+is no rank's is answered as before. Start with `ranks.py`; then a file for each subject.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
-from distsim.sim.device.streams import accelerators_of, current_device, set_current_device
-from distsim.sim.isolation.process import current_task
+from distsim.sim.device.cuda_api.devices import device_patches
+from distsim.sim.device.cuda_api.memory import memory_patches
+from distsim.sim.device.cuda_api.ranks import Patch
+from distsim.sim.device.cuda_api.streams import stream_patches
 
 __all__ = ["cuda_patches"]
 
 
-def cuda_patches() -> list[tuple[Any, str, Any]]:
-    def rank(real: Any, ours: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            task = current_task()
-            return real(*args, **kwargs) if task is None else ours(task, *args, **kwargs)
-        return call
-
-    def count(task: Any) -> int:
-        found = task.process.accelerators
-        return 0 if found is None else found.count
-
-    def index(device: Any) -> int | None:
-        return device if isinstance(device, int) or device is None else torch.device(device).index
-
-    def set_device(task: Any, device: Any) -> None:
-        set_current_device(task, index(device))
-
-    def synchronize(task: Any, device: Any = None) -> None:
-        found = index(device)
-        accelerators_of(task.process)[task.cuda_device if found is None else found].synchronize_all(task)
-
-    c = torch.cuda
-    return [
-        (c, "is_available", rank(c.is_available, lambda task: count(task) > 0)),
-        (c, "device_count", rank(c.device_count, count)),
-        (c, "current_device", rank(c.current_device, current_device)),
-        (c, "set_device", rank(c.set_device, set_device)),
-        (c, "synchronize", rank(c.synchronize, synchronize)),
-        (c, "_lazy_init", rank(c._lazy_init, lambda task: accelerators_of(task.process)[task.cuda_device] and None)),
-    ]
+def cuda_patches() -> list[Patch]:
+    """(holder, attribute, replacement) of everything."""
+    return [*stream_patches(), *memory_patches(), *device_patches()]

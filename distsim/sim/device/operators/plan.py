@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from distsim.sim.device.steps import Counted, counted
 __all__ = ["Made", "Plan", "key_of", "learn"]
 
 META = torch.device("meta")
+_numbers = itertools.count()
 _SCALARS = (bool, int, float, complex)
 
 
@@ -49,15 +51,18 @@ class Given:
 class Plan:
     """How to answer a call: *outs* has `Made`, `Given` or a value that is no tensor."""
 
-    __slots__ = ("cost", "counted", "device", "kind", "outs", "random", "valued", "written")
+    __slots__ = ("cost", "counted", "device", "kind", "number", "offset", "outs", "random", "valued", "written")
 
     def __init__(
         self, kind: Callable[[list[Any]], Any] | None, outs: list[Any], device: torch.device | None, cost: Cost
     ) -> None:
+        self.number = next(_numbers)
         self.kind = kind
         """Makes the result of its parts; None: there is one."""
         self.outs = outs
         self.device = device
+        self.offset = 0
+        """Of the device's number from that of the call."""
         self.cost = cost
         self.written: tuple[tuple[Any, ...], ...] = ()
         """Paths of the arguments, tensors or lists of them, that it writes to."""
@@ -68,15 +73,18 @@ class Plan:
         """What it adds to a step's flops or tokens."""
 
 
-def key_of(value: Any) -> Any:
-    """What of an argument decides what comes out."""
+def key_of(value: Any, base: int) -> Any:
+    """What of an argument decides what comes out; devices by their distance from number *base*."""
     kind = type(value)
     if isinstance(value, Tensor):
-        return (value.shape, value.stride(), value.dtype, value.device)
+        number = value.get_device()
+        return (value.shape, value.stride(), value.dtype, number - base if number >= 0 else None)
     if kind is list or kind is tuple:
-        return tuple([key_of(item) for item in value])
+        return tuple([key_of(item, base) for item in value])
     if kind in _SCALARS:
         return (kind, value)
+    if kind is torch.device:
+        return (value.type, 0 if value.index is None else value.index - base)
     if kind is torch.Generator or hasattr(value, "_distsim_generator"):
         return None
     return value
