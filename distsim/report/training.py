@@ -27,7 +27,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distsim.sim.training import Training
+    from distsim.sim.observe.figures import Training
 
 __all__ = ["training_section"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from distsim.debug.diagnosis.diagnose import Diagnosis
 from distsim.debug.records import CallRecord, Evidence, Phase
 from distsim.errors import Failure
-from distsim.sim.training import Training
+from distsim.sim.observe.figures import Training
 from distsim.text.units import format_time
 
 __all__ = ["CollectiveTotal", "Failure", "LinkUse", "Outcome", "Progress", "RankSummary"]

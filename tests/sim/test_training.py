@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from distsim.report import report_document
 from distsim.sim import Outcome, simulate
-from distsim.sim.device.account import Account
 from distsim.sim.device.timeline import Kernel, Mark, Timeline
+from distsim.sim.device.timeline.account import Account
 
 TOKENS, WIDTH, WORDS = 2048, 1024, 4096
 

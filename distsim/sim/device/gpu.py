@@ -15,7 +15,7 @@ from distsim.kernels import Cost
 from distsim.sim.device.allocator import Allocator, Block, Full
 from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.device.operators.values import Values
-from distsim.sim.device.steps import Steps
+from distsim.sim.device.timeline.steps import Steps
 from distsim.sim.device.timeline import Comm, Kernel, Mark, Stream, Timeline
 from distsim.sim.device.timeline import Wait as StreamWait
 

@@ -19,11 +19,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from distsim.debug.words.phrases import ranks_text
-from distsim.sim.device.account import Account
-from distsim.sim.device.steps import StepEnd
 from distsim.sim.device.streams import current_stream
+from distsim.sim.device.timeline.account import Account
+from distsim.sim.device.timeline.steps import StepEnd
 from distsim.sim.isolation.process import current_task
-from distsim.sim.training import OperatorTime, RankTraining, Training, Wait
+from distsim.sim.observe.figures import OperatorTime, RankTraining, Training, Wait
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distsim.errors import NotSimulated
 from distsim.kernels import Cost
-from distsim.sim.device.steps import Counted, counted
+from distsim.sim.device.timeline.steps import Counted, counted
 
 __all__ = ["Made", "Plan", "key_of", "learn"]
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from distsim.sim.device.timeline import Mark, Stream, Timeline
+from distsim.sim.device.timeline.timeline import Mark, Stream, Timeline
 
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
     from distsim.kernels import Cost
-    from distsim.sim.device.account import Account
+    from distsim.sim.device.timeline.account import Account
 
 __all__ = ["Counted", "StepEnd", "Steps", "counted"]
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import simpy
 
-from distsim.sim.device.account import Account
+from distsim.sim.device.timeline.account import Account
 
-__all__ = ["Comm", "Kernel", "Load", "Mark", "Stream", "Timeline"]
+__all__ = ["Comm", "Kernel", "Load", "Mark", "Stream", "Timeline", "Wait"]
 
 NEVER = float("inf")
 LEAST_SHARE = 0.05
