@@ -11,10 +11,10 @@
   outside torch's allocator
 - `peak_allocated_bytes`, `peak_reserved_bytes`: torch's max_memory_allocated and max_memory_reserved of the rank with
   most, whatever the program has reset; `peak_memory_bytes`: the second, which is what is usually published
-- `ranks[]`: `rank`, `step_s` and what it was: `compute_s` (of it `overlapped_s` beside communication), `exposed_s`
-  (communication that nothing hid; of it `late_s` before the last member came), `bubble_s` (a message whose other end
-  had not come), `host_s` (nothing was launched); `peak_allocated_bytes`, `peak_reserved_bytes`; `waits[]`: `op, group,
-  moving_s, late_s` of what was exposed
+- `ranks[]`: `rank`, `alike` (how many ranks it stands for, itself included), `step_s` and what it was: `compute_s` (of
+  it `overlapped_s` beside communication), `exposed_s` (communication that nothing hid; of it `late_s` before the last
+  member came), `bubble_s` (a message whose other end had not come), `host_s` (nothing was launched);
+  `peak_allocated_bytes`, `peak_reserved_bytes`; `waits[]`: `op, group, moving_s, late_s` of what was exposed
 - `operators[]`: those that took longest: `name, count, time_s`, a step of the mean rank
 - `unknown_reads[]`: `what, where, count`: the program read values that no simulation knows, and got placeholders
 

@@ -194,7 +194,6 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
         try:
             return _attempt(request, enter, name, again)
         except StartAgain as found:
-            print('AGAIN', found.why, file=sys.__stderr__)
             again = found
 
 
@@ -299,7 +298,7 @@ def _attempt(
         threading.stack_size(stack_bytes)
         if page is not None:
             page.rest()
-    if world.equal is not None: print([d.explanation for d in world.diagnoses], file=sys.__stderr__)
+
     if world.equal is not None and any(d.exit_code for d in world.diagnoses) and len(slots) <= MANY_TO_NAME and not interrupted:
         raise StartAgain(None, "something is wrong: all ranks are traced to name it")
     return summing_up(world, evidence, request, name, interrupted, _real_perf_counter() - started)

@@ -320,6 +320,10 @@ class World(Scheduler):
     def is_traced(self, rank: int) -> bool:
         return self.equal is None or rank in self._traced
 
+    def num_traced(self, world_size: int) -> int:
+        """How many of *world_size* ranks come themselves."""
+        return len(self._traced) if self.equal is not None and world_size == self.world_size else world_size
+
     def standing_for(self, group: Group) -> list[int] | None:
         """For each member of *group* the place of who arrives for it; None: everybody arrives."""
         if self.equal is None:

@@ -106,6 +106,8 @@ class Communicator:
         if self.world.lookahead is not None:
             self.world.lookahead.passes(arrival.work)
             return
+        if self.stand_in is not None and self.stand_in[group_rank] != group_rank:
+            return  # of a rank that is traced no more
         meeting = self._meetings.get(number)
         if meeting is None:
             meeting = self._meetings[number] = Meeting(transfer, data)

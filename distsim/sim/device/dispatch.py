@@ -4,11 +4,13 @@ launched on a stream, and what it makes has looks but no data."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
+from torch._prims.rng_prims import run_dtensor_rng_op
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,6 +19,7 @@ from distsim.kernels import Cost
 from distsim.sim.device.carrier import carrier, under_meta
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.gpu import Device
+from distsim.sim.device.operators.pinned import PINNING, make_pinned
 from distsim.sim.device.operators.plan import Given, Made, Plan, key_of, learn, tensors_in
 from distsim.sim.device.operators.special import SPECIAL
 from distsim.sim.device.operators.transfers import STAGED, TRANSFERS
@@ -28,7 +31,7 @@ __all__ = ["ComputeMode"]
 
 aten = torch.ops.aten
 _HANDLERS: dict[Any, Any] = {**TRANSFERS, **SPECIAL}
-VIEW, COMPOSITE, PASSED, PLANNED = range(4)
+VIEW, COMPOSITE, PASSED, PLANNED, HIGHER = range(5)
 VIEW_SHARE = 0.4
 """Of the host's time for an operator: a view launches no kernel (torch/benchmarks: about 2 of 5 us)."""
 
@@ -63,6 +66,11 @@ class ComputeMode(TorchDispatchMode):
             device = _gpu_of(args, kwargs)
             if device is not None:
                 return self._on_gpu(func, args, kwargs, device)
+            pinning = PINNING.get(func)
+            if pinning is not None:
+                return pinning(partial(self._cpu.run, self._task), args)
+            if kwargs and kwargs.pop("pin_memory", False):
+                return make_pinned(self._cpu.run(self._task, func, args, kwargs))
         return self._cpu.run(self._task, func, args, kwargs)
 
     # -- on a GPU
@@ -71,6 +79,9 @@ class ComputeMode(TorchDispatchMode):
         kind = _kinds.get(func)
         if kind is None:
             kind = _kinds[func] = _classify(func)
+        if kind == HIGHER:  # (start of the numbers, end, operator, its arguments): DTensor's random operators
+            with self:
+                return args[2](*args[3:], **kwargs)
         task = self._task
         task.world.ticks += 1
         if kind == VIEW:
@@ -308,11 +319,13 @@ _REGISTERED = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional
 
 def _classify(func: Any) -> int:
     if not isinstance(func, torch._ops.OpOverload):
+        if func is run_dtensor_rng_op:
+            return HIGHER
         raise NotSimulated(f"{func} on CUDA tensors", "write it with plain torch operators")
-    if func.is_view or func in _ALIASES:
+    if func in _ALIASES:
         return VIEW
     if func.namespace in _REGISTERED:
         return PASSED
     if func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd):
-        return COMPOSITE
-    return PLANNED
+        return COMPOSITE  # before views: `to` may make one
+    return VIEW if func.is_view else PLANNED

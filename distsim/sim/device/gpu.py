@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from distsim.kernels import Gpu
     from distsim.sim.isolation.process import RankTask, SimProcess
 
+_nbytes = UntypedStorage.nbytes
+
 __all__ = ["Accelerators", "Device", "Held"]
 
 
@@ -142,7 +144,7 @@ class Device:
 
     def hold(self, storage: UntypedStorage, stream: Stream) -> None:
         """Allocate what *storage* takes, until it dies."""
-        nbytes = storage.nbytes()
+        nbytes = _nbytes(storage)
         if nbytes:
             storage._distsim_held = Held(self, self.allocate(nbytes, stream), nbytes)  # type: ignore[attr-defined]
 

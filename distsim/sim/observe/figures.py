@@ -23,6 +23,8 @@ class RankTraining:
     """One rank's mean step, of those that count. compute + exposed + bubble + host is the step."""
 
     rank: int
+    alike: int
+    """Ranks that do the same, itself included: of equal ones one is traced."""
     step_s: float
     compute_s: float
     overlapped_s: float

@@ -11,6 +11,7 @@ the GPU's dense peak of the data type that most of them had (PaLM, arXiv:2204.02
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -40,15 +41,18 @@ LONGEST_REST_S = 3_600.0
 
 @contextlib.contextmanager
 def noticed() -> Iterator[None]:
-    """Within this, the optimizers' steps of simulated ranks are noticed."""
+    """Within this, the optimizers' steps of simulated ranks are noticed, and the world is told. It begins before
+    torch's state is watched: the hook is everyone's."""
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
         task = current_task()
-        accelerators = None if task is None else task.process.accelerators
-        if task is None or accelerators is None or not accelerators.used:
+        if task is None:
             return
-        device = accelerators[task.cuda_device]
-        accelerators.steps.end(optimizer, device.timeline, current_stream(task, device), task.now_s())
+        accelerators = task.process.accelerators
+        if accelerators is not None and accelerators.used:
+            device = accelerators[task.cuda_device]
+            accelerators.steps.end(optimizer, device.timeline, current_stream(task, device), task.now_s())
+        task.world.ended_step(task.process)
 
     handle = register_optimizer_step_post_hook(stepped)
     try:
@@ -76,7 +80,9 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
         for device in process.accelerators.devices:
             device.timeline.close()
     gpu = world.gpu
-    found = Training(gpu.name, sum(len(p.accelerators.devices) for p in used), gpu.memory_bytes, gpu.context_bytes)
+    alike = _alike(world, used)
+    num_gpus = sum(alike[p] * len(p.accelerators.devices) for p in used)
+    found = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
     found.reads = _reads(used)
     ends = {process: process.accelerators.steps.chosen() for process in used}
     stepping = [process for process in used if ends[process]]
@@ -89,22 +95,37 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
         account = Account()
         if process in begins:
             account = _account(ends[process][found.steps - 1]).since(begins[process][1])
-        found.ranks.append(_rank(process, account, max(1, counted)))
+        found.ranks.append(_rank(process, account, max(1, counted), alike[process]))
     if not found.steps:
         return found
     found.step_times_s = _durations(ends, stepping, found.steps)
     found.step_time_s = median(found.step_times_s[-counted:])
-    forward = _per_step(ends, stepping, first, found.steps, lambda end: end.forward_flops)
-    every = _per_step(ends, stepping, first, found.steps, lambda end: end.flops)
+    forward = _per_step(ends, alike, first, found.steps, lambda end: end.forward_flops)
+    every = _per_step(ends, alike, first, found.steps, lambda end: end.flops)
     found.model_flops, found.hardware_flops = 3.0 * sum(forward.values()), sum(every.values())
     if every:
         found.peak_dtype = _dtype(max(every, key=lambda dtype: every[dtype]))
         found.peak_flops_per_s = gpu.peak_flops.get(found.peak_dtype)
-    found.operators = _operators(ends, begins, found.steps, counted)
+    found.operators = _operators(ends, begins, alike, found.steps, counted)
     if tokens_per_step is not None:
         found.tokens_per_step, found.tokens_how = tokens_per_step, "--tokens-per-step"
     else:
-        _count_tokens(found, ends, stepping, first)
+        _count_tokens(found, ends, alike, first)
+    return found
+
+
+def _alike(world: World, used: Sequence[SimProcess]) -> dict[SimProcess, int]:
+    """For how many ranks each stands, itself included (equal_ranks.py)."""
+    equal = world.equal
+    if equal is None:
+        return dict.fromkeys(used, 1)
+    kinds = Counter(equal.kinds)
+    traced = Counter(equal.kinds[process.rank] for process in used)
+    found = {}
+    for process in used:
+        kind = equal.kinds[process.rank]
+        leads = process.rank == equal.leaders[kind] or traced[kind] == 1
+        found[process] = kinds[kind] - traced[kind] + 1 if leads else 1
     return found
 
 
@@ -131,16 +152,16 @@ def _durations(ends: dict[Any, list[StepEnd]], stepping: Sequence[SimProcess], s
 
 def _per_step(
     ends: dict[Any, list[StepEnd]],
-    stepping: Sequence[SimProcess],
+    alike: dict[SimProcess, int],
     first: int,
     steps: int,
     what: Callable[[StepEnd], dict[Any, int]],
 ) -> dict[Any, float]:
     """The mean counted step's sum over ranks, by name."""
     total: dict[Any, float] = {}
-    for process in stepping:
+    for process, num_ranks in alike.items():
         for name, number in _between(ends[process], first, steps, what).items():
-            total[name] = total.get(name, 0.0) + number
+            total[name] = total.get(name, 0.0) + number * num_ranks
     return total
 
 
@@ -148,6 +169,8 @@ def _between(
     ends: Sequence[StepEnd], first: int, steps: int, what: Callable[[StepEnd], dict[Any, int]]
 ) -> dict[Any, float]:
     """One rank's mean of the steps *first* to *steps*."""
+    if not ends:
+        return {}
     before = _NOTHING if first == 1 else what(ends[first - 2])
     after = what(ends[steps - 1])
     return {name: (number - before.get(name, 0)) / (steps - first + 1) for name, number in after.items()}
@@ -158,7 +181,7 @@ def _dtype(dtype: str) -> str:
     return "tf32" if dtype == "fp32" and torch.backends.cuda.matmul.allow_tf32 else dtype
 
 
-def _rank(process: SimProcess, account: Account, counted: int) -> RankTraining:
+def _rank(process: SimProcess, account: Account, counted: int, alike: int) -> RankTraining:
     highest = [device.memory.highest for device in process.accelerators.devices]
     waits = [
         Wait(op, group, moving_s / counted, late_s / counted)
@@ -166,6 +189,7 @@ def _rank(process: SimProcess, account: Account, counted: int) -> RankTraining:
     ]
     return RankTraining(
         process.rank,
+        alike,
         account.total_s / counted,
         account.compute_s / counted,
         account.overlapped_s / counted,
@@ -180,15 +204,19 @@ def _rank(process: SimProcess, account: Account, counted: int) -> RankTraining:
 
 
 def _operators(
-    ends: dict[Any, list[StepEnd]], begins: dict[Any, tuple[StepEnd | None, Account]], steps: int, counted: int
+    ends: dict[Any, list[StepEnd]],
+    begins: dict[Any, tuple[StepEnd | None, Account]],
+    alike: dict[SimProcess, int],
+    steps: int,
+    counted: int,
 ) -> list[OperatorTime]:
     total: dict[str, list[float]] = {}
     for process, (_, before) in begins.items():
         for operator, (count, seconds) in _account(ends[process][steps - 1]).since(before).operators.items():
             sums = total.setdefault(_name(operator), [0.0, 0.0])
-            sums[0] += count
-            sums[1] += seconds
-    share = 1.0 / (counted * len(begins))
+            sums[0] += count * alike[process]
+            sums[1] += seconds * alike[process]
+    share = 1.0 / (counted * sum(alike[process] for process in begins))
     found = [OperatorTime(name, count * share, seconds * share) for name, (count, seconds) in total.items()]
     return sorted(found, key=lambda operator: (-operator.time_s, operator.name))[:MOST_OPERATORS]
 
@@ -199,32 +227,21 @@ def _name(operator: Any) -> str:
     return str(operator) if packet is None else str(packet).removeprefix("aten.")
 
 
-def _count_tokens(found: Training, ends: dict[Any, list[StepEnd]], stepping: Sequence[SimProcess], first: int) -> None:
+def _count_tokens(found: Training, ends: dict[Any, list[StepEnd]], alike: dict[SimProcess, int], first: int) -> None:
     """Look-ups in the embedding that most tokens went through, once for ranks that see the same ones."""
-    seen = {
-        p.rank: max(_between(ends[p], first, found.steps, lambda end: end.tokens).values(), default=0.0)
-        for p in stepping
-    }
-    groups = {ranks: label for p in stepping for ranks, label in p.accelerators.steps.same_tokens.items()}
-    leader = {rank: rank for rank in seen}
-
-    def leader_of(rank: int) -> int:
-        while leader[rank] != rank:
-            rank = leader[rank]
-        return rank
-
-    for ranks in sorted(groups):
-        members = [leader_of(rank) for rank in ranks if rank in leader]
-        for rank in members:
-            leader[rank] = min(members)
-    most: dict[int, float] = {}
-    for rank, tokens in seen.items():
-        head = leader_of(rank)
-        most[head] = max(most.get(head, 0.0), tokens)
-    if not any(most.values()):
+    groups = {ranks: label for p in alike for ranks, label in p.accelerators.steps.same_tokens.items()}
+    together = [set(ranks) for ranks in groups]
+    for ranks in together:  # groups that have a rank in common are one
+        while grown := [other for other in together if other & ranks and not other <= ranks]:
+            ranks.update(*grown)
+    total = 0.0
+    for process, num_ranks in alike.items():
+        tokens = max(_between(ends[process], first, found.steps, lambda end: end.tokens).values(), default=0.0)
+        total += tokens * num_ranks / max((len(ranks) for ranks in together if process.rank in ranks), default=1)
+    if not total:
         found.tokens_how = "no embedding was looked up: --tokens-per-step N says how many tokens a step has"
         return
-    found.tokens_per_step = sum(most.values())
+    found.tokens_per_step = total
     found.tokens_how = "looked up in the largest embedding, all ranks together"
     if groups:
         ranks = min(groups, key=lambda each: (-len(each), each))

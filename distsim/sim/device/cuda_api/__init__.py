@@ -11,10 +11,11 @@ from distsim.sim.device.cuda_api.devices import device_patches
 from distsim.sim.device.cuda_api.memory import memory_patches
 from distsim.sim.device.cuda_api.ranks import Patch
 from distsim.sim.device.cuda_api.streams import stream_patches
+from distsim.sim.device.cuda_api.tensors import tensor_patches
 
 __all__ = ["cuda_patches"]
 
 
 def cuda_patches() -> list[Patch]:
     """(holder, attribute, replacement) of everything."""
-    return [*stream_patches(), *memory_patches(), *device_patches()]
+    return [*stream_patches(), *memory_patches(), *device_patches(), *tensor_patches()]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from distsim.sim.device.operators.pinned import is_pinned
 from distsim.sim.device.operators.plan import learn
 from distsim.sim.device.streams import current_stream
 
@@ -50,7 +51,7 @@ def _to_copy(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[s
         return result.clone() if result is host else result
     plan = learn(func, args, {**kwargs, "device": target}, target, mode.cost_of(target))
     made: Tensor = mode.make(plan.outs[0], target)
-    mode.copy_time(made, to_host=False, blocking=blocking and not source.is_pinned())
+    mode.copy_time(made, to_host=False, blocking=blocking and not is_pinned(source))
     if mode.values.keeps(made.numel(), made.dtype) and not source.is_meta:
         mode.values.know(made, source.detach().to(dtype, copy=True))
     return made
@@ -66,7 +67,7 @@ def _copy(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         host = mode.values.read(source, "a copy to the host", mode.where)
         mode.copy_time(source, to_host=True, blocking=blocking)
         return func(target, host)
-    mode.copy_time(target, to_host=False, blocking=blocking and not source.is_pinned())
+    mode.copy_time(target, to_host=False, blocking=blocking and not is_pinned(source))
     mode.values.write(target, source.detach() if mode.values.keeps(target.numel(), target.dtype) else None)
     return target
 

@@ -119,12 +119,16 @@ class Values:
     def _placeholder(self, dtype: torch.dtype) -> Any:
         return self.placeholder if dtype.is_floating_point or dtype.is_complex else 0
 
+    def count(self, what: str, where: Callable[[], str]) -> None:
+        """Values that nobody knows were asked for."""
+        key = (what, where())
+        self.reads[key] = self.reads.get(key, 0) + 1
+
     def read(self, tensor: Tensor, what: str, where: Callable[[], str]) -> Tensor:
         """A copy of *tensor* on the host; where nobody knows its values, placeholders, and that is noted."""
         host = self.host(tensor)
         if host is None or self.guessed(tensor):
-            key = (what, where())
-            self.reads[key] = self.reads.get(key, 0) + 1
+            self.count(what, where)
         if host is None:
             return torch.full(tensor.shape, self._placeholder(tensor.dtype), dtype=tensor.dtype)
         return host.clone()
