@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.utils._python_dispatch
 import torch.utils.data
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d.backend import backend_patches, register_backend
@@ -34,6 +33,7 @@ from distsim.sim.isolation.switches import Host, switch_patches
 from distsim.sim.isolation.torch_state.operators import operator_patches
 from distsim.sim.isolation.torch_state.torch_state import mesh_patches
 from distsim.sim.observe.profiler import profiler_patches
+from distsim.sim.observe.training import noticed
 from distsim.sim.processes.hosts import host_patches
 from distsim.sim.processes.ipc import sharing_patches
 from distsim.sim.processes.pids import pid_patches
@@ -72,7 +72,11 @@ def simulation(gpus: bool) -> Iterator[Host]:
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
         host = Host(environ, modules.shared)
-        with host.torch.watching(), accepted() if gpus else contextlib.nullcontext(), _steps():
+        with (
+            noticed() if gpus else contextlib.nullcontext(),
+            host.torch.watching(),
+            accepted() if gpus else contextlib.nullcontext(),
+        ):
             yield host
     finally:
         datetime_clock(virtual=False)
@@ -90,22 +94,6 @@ def simulation(gpus: bool) -> Iterator[Host]:
         torch.set_rng_state(rng)
         torch.set_num_threads(threads)
         _active[0] = False
-
-
-@contextlib.contextmanager
-def _steps() -> Iterator[None]:
-    """The world is told of every step of an optimizer."""
-
-    def stepped(*_: Any) -> None:
-        task = current_task()
-        if task is not None:
-            task.world.ended_step(task.process)
-
-    hook = register_optimizer_step_post_hook(stepped)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def all_patches(modules: RankModules) -> list[Patch]:

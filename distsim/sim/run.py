@@ -33,6 +33,7 @@ from distsim.sim.kernel.interrupts import interruptible
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.lookahead import Lookahead
 from distsim.sim.observe.totals import summing_up
+from distsim.sim.observe.training import finish
 from distsim.sim.observe.user_stack import forget_stacks
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
@@ -283,6 +284,7 @@ def _attempt(
                     world.interrupts.deferred(),
                 ):
                     world.run()
+                    finish(world)
             except KeyboardInterrupt:
                 interrupted = True
                 world.diagnoses = diagnose(world.evidence())

@@ -288,6 +288,7 @@ class SimGroup(dist.ProcessGroup):
             self._timeout_error,
             self._communicator.break_up,
         )
+        process.accelerators.steps.called(record)
         work.device, work.host_waits = device, record.op == "barrier"
         side = on_gpu.host_side(task, device, record.op, call.inputs, call.outputs)
         if world.equal is not None:

@@ -139,7 +139,7 @@ def put(task: RankTask, device: Device, stream: Stream, parts: Sequence[tuple[An
         if not left:
             device.ended(comm)
 
-    comm = Comm(now_s + device.model.launch_s, load, begin, parts[0][0].record)
+    comm = Comm(now_s + device.model.launch_s, load, begin, parts[0][0].record, [a.record for a, _ in parts])
     for arrival, _ in parts:
         arrival.work.done.callbacks.append(one_ended)
     mark = device.communicate(stream, comm)

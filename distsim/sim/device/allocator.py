@@ -123,6 +123,8 @@ class Allocator:
         self.num_retries = 0
         """How often all cached segments went back because one was needed (num_alloc_retries)."""
         self.num_out_of_memory = 0
+        self._before = (0, 0)
+        """The peaks before they were reset."""
         self._pools = {True: Pool(), False: Pool()}
         self._blocks: dict[int, Block] = {}
         """Free blocks by address."""
@@ -224,8 +226,14 @@ class Allocator:
 
     def reset_peaks(self) -> None:
         """torch.cuda.reset_peak_memory_stats."""
+        self._before = self.highest
         for tally in self._tallies():
             tally.peak = tally.current
+
+    @property
+    def highest(self) -> tuple[int, int]:
+        """The most bytes ever allocated and reserved, whatever the program has reset."""
+        return max(self._before[0], self.peak_allocated), max(self._before[1], self.peak_reserved)
 
     def reset_totals(self) -> None:
         """torch.cuda.reset_accumulated_memory_stats."""

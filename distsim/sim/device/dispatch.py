@@ -133,6 +133,8 @@ class ComputeMode(TorchDispatchMode):
             equal.saw_operator(self._process, plan.number)
         if plan.cost.kernels:
             gpu.launch(stream, plan.cost, task, func)
+        if plan.counted is not None:
+            accelerators.steps.count(plan.counted)
         return result
 
     def _part(self, out: Any, args: Any, kwargs: Any, gpu: Device, stream: Any) -> Any:

@@ -15,6 +15,7 @@ from distsim.kernels import Cost
 from distsim.sim.device.allocator import Allocator, Block, Full
 from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.device.operators.values import Values
+from distsim.sim.device.timeline.steps import Steps
 from distsim.sim.device.timeline import Comm, Kernel, Mark, Stream, Timeline
 from distsim.sim.device.timeline import Wait as StreamWait
 
@@ -220,6 +221,7 @@ class Accelerators:
         self.queued: list[Callable[[], None]] = []
         """What waits for its first use (torch.cuda._lazy_call)."""
         self.values = Values()
+        self.steps = Steps()
         self._devices: dict[int, Device] = {}
         self._generators: dict[int, CudaGenerator] = {}
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from distsim.errors import NotSimulated
 from distsim.kernels import Cost
 from distsim.sim.device.generator import PlainGenerator, is_for_gpu
+from distsim.sim.device.timeline.steps import Counted, counted
 
 __all__ = ["Made", "Plan", "key_of", "learn"]
 
@@ -51,7 +52,7 @@ class Given:
 class Plan:
     """How to answer a call: *outs* has `Made`, `Given` or a value that is no tensor."""
 
-    __slots__ = ("cost", "device", "kind", "number", "offset", "outs", "random", "valued", "written")
+    __slots__ = ("cost", "counted", "device", "kind", "number", "offset", "outs", "random", "valued", "written")
 
     def __init__(
         self, kind: Callable[[list[Any]], Any] | None, outs: list[Any], device: torch.device | None, cost: Cost
@@ -69,6 +70,8 @@ class Plan:
         self.valued = True
         """Whether values can be known at all."""
         self.random = False
+        self.counted: Counted | None = None
+        """What it adds to a step's flops or tokens."""
 
 
 def key_of(value: Any, base: int) -> Any:
@@ -140,6 +143,7 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
         type(result) if isinstance(result, list | tuple) else None, outs, device, cost_of(func, args, kwargs, result)
     )
     plan.written = _written(func, args, kwargs)
+    plan.counted = counted(func, args, plan.cost)
     plan.valued = all(_may_be_known(out) for out in outs) and all(
         _small(tensor) for tensor in tensors_in((args, kwargs))
     )

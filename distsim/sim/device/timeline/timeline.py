@@ -15,13 +15,15 @@ that is waited for) the device is a small calculation of its own, and the simula
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import simpy
 
-__all__ = ["Comm", "Kernel", "Load", "Mark", "Stream", "Timeline"]
+from distsim.sim.device.timeline.account import Account
+
+__all__ = ["Comm", "Kernel", "Load", "Mark", "Stream", "Timeline", "Wait"]
 
 NEVER = float("inf")
 LEAST_SHARE = 0.05
@@ -56,6 +58,8 @@ class Mark:
     launched_s: float
     reached_s: float | None = None
     waiters: list[Callable[[], None]] = field(default_factory=list)
+    on_reach: Callable[[Mark], None] | None = None
+    """Called when it is found to be reached, later than that moment where nobody looked: for accounts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +79,8 @@ class Comm:
     begin: Callable[[Comm], None]
     record: Any = None
     """The call that it carries out."""
+    records: Sequence[Any] = ()
+    """All of them: a batch has several."""
     begun_s: float | None = None
     ended_s: float | None = None
 
@@ -112,6 +118,8 @@ class Timeline:
         self._compute_left = self._memory_left = 1.0
         self._planned_s = NEVER
         self._inside = False
+        self._closed = False
+        self.account = Account()
 
     # -- the host's side
 
@@ -162,6 +170,17 @@ class Timeline:
         self._comms.remove(comm)
         self._share()
         self._plan()
+
+    @property
+    def communicates(self) -> bool:
+        """Whether a communication kernel runs or will."""
+        return bool(self._comms) or any(stream.visible for stream in self._streams)
+
+    def close(self) -> None:
+        """The simulation is over: the device does what is left, except for communication, and nobody looks on."""
+        self._closed = True
+        while (next_s := self._next_s(self._running())) < NEVER:
+            self._advance(next_s)
 
     # -- the device's side
 
@@ -237,6 +256,12 @@ class Timeline:
         passed_s = to_s - self._at_s
         if passed_s > 0.0:
             many = len(running)
+            if running:
+                self.account.computed(passed_s, bool(self._comms))
+            elif self._comms:
+                self.account.waited(self._comms[0].records, self._at_s, to_s)
+            else:
+                self.account.host_s += passed_s
             for stream, kernel in running:
                 assert stream.left_s is not None
                 rate = self._rate(kernel, many)
@@ -249,6 +274,8 @@ class Timeline:
         stream.items.popleft()
         stream.left_s = None
         kernel.ended_s = self._at_s
+        assert kernel.begun_s is not None
+        self.account.ran(kernel.name, self._at_s - kernel.begun_s)
         if kernel.on_end is not None:
             kernel.on_end(kernel)
 
@@ -275,6 +302,8 @@ class Timeline:
         if type(item) is Mark:
             stream.items.popleft()
             item.reached_s = self._at_s
+            if item.on_reach is not None:
+                item.on_reach(item)
             if item.waiters:
                 stream.visible -= 1
                 for tell in item.waiters:
@@ -290,7 +319,7 @@ class Timeline:
         if item.ended_s is not None:
             stream.items.popleft()
             return True
-        if item.begun_s is None:
+        if item.begun_s is None and not self._closed:
             item.begun_s = self._at_s
             stream.visible -= 1
             self._comms.append(item)
