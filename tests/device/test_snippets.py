@@ -162,7 +162,7 @@ def test_every_snippet_is_looked_at() -> None:
 
 @pytest.mark.slow
 def test_compiled_code_runs_as_it_is() -> None:
-    """torch.compile wraps a module as torch does, leaves a function alone, and the report says that nothing is fused."""
+    """A compiled module has torch.compile's names, a function stays as it is; the report says that nothing is fused."""
 
     def body() -> Any:
         model = torch.compile(torch.nn.Linear(16, 4).cuda())
