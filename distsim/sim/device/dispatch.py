@@ -18,6 +18,7 @@ from distsim.errors import NotSimulated
 from distsim.kernels import Cost
 from distsim.sim.device.carrier import carrier, under_meta
 from distsim.sim.device.cpu import CpuRates
+from distsim.sim.device.generator import PlainGenerator
 from distsim.sim.device.gpu import Device
 from distsim.sim.device.operators.pinned import PINNING, make_pinned
 from distsim.sim.device.operators.plan import Given, Made, Plan, key_of, learn, tensors_in
@@ -170,8 +171,7 @@ class ComputeMode(TorchDispatchMode):
                 return type(value)([host(item) for item in value])  # type: ignore[call-arg]
             if isinstance(value, torch.device):
                 return torch.device("cpu")
-            generator = getattr(value, "_distsim_generator", None)
-            return value if generator is None else generator
+            return value
 
         overwritten = func in _OVERWRITE  # what was there before does not matter
         host_args = tuple(host(a) if not (overwritten and i == 0) else a for i, a in enumerate(args))
@@ -179,11 +179,14 @@ class ComputeMode(TorchDispatchMode):
         if overwritten and known:
             known = values.keeps(args[0].numel(), args[0].dtype)
             host_args = (torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype), *host_args[1:])
-        if plan.random and known and not any(getattr(v, "_distsim_generator", None) for v in kwargs.values()):
-            with self._process.accelerators.drawing(gpu.index):
+        try:
+            if plan.random and known and not any(isinstance(v, PlainGenerator) for v in kwargs.values()):
+                with self._process.accelerators.drawing(gpu.index):
+                    answer = func(*host_args, **host_kwargs)
+            elif known:
                 answer = func(*host_args, **host_kwargs)
-        elif known:
-            answer = func(*host_args, **host_kwargs)
+        except NotImplementedError:  # only a GPU has this operator
+            known = False
         if overwritten:
             values.write(args[0], host_args[0] if known else None, guess)
             return args[0]
@@ -266,8 +269,9 @@ class ComputeMode(TorchDispatchMode):
 
     def where(self) -> str:
         """The user's line, for what has to be told about it."""
-        from distsim.sim.observe.user_stack import user_stack
         import sys
+
+        from distsim.sim.observe.user_stack import user_stack
 
         stack = user_stack(sys._getframe(1))
         return f"{stack[0].file}:{stack[0].line}" if stack else "torch"

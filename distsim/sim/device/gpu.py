@@ -260,13 +260,13 @@ class Accelerators:
     @contextlib.contextmanager
     def drawing(self, index: int) -> Iterator[None]:
         """Within this, what draws from the host's default generator draws from GPU *index*'s."""
-        own, default = self.generator(index).host, torch.default_generator
+        own, default = self.generator(index), torch.default_generator
         state = default.get_state()
-        default.set_state(own.get_state())
+        default.set_state(own.host_state())
         try:
             yield
         finally:
-            own.set_state(default.get_state())
+            own.set_host_state(default.get_state())
             default.set_state(state)
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from distsim.errors import NotSimulated
 from distsim.kernels import Cost
+from distsim.sim.device.generator import PlainGenerator, is_for_gpu
 from distsim.sim.device.timeline.steps import Counted, counted
 
 __all__ = ["Made", "Plan", "key_of", "learn"]
@@ -85,8 +86,8 @@ def key_of(value: Any, base: int) -> Any:
         return (kind, value)
     if kind is torch.device:
         return (value.type, 0 if value.index is None else value.index - base)
-    if kind is torch.Generator or hasattr(value, "_distsim_generator"):
-        return None
+    if kind is PlainGenerator:
+        return is_for_gpu(value)
     return value
 
 
@@ -118,7 +119,9 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
             return META
         if isinstance(value, list | tuple):
             return type(value)(twin(item, (*path, i)) for i, item in enumerate(value))  # type: ignore[call-arg]
-        if isinstance(value, torch.Generator) or hasattr(value, "_distsim_generator"):
+        if isinstance(value, PlainGenerator):
+            if not is_for_gpu(value):
+                raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
             return None
         return value
 
@@ -136,7 +139,9 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
     device = devices[0] if devices else current
     whole = result if isinstance(result, list | tuple) else [result]
     outs = [_part(value, paths) for value in whole]
-    plan = Plan(type(result) if isinstance(result, list | tuple) else None, outs, device, cost_of(func, args, kwargs, result))
+    plan = Plan(
+        type(result) if isinstance(result, list | tuple) else None, outs, device, cost_of(func, args, kwargs, result)
+    )
     plan.written = _written(func, args, kwargs)
     looks = (func, _looks((meta_args, list(meta_kwargs.items()))), _looks(result))
     plan.number = _numbers.setdefault(looks, len(_numbers))
@@ -190,12 +195,13 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
 
 FEW_FLOATS = 4_096
 MANY_INTEGERS = 1 << 20
+MANY_BYTES = 1 << 28
 
 
 def limit(dtype: torch.dtype) -> int:
-    """Elements up to which values are kept. Bytes without one: pickled objects travel in them."""
+    """Elements up to which values are kept. Many bytes: pickled objects travel in them."""
     if dtype is torch.uint8:
-        return 1 << 40
+        return MANY_BYTES
     return FEW_FLOATS if dtype.is_floating_point or dtype.is_complex else MANY_INTEGERS
 
 
