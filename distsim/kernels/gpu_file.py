@@ -56,7 +56,8 @@ class MemorySpec(Table):
     norm_backward: Annotated[float, Bounds(gt=0)] = _key(
         "elements a second of norm backward: it is not bandwidth-bound"
     )
-    softmax: Fraction = _key("softmax and log_softmax forward of short rows, read and written once")
+    softmax_short: Fraction = _key("softmax forward of rows that a warp holds: up to 1,024 values")
+    softmax: Fraction = _key("softmax and log_softmax forward of rows that shared memory holds")
     softmax_long: Fraction = _key("the same of rows that do not fit into shared memory")
     softmax_backward: Fraction = _key("gradient and output read, gradient written")
     gather: Fraction = _key("embedding and index reads")
