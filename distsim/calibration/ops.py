@@ -231,7 +231,7 @@ def _solved(spec: GpuFile, path: str, call: Call, measured: float) -> GpuFile:
     rising = _price(with_constant(spec, path, math.exp(high)), call) > _price(
         with_constant(spec, path, math.exp(low)), call
     )
-    for _ in range(50):
+    for _ in range(36):
         middle = (low + high) / 2
         over = _price(with_constant(spec, path, math.exp(middle)), call) > measured
         if over == rising:

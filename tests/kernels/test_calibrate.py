@@ -14,6 +14,7 @@ from distsim.kernels import Gpu
 from distsim.kernels.gpu_file import read_gpu
 
 
+@pytest.mark.slow
 def test_constants_are_found_again_from_their_own_times(tmp_path: Path) -> None:
     """A GPU that is an H100 with every probed constant another; the file that is written reads as that GPU."""
     chance = random.Random(1)
