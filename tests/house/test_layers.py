@@ -17,6 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster": {"cluster", "errors", "text"},
     "constants": {"constants"},
     "collectives": {"collectives", "constants", "cluster", "errors", "text"},
+    "kernels": {"kernels", "cluster", "errors", "text"},
     "network": {"network", "collectives", "cluster", "errors", "text"},
     "calibration": {
         "calibration",
@@ -27,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
         "text",
     },
-    "sim": {"sim", "network", "collectives", "cluster", "debug", "errors", "text", "watcher"},
+    "sim": {"sim", "network", "collectives", "kernels", "cluster", "debug", "errors", "text", "watcher"},
     "report": {"report", "sim", "debug", "errors", "text", "__version__", "watcher"},
 }
 """Which parts of distsim a part may import. Parts that are not here (the command line, the Python
