@@ -50,17 +50,10 @@ def attention_seconds(kernel: AttentionKernel, chip: ChipSpec, call: Attention) 
     with a causal mask the blocks on the diagonal are done whole. The device takes block after block; at the end the
     longest runs nearly alone (*tail*).
     """
-    wide = call.backward
-    rate = (
-        (kernel.backward if wide else kernel.forward)
-        if call.dim > 64
-        else (kernel.backward_64 if wide else kernel.forward_64)
-    )
-    rate *= kernel.fp32 if call.fp32 else 1.0
-    rate *= kernel.causal if call.causal else 1.0
-    overhead = kernel.overhead_backward if wide else kernel.overhead
-    tail = kernel.tail_backward if wide else kernel.tail
-    rows = kernel.query_block
+    rate = _rate(kernel, call)
+    overhead = kernel.overhead_backward if call.backward else kernel.overhead
+    tail = kernel.tail_backward if call.backward else kernel.tail
+    rows = _KEYS if call.backward else kernel.query_block  # backward's blocks are of keys, and as many
     blocks = -(-call.queries // rows)
     longest = -(-call.keys // _KEYS)
     ratio = rows / _KEYS
@@ -78,5 +71,16 @@ def attention_seconds(kernel: AttentionKernel, chip: ChipSpec, call: Attention) 
     longest_block = longest + overhead
     spread = work / chip.multiprocessors
     units = max(spread + tail * longest_block, longest_block)
-    one = 2 * rows * _KEYS * (call.dim + call.value_dim) * (2.5 if wide else 1.0)
+    one = 2 * rows * _KEYS * (call.dim + call.value_dim) * (2.5 if call.backward else 1.0)
     return units * one * chip.multiprocessors / rate
+
+
+def _rate(kernel: AttentionKernel, call: Attention) -> float:
+    """Flops a second of a long sequence, on the whole device."""
+    if call.backward:
+        rate = kernel.backward_64 if call.dim <= 64 else kernel.backward
+        rate *= kernel.wide_backward if call.dim > 128 else 1.0
+    else:
+        rate = kernel.forward_64 if call.dim <= 64 else kernel.forward
+        rate *= kernel.wide if call.dim > 128 else 1.0
+    return rate * (kernel.fp32 if call.fp32 else 1.0) * (kernel.causal if call.causal else 1.0)

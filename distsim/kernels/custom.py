@@ -69,7 +69,7 @@ def custom_cost(pricing: Pricing, call: Call) -> Cost | None:
     cost = pricing.bytes(moved, pricing.spec.memory.elementwise, "custom", flops=flops)
     dtype = next((math_dtype(each.dtype) for each in call.inputs if each.dtype.is_floating_point), "fp32")
     chip, gemm = pricing.spec.chip, pricing.spec.gemm
-    rate = chip.flops.get(dtype, chip.flops["fp32"]) * gemm.plateau.get(dtype, gemm.plateau["bf16"])
+    rate = chip.peak(dtype) * gemm.sustained(dtype)
     math = flops / rate + pricing.spec.memory.floor
     return Cost(max(cost.seconds, math), 1, flops, moved, "custom", cost.seconds >= math)
 

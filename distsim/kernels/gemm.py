@@ -45,9 +45,9 @@ def gemm_seconds(spec: GemmSpec, chip: ChipSpec, gemm: Gemm) -> tuple[float, int
     """
     if not gemm.flops:
         return spec.floor, 1, True
-    peak = chip.flops.get(gemm.dtype, chip.flops["fp32"])
+    peak = chip.peak(gemm.dtype)
     tiles, splits = _best(spec, chip, gemm, peak)
-    power = gemm.flops / (peak * spec.plateau.get(gemm.dtype, spec.plateau["bf16"]))
+    power = gemm.flops / (peak * spec.sustained(gemm.dtype))
     memory = gemm.nbytes / (chip.memory_bandwidth * spec.memory)
     p = spec.sharpness
     longest = max(tiles, power, memory)

@@ -44,7 +44,7 @@ class Gpu:
         self.memory_bandwidth = spec.chip.memory_bandwidth
         """Bytes a second, as specified."""
         self.l2_bytes = spec.chip.l2
-        self.peak_flops: dict[str, float] = dict(spec.chip.flops)
+        self.peak_flops: dict[str, float] = {str(name): rate for name, rate in spec.chip.flops.items()}
         """By data type (fp64, fp32, tf32, fp16, bf16, fp8, fp4), dense, a second."""
         self.context_bytes = spec.setup.context
         """Outside the caching allocator, from the first CUDA call on."""

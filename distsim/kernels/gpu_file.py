@@ -39,6 +39,11 @@ class ChipSpec(Table):
     l2: Memory = _key("last level cache")
     flops: dict[Dtype, Flops] = _key("by data type, dense")
 
+    def peak(self, dtype: str) -> float:
+        """Of *dtype*, and of fp32 where there is none."""
+        rates: dict[str, float] = {str(name): rate for name, rate in self.flops.items()}
+        return rates.get(dtype, rates["fp32"])
+
 
 class MemorySpec(Table):
     """What kernels that move bytes get of the memory's bandwidth, by class of operator."""
@@ -76,6 +81,11 @@ class GemmSpec(Table):
     conv: Factor = _key("a convolution's rate beside the product of the same size")
     grouped: Factor = _key("a grouped product's rate beside the same tiles in one product")
 
+    def sustained(self, dtype: str) -> float:
+        """The plateau of *dtype*, and of bf16 where there is none."""
+        plateaus: dict[str, float] = {str(name): share for name, share in self.plateau.items()}
+        return plateaus.get(dtype, plateaus["bf16"])
+
 
 class AttentionKernel(Table):
     """One implementation of attention: its rates for long sequences, and what short ones lose."""
@@ -85,6 +95,8 @@ class AttentionKernel(Table):
     backward: Flops = _key("at head dimension 128, 16-bit; flops are 2.5 times forward's")
     backward_64: Flops = _key("at head dimension 64")
     fp32: Factor = _key("rate of 32-bit operands beside these", 0.3)
+    wide: Factor = _key("rate of head dimensions over 128 beside these, forward")
+    wide_backward: Factor = _key("the same, backward")
     causal: Factor = _key("what a causal mask leaves of the rate, beyond what its diagonal blocks waste")
     query_block: Positive = _key("queries of one block", 128)
     overhead: Annotated[float, Bounds(ge=0, le=16)] = _key("of a query block forward, in blocks of 128 keys")
@@ -173,15 +185,16 @@ def _merged(name: str) -> dict[str, Any]:
     with path.open("rb") as file:
         own = tomllib.load(file)
     base = own.pop("base", None)
-    return own if base is None else _over(_merged(base), own)
+    return _over(_merged(base), own) if base else own
 
 
 def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """*above* laid over *below*; a table of data types or tiles is taken whole."""
     whole = {"flops", "tiles", "plateau"}
-    result = dict(below)
+    result: dict[str, Any] = dict(below)
     for key, value in above.items():
         inside = result.get(key)
-        both = isinstance(value, dict) and isinstance(inside, dict) and key not in whole
-        result[key] = _over(inside, value) if both else value
+        if isinstance(value, dict) and isinstance(inside, dict) and key not in whole:
+            value = _over(inside, value)
+        result[key] = value
     return result

@@ -376,20 +376,34 @@ class World(Scheduler):
         if not all(equal.is_believed(double) for double in equal.doubles.values()):
             return
         equal.compared = True
-        doubles = frozenset(equal.doubles.values())
         if equal.values_differ:
             self.note(
                 "ranks bring values of their own to collectives; of equal ranks one was traced, and its values stand for "
                 "the others' (--ranks all traces every rank)"
             )
-        self._traced -= doubles
-        for rank in doubles:
+        gone = self._who_may_go(equal)
+        self._traced -= gone
+        for rank in gone:
             self._retire(self.rank_processes.pop(rank))
         for communicator in list(self.communicators.values()):
             communicator.fewer_traced()
         task = current_task()
         if task is not None and task.doom is not None:
             raise task.doom
+
+    def _who_may_go(self, equal: EqualRanks) -> frozenset[int]:
+        """Of two ranks of a kind the second; the first, where the seconds tell the user something that the firsts do
+        not (many programs log on the last rank); nobody, where both do."""
+        said = {rank: any(s is not None and s.spoke for s in (p.stdout, p.stderr))
+                for rank, p in self.rank_processes.items()}  # fmt: skip
+        pairs = [(equal.leaders[kind], double) for kind, double in equal.doubles.items()]
+        firsts_are_needed = any(said[leader] and not said[double] for leader, double in pairs)
+        if not any(said[double] and not said[leader] for leader, double in pairs):
+            return frozenset(double for _, double in pairs)
+        if firsts_are_needed:
+            return frozenset()
+        equal.leaders.update(equal.doubles)
+        return frozenset(leader for leader, _ in pairs)
 
     def _retire(self, process: SimProcess) -> None:
         """*process* has been traced long enough; nothing of its end is seen."""

@@ -40,7 +40,7 @@ def _added_batch(pricing: Pricing, call: Call) -> Cost:
     return _product(pricing, call, call["batch1"], call["batch2"])
 
 
-@rule("linear", "_linear", "mkldnn_linear")
+@rule("linear")
 def _linear(pricing: Pricing, call: Call) -> Cost:
     given, weight = call["input"], call["weight"]
     rows = given.numel() // given.shape[-1]

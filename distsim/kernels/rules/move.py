@@ -96,7 +96,7 @@ def _fill(pricing: Pricing, call: Call) -> Cost:
     return pricing.bytes(call.write, pricing.spec.memory.elementwise, "elementwise", kernels=kernels)
 
 
-@rule("cat", "stack", "concat", "hstack", "vstack", "_cat", "constant_pad_nd", "roll", "flip", "repeat", "_chunk_cat")
+@rule("cat", "stack", "concat", "hstack", "vstack", "constant_pad_nd", "roll", "flip", "repeat", "_chunk_cat")
 @rule("split_with_sizes_copy", "split_copy", "unbind_copy", "slice_scatter", "select_scatter", "slice_backward", "tile")
 @rule(
     "repeat_interleave", "select_backward", "fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chunk_cat"

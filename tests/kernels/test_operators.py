@@ -1,0 +1,203 @@
+"""What the other operators cost: bytes, kernels, kinds, and that nothing of aten fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from distsim.errors import NotSimulated
+from distsim.kernels import Cost, Gpu
+from distsim.kernels.rules.registry import RULES
+from tests.kernels.shapes import meta, priced
+
+aten = torch.ops.aten
+F32, I64 = torch.float32, torch.int64
+
+
+@pytest.fixture
+def h100() -> Gpu:
+    return Gpu.named("h100")
+
+
+def test_every_rule_is_of_an_operator_that_torch_has() -> None:
+    """A rule with a mistyped name would never be asked."""
+    names = {name for name in RULES if name.startswith("aten::")}
+    unknown = {name for name in names if not torch._C._jit_get_schemas_for_operator(name)}
+    assert unknown == set()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (aten.view.default, meta(4, 6), [6, 4]),
+        (aten.t.default, meta(4, 6)),
+        (aten.expand.default, meta(1, 6), [4, 6]),
+        (aten.slice.Tensor, meta(8, 6), 0, 2, 4),
+        (aten.detach.default, meta(4)),
+        (aten.empty.memory_format, [4, 6]),
+        (aten._unsafe_view.default, meta(4, 6), [6, 4]),
+        (aten.split.Tensor, meta(8, 6), 2),
+    ],
+    ids=lambda call: str(call[0]),
+)
+def test_a_view_is_nothing(h100: Gpu, call: tuple[Any, ...]) -> None:
+    """No kernel, no time, no bytes."""
+    func, *args = call
+    cost = h100.cost(func, tuple(args), {}, func(*args))
+    assert (cost.seconds, cost.kernels, cost.nbytes) == (0.0, 0, 0)
+
+
+def test_an_operator_without_a_rule_moves_its_bytes(h100: Gpu) -> None:
+    """Both operands in, one result out; in place as much."""
+    x = meta(1024, 1024)
+    out = h100.cost(aten.atan2.default, (x, meta(1024, 1024)), {}, meta(1024, 1024))
+    assert (out.nbytes, out.kernels, out.kind) == (3 * 2 * 2**20, 1, "elementwise")
+    assert h100.cost(aten.mul_.Tensor, (x, x), {}, x).nbytes == 3 * 2 * 2**20
+    small = meta(8, dtype=F32)
+    assert h100.cost(aten.special_bessel_j0.default, (small,), {}, small).seconds > 0
+
+
+def test_a_broadcast_operand_is_read_once(h100: Gpu) -> None:
+    """What an expanded tensor has in memory, not what it seems to have."""
+    x, row = meta(1024, 1024), meta(1, 1024).expand(1024, 1024)
+    assert priced(h100, aten.add.Tensor, x, row).nbytes == 2 * (2 * 2**20 + 1024)
+
+
+def test_large_elementwise_runs_near_the_bandwidth_and_small_at_the_floor(h100: Gpu) -> None:
+    """85 to 92 percent; 2 to 4 us."""
+    large = priced(h100, aten.add.Tensor, meta(16_384, 16_384), meta(16_384, 16_384))
+    assert 0.84 < large.nbytes / large.seconds / h100.memory_bandwidth < 0.92
+    assert 2e-6 < priced(h100, aten.add.Tensor, meta(64), meta(64)).seconds < 4e-6
+
+
+@pytest.mark.parametrize("gpu", ["h100", "a100", "b200", "mi300x", "rtx4090"])
+def test_more_bytes_never_take_less(gpu: str) -> None:
+    """Of every kind of operator."""
+    found = Gpu.named(gpu)
+
+    def every(rows: int) -> list[Cost]:
+        x, weight = meta(rows, 1024), meta(1024)
+        return [
+            priced(found, aten.relu.default, x),
+            priced(found, aten.sum.dim_IntList, x, [0]),
+            priced(found, aten.native_layer_norm.default, x, [1024], weight, weight, 1e-5),
+            priced(found, aten._softmax.default, x, 1, False),
+            priced(found, aten.cat.default, [x, x]),
+            priced(found, aten.embedding.default, meta(5000, 1024), meta(rows, dtype=I64)),
+            priced(found, aten._to_copy.default, x, dtype=F32),
+            priced(found, aten.sort.default, x),
+        ]
+
+    for less, more in zip(every(512), every(4096), strict=True):
+        assert less.seconds < more.seconds
+        assert less.kind == more.kind
+
+
+def test_a_transpose_that_copies_is_slower_than_a_copy(h100: Gpu) -> None:
+    """Inputs whose fastest dimension is another than the output's."""
+    x, out = meta(8192, 8192), meta(8192, 8192)
+    plain = h100.cost(aten.copy_.default, (out, x), {}, out)
+    turned = h100.cost(aten.copy_.default, (out, x.t()), {}, out)
+    assert turned.nbytes == plain.nbytes
+    assert turned.seconds > 1.5 * plain.seconds
+
+
+def test_fills_only_write(h100: Gpu) -> None:
+    """Half of what a copy moves."""
+    x = meta(1024, 1024)
+    assert h100.cost(aten.zero_.default, (x,), {}, x).nbytes == 2 * 2**20
+    assert priced(h100, aten.full.default, [1024, 1024], 1.0, dtype=F32, device="meta").nbytes == 4 * 2**20
+    assert h100.cost(aten.normal_.default, (x,), {}, x).kind == "random"
+
+
+def test_an_embedding_is_read_where_it_is_used(h100: Gpu) -> None:
+    """By the words looked up, whatever the vocabulary; its gradient is as large as the table."""
+    small = priced(h100, aten.embedding.default, meta(1000, 4096), meta(8192, dtype=I64))
+    large = priced(h100, aten.embedding.default, meta(128_256, 4096), meta(8192, dtype=I64))
+    assert small == large
+    gradient = meta(8192, 4096)
+    cost = priced(h100, aten.embedding_dense_backward.default, gradient, meta(8192, dtype=I64), 128_256, -1, False)
+    assert cost.kind == "embedding"
+    assert cost.nbytes > 128_256 * 4096 * 2
+
+
+def test_a_loss_reads_one_value_a_row(h100: Gpu) -> None:
+    """And its gradient writes zeros everywhere else."""
+    logits, target, one = meta(8192, 32_000, dtype=F32), meta(8192, dtype=I64), meta(dtype=F32)
+    forward = h100.cost(aten.nll_loss_forward.default, (logits, target, None, 1, -100), {}, (one, one))
+    assert forward.nbytes < 1e6
+    backward = h100.cost(aten.nll_loss_backward.default, (one, logits, target, None, 1, -100, one), {}, logits)
+    assert backward.nbytes == pytest.approx(8192 * 32_000 * 4, rel=0.01)
+
+
+def test_softmax_of_rows_beyond_shared_memory_is_slower(h100: Gpu) -> None:
+    """At the same number of elements."""
+    short = priced(h100, aten._log_softmax.default, meta(16_384, 8192, dtype=F32), 1, False)
+    long = priced(h100, aten._log_softmax.default, meta(1024, 131_072, dtype=F32), 1, False)
+    assert long.seconds > 1.2 * short.seconds
+
+
+def test_a_fused_optimizer_reads_four_lists_and_writes_three(h100: Gpu) -> None:
+    """Gradients are written only when they are unscaled."""
+    lists = [[meta(4096, 4096, dtype=F32) for _ in range(8)] for _ in range(4)]
+    args = (*lists, [], [meta(dtype=F32) for _ in range(8)])
+    numbers = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "eps": 1e-8, "amsgrad": False}
+    cost = h100.cost(aten._fused_adamw_.default, args, numbers | {"maximize": False}, None)
+    assert cost.nbytes == pytest.approx(7 * 8 * 4096 * 4096 * 4, rel=1e-4)
+    scaled = numbers | {"maximize": False, "grad_scale": meta(dtype=F32)}
+    assert h100.cost(aten._fused_adamw_.default, args, scaled, None).nbytes > 1.1 * cost.nbytes
+
+
+def test_a_foreach_is_as_many_kernels_as_its_chunks_need(h100: Gpu) -> None:
+    """2,240 chunks of 65,536 elements a launch, and so many tensors."""
+
+    def add(count: int, elements: int) -> Cost:
+        return h100.cost(aten._foreach_add_.Scalar, ([meta(elements) for _ in range(count)], 1.0), {}, None)
+
+    assert add(10, 65_536).kernels == 1
+    assert add(1, 65_536 * 2240).kernels == 1
+    assert add(1, 65_536 * 2240 + 1).kernels == 2
+    assert add(771, 8).kernels == 2
+    assert h100.cost(aten._foreach_add_.Scalar, ([], 1.0), {}, None).kernels == 0
+
+
+def test_one_small_tensor_of_a_foreach_does_not_fill_the_device(h100: Gpu) -> None:
+    """A block does 65,536 elements alone."""
+    one = h100.cost(aten._foreach_mul_.Scalar, ([meta(65_536, dtype=F32)], 1.0), {}, None)
+    many = h100.cost(aten._foreach_mul_.Scalar, ([meta(65_536, dtype=F32)] * 132, 1.0), {}, None)
+    assert one.nbytes / one.seconds < 0.1 * many.nbytes / many.seconds
+
+
+def test_a_copy_from_the_host_goes_over_pcie(h100: Gpu) -> None:
+    """At the pinned rate if it is asynchronous, else at the driver's; between hosts the GPU does nothing."""
+    host, device = torch.empty(2**20), meta(2**20, dtype=F32)
+    pinned = h100.cost(aten.copy_.default, (device, host, True), {}, device)
+    pageable = h100.cost(aten.copy_.default, (device, host), {}, device)
+    assert pinned.kind == pageable.kind == "transfer"
+    assert 2**22 / h100.h2d_bytes_per_s < pinned.seconds < pageable.seconds
+    assert h100.cost(aten._to_copy.default, (device,), {"device": "cpu"}, host).kind == "transfer"
+    assert h100.cost(aten.copy_.default, (host, host), {}, host).kernels == 0
+    assert h100.cost(aten._local_scalar_dense.default, (device[:1],), {}, 1.0).kind == "transfer"
+
+
+def test_fsdps_own_copies_have_prices(h100: Gpu) -> None:
+    """torch.ops.fsdp is not of aten, and every FSDP2 script calls it."""
+    import torch.distributed.fsdp  # registers the operators
+
+    func = torch.ops.fsdp.split_with_sizes_copy.default
+    out = [meta(8, 512), meta(8, 512)]
+    cost = h100.cost(func, (meta(8, 1024), [512, 512], 1), {"out": out}, None)
+    assert cost.nbytes == 2 * 8 * 1024 * 2
+
+
+def test_an_operator_of_elsewhere_is_refused_by_name(h100: Gpu) -> None:
+    """With the call that says what it costs."""
+    library = torch.library.Library("distsim_unpriced", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    func = torch.ops.distsim_unpriced.twice.default
+    with pytest.raises(
+        NotSimulated, match=r"distsim_unpriced::twice .*distsim\.kernel_cost\('distsim_unpriced::twice'"
+    ):
+        h100.cost(func, (meta(4),), {}, meta(4))

@@ -1,0 +1,140 @@
+"""Matrix products: what tiles, waves, data types and operands do to their time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from distsim.kernels import Cost, Gpu
+from distsim.kernels.gemm import Gemm, gemm_seconds
+from distsim.kernels.gpu_file import read_gpu
+from tests.kernels.shapes import meta, priced
+
+aten = torch.ops.aten
+
+
+def mm(gpu: Gpu, m: int, n: int, k: int, dtype: Any = torch.bfloat16) -> Cost:
+    return priced(gpu, aten.mm.default, meta(m, k, dtype=dtype), meta(k, n, dtype=dtype))
+
+
+@pytest.fixture
+def h100() -> Gpu:
+    return Gpu.named("h100")
+
+
+def test_flops_are_torchs(h100: Gpu) -> None:
+    """2 m n k, as torch's own formula says, also of batches and of a bias."""
+    from torch.utils.flop_counter import flop_registry
+
+    assert mm(h100, 100, 200, 300).flops == flop_registry[aten.mm](
+        meta(100, 300), meta(300, 200), out_val=meta(100, 200)
+    )
+    assert priced(h100, aten.bmm.default, meta(5, 6, 7), meta(5, 7, 8)).flops == 2 * 5 * 6 * 7 * 8
+    assert priced(h100, aten.addmm.default, meta(8), meta(6, 7), meta(7, 8)).flops == 2 * 6 * 7 * 8
+
+
+def test_one_tile_more_costs_a_wave(h100: Gpu) -> None:
+    """132 tiles of 256 x 128 fill an H100 once: a column more, and the device goes round twice."""
+    full = mm(h100, 256 * 12, 128 * 11, 4096).seconds
+    within = mm(h100, 256 * 12, 128 * 11 - 100, 4096).seconds
+    over = mm(h100, 256 * 12, 128 * 11 + 1, 4096).seconds
+    assert within == pytest.approx(full, rel=0.08)
+    assert over > 1.2 * full
+
+
+def test_waves_are_whole(h100: Gpu) -> None:
+    """Without the plateau, time goes in steps of a wave, and tiles of one wave are alike."""
+    spec = read_gpu("h100")
+    fields = vars(spec.gemm) | {"tiles": {"256x128": 1.0}, "split_k": False, "sharpness": 50.0, "floor": 0.0}
+    fields |= {"plateau": {"bf16": 1.25}}
+    gemm = type(spec.gemm)(**fields)
+    times = [gemm_seconds(gemm, spec.chip, Gemm(256, 128 * tiles, 4096))[0] for tiles in (1, 66, 132, 133, 264, 265)]
+    assert times[0] == pytest.approx(times[1]) == pytest.approx(times[2], rel=0.05)
+    assert times[3] == pytest.approx(2 * times[0], rel=0.05)
+    assert times[5] > 1.3 * times[3]
+
+
+def test_a_long_k_makes_up_for_prologue_and_epilogue(h100: Gpu) -> None:
+    """The rate rises with k, and stays under the peak."""
+    rates = [cost.flops / cost.seconds for cost in (mm(h100, 4096, 4096, k) for k in (64, 256, 1024, 4096))]
+    assert rates == sorted(rates)
+    assert rates[0] < 0.35 * rates[-1]
+    assert rates[-1] < 989e12
+
+
+def test_a_small_grid_is_split_along_k(h100: Gpu) -> None:
+    """A weight's gradient of 256 x 256 over 65,536 rows does not wait for two multiprocessors."""
+    cost = mm(h100, 256, 256, 65_536)
+    spec = read_gpu("h100")
+    whole = type(spec.gemm)(**(vars(spec.gemm) | {"split_k": False}))
+    alone = gemm_seconds(whole, spec.chip, Gemm(256, 256, 65_536, 1, "bf16", cost.nbytes))[0]
+    assert cost.kernels == 2
+    assert cost.seconds < alone / 3
+
+
+def test_a_thin_product_waits_for_its_matrix(h100: Gpu) -> None:
+    """One row by a large matrix is bytes over bandwidth."""
+    cost = mm(h100, 1, 8192, 8192)
+    assert cost.memory_bound
+    assert cost.seconds > 2 * 8192 * 8192 / h100.memory_bandwidth
+    assert not mm(h100, 8192, 8192, 8192).memory_bound
+
+
+def test_fp32_is_slow_until_tf32_is_allowed(h100: Gpu) -> None:
+    """torch.backends.cuda.matmul.allow_tf32 is read at the call."""
+    slow = mm(h100, 4096, 4096, 4096, torch.float32).seconds
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        allowed = mm(h100, 4096, 4096, 4096, torch.float32).seconds
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    half = mm(h100, 4096, 4096, 4096).seconds
+    assert slow > 5 * allowed > 5 * half
+
+
+def test_fp8_beats_bf16(h100: Gpu) -> None:
+    """_scaled_mm goes by fp8's rate."""
+    a, b = meta(8192, 8192, dtype=torch.float8_e4m3fn), meta(8192, 8192, dtype=torch.float8_e4m3fn)
+    one = meta(1, dtype=torch.float32)
+    out = meta(8192, 8192)
+    cost = h100.cost(aten._scaled_mm.default, (a, b.t(), one, one), {"out_dtype": torch.bfloat16}, out)
+    assert 1.5 < mm(h100, 8192, 8192, 8192).seconds / cost.seconds < 2.2
+
+
+def test_a_convolution_is_its_product(h100: Gpu) -> None:
+    """Flops of convolution and of its gradients are torch's; a 1 x 1 one takes as long as the product, or longer."""
+    from torch.utils.flop_counter import conv_flop_count
+
+    image, filters = meta(32, 256, 28, 28), meta(512, 256, 3, 3)
+    args = (image, filters, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    forward = priced(h100, aten.convolution.default, *args)
+    assert forward.flops == conv_flop_count(image.shape, filters.shape, [32, 512, 28, 28])
+    gradient = meta(32, 512, 28, 28)
+    rest = ([512], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+    backward = h100.cost(aten.convolution_backward.default, (gradient, image, filters, *rest), {}, (image, filters))
+    assert backward.flops == 2 * forward.flops
+    assert forward.kind == backward.kind == "conv"
+    assert forward.seconds >= mm(h100, 32 * 28 * 28, 512, 256 * 9).seconds
+
+
+def test_grouped_products_are_slower_than_one(h100: Gpu) -> None:
+    """Forty experts of 616 rows: more waves, and less in each."""
+    rows, experts = 40 * 616, 40
+    offsets = meta(experts, dtype=torch.int32)
+    args = (meta(rows, 5120), meta(experts, 5120, 3072), offsets)
+    cost = h100.cost(aten._grouped_mm.default, args, {}, meta(rows, 3072))
+    assert cost.flops == pytest.approx(2 * rows * 5120 * 3072, rel=0.01)
+    assert 1.05 < cost.seconds / mm(h100, rows, 3072, 5120).seconds < 2
+
+
+def test_a_price_takes_less_than_a_millisecond(h100: Gpu) -> None:
+    """The dispatcher asks once for each shape; processor time, so that a busy machine does not fail it."""
+    mm(h100, 4096, 14336, 4096)
+    begin = time.thread_time()
+    for extra in range(20):
+        mm(h100, 4096, 14336 + extra, 4096)
+    assert (time.thread_time() - begin) / 20 < 5e-3
