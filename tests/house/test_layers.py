@@ -21,6 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "network": {"network", "collectives", "cluster", "errors", "text"},
     "calibration": {
         "calibration",
+        "kernels",
         "constants",
         "network",
         "collectives",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ from distsim.sim.device.timeline.steps import Counted, counted
 __all__ = ["Made", "Plan", "key_of", "learn"]
 
 META = torch.device("meta")
-_numbers = itertools.count()
+_numbers: dict[Any, int] = {}
 _SCALARS = (bool, int, float, complex)
 
 
@@ -57,7 +56,8 @@ class Plan:
     def __init__(
         self, kind: Callable[[list[Any]], Any] | None, outs: list[Any], device: torch.device | None, cost: Cost
     ) -> None:
-        self.number = next(_numbers)
+        self.number = 0
+        """The same for operators that differ in numbers alone, not in shapes."""
         self.kind = kind
         """Makes the result of its parts; None: there is one."""
         self.outs = outs
@@ -143,6 +143,8 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
         type(result) if isinstance(result, list | tuple) else None, outs, device, cost_of(func, args, kwargs, result)
     )
     plan.written = _written(func, args, kwargs)
+    looks = (func, _looks((meta_args, list(meta_kwargs.items()))), _looks(result))
+    plan.number = _numbers.setdefault(looks, len(_numbers))
     plan.counted = counted(func, args, plan.cost)
     plan.valued = all(_may_be_known(out) for out in outs) and all(
         _small(tensor) for tensor in tensors_in((args, kwargs))
@@ -151,6 +153,14 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
     if any(tensor.shape != shape for tensor, shape in shapes_before):
         raise NotSimulated(f"{func}, which changes the size of an argument", "give it an out= of the right size")
     return plan
+
+
+def _looks(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (value.shape, value.stride(), value.dtype)
+    if isinstance(value, list | tuple):
+        return tuple(_looks(item) for item in value)
+    return type(value)
 
 
 def _part(value: Any, paths: dict[int, tuple[Any, ...]]) -> Any:
