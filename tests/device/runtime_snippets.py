@@ -65,6 +65,25 @@ def backward_follows_forward() -> Any:
 
 
 @snippet
+def backward_joins_its_streams() -> Any:
+    """Autograd lets the stream that called backward wait for those that backward ran on."""
+    side = torch.cuda.Stream()
+    x = torch.randn(4096, 4096, device="cuda", requires_grad=True)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        y = x
+        for _ in range(4):
+            y = y @ x
+        y = y.sum()
+    y.backward()
+    busy = not side.query()
+    event = torch.cuda.Event()
+    event.record()
+    event.synchronize()
+    return busy, side.query()
+
+
+@snippet
 def event_errors() -> Any:
     plain, timed, other = torch.cuda.Event(), torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     found = [raised(lambda: plain.elapsed_time(timed)), raised(lambda: timed.elapsed_time(other))]

@@ -53,6 +53,7 @@ EXPECTED: dict[str, Any] = {
     "streams": (True, False, True, True, True),
     "generic_streams": (True, True, True, True),
     "backward_follows_forward": ([True], True),
+    "backward_joins_its_streams": (True, True),
     "event_errors": (
         [
             ("ValueError", "Both events must be created with argument 'enable_timing=True'."),
