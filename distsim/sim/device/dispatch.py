@@ -47,6 +47,7 @@ class ComputeMode(TorchDispatchMode):
         self._task = task
         self._cpu = cpu
         self._process = task.process
+        task.dispatch_mode = self
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
