@@ -100,6 +100,13 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         f"file (.toml), or gloo | nccl | mpi for a real run (default: {DEFAULT_CLUSTER})",
     )
     where.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random (default: 0)")
+    where.add_argument(
+        "--ranks",
+        choices=["equal", "all"],
+        default="equal",
+        help="on simulated GPUs: of more than 8 ranks trace one of each kind that does the same, or every one "
+        "(default: equal)",
+    )
     network = parser.add_argument_group("the simulated network")
     network.add_argument(
         "--fidelity",
@@ -116,6 +123,13 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         "--trace",
         metavar="FILE|DIR/",
         help="a trace for Perfetto, all ranks in one file; into a folder, one file a rank, as HTA wants",
+    )
+    output.add_argument(
+        "--tokens-per-step",
+        type=int,
+        default=None,
+        metavar="N",
+        help="tokens of a training step, all ranks together, for tokens/s (default: those looked up in the embedding)",
     )
     output.add_argument("--quiet", action="store_true", help="no progress, and no report unless something is wrong")
     output.add_argument(
@@ -190,6 +204,8 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         )
     if not args.module:
         _check_script(args.training_script)
+    if args.tokens_per_step is not None and args.tokens_per_step <= 0:
+        raise UsageError(f"--tokens-per-step: expected a number of tokens, got {args.tokens_per_step}")
     if args.seed < 0:
         raise UsageError(f"--seed: expected 0 or a larger number, got {args.seed}")
     notes.extend(_ignored(args))
@@ -208,7 +224,9 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         proto=args.proto,
         nccl_version=args.nccl_version,
         log_dir=log_dir,
+        tokens_per_step=args.tokens_per_step,
         host_timeout_s=args.host_timeout,
+        trace_equal_once=args.ranks == "equal",
     )
     return request, notes
 

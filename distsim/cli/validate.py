@@ -19,17 +19,20 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "validate",
         help="compare the network model with measurements",
-        description="Simulate every measured nccl-tests table and print the error in time by regime of size. "
-        "Exits with 5 where a bound is broken.",
+        description="Simulate every measured nccl-tests table and print the error in time by regime of size, or with "
+        "--training every published training step. Exits with 5 where a bound is broken.",
     )
     parser.add_argument(
         "--from",
         dest="folder",
         metavar="DIR",
         default=None,
-        help="tables of your own, with an _index.csv (default: those that come with distsim)",
+        help="tables of your own, with an _index.csv (--training: a rows.csv; default: those that come with distsim)",
     )
-    parser.add_argument("--table", metavar="TEXT", default="", help="only tables whose name contains TEXT")
+    parser.add_argument(
+        "--training", action="store_true", help="training steps (scenarios/training) instead of collectives"
+    )
+    parser.add_argument("--table", metavar="TEXT", default="", help="only tables (--training: rows) named with TEXT")
     parser.add_argument("--rows", action="store_true", help="every row: size, measured, simulated, error")
     parser.add_argument("--torch-estimator", action="store_true", help="torch's own estimator beside ours")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -38,6 +41,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the comparison; answers 0, or 5 where a bound is broken."""
+    if args.training:
+        if args.rows or args.torch_estimator:
+            raise UsageError("--rows and --torch-estimator are for collectives: they do not go with --training")
+        from distsim.cli.validate_training import run_training
+
+        return run_training(args)
     from distsim.calibration.compare import Bench
     from distsim.calibration.report import summarise
     from distsim.calibration.tables import read_tables

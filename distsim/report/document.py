@@ -18,6 +18,7 @@ takes one away or changes its meaning changes the schema's number.
   healthy run
 - `failures[]`: `ranks, type, message, traceback`, equal ones merged
 - `notes[]`: one sentence each
+- `training`, where ranks used GPUs: what their optimizers' steps were, see `distsim.report.training`
 
 `exposed_s` is the part of `communication_s` during which the rank did nothing else. Bandwidths have
 nccl-tests' meaning. A figure that is not finite is null.
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from distsim import __version__
 from distsim.debug.report.stack_tree import blank_addresses
 from distsim.report.failures import merge_failures
+from distsim.report.training.section import training_section
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome, RankSummary
@@ -104,6 +106,8 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
         ],
         "notes": list(outcome.notes),
     }
+    if outcome.training is not None:
+        document["training"] = training_section(outcome.training)
     clean = _clean(document)
     assert isinstance(clean, dict)
     return clean

@@ -88,7 +88,11 @@ class RunRequest:
     proto: str | None = None
     nccl_version: str | None = None
     log_dir: str | None = None
+    tokens_per_step: float | None = None
+    """Of all ranks together; None: counted at the embedding."""
     host_timeout_s: float | None = None
     progress: Callable[[Progress], None] | None = None
+    trace_equal_once: bool = False
+    """Whether of ranks that do the same on GPUs one is traced for all (equal_ranks.py)."""
     conditions: Conditions | None = None
     """Faults, limits and schedule; None: an ordinary run."""

@@ -9,6 +9,7 @@ from typing import Any
 from distsim.debug.diagnosis.diagnose import Diagnosis
 from distsim.debug.records import CallRecord, Evidence, Phase
 from distsim.errors import Failure
+from distsim.sim.observe.figures import Training
 from distsim.text.units import format_time
 
 __all__ = ["CollectiveTotal", "Failure", "LinkUse", "Outcome", "Progress", "RankSummary"]
@@ -96,6 +97,8 @@ class Outcome:
     links: list[LinkUse] = field(default_factory=list)
     link_samples: Sequence[tuple[float, int, float]] = ()
     compute: dict[int, list[tuple[float, float, str]]] = field(default_factory=dict)
+    training: Training | None = None
+    """What the GPUs did; None where no rank has used one."""
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
     cut_short: bool = False

@@ -17,7 +17,8 @@ import torch.utils.data
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d.backend import backend_patches, register_backend
 from distsim.sim.c10d.work import future_patches
-from distsim.sim.device.accelerators import accelerator_patches
+from distsim.sim.device.cuda_api import cuda_patches
+from distsim.sim.device.hooks import accepted
 from distsim.sim.isolation.clock import clock_patches, datetime_clock
 from distsim.sim.isolation.effects import socket_patches
 from distsim.sim.isolation.environ import environ_patches
@@ -32,6 +33,7 @@ from distsim.sim.isolation.switches import Host, switch_patches
 from distsim.sim.isolation.torch_state.operators import operator_patches
 from distsim.sim.isolation.torch_state.torch_state import mesh_patches
 from distsim.sim.observe.profiler import profiler_patches
+from distsim.sim.observe.training import noticed
 from distsim.sim.processes.hosts import host_patches
 from distsim.sim.processes.ipc import sharing_patches
 from distsim.sim.processes.pids import pid_patches
@@ -46,8 +48,9 @@ Patch = tuple[Any, str, Any]
 
 
 @contextlib.contextmanager
-def simulation() -> Iterator[Host]:
-    """Python and torch as simulated ranks see them, for the time of one simulation in this process."""
+def simulation(gpus: bool) -> Iterator[Host]:
+    """Python and torch as simulated ranks see them, for the time of one simulation in this process. *gpus*: torch
+    accepts CUDA tensors."""
     if _active[0]:
         raise UsageError(
             "a simulation already runs in this process: distsim.simulate and run_program cannot be called by a rank"
@@ -69,7 +72,11 @@ def simulation() -> Iterator[Host]:
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
         host = Host(environ, modules.shared)
-        with host.torch.watching():
+        with (
+            noticed() if gpus else contextlib.nullcontext(),
+            host.torch.watching(),
+            accepted() if gpus else contextlib.nullcontext(),
+        ):
             yield host
     finally:
         datetime_clock(virtual=False)
@@ -115,7 +122,7 @@ def all_patches(modules: RankModules) -> list[Patch]:
         *_mode_flags(),
         *mesh_patches(),
         *_loader_patches(),
-        *accelerator_patches(),
+        *cuda_patches(),
         *_refusals(),
     ]
     return [(holder, name, resembling(_get(holder, name), value)) for holder, name, value in patches]
@@ -179,13 +186,7 @@ def _loader_patches() -> list[Patch]:
 
 def _refusals() -> list[Patch]:
     """What is refused by name until it is simulated."""
-    accelerator = ("use CPU tensors and backend 'gloo'", "accelerator tensors (CUDA)")
-    patches: list[Patch] = [
-        (torch.cuda, name, _refuse(accelerator[1], accelerator[0], getattr(torch.cuda, name)))
-        for name in ("_lazy_init", "set_device", "current_device", "synchronize", "current_stream")
-    ]
-    # torch's own error log asks for NCCL's version when a call on an nccl group fails
-    patches.append((torch.cuda.nccl, "version", lambda: (2, 27, 3)))
+    patches: list[Patch] = []
     rpc = sys.modules.get("torch.distributed.rpc")
     if rpc is not None and hasattr(rpc, "init_rpc"):
         refused = _refuse("torch.distributed.rpc.init_rpc", "run it for real with --on gloo", rpc.init_rpc)

@@ -22,6 +22,7 @@ from distsim.debug.records.frames import shown_from
 from distsim.errors import RankFailure, UsageError
 from distsim.network import make_network
 from distsim.sim.conditions import Conditions, RunRequest
+from distsim.sim.equal_ranks import StartAgain
 from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
 from distsim.sim.isolation.environ import without_launchers
@@ -32,6 +33,7 @@ from distsim.sim.kernel.interrupts import interruptible
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.lookahead import Lookahead
 from distsim.sim.observe.totals import summing_up
+from distsim.sim.observe.training import finish
 from distsim.sim.observe.user_stack import forget_stacks
 from distsim.sim.outcome import Outcome, Progress
 from distsim.sim.patches import simulation
@@ -186,8 +188,26 @@ def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], 
 
 
 def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str) -> Outcome:
-    started = _real_perf_counter()
     watch_from_outside()
+    again: StartAgain | None = None
+    while True:
+        try:
+            return _attempt(request, enter, name, again)
+        except StartAgain as found:
+            again = found
+
+
+MANY_RANKS = 8
+"""Up to so many ranks every one is traced."""
+MANY_TO_NAME = 512
+"""Up to so many, all are traced once something has gone wrong."""
+
+
+def _attempt(
+    request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str, again: StartAgain | None
+) -> Outcome:
+    """One run. Raises StartAgain where ranks turned out to be of other kinds than *again* says."""
+    started = _real_perf_counter()
     cluster = request.on if isinstance(request.on, Cluster) else load_cluster(request.on)
     slots = cluster.place(request.nnodes, request.nproc_per_node)
     env = simpy.Environment()
@@ -227,7 +247,7 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
     interrupted = False
     stack_bytes = threading.stack_size(_STACK_BYTES)
     try:
-        with simulation() as host:
+        with simulation(gpus=cluster.node.num_gpus > 0) as host:
             setting = Setting(
                 cluster,
                 slots,
@@ -244,9 +264,16 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
             )
             if request.conditions is not None:
                 setting = request.conditions.applied_to(setting)
+            few = again is None and request.trace_equal_once and len(slots) > MANY_RANKS and request.conditions is None
+            equal = None if again is None else again.equal
+            setting = dataclasses.replace(setting, may_be_equal=few, equal=equal)
             world = World(setting, Surroundings(live, evidence_of, Lookahead))
+            if again is not None and again.equal is None:
+                world.note(f"every rank was traced: {again.why}")
             environ_of = _environ(slots, per_node, nodes)
             for slot in slots:
+                if not world.is_traced(slot.rank):
+                    continue
                 process = world.new_process(slot, environ_of(slot), sys.argv, rank=slot.rank)
                 world.start_process(process, enter(process))
             if request.conditions is not None:
@@ -259,6 +286,7 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
                     world.interrupts.deferred(),
                 ):
                     world.run()
+                    finish(world)
             except KeyboardInterrupt:
                 interrupted = True
                 world.diagnoses = diagnose(world.evidence())
@@ -272,6 +300,9 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
         threading.stack_size(stack_bytes)
         if page is not None:
             page.rest()
+
+    if world.equal is not None and any(d.exit_code for d in world.diagnoses) and len(slots) <= MANY_TO_NAME and not interrupted:
+        raise StartAgain(None, "something is wrong: all ranks are traced to name it")
     return summing_up(world, evidence, request, name, interrupted, _real_perf_counter() - started)
 
 

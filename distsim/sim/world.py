@@ -6,6 +6,7 @@ It is its own scheduler (scheduler.py), which knows time and tasks and nothing o
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +22,10 @@ from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.diagnosis.waits.unwaited import unwaited
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
 from distsim.errors import UsageError
+from distsim.kernels import Gpu
 from distsim.network import Network
+from distsim.sim.device.gpu import Accelerators
+from distsim.sim.equal_ranks import Different, EqualRanks, StartAgain, Unlike, families
 from distsim.sim.isolation.effects import withheld
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task
 from distsim.sim.kernel.scheduler import Scheduler, Unwind
@@ -110,6 +114,10 @@ class Setting:
     schedule: Schedule | None = None
     memory: Any = None
     """Where somebody asked for it: see memory.Memory."""
+    equal: EqualRanks | None = None
+    """Which ranks are known to do the same; None: every one is traced."""
+    may_be_equal: bool = False
+    """Whether ranks are looked at as kinds once the program uses a GPU."""
     late_ranks_are_planted: bool = False
     """Somebody wants to see who comes late, however little: a scenario. Else it is told at the end, where it costs."""
 
@@ -158,7 +166,18 @@ class World(Scheduler):
         self._store_waiters: list[simpy.Event] = []
         self._next_port = 40_000
         self.late_ranks_are_planted = setting.late_ranks_are_planted
+        self.equal: EqualRanks | None = setting.equal
+        """Where ranks that do the same are traced once: which are alike."""
+        self._traced: frozenset[int] = frozenset() if setting.equal is None else setting.equal.traced
+        self.may_be_equal = setting.may_be_equal
         self.faults = setting.faults(self)
+
+    @functools.cached_property
+    def gpu(self) -> Gpu:
+        """The model of the cluster's accelerators, read when a program first uses one."""
+        facts = self.cluster.node.gpu
+        assert facts is not None
+        return Gpu.named(facts.model, memory=facts.memory_bytes, memory_bandwidth=facts.memory_bytes_per_s)
 
     # -- building
 
@@ -222,6 +241,8 @@ class World(Scheduler):
             self.rank_processes.setdefault(rank, process)
             if self.launcher is not None:
                 self.world_size = max(self.world_size, rank + 1)
+        if self.cluster.node.num_gpus:
+            process.accelerators = Accelerators(process, self.cluster.node.num_gpus)
         self.processes.append(process)
         process.stdout, process.stderr = self.open_streams(process)
         return process
@@ -293,6 +314,108 @@ class World(Scheduler):
         process.rank = rank
         process.is_rank = True
         self.rank_processes[rank] = process
+
+    # -- equal ranks
+
+    def is_traced(self, rank: int) -> bool:
+        return self.equal is None or rank in self._traced
+
+    def num_traced(self, world_size: int) -> int:
+        """How many of *world_size* ranks come themselves."""
+        return len(self._traced) if self.equal is not None and world_size == self.world_size else world_size
+
+    def standing_for(self, group: Group) -> list[int] | None:
+        """For each member of *group* the place of who arrives for it; None: everybody arrives."""
+        if self.equal is None:
+            return None
+        try:
+            return self.equal.standing_for(group.ranks, self._traced)
+        except Unlike:
+            self.split_by(group)
+            return list(range(len(group.ranks)))
+
+    def uses_gpu(self) -> None:
+        """The program uses a GPU for the first time: from here on one rank of each kind is enough."""
+        if not self.may_be_equal:
+            return
+        self.may_be_equal = False
+        equal = EqualRanks.of_one_kind(self.world_size)
+        if not self.only_first_has_begun():
+            self.crash = StartAgain(equal, "the program uses GPUs")
+            return
+        self.equal, self._traced = equal, equal.traced
+        for process in list(self.processes):
+            if process.rank not in self._traced:
+                assert process.main_task is not None
+                process.main_task.cancel()
+                self.processes.remove(process)
+                del self.rank_processes[process.rank]
+
+    def split_by(self, group: Group) -> None:
+        """Members of *group* send to each other: their places make them kinds."""
+        assert self.equal is not None
+        made = [r.new_ranks for p in self.processes for r in p.records if r.op == "new_group" and r.new_ranks]
+        family = next((f for f in families(list(dict.fromkeys(made))) if group.ranks in f), [group.ranks])
+        places = {rank: place for ranks in family for place, rank in enumerate(ranks)}
+        equal = self.equal.split(places, f"its place in groups such as {group.label}")
+        if self.crash is None:
+            self.crash = StartAgain(equal, f"ranks of group {group.label} send to each other")
+
+    def ended_step(self, process: SimProcess) -> None:
+        """A traced rank's optimizer has made a step: doubles that did the same are traced no more."""
+        equal = self.equal
+        if equal is None or equal.compared:
+            return
+        try:
+            equal.ended_step(process.rank)
+        except Different as found:
+            self.crash = StartAgain(
+                None, f"ranks {found.leader} and {found.double} did not do the same in step {found.step}"
+            )
+            return
+        if not all(equal.is_believed(double) for double in equal.doubles.values()):
+            return
+        equal.compared = True
+        if equal.values_differ:
+            self.note(
+                "ranks bring values of their own to collectives; of equal ranks one was traced, and its values stand for "
+                "the others' (--ranks all traces every rank)"
+            )
+        gone = self._who_may_go(equal)
+        self._traced -= gone
+        for rank in gone:
+            self._retire(self.rank_processes.pop(rank))
+        for communicator in list(self.communicators.values()):
+            communicator.fewer_traced()
+        task = current_task()
+        if task is not None and task.doom is not None:
+            raise task.doom
+
+    def _who_may_go(self, equal: EqualRanks) -> frozenset[int]:
+        """Of two ranks of a kind the second; the first, where the seconds tell the user something that the firsts do
+        not (many programs log on the last rank); nobody, where both do."""
+        said = {rank: any(s is not None and s.spoke for s in (p.stdout, p.stderr))
+                for rank, p in self.rank_processes.items()}  # fmt: skip
+        pairs = [(equal.leaders[kind], double) for kind, double in equal.doubles.items()]
+        firsts_are_needed = any(said[leader] and not said[double] for leader, double in pairs)
+        if not any(said[double] and not said[leader] for leader, double in pairs):
+            return frozenset(double for _, double in pairs)
+        if firsts_are_needed:
+            return frozenset()
+        equal.leaders.update(equal.doubles)
+        return frozenset(leader for leader, _ in pairs)
+
+    def _retire(self, process: SimProcess) -> None:
+        """*process* has been traced long enough; nothing of its end is seen."""
+        process.phase, process.exit_code, process.end_s = Phase.FINISHED, 0, float(self.env.now)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.finish()
+        self.processes.remove(process)
+        for task in process.tasks:
+            task.doom = Killed()
+            if task is not current_task():
+                task.interrupt(task.doom)
 
     # -- what the scheduler asks
 

@@ -10,7 +10,7 @@ import pytest
 from sim.running import HEAD, Scripts
 
 from distsim.sim.isolation.modules.modules import RankModules
-from distsim.sim.patches import _get, all_patches
+from distsim.sim.patches import _MISSING, _get, all_patches
 
 NAMES = ("__name__", "__qualname__", "__module__", "__doc__")
 
@@ -38,6 +38,8 @@ PATCHES = [(holder, name, _get(holder, name), value) for holder, name, value in 
 )
 def test_a_patch_looks_like_what_it_replaces(holder: Any, name: str, real: Any, replacement: Any) -> None:
     """Signature, name, qualified name, module and doc are those of the function that it stands for."""
+    if real is _MISSING:  # of torch with CUDA only
+        return
     if not callable(getattr(real, "__func__", real)):
         assert not inspect.isroutine(replacement), f"{name} was no function"
         return

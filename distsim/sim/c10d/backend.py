@@ -288,6 +288,21 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         kind = getattr(dist, name, None) or getattr(c10d, name, None)
         if isinstance(kind, type):
             patches.append((kind, "__init__", _not_by_hand(kind, name)))
+    batch = c10d.batch_isend_irecv
+
+    @functools.wraps(batch)
+    def batch_isend_irecv(p2p_op_list: Any) -> Any:
+        """torch asks for `type(group) is ProcessGroup` before it makes one kernel of them."""
+        group = (p2p_op_list[0].group if p2p_op_list else None) or c10d._world.default_pg
+        if not isinstance(group, SimGroup) or not p2p_op_list[0].tensor.is_cuda:
+            return batch(p2p_op_list)
+        c10d._check_p2p_op_list(p2p_op_list)
+        device = p2p_op_list[0].tensor.device
+        group._start_coalescing(device)
+        batch(p2p_op_list)
+        return [group._end_coalescing(device)]
+
+    patches += [(holder, "batch_isend_irecv", batch_isend_irecv) for holder in (c10d, dist)]
     logged = DistributedDataParallel._get_ddp_logging_data
 
     @functools.wraps(logged)
@@ -298,6 +313,17 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         return data
 
     patches.append((DistributedDataParallel, "_get_ddp_logging_data", logging_data))
+    logger = torch._C._distributed_c10d.Logger
+    log = logger.set_runtime_stats_and_log
+
+    @functools.wraps(log)
+    def set_runtime_stats_and_log(self: Any) -> None:
+        """Its timer of CUDA events lies in a library that a build without CUDA does not have."""
+        task = current_task()
+        if task is None or task.process.accelerators is None or not task.process.accelerators.used:
+            log(self)
+
+    patches.append((logger, "set_runtime_stats_and_log", set_runtime_stats_and_log))
     replaced = {
         "TCPStore": (dist.TCPStore, stores.TCPStore),
         "FileStore": (dist.FileStore, stores.FileStore),

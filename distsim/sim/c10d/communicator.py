@@ -15,6 +15,7 @@ from distsim.debug.records import CallRecord, Group, Phase, State
 from distsim.network import Transfer
 from distsim.sim.c10d.data import Tensors, copy_into
 from distsim.sim.c10d.monitored_barrier import MonitoredBarrier
+from distsim.sim.c10d.on_gpu import HostSide, compute
 from distsim.sim.c10d.work import SimWork
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Arrival:
     work: SimWork
     inputs: Tensors = ()
     outputs: Tensors = ()
+    host_side: HostSide | None = None
+    """Of a call on a GPU: what is known of its values."""
     sums: list[tuple[int | None, int | None]] | None = None
     """Checksums of the inputs when the call was made, and how often torch had counted a write to each (guards.py)."""
 
@@ -44,6 +47,8 @@ DataFunction = Callable[[list[Arrival]], None]
 
 @dataclass(slots=True)
 class Meeting:
+    transfer: Callable[[list[Arrival]], Transfer | None]
+    data: DataFunction
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     """By rank in the group."""
 
@@ -72,12 +77,20 @@ class Communicator:
         self._sends: list[Letter] = []
         self._recvs: deque[Letter] = deque()
         self.monitored: dict[int, MonitoredBarrier] = {}
+        self.stand_in: list[int] | None = world.standing_for(group)
+        """For each member the place of who arrives for it, where equal ranks are traced once; None: itself."""
+        self._num_traced = len(group.ranks) if self.stand_in is None else len(set(self.stand_in))
 
     @property
     def devices(self) -> tuple[str, ...]:
         if self._devices is None:
             self._devices = tuple(self.world.device_of(rank) for rank in self.group.ranks)
         return self._devices
+
+    @property
+    def channels(self) -> int:
+        """How many SMs NCCL's kernels take for it, one for each channel."""
+        return 16 if len({slot.host for slot in (self.world.slots[r] for r in self.group.ranks)}) > 1 else 24
 
     # -- collectives
 
@@ -93,40 +106,65 @@ class Communicator:
         if self.world.lookahead is not None:
             self.world.lookahead.passes(arrival.work)
             return
-        meeting = self._meetings.setdefault(number, Meeting())
+        if self.stand_in is not None and self.stand_in[group_rank] != group_rank:
+            return  # of a rank that is traced no more
+        meeting = self._meetings.get(number)
+        if meeting is None:
+            meeting = self._meetings[number] = Meeting(transfer, data)
         meeting.arrivals[group_rank] = arrival
-        if len(meeting.arrivals) < len(self.group.ranks):
+        self._meet(number)
+
+    def _meet(self, number: int) -> None:
+        """Start collective *number*, if all have come."""
+        meeting = self._meetings[number]
+        arrivals, data = meeting.arrivals, meeting.data
+        if len(arrivals) < self._num_traced:
             return
         del self._meetings[number]
-        members = [meeting.arrivals[i] for i in range(len(self.group.ranks))]
-        if check_meeting([m.record for m in members]) is not None:
-            self.world.stop_for_mismatch([m.work for m in members])
+        places = range(len(self.group.ranks)) if self.stand_in is None else self.stand_in
+        members = [arrivals[place] for place in places]
+        came = list(arrivals.values()) if self.stand_in is not None else members
+        if check_meeting([m.record for m in came]) is not None:
+            self.world.stop_for_mismatch([m.work for m in came])
             return
         now_s = float(self.world.env.now)
-        for member in members:
+        for member in came:
             member.record.started_s = now_s
             member.record.state = State.STARTED
-        self.world.faults.on_start(members)
-        plan = transfer(members)
+        self.world.faults.on_start(came)
+        plan = meeting.transfer(members)
         moved = self.world.env.timeout(0.0) if plan is None else self.world.network.collective(plan)
         assert moved.callbacks is not None
-        moved.callbacks.append(lambda _: self._finish(members, data))
+        moved.callbacks.append(lambda _: self._finish(members, data, came))
 
-    def _finish(self, members: list[Arrival], data: DataFunction) -> None:
-        if any(m.record.state is State.FAILED for m in members):
+    def _finish(self, members: list[Arrival], data: DataFunction, came: list[Arrival]) -> None:
+        """*came*: those of *members* that arrived themselves."""
+        if any(m.record.state is State.FAILED for m in came):
             return
-        if not _all_there(members, lambda: self._finish(members, data)):
+        if not _all_there(came, lambda: self._finish(members, data, came)):
             return
-        self.world.guards.on_finish(members)
+        on_gpu = members[0].host_side is not None
+        if not on_gpu:
+            self.world.guards.on_finish(members)
         try:
-            data(members)
+            compute(members, data) if on_gpu else data(members)
         except Exception as error:  # what torch refuses to compute is every member's error
-            for member in members:
+            for member in came:
                 member.work.fail(error)
             return
-        self.world.faults.after_data(members)
-        for member in members:
+        self.world.faults.after_data(came)
+        for member in came:
             self._complete(member)
+
+    def fewer_traced(self) -> None:
+        """Ranks that were traced are no longer: others arrive for them."""
+        if self.stand_in is None or not any(self.world.is_traced(rank) for rank in self.group.ranks):
+            return
+        self.stand_in = self.world.standing_for(self.group)
+        assert self.stand_in is not None
+        self._num_traced = len(set(self.stand_in))
+        for number in list(self._meetings):
+            self._meet(number)
 
     def _complete(self, arrival: Arrival) -> None:
         arrival.record.completed_s = float(self.world.env.now)
@@ -139,6 +177,8 @@ class Communicator:
     def send(self, source: int, destination: int, tag: int, arrival: Arrival) -> None:
         if self.world.lookahead is not None:
             self.world.lookahead.passes(arrival.work)
+            return
+        if not self._somebody_is(destination):
             return
         schedule = self.world.schedule
         if schedule is not None and schedule.buffered:
@@ -156,6 +196,8 @@ class Communicator:
         if self.world.lookahead is not None:
             self.world.lookahead.passes(arrival.work)
             return
+        if source is not None and not self._somebody_is(source):
+            return
         letter = Letter(source, destination, tag, arrival)
         fits: dict[int | None, Letter] = {}
         for send in self._sends:  # of each sender the first: messages between two ranks keep their order
@@ -168,6 +210,13 @@ class Communicator:
             self._transmit(send, letter)
             return
         self._recvs.append(letter)
+
+    def _somebody_is(self, place: int) -> bool:
+        """Whether the member at *place* is traced itself; else its place makes it a kind of its own."""
+        if self.stand_in is None or self.stand_in[place] == place:
+            return True
+        self.world.split_by(self.group)
+        return False
 
     def _transmit(self, send: Letter, recv: Letter) -> None:
         if check_pair(send.arrival.record, recv.arrival.record) is not None:
@@ -193,7 +242,7 @@ class Communicator:
         )
 
         assert moved.callbacks is not None
-        moved.callbacks.append(lambda _: self._finish(ends, _deliver))
+        moved.callbacks.append(lambda _: self._finish(ends, _deliver, ends))
 
     # -- the end
 

@@ -23,13 +23,16 @@ from distsim.debug.records import P2P, CallRecord, CallWait, Group, State
 from distsim.debug.records.arguments import METHODS, Call, Reader
 from distsim.debug.records.signature import Signature
 from distsim.debug.words.error_text import error_line
-from distsim.sim.c10d import refusals
+from distsim.sim.c10d import on_gpu, refusals
 from distsim.sim.c10d.buffers import as_gloo_sees
 from distsim.sim.c10d.communicator import Arrival, Communicator
 from distsim.sim.c10d.data import Tensors
 from distsim.sim.c10d.monitored_barrier import monitored_barrier
 from distsim.sim.c10d.operations import OPERATIONS
 from distsim.sim.c10d.work import SimWork
+from distsim.sim.device.gpu import Device
+from distsim.sim.device.streams import current_stream
+from distsim.sim.device.timeline import Load, Stream
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task, require_task
 from distsim.sim.observe.user_stack import call_stack, handle_is_the_users, waits_itself
 
@@ -63,6 +66,8 @@ class SimGroup(dist.ProcessGroup):
         self._explicit = explicit_timeout
         self._store = store
         self._numbers = {"collective": 0, "p2p": 0}
+        self._streams: dict[tuple[int, int], Stream] = {}
+        self._batch: on_gpu.Batch | None = None
         self._group = group
 
     # -- questions
@@ -110,7 +115,10 @@ class SimGroup(dist.ProcessGroup):
     create_default_device = staticmethod(dist.ProcessGroupGloo.create_default_device)
 
     supports_splitting = False
-    supports_coalescing = False
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return "nccl" in self._backends.values()
 
     def get_group_store(self) -> Any:
         return self._store
@@ -181,6 +189,8 @@ class SimGroup(dist.ProcessGroup):
         task.compute(world.cluster.cpu.op_overhead_s)
         if world.schedule is not None:
             task.compute(world.schedule.delay_s(process.rank, len(process.records)))
+        if self._runs_on_gpu(call):
+            return self._launch(task, call, is_async, timeout, meet)
         caller = sys._getframe(2)
         above = caller.f_back  # a function of torch.distributed waits for a synchronous call at once
         waits_next = above is not None and above.f_globals is C10D
@@ -229,6 +239,92 @@ class SimGroup(dist.ProcessGroup):
         else:
             task.arrive(lambda: self._arrive(arrival, meet))
         return arrival
+
+    def _runs_on_gpu(self, call: Call) -> bool:
+        if call.first is None:
+            return self.name() == "nccl"
+        return bool(call.first.is_cuda)
+
+    def _launch(
+        self,
+        task: RankTask,
+        call: Call,
+        is_async: bool,
+        timeout: timedelta | None,
+        meet: Callable[[Arrival], None] | None,
+    ) -> Arrival:
+        """Put the call into a stream of its GPU; the host goes on."""
+        process, world = task.process, task.world
+        device = on_gpu.device_of(task, call.first)
+        task.compute(device.model.host_op_s)
+        if self._is_looked_at(task):
+            task.flush()
+        self._refuse_if_broken()
+        caller = sys._getframe(3)
+        stack = call_stack(caller)
+        said = signature_of(call.key)
+        record = said.record(
+            rank=process.rank,
+            group=self._group,
+            seq=0,
+            peer=None if call.peer < 0 else call.peer,
+            tag=call.tag if said.op in P2P else None,
+            is_async=is_async,
+            site=stack[0] if stack else None,
+            stack=stack,
+            thread=task.name,
+            issued_s=task.now_s(),
+        )
+        if is_async and not handle_is_the_users(caller):
+            record.waited = True
+        limit = self._timeout if timeout is None or timeout.total_seconds() <= 0 else timeout
+        work = on_gpu.GpuWork(
+            process,
+            record,
+            world.env.event(),
+            list(call.outputs),
+            limit.total_seconds(),
+            self._explicit,
+            self._timeout_error,
+            self._communicator.break_up,
+        )
+        process.accelerators.steps.called(record)
+        work.device, work.host_waits = device, record.op == "barrier"
+        side = on_gpu.host_side(task, device, record.op, call.inputs, call.outputs)
+        if world.equal is not None:
+            world.equal.saw_call(process, record, side)
+        if side.outputs:
+            on_gpu.pend(side, work)
+        inputs: Tensors = ()
+        if record.op in ("all_to_all", "all_to_all_single"):  # their sizes are each member's own
+            inputs = tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in call.inputs)
+        arrival = Arrival(process, record, work, inputs, (), side)
+        self._number(record)
+        self._tell_others(task, arrival)
+        assert meet is not None
+        if self._batch is not None:
+            work.stash = (*call.inputs, *call.outputs)
+            self._batch.parts.append((arrival, meet))
+            return arrival
+        if is_async:
+            work.stash = (*call.inputs, *call.outputs)
+            stream = self._stream(device, call)
+        else:
+            stream = current_stream(task, device)
+        on_gpu.put(task, device, stream, [(arrival, meet)], self._load(device))
+        return arrival
+
+    def _stream(self, device: Device, call: Call | None) -> Stream:
+        """NCCL's stream of this group, of a pair of ranks for a message outside a batch."""
+        peer = -1 if call is None or call.key[0] not in P2P else call.peer
+        stream = self._streams.get((device.index, peer))
+        if stream is None:
+            stream = device.new_stream(f"nccl {self._group.label}" + (f" with rank {peer}" if peer >= 0 else ""))
+            self._streams[device.index, peer] = stream
+        return stream
+
+    def _load(self, device: Device) -> Load:
+        return Load(*device.model.comm_load(self._communicator.channels))
 
     def _is_looked_at(self, task: RankTask) -> bool:
         """Whether somebody wants to see the call in the thread that makes it."""
@@ -311,13 +407,26 @@ class SimGroup(dist.ProcessGroup):
             meet = partial(self._communicator.recv, end, me, call.tag)
         return self._call(call, is_async, None, meet).work
 
-    # -- coalescing: on CPU every call goes out by itself, as on gloo
+    # -- coalescing: on CPU every call goes out by itself, as on gloo; on a GPU they are one kernel
 
     def _start_coalescing(self, device: torch.device) -> None:
-        raise RuntimeError(f"Backend {self._flavour(device)} does not implement startCoalescing")
+        if self._flavour(device) != "nccl":
+            raise RuntimeError(f"Backend {self._flavour(device)} does not implement startCoalescing")
+        self._batch = on_gpu.Batch()
 
-    def _end_coalescing(self, device: torch.device) -> Work:
-        raise RuntimeError(f"Backend {self._flavour(device)} does not implement endCoalescing")
+    def _end_coalescing(self, device: torch.device) -> Work | None:
+        if self._flavour(device) != "nccl":
+            raise RuntimeError(f"Backend {self._flavour(device)} does not implement endCoalescing")
+        batch, self._batch = self._batch, None
+        if batch is None or not batch.parts:
+            return None
+        task = require_task()
+        gpu = on_gpu.device_of(task, batch.parts[0][0].work.stash[0])
+        on_gpu.put(task, gpu, self._stream(gpu, None), batch.parts, self._load(gpu))
+        last: on_gpu.GpuWork = batch.parts[-1][0].work
+        last.together = [arrival.record for arrival, _ in batch.parts]
+        last.stash = [tensor for arrival, _ in batch.parts for tensor in arrival.work.stash]
+        return last
 
     # -- helpers
 

@@ -49,8 +49,11 @@ def refuse(call: Call, flavour: str) -> None:
     """Raise what the backend raises for these dtypes, devices and this reduction."""
     op, number, tensors = call.key[0], call.key[4], (*call.inputs, *call.outputs)
     for tensor in tensors:
-        if not (tensor.is_cpu or tensor.is_meta):
+        if not (tensor.is_cpu or tensor.is_meta or tensor.is_cuda):
             raise NotSimulated(f"{op} on {tensor.device.type} tensors", "use CPU tensors and backend 'gloo'")
+    if flavour == "nccl" and tensors and tensors[0].is_cuda:
+        _refuse_as_nccl(op, tensors)
+        return
     if op in P2P:
         if call.tag < 0:
             raise RuntimeError("Tag must be nonnegative")
@@ -87,6 +90,21 @@ def refuse(call: Call, flavour: str) -> None:
             torch.bool: "Bool",
         }
         raise RuntimeError(f"result type Float can't be cast to the desired output type {named[dtype]}")
+
+
+def _refuse_as_nccl(op: str, tensors: Sequence[Tensor]) -> None:
+    """ProcessGroupNCCL.cpp: `check_gpu_single_tensor`, `getNcclDataType`."""
+    for tensor in tensors:
+        if not tensor.is_cuda or tensor.is_sparse:
+            raise ValueError("Tensors must be CUDA and dense")
+        if not tensor.is_contiguous(memory_format=torch.preserve_format) and not tensor.is_contiguous():
+            raise ValueError("Tensors must be contiguous")
+        if tensor.dtype in (torch.int16, torch.complex32):
+            raise TypeError(f"Input tensor data type is not supported for NCCL process group: {_scalar(tensor.dtype)}")
+
+
+def _scalar(dtype: torch.dtype) -> str:
+    return {torch.int16: "Short", torch.complex32: "ComplexHalf"}[dtype]
 
 
 def _refuse_as_mpi(dtype: torch.dtype, name: str | None) -> None:

@@ -19,7 +19,7 @@ from distsim.sim.isolation.process import current_task, require_task
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
 
-__all__ = ["SimWork", "future_patches"]
+__all__ = ["SimWork", "drain_backward", "future_patches"]
 
 NO_TIMEOUT = timedelta(0)
 
@@ -170,7 +170,7 @@ class SimWork(Work):
         if torch._C._current_graph_task_id() != -1:
             process.notes.backward.append(self)
             if len(process.notes.backward) == 1:
-                torch.autograd.Variable._execution_engine.queue_callback(lambda: _drain_backward(process))
+                torch.autograd.Variable._execution_engine.queue_callback(lambda: drain_backward(process))
 
     def _settle_all(self) -> None:
         settlers, self._settlers = self._settlers, []
@@ -199,7 +199,7 @@ def _settle(future: Future[Any] | None, value: object, error: BaseException | No
         future.set_exception(error)
 
 
-def _drain_backward(process: SimProcess) -> None:
+def drain_backward(process: SimProcess) -> None:
     """Runs at the end of backward, before DDP's own finalizer: wait in virtual time."""
     works: list[SimWork] = process.notes.backward
     process.notes.backward = []

@@ -1,8 +1,24 @@
-"""What a rank computes on: what operators cost, and how much memory tensors hold.
+"""What a rank computes on: the CPU, whose operators are run and charged, and simulated GPUs, whose are only charged.
 
-`cpu.py` prices operators by the cluster file's CPU.
+Start with `dispatch.py`, where every operator passes. `cpu.py` prices those of the host by the cluster file's CPU. A
+GPU (`gpu.py`) has streams in virtual time (`timeline.py`), PyTorch's allocator (`allocator.py`) and tensors without
+data (`carrier.py`, which `hooks.py` lets torch accept); `operators` says what comes out of an operator; `cuda_api` is
+torch.cuda.
 """
 
 from __future__ import annotations
 
-__all__ = ["accelerators", "cpu", "memory"]
+__all__ = [
+    "allocator",
+    "carrier",
+    "cpu",
+    "cuda_api",
+    "dispatch",
+    "generator",
+    "gpu",
+    "hooks",
+    "memory",
+    "operators",
+    "streams",
+    "timeline",
+]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-__all__ = ["Allocator", "Block", "Full", "rounded"]
+__all__ = ["Allocator", "Block", "Full", "Tally", "rounded"]
 
 MIB = 1 << 20
 MIN_BLOCK = 512
@@ -71,26 +71,96 @@ def _segment(size: int) -> int:
     return -(-size // ROUND_LARGE) * ROUND_LARGE
 
 
+class Tally:
+    """One of torch.cuda.memory_stats: how much there is, was at most, and came and went in all."""
+
+    __slots__ = ("allocated", "current", "freed", "peak")
+
+    def __init__(self) -> None:
+        self.current = self.peak = self.allocated = self.freed = 0
+
+    def more(self, amount: int) -> None:
+        self.allocated += amount
+        self.current += amount
+        if self.current > self.peak:
+            self.peak = self.current
+
+    def less(self, amount: int) -> None:
+        self.freed += amount
+        self.current -= amount
+
+    def as_dict(self) -> dict[str, int]:
+        return {"current": self.current, "peak": self.peak, "allocated": self.allocated, "freed": self.freed}
+
+
+class Tallies:
+    """Of one pool, or of both."""
+
+    __slots__ = (
+        "active", "active_bytes", "allocated_bytes", "allocation", "inactive_split", "inactive_split_bytes",
+        "requested_bytes", "reserved_bytes", "segment",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.allocation, self.allocated_bytes, self.requested_bytes = Tally(), Tally(), Tally()
+        self.active, self.active_bytes = Tally(), Tally()
+        """With blocks that a stream still uses after they were freed."""
+        self.segment, self.reserved_bytes = Tally(), Tally()
+        self.inactive_split, self.inactive_split_bytes = Tally(), Tally()
+        """Free blocks that hold a part of a segment only."""
+
+
 class Allocator:
     """One device's memory as one process sees it. *capacity*: bytes that are left to it."""
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.allocated = 0
-        """Bytes of blocks in use (torch.cuda.memory_allocated)."""
-        self.requested = 0
-        """Bytes that were asked for."""
-        self.reserved = 0
-        """Bytes of segments (torch.cuda.memory_reserved)."""
-        self.peak_allocated = 0
-        self.peak_reserved = 0
-        self.num_allocations = 0
+        self.capacity = self.allowed = capacity
+        """`allowed`: what torch.cuda.set_per_process_memory_fraction leaves of it."""
+        self.fraction = 1.0
+        self.all = Tallies()
+        self.of_pool = {True: Tallies(), False: Tallies()}
+        """Of the small pool, of the large one."""
         self.num_retries = 0
         """How often all cached segments went back because one was needed (num_alloc_retries)."""
+        self.num_out_of_memory = 0
+        self._before = (0, 0)
+        """The peaks before they were reset."""
         self._pools = {True: Pool(), False: Pool()}
         self._blocks: dict[int, Block] = {}
         """Free blocks by address."""
         self._next = 0
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of blocks in use (torch.cuda.memory_allocated)."""
+        return self.all.allocated_bytes.current
+
+    @property
+    def requested(self) -> int:
+        """Bytes that were asked for."""
+        return self.all.requested_bytes.current
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of segments (torch.cuda.memory_reserved)."""
+        return self.all.reserved_bytes.current
+
+    @property
+    def peak_allocated(self) -> int:
+        return self.all.allocated_bytes.peak
+
+    @property
+    def peak_reserved(self) -> int:
+        return self.all.reserved_bytes.peak
+
+    @property
+    def num_allocations(self) -> int:
+        return self.all.allocation.allocated
+
+    @property
+    def free_in_segments(self) -> int:
+        """Bytes that are reserved and not in use."""
+        return self.reserved - self.allocated
 
     def allocate(self, nbytes: int, stream: int = 0) -> Block:
         """A block of at least *nbytes*, for use on *stream*. Raises `Full`."""
@@ -104,6 +174,7 @@ class Allocator:
                 self.num_retries += 1
                 block = self._grow(_segment(size), stream, small)
                 if block is None:
+                    self.num_out_of_memory += 1
                     raise Full(nbytes)
         left = block.size - size
         if left >= MIN_BLOCK if small else left > SMALL:
@@ -113,17 +184,31 @@ class Allocator:
             block.after, block.size = rest, size
             self._put(rest)
         block.asked = max(1, nbytes)
-        self.num_allocations += 1
-        self.requested += nbytes
-        self.allocated += block.size
-        if self.allocated > self.peak_allocated:
-            self.peak_allocated = self.allocated
+        for tallies in (self.all, self.of_pool[small]):
+            tallies.allocation.more(1)
+            tallies.allocated_bytes.more(block.size)
+            tallies.requested_bytes.more(block.asked)
+            tallies.active.more(1)
+            tallies.active_bytes.more(block.size)
         return block
 
     def free(self, block: Block) -> None:
-        """*block* may be given to others; with its free neighbours it is one again."""
-        self.allocated -= block.size
-        self.requested -= block.asked
+        """The program has given *block* back, and no stream uses it any more."""
+        self.let_go(block)
+        self.reclaim(block)
+
+    def let_go(self, block: Block) -> None:
+        """The program has given *block* back; streams may still use it."""
+        for tallies in (self.all, self.of_pool[block.small]):
+            tallies.allocation.less(1)
+            tallies.allocated_bytes.less(block.size)
+            tallies.requested_bytes.less(block.asked)
+
+    def reclaim(self, block: Block) -> None:
+        """*block*, which the program has let go, may be given to others; with its free neighbours it is one again."""
+        for tallies in (self.all, self.of_pool[block.small]):
+            tallies.active.less(1)
+            tallies.active_bytes.less(block.size)
         block.asked = 0
         for other in (block.before, block.after):
             if other is not None and not other.asked:
@@ -135,41 +220,68 @@ class Allocator:
         """Segments without a block in use go back to the device."""
         for block in [b for b in self._blocks.values() if b.before is None and b.after is None]:
             self._remove(block)
-            self.reserved -= block.size
+            for tallies in (self.all, self.of_pool[block.small]):
+                tallies.segment.less(1)
+                tallies.reserved_bytes.less(block.size)
 
     def reset_peaks(self) -> None:
         """torch.cuda.reset_peak_memory_stats."""
-        self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
+        self._before = self.highest
+        for tally in self._tallies():
+            tally.peak = tally.current
 
     @property
-    def free_in_segments(self) -> int:
-        """Bytes that are reserved and not in use."""
-        return self.reserved - self.allocated
+    def highest(self) -> tuple[int, int]:
+        """The most bytes ever allocated and reserved, whatever the program has reset."""
+        return max(self._before[0], self.peak_allocated), max(self._before[1], self.peak_reserved)
+
+    def reset_totals(self) -> None:
+        """torch.cuda.reset_accumulated_memory_stats."""
+        for tally in self._tallies():
+            tally.allocated = tally.freed = 0
+        self.num_retries = self.num_out_of_memory = 0
+
+    def _tallies(self) -> list[Tally]:
+        return [getattr(one, name) for one in (self.all, *self.of_pool.values()) for name in Tallies.__slots__]
 
     def _take(self, size: int, stream: int, small: bool) -> Block | None:
         free = self._pools[small].free
         place = bisect_left(free, (stream, size, -1))
         if place == len(free) or free[place][0] != stream:
             return None
-        return self._blocks.pop(free.pop(place)[2])
+        block = self._blocks.pop(free.pop(place)[2])
+        self._split_less(block)
+        return block
 
     def _grow(self, size: int, stream: int, small: bool) -> Block | None:
-        if self.reserved + size > self.capacity:
+        if self.reserved + size > min(self.capacity, self.allowed):
             return None
         block = Block(self._next, size, stream, small)
         self._next += size
-        self.reserved += size
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        for tallies in (self.all, self.of_pool[small]):
+            tallies.segment.more(1)
+            tallies.reserved_bytes.more(size)
         return block
 
     def _put(self, block: Block) -> None:
         insort(self._pools[block.small].free, (block.stream, block.size, block.address))
         self._blocks[block.address] = block
+        if block.before is not None or block.after is not None:
+            for tallies in (self.all, self.of_pool[block.small]):
+                tallies.inactive_split.more(1)
+                tallies.inactive_split_bytes.more(block.size)
 
     def _remove(self, block: Block) -> None:
         free = self._pools[block.small].free
         del free[bisect_left(free, (block.stream, block.size, block.address))]
         del self._blocks[block.address]
+        self._split_less(block)
+
+    def _split_less(self, block: Block) -> None:
+        if block.before is not None or block.after is not None:
+            for tallies in (self.all, self.of_pool[block.small]):
+                tallies.inactive_split.less(1)
+                tallies.inactive_split_bytes.less(block.size)
 
 
 def _joined(block: Block, other: Block) -> Block:

@@ -13,49 +13,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from distsim.sim.isolation.process import RankTask
 
-__all__ = ["ComputeMode"]
+__all__ = ["CpuRates"]
 
 _FREE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "profiler")
 """Collectives take the network's time, marks of the profiler none."""
 
 
-class ComputeMode(TorchDispatchMode):
-    """Active in every thread of a rank: charges each operator to the thread's virtual time."""
+class CpuRates:
+    """One rank's share of its node's CPU: runs operators on CPU tensors, and charges them."""
 
-    def __init__(self, task: RankTask, flops_per_s: float, memory_bytes_per_s: float, op_overhead_s: float) -> None:
-        super().__init__()
-        self._task = task
+    def __init__(self, flops_per_s: float, memory_bytes_per_s: float, op_overhead_s: float) -> None:
         self._flops_per_s = flops_per_s
         self._bytes_per_s = memory_bytes_per_s
         self._overhead_s = op_overhead_s
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """torch would wrap `__torch_dispatch__` in a guard against being compiled, at 3 us a call; nothing
-        is compiled under a mode of ours."""
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None or FakeTensor in types:
-            return func(*args, **kwargs)  # shapes only (DTensor's sharding rules): nothing is computed
-        for kind in types:
-            if kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
-                return NotImplemented  # DTensor, AsyncCollectiveTensor, ...: it takes itself apart first
+    def run(self, task: RankTask, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = _kinds.get(id(func))
         if known is None:
             known = _kinds[id(func)] = _classify(func)
         _, free, flop_formula, name = known
-        task = self._task
         world = task.world
         if free:
             world.ticks += 1
@@ -73,6 +54,9 @@ class ComputeMode(TorchDispatchMode):
             world.ticks += 1
         if world.memory is not None:
             world.memory.saw(task.process, (args, result))
+        if isinstance(result, Tensor) and result.is_meta:  # looks only: nothing is computed
+            task.compute(self._overhead_s)
+            return result
         flops = 0 if flop_formula is None else _flops(func, flop_formula, args, kwargs, result)
         moved = _nbytes(args) + _nbytes(result)
         seconds = max(self._overhead_s, flops / self._flops_per_s, moved / self._bytes_per_s)

@@ -34,12 +34,15 @@ class RankStream(io.TextIOBase):
         self._raw = raw
         self.buffer = _Bytes(self)
         self.muted = False
+        self.spoke = False
+        """Whether anything was written to it."""
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         if self.muted:
             return len(text)
+        self.spoke = self.spoke or bool(text)
         if self._file is not None:
             self._file.write(text)
             return len(text)

@@ -118,6 +118,8 @@ class SimProcess:
         self.modules: ModuleTable | None = None
         self.main: ModuleType | None = None
         self.c10d: Any = None
+        self.accelerators: Any = None
+        """Its GPUs, where its node has some (device/gpu.py)."""
         self.stdout: RankStream | None = None
         self.stderr: RankStream | None = None
         self.tasks: list[RankTask] = []
@@ -286,6 +288,10 @@ class RankTask(Task):
     process: SimProcess
     world: Any
     """The `World` it runs in."""
+    cuda_device = 0
+    """The current GPU, which torch keeps by thread."""
+    cuda_streams = False
+    """Whether it has ever worked on another stream than a default one."""
 
 
 current_task = cast("Callable[[], RankTask | None]", any_task)

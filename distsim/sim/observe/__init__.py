@@ -1,8 +1,8 @@
 """What is seen of a simulation: evidence for a diagnosis, profiles, totals, the user's lines.
 
-`evidence.py` is where every rank stands; `totals.py` becomes the Outcome.
+`evidence.py` is where every rank stands; `totals.py` becomes the Outcome, `training.py` what it says of GPUs.
 """
 
 from __future__ import annotations
 
-__all__ = ["evidence", "lookahead", "profiler", "totals", "user_stack"]
+__all__ = ["evidence", "figures", "lookahead", "profiler", "totals", "training", "user_stack"]

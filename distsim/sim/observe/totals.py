@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch.multiprocessing import ProcessRaisedException
 
 from distsim.debug.records import P2P, CallRecord, Evidence
+from distsim.sim.observe.training import training_of
 from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def summing_up(
         links=_links(world, virtual_s),
         link_samples=_link_samples(world),
         compute={p.rank: p.slices for p in ranks},
+        training=training_of(world, ranks, request.tokens_per_step),
         notes=notes,
         interrupted=interrupted,
     )
@@ -153,11 +155,12 @@ def _union_s(records: Sequence[CallRecord]) -> float:
 def _totals(ranks: Sequence[SimProcess]) -> list[CollectiveTotal]:
     """Calls by group and operation; a collective counts once, a send once."""
     found: dict[tuple[str, tuple[int, ...], str, str], list[CallRecord]] = {}
+    traced = {process.rank for process in ranks}
     for process in ranks:
         for record in process.records:
             if record.started_s is None or record.completed_s is None or not (record.dtypes or record.op == "barrier"):
                 continue
-            if record.op == "recv" or (record.op not in P2P and record.rank != record.group.ranks[0]):
+            if record.op == "recv" or (record.op not in P2P and record.rank != _first(record, traced)):
                 continue
             key = (
                 record.group.label,
@@ -185,6 +188,12 @@ def _totals(ranks: Sequence[SimProcess]) -> list[CollectiveTotal]:
             )
         )
     return sorted(totals, key=lambda t: (-t.time_s, t.group, t.op))
+
+
+def _first(record: CallRecord, traced: set[int]) -> int:
+    """The first member of its group that was traced."""
+    first = record.group.ranks[0]
+    return first if first in traced else next(rank for rank in record.group.ranks if rank in traced)
 
 
 def _link_samples(world: World) -> list[tuple[float, int, float]]:

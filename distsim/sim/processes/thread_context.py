@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import torch
 
 from distsim.sim.c10d.backend import adopt_groups
-from distsim.sim.device.cpu import ComputeMode
+from distsim.sim.device.cpu import CpuRates
+from distsim.sim.device.dispatch import ComputeMode
 from distsim.sim.isolation.process import SimProcess, require_task
 
 __all__ = ["thread_of"]
@@ -25,8 +26,10 @@ def thread_of(process: SimProcess) -> Iterator[None]:
     torch.autograd.set_multithreading_enabled(False)
     adopt_groups(process)
     cpu = process.world.cpu
+    if process.accelerators is not None:
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") makes its values on the host
     try:
-        with ComputeMode(task, cpu.flops_per_s, cpu.memory_bytes_per_s, cpu.op_overhead_s):
+        with ComputeMode(task, CpuRates(cpu.flops_per_s, cpu.memory_bytes_per_s, cpu.op_overhead_s)):
             yield
     finally:
         torch._C._distributed_c10d._unregister_all_process_groups()

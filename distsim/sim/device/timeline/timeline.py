@@ -15,12 +15,15 @@ that is waited for) the device is a small calculation of its own, and the simula
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import simpy
 
-__all__ = ["Comm", "Kernel", "Load", "Mark", "Stream", "Timeline"]
+from distsim.sim.device.timeline.account import Account
+
+__all__ = ["Comm", "Kernel", "Load", "Mark", "Stream", "Timeline", "Wait"]
 
 NEVER = float("inf")
 LEAST_SHARE = 0.05
@@ -42,6 +45,7 @@ class Kernel:
     seconds: float
     launched_s: float
     memory_bound: bool = False
+    name: Any = ""
     begun_s: float | None = None
     ended_s: float | None = None
     on_end: Callable[[Kernel], None] | None = None
@@ -54,6 +58,8 @@ class Mark:
     launched_s: float
     reached_s: float | None = None
     waiters: list[Callable[[], None]] = field(default_factory=list)
+    on_reach: Callable[[Mark], None] | None = None
+    """Called when it is found to be reached, later than that moment where nobody looked: for accounts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +76,13 @@ class Comm:
 
     launched_s: float
     load: Load
-    begin: Callable[[], None]
+    begin: Callable[[Comm], None]
+    record: Any = None
+    """The call that it carries out."""
+    records: Sequence[Any] = ()
+    """All of them: a batch has several."""
+    exposed_s: float = 0.0
+    """How long its bytes moved while nothing computed."""
     begun_s: float | None = None
     ended_s: float | None = None
 
@@ -81,10 +93,15 @@ Item = Kernel | Mark | Wait | Comm
 class Stream:
     """Items in their order; the first may be running."""
 
-    __slots__ = ("items", "left_s", "name", "visible")
+    __slots__ = ("items", "last_put_s", "left_s", "name", "number", "priority", "visible")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.number = 0
+        """Among its device's streams."""
+        self.priority = 0
+        self.last_put_s = 0.0
+        """When the host last put something in."""
         self.items: deque[Item] = deque()
         self.left_s: float | None = None
         """Of the kernel that runs: what it would take alone. None: none runs."""
@@ -103,6 +120,8 @@ class Timeline:
         self._compute_left = self._memory_left = 1.0
         self._planned_s = NEVER
         self._inside = False
+        self._closed = False
+        self.account = Account()
 
     # -- the host's side
 
@@ -115,6 +134,7 @@ class Timeline:
         """*item* at the end of *stream*."""
         begins = not stream.items
         stream.items.append(item)
+        stream.last_put_s = item.launched_s
         if type(item) is Comm:
             stream.visible += 1
             self._plan()
@@ -150,8 +170,21 @@ class Timeline:
         self._advance(float(self._env.now))
         comm.ended_s = self._at_s
         self._comms.remove(comm)
+        assert comm.begun_s is not None
+        self.account.communicated(comm.records, comm.begun_s, self._at_s, comm.exposed_s)
         self._share()
         self._plan()
+
+    @property
+    def communicates(self) -> bool:
+        """Whether a communication kernel runs or will."""
+        return bool(self._comms) or any(stream.visible for stream in self._streams)
+
+    def close(self) -> None:
+        """The simulation is over: the device does what is left, except for communication, and nobody looks on."""
+        self._closed = True
+        while (next_s := self._next_s(self._running())) < NEVER:
+            self._advance(next_s)
 
     # -- the device's side
 
@@ -227,6 +260,16 @@ class Timeline:
         passed_s = to_s - self._at_s
         if passed_s > 0.0:
             many = len(running)
+            if running:
+                self.account.compute_s += passed_s
+                if self._comms:
+                    used = sum(self._rate(kernel, many) for _, kernel in running)
+                    self.account.overlapped(passed_s, used)
+            elif self._comms:
+                comm = self._comms[0]
+                comm.exposed_s += self.account.waited(comm.records, self._at_s, to_s)
+            else:
+                self.account.host_s += passed_s
             for stream, kernel in running:
                 assert stream.left_s is not None
                 rate = self._rate(kernel, many)
@@ -239,6 +282,8 @@ class Timeline:
         stream.items.popleft()
         stream.left_s = None
         kernel.ended_s = self._at_s
+        assert kernel.begun_s is not None
+        self.account.ran(kernel.name, self._at_s - kernel.begun_s)
         if kernel.on_end is not None:
             kernel.on_end(kernel)
 
@@ -265,6 +310,8 @@ class Timeline:
         if type(item) is Mark:
             stream.items.popleft()
             item.reached_s = self._at_s
+            if item.on_reach is not None:
+                item.on_reach(item)
             if item.waiters:
                 stream.visible -= 1
                 for tell in item.waiters:
@@ -280,11 +327,11 @@ class Timeline:
         if item.ended_s is not None:
             stream.items.popleft()
             return True
-        if item.begun_s is None:
+        if item.begun_s is None and not self._closed:
             item.begun_s = self._at_s
             stream.visible -= 1
             self._comms.append(item)
             self._share()
-            item.begin()
+            item.begin(item)
             return True
         return False

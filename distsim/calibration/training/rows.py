@@ -1,0 +1,102 @@
+"""The published training steps."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+from distsim.calibration.constants import data_folder
+from distsim.errors import UsageError
+from distsim.text.strangers import brief, read_bytes
+
+__all__ = ["TABLES", "Row", "read_rows"]
+
+TABLES = {"steps": "Published steps, one node to many", "node": "Published steps on one node"}
+"""The values of column `table`, and the headings they are printed under."""
+_COLUMNS = ("table", "name", "on", "program", "flags", "step_s", "source")
+_LARGEST_FILE = 16 << 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published step, and the program that repeats it."""
+
+    table: str
+    name: str
+    on: str
+    """A preset with its nodes."""
+    nproc_per_node: int | None
+    """Ranks of a node, where not all its GPUs took part."""
+    program: str
+    flags: tuple[str, ...]
+    step_s: float
+    memory_gib: float | None
+    """The most allocated on a GPU, in GiB, where it was published."""
+    source: str
+
+    @property
+    def num_nodes(self) -> int:
+        """1 where the preset's name has none behind its colon."""
+        _, _, nodes = self.on.partition(":")
+        return int(nodes or 1)
+
+
+def read_rows(folder: Path | None = None) -> list[Row]:
+    """The rows of *folder*/rows.csv (by default those that come with distsim); UsageError with every fault."""
+    path = (folder or data_folder() / "training") / "rows.csv"
+    try:
+        text = read_bytes(path, _LARGEST_FILE).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"expected {path} (columns {', '.join(_COLUMNS)}, ...): {error}") from None
+    rows: list[Row] = []
+    faults: list[str] = []
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    for number, found in enumerate(csv.DictReader(lines), 1):
+        entry = {
+            key: (value or "").strip()
+            for key, value in found.items()
+            if isinstance(key, str) and not isinstance(value, list)
+        }
+        try:
+            rows.append(_row(entry))
+        except ValueError as error:
+            faults.append(f"{path}: row {number}: {error}")
+    if faults or not rows:
+        raise UsageError("\n".join(faults) or f"{path} has no rows")
+    return rows
+
+
+def _row(entry: dict[str, str]) -> Row:
+    lacking = [key for key in _COLUMNS if not entry.get(key)]
+    if lacking:
+        raise ValueError(f"{', '.join(lacking)}: expected a value")
+    if entry["table"] not in TABLES:
+        raise ValueError(f"table: expected {' or '.join(TABLES)}, got {brief(entry['table'])}")
+    nodes = entry["on"].partition(":")[2]
+    if nodes and not nodes.isdecimal():
+        raise ValueError(f"on: expected PRESET:NODES, got {brief(entry['on'])}")
+    nproc, memory = entry.get("nproc_per_node", ""), entry.get("memory_GiB", "")
+    return Row(
+        table=entry["table"],
+        name=entry["name"],
+        on=entry["on"],
+        nproc_per_node=int(_positive("nproc_per_node", nproc)) if nproc else None,
+        program=entry["program"],
+        flags=tuple(shlex.split(entry["flags"])),
+        step_s=_positive("step_s", entry["step_s"]),
+        memory_gib=_positive("memory_GiB", memory) if memory else None,
+        source=entry["source"],
+    )
+
+
+def _positive(key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < inf:
+        raise ValueError(f"{key}: expected a number above 0, got {brief(text)}")
+    return value

@@ -1,0 +1,114 @@
+"""One published step, simulated as a user would: `distsim run ... --report`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distsim.calibration.training.rows import Row
+from distsim.errors import UsageError
+
+__all__ = ["Run", "command", "programs_folder", "simulate"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of a row."""
+
+    row: Row
+    wall_s: float
+    step_s: float | None = None
+    peak_memory_bytes: int | None = None
+    tokens_per_s_per_gpu: float | None = None
+    mfu: float | None = None
+    failure: str = ""
+    """Why there are no figures: the last line that the run wrote."""
+
+    @property
+    def step_error(self) -> float | None:
+        """(simulated - published) / published."""
+        return None if self.step_s is None else self.step_s / self.row.step_s - 1.0
+
+    @property
+    def memory_error(self) -> float | None:
+        """(simulated - published) / published, where the peak was published."""
+        if self.peak_memory_bytes is None or self.row.memory_gib is None:
+            return None
+        return self.peak_memory_bytes / 2**30 / self.row.memory_gib - 1.0
+
+
+def programs_folder() -> Path:
+    """scenarios/training of the clone that distsim runs from, or of the working directory."""
+    import distsim
+
+    for root in (Path(distsim.__file__).resolve().parents[1], Path.cwd()):
+        folder = root / "scenarios" / "training"
+        if (folder / "fsdp2.py").is_file():
+            return folder
+    raise UsageError(
+        "validate --training runs the programs of scenarios/training, which are in the repository and not in an "
+        "installed distsim: run it in the top folder of a clone"
+    )
+
+
+def command(row: Row, report: Path, programs: Path) -> list[str]:
+    """The command line that repeats *row*, its report as JSON in *report*."""
+    ranks = () if row.nproc_per_node is None else ("--nproc-per-node", str(row.nproc_per_node))
+    program = (str(programs / row.program), *row.flags)
+    return [
+        sys.executable,
+        "-m",
+        "distsim",
+        "run",
+        "--on",
+        row.on,
+        *ranks,
+        "--quiet",
+        "--report",
+        str(report),
+        *program,
+    ]
+
+
+def simulate(row: Row, programs: Path) -> Run:
+    """Run *row* in a process of its own. UsageError where its report has no figures of training at all."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        began = time.perf_counter()
+        done = subprocess.run(command(row, report, programs), capture_output=True, text=True, check=False)
+        wall_s = time.perf_counter() - began
+        if done.returncode or not report.is_file():
+            return Run(row, wall_s, failure=_why(done.returncode, done.stderr, done.stdout))
+        return run_of(row, wall_s, json.loads(report.read_text(encoding="utf-8")))
+
+
+def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> Run:
+    """The figures of a report document."""
+    training = report.get("training")
+    if not training:
+        raise UsageError(
+            f"the report of {row.program} on {row.on} has no 'training': it ran without a simulated GPU, "
+            "so there is no step to compare"
+        )
+    return Run(
+        row,
+        wall_s,
+        step_s=training["step_time_s"],
+        peak_memory_bytes=training["peak_memory_bytes"],
+        tokens_per_s_per_gpu=training.get("tokens_per_s_per_gpu"),
+        mfu=training.get("mfu"),
+    )
+
+
+def _why(code: int, *outputs: str) -> str:
+    """The first line that says it, else the exit code."""
+    lines: Sequence[str] = [line.strip() for output in outputs for line in output.splitlines() if line.strip()]
+    told = [line for line in lines if "rror" in line]
+    return (told or lines or [""])[-1] or f"exit code {code}"

@@ -1,0 +1,112 @@
+"""`distsim validate --training`: simulated training steps against published ones, row by row."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from distsim.calibration.training.errors import Summary
+    from distsim.calibration.training.runs import Run
+
+__all__ = ["run_training"]
+
+_EXPECTATION_FAILED = 5
+_FIGURES = "  step, s simulated   error    GiB simul.   error  wall"
+"""The columns behind the name: published and simulated step, published and simulated memory, and our own time."""
+
+
+def run_training(args: argparse.Namespace) -> int:
+    """Simulate and compare; answers 0, or 5 where a bound is broken."""
+    from distsim.calibration.training.errors import summarise
+    from distsim.calibration.training.rows import TABLES, read_rows
+    from distsim.calibration.training.runs import programs_folder, simulate
+    from distsim.report.progress import is_shown
+
+    rows = [row for row in read_rows(Path(args.folder) if args.folder else None) if args.table in row.name]
+    if not rows:
+        raise UsageError(f"no row's name contains {args.table!r}: the rows are in rows.csv")
+    programs = programs_folder()
+    live = is_shown(sys.stderr)
+    width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns)) - len(_FIGURES)
+    runs: list[Run] = []
+    for table, title in TABLES.items():
+        chosen = [row for row in rows if row.table == table]
+        if chosen and not args.json:
+            print(f"{title}\n{'':{width}}{_FIGURES}")
+        for row in chosen:
+            if live:
+                print(
+                    f"\r{len(runs) + 1}/{len(rows)} {row.name} on {row.on} ...\x1b[K",
+                    end="",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            runs.append(simulate(row, programs))
+            if live:
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            if not args.json:
+                print(line_of(runs[-1], width), flush=True)
+        if chosen and not args.json:
+            print()
+    summary = summarise(runs)
+    if args.json:
+        print(json.dumps(_document(summary)))
+    else:
+        print_summary(summary)
+    return _EXPECTATION_FAILED if summary.broken else 0
+
+
+def line_of(run: Run, width: int) -> str:
+    """A row of the table, *width* columns for its name and the rest for its figures."""
+    from distsim.text.strangers import printable
+
+    name = printable(run.row.name)
+    name = name if len(name) <= width else name[: width - 1] + "…"
+    if run.step_s is None or run.step_error is None:
+        return f"{name:{width}}{run.row.step_s:>9.4g}  did not run: {printable(run.failure)}"
+    published = "-" if run.row.memory_gib is None else f"{run.row.memory_gib:.1f}"
+    simulated = "-" if run.peak_memory_bytes is None else f"{run.peak_memory_bytes / 2**30:.1f}"
+    error = "-" if run.memory_error is None else f"{run.memory_error:+.1%}"
+    step = f"{run.row.step_s:>9.4g}{run.step_s:>10.4g}{run.step_error:>+8.1%}"
+    return f"{name:{width}}{step}{published:>7s}{simulated:>7s}{error:>8s}{run.wall_s:>5.0f}s"
+
+
+def print_summary(summary: Summary) -> None:
+    """The medians beside their bounds, and what is broken."""
+    from distsim.calibration.training.errors import LARGEST, MEDIANS, MEMORY
+
+    for place, found in summary.medians.items():
+        if found is not None:
+            bound = f"(at most {MEDIANS[place]:.0%})"
+            print(f"{place:>10s}: {len(summary.of(place)):2d} rows, median error of the step {found:.1%} {bound}")
+    if summary.memory is not None:
+        bound = f"(any at most {MEMORY:.0%}; any step at most {LARGEST:.0%})"
+        print(f"{'memory':>10s}: median error {summary.memory:.1%} {bound}")
+    for text in summary.broken:
+        print(f"BROKEN  {text}")
+    print("all bounds hold" if not summary.broken else f"{len(summary.broken)} bounds broken")
+
+
+def _document(summary: Summary) -> dict[str, Any]:
+    rows = []
+    for run in summary.runs:
+        row = run.row
+        entry: dict[str, Any] = {"table": row.table, "name": row.name, "on": row.on, "program": row.program}
+        entry |= {"flags": list(row.flags), "published_step_s": row.step_s, "published_memory_GiB": row.memory_gib}
+        entry |= {"step_time_s": run.step_s, "peak_memory_bytes": run.peak_memory_bytes}
+        entry |= {"tokens_per_s_per_gpu": run.tokens_per_s_per_gpu, "mfu": run.mfu, "wall_s": run.wall_s}
+        rows.append(entry | {"step_error": run.step_error, "memory_error": run.memory_error, "failure": run.failure})
+    return {
+        "schema": "distsim.training_validation/1",
+        "rows": rows,
+        "medians": summary.medians,
+        "memory_median": summary.memory,
+        "broken": summary.broken,
+    }

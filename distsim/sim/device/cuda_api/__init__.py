@@ -1,0 +1,32 @@
+"""torch.cuda, torch.accelerator and what belongs to them, on simulated GPUs.
+
+What torch's C++ gives (`torch._C._cuda_*`, the bases of streams and events) is put in its place, so that torch's own
+Python runs unchanged on it; a function of torch.cuda itself is replaced only where that is not possible. A thread that
+is no rank's is answered as before. Start with `ranks.py`; then a file for each subject.
+"""
+
+from __future__ import annotations
+
+from distsim.sim.device.cuda_api.attention import register_attention
+from distsim.sim.device.cuda_api.compiled import compiled_patches
+from distsim.sim.device.cuda_api.devices import device_patches
+from distsim.sim.device.cuda_api.generators import generator_patches
+from distsim.sim.device.cuda_api.memory import memory_patches
+from distsim.sim.device.cuda_api.ranks import Patch
+from distsim.sim.device.cuda_api.streams import stream_patches
+from distsim.sim.device.cuda_api.tensors import tensor_patches
+
+__all__ = ["cuda_patches"]
+
+
+def cuda_patches() -> list[Patch]:
+    """(holder, attribute, replacement) of everything."""
+    register_attention()
+    return [
+        *stream_patches(),
+        *memory_patches(),
+        *device_patches(),
+        *generator_patches(),
+        *tensor_patches(),
+        *compiled_patches(),
+    ]

@@ -1,0 +1,265 @@
+"""Which GPUs there are, what they are, and when a rank begins to use them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from distsim.errors import NotSimulated
+from distsim.sim.device.cuda_api.memory import memory_info
+from distsim.sim.device.cuda_api.ranks import (
+    Patch,
+    accelerators,
+    for_ranks,
+    gpu,
+    indexed,
+    only_ranks,
+    refused,
+    visible_devices,
+    with_gpus,
+)  # fmt: skip
+from distsim.sim.device.gpu import Device
+from distsim.sim.device.streams import accelerators_of
+from distsim.sim.isolation.process import RankTask, current_task, require_task
+
+__all__ = ["device_patches", "everywhere"]
+
+CUDA_VERSION = "12.8"
+"""What torch.version.cuda says, and the runtime."""
+CUDNN_VERSION = 91_900
+NCCL_VERSION = (2, 27, 3)
+ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
+"""Of torch 2.13's wheels (PYTORCH_RELEASES_CODE_CC in torch/cuda/__init__.py)."""
+
+_THREADS_PER_MULTIPROCESSOR = {75: 1024, 86: 1536, 89: 1536, 120: 1536}
+_SHARED_PER_MULTIPROCESSOR = {75: 64, 80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}
+"""KiB, by compute capability (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+
+
+class _CudaDeviceProperties:
+    """What torch.cuda.get_device_properties gives."""
+
+    def __init__(self, device: Device) -> None:
+        model = device.model
+        self.name: str = model.title
+        self.major, self.minor = divmod(model.compute_capability, 10)
+        self.total_memory: int = model.memory_bytes
+        self.multi_processor_count: int = model.multiprocessors
+        self.L2_cache_size: int = model.l2_bytes
+        self.is_integrated = self.is_multi_gpu_board = 0
+        self.max_threads_per_multi_processor = _THREADS_PER_MULTIPROCESSOR.get(model.compute_capability, 2048)
+        self.max_threads_per_block = 1024
+        self.regs_per_multiprocessor = 65_536
+        self.warp_size = 32
+        self.shared_memory_per_block = 48 << 10
+        self.shared_memory_per_multiprocessor = _SHARED_PER_MULTIPROCESSOR.get(model.compute_capability, 100) << 10
+        self.shared_memory_per_block_optin = self.shared_memory_per_multiprocessor - (1 << 10)
+        host = device.process.slot.host
+        self.uuid = f"d15751a0-0000-0000-{host:04x}-{device.index:012x}"
+        self.pci_bus_id, self.pci_device_id, self.pci_domain_id = device.index, 0, 0
+        self.gcnArchName = self.name
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // (1 << 20)}MB, multi_processor_count={self.multi_processor_count}, "
+            f"uuid={self.uuid}, pci_bus_id={self.pci_bus_id}, pci_device_id={self.pci_device_id}, "
+            f"pci_domain_id={self.pci_domain_id}, L2_cache_size={self.L2_cache_size // (1 << 20)}MB)"
+        )
+
+
+def _properties(task: RankTask, index: int) -> _CudaDeviceProperties:
+    return _CudaDeviceProperties(gpu(task, index))
+
+
+class _Runtime:
+    """torch.cuda.cudart(), as far as programs ask for it."""
+
+    class cudaError(int):
+        success = 0
+
+    @staticmethod
+    def cudaMemGetInfo(index: int) -> tuple[int, int]:
+        return memory_info(gpu(require_task(), index))
+
+    @staticmethod
+    def cudaProfilerStart() -> int:
+        return 0
+
+    @staticmethod
+    def cudaProfilerStop() -> int:
+        return 0
+
+    @staticmethod
+    def cudaGetErrorString(error: int) -> str:
+        return "no error" if not error else f"CUDA error {int(error)}"
+
+    @staticmethod
+    def cudaHostRegister(pointer: int, nbytes: int, flags: int) -> int:
+        return 0
+
+    @staticmethod
+    def cudaHostUnregister(pointer: int) -> int:
+        return 0
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotSimulated(f"cudart().{name}", "call torch.cuda instead of the CUDA runtime")
+
+
+class _Tools:
+    """torch._C._nvtx: ranges are marks of NVIDIA's tools, which see nothing of a simulation."""
+
+    def __init__(self) -> None:
+        self._depth: dict[int, int] = {}
+
+    def rangePushA(self, message: str) -> int:
+        here = id(current_task())
+        depth = self._depth.get(here, 0)
+        self._depth[here] = depth + 1
+        return depth
+
+    def rangePop(self) -> int:
+        here = id(current_task())
+        depth = self._depth.get(here, 0) - 1
+        self._depth[here] = max(0, depth)
+        return depth
+
+    def rangeStartA(self, message: str) -> int:
+        return 0
+
+    def rangeEnd(self, handle: int) -> None:
+        pass
+
+    def markA(self, message: str) -> None:
+        pass
+
+    def deviceRangeStart(self, message: str, stream: int) -> object:
+        return object()
+
+    def deviceRangeEnd(self, handle: object, stream: int) -> None:
+        pass
+
+
+class _Generators:
+    """torch.cuda.default_generators of the running rank."""
+
+    def __getitem__(self, index: int) -> Any:
+        return accelerators_of(require_task().process).generator(index)
+
+    def __len__(self) -> int:
+        task = current_task()
+        return 0 if task is None else visible_devices(task)
+
+    def __iter__(self) -> Any:
+        return (self[index] for index in range(len(self)))
+
+
+def _lazy_call(task: RankTask, call: Callable[[], None], **kwargs: Any) -> None:
+    """What has to wait for the first use of a GPU; nobody ever uses those of a cluster without."""
+    found = task.process.accelerators
+    if found is None:
+        return
+    if found.used:
+        call()
+    else:
+        if kwargs.get("seed_all"):  # it undoes all seeds before it
+            found.queued = [one for one in found.queued if not getattr(one, "_distsim_seed", False)]
+        if kwargs:
+            call._distsim_seed = True  # type: ignore[attr-defined]
+        found.queued.append(call)
+
+
+def _available(task: RankTask) -> bool:
+    return visible_devices(task) > 0
+
+
+def _accelerator(task: RankTask) -> torch.device:
+    return torch.device("cuda")
+
+
+def _initialized(task: RankTask) -> bool:
+    return task.process.accelerators is not None and task.process.accelerators.used
+
+
+def _lazy_init(task: RankTask) -> None:
+    accelerators(task)
+
+
+def everywhere(name: str, value: Any, *, of: str = "torch.cuda") -> list[Patch]:
+    """*value* for *name* of module *of*, and wherever torch.cuda and torch.accelerator have imported it to."""
+    real = getattr(sys.modules[of], name)
+    return [
+        (module, name, value)
+        for path, module in list(sys.modules.items())
+        if path.startswith(("torch.cuda", "torch.accelerator")) and vars(module).get(name) is real
+    ]
+
+
+def device_patches() -> list[Patch]:
+    """(holder, attribute, replacement) of devices, their properties, and the beginning."""
+    cuda, core = torch.cuda, torch._C
+    was_compiled = cuda._is_compiled()
+    patches: list[Patch] = []
+    for name, ours in (
+        ("is_available", _available),
+        ("device_count", visible_devices),
+        ("is_initialized", _initialized),
+        ("_lazy_init", _lazy_init),
+        ("_lazy_call", _lazy_call),
+        ("is_current_stream_capturing", lambda task: False),
+        ("_get_generator", lambda task, device: accelerators(task).generator(indexed(task, device.index))),
+    ):
+        patches += everywhere(name, for_ranks(getattr(cuda, name), ours))
+    tools = "the simulated GPU has no sensors: drop the call, or guard it"
+    for name in ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage", "device_memory_used",
+                 "list_gpu_processes"):  # fmt: skip
+        patches += everywhere(name, refused(f"torch.cuda.{name}", tools, getattr(cuda, name)))
+    for name in ("jiterator._create_jit_fn", "jiterator._create_multi_output_jit_fn", "_compile_kernel"):
+        holder: Any = cuda
+        *path, name = name.split(".")
+        for part in path:
+            holder = getattr(holder, part)
+        if hasattr(holder, name):
+            remedy = "call it under distsim.kernel_cost(fn, flops=, bytes=)"
+            patches.append((holder, name, refused(f"torch.cuda.{name}", remedy, getattr(holder, name))))
+    patches += [
+        (cuda, "_is_compiled", lambda: was_compiled or current_task() is not None),
+        (cuda, "_cudart", _Runtime()),
+        (cuda, "default_generators", _Generators()),
+        (cuda, "_get_device_properties", only_ranks("get_device_properties", _properties)),
+        (cuda, "_CudaDeviceProperties", _CudaDeviceProperties),
+        (core, "_CudaDeviceProperties", _CudaDeviceProperties),
+        (core, "_cuda_getArchFlags", only_ranks("get_arch_list", lambda task: ARCHITECTURES)),
+        (core, "_cuda_init", only_ranks("init", _lazy_init)),
+        (core, "_cuda_isInBadFork", lambda: False),
+        (core, "_cuda_get_sync_debug_mode", only_ranks("get_sync_debug_mode", lambda task: 0)),
+        (core, "_cuda_set_sync_debug_mode", only_ranks("set_sync_debug_mode", lambda task, mode: None)),
+        (core, "_cuda_sleep", only_ranks("_sleep", _sleep)),
+        (core, "_cuda_getCurrentBlasHandle", refused("torch.cuda.current_blas_handle", "call torch's operators")),
+        (core, "_cuda_getCurrentSolverHandle", refused("torch.cuda.current_solver_handle", "call torch's operators")),
+        (cuda.nvtx, "_nvtx", _Tools()),
+        # torch's own error log asks for NCCL's version when a call on an nccl group fails
+        (cuda.nccl, "version", lambda: NCCL_VERSION),
+        (core, "_accelerator_getAccelerator", with_gpus(core._accelerator_getAccelerator, _accelerator)),
+        (torch.version, "cuda", CUDA_VERSION),
+        (torch.backends.cuda, "is_built", lambda: was_compiled or current_task() is not None),
+        (torch.backends.cudnn, "is_available", for_ranks(torch.backends.cudnn.is_available, _available)),
+        # nn.LSTM asks it and is warned by a build without cuDNN; its cells are priced one by one
+        (torch.backends.cudnn, "is_acceptable", with_gpus(torch.backends.cudnn.is_acceptable, lambda *_: False)),
+        (torch.backends.cudnn, "version", for_ranks(torch.backends.cudnn.version, lambda task: CUDNN_VERSION)),
+    ]  # fmt: skip
+    return patches
+
+
+def _sleep(task: RankTask, cycles: int) -> None:
+    """A kernel that does nothing for so many cycles of the GPU's clock, taken to be 1 GHz and a half."""
+    device = gpu(task)
+    from distsim.sim.device.streams import current_stream
+    from distsim.sim.device.timeline import Kernel
+
+    device.timeline.put(current_stream(task, device), Kernel(cycles / 1.5e9, task.now_s() + device.model.launch_s))

@@ -1,0 +1,101 @@
+"""Functions that answer a rank one way and everybody else another."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from distsim.errors import NotSimulated
+from distsim.sim.device.gpu import Accelerators, Device
+from distsim.sim.device.streams import accelerators_of, current_device
+from distsim.sim.isolation.process import RankTask, current_task
+
+__all__ = [
+    "Patch",
+    "accelerators",
+    "for_ranks",
+    "gpu",
+    "indexed",
+    "only_ranks",
+    "refused",
+    "visible_devices",
+    "with_gpus",
+]
+
+Patch = tuple[Any, str, Any]
+
+
+def for_ranks(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """*ours* for a rank, with its task in front; *real* for everybody else."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        return real(*args, **kwargs) if task is None else ours(task, *args, **kwargs)
+
+    return call
+
+
+def only_ranks(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+    """*ours* for a rank; for everybody else what a torch without CUDA says."""
+
+    @functools.wraps(ours)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        if task is None:
+            raise AssertionError(f"Torch not compiled with CUDA enabled ({name})")
+        return ours(task, *args, **kwargs)
+
+    return call
+
+
+def with_gpus(real: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """*ours* for a rank on a cluster that has GPUs."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        if task is None or not visible_devices(task):
+            return real(*args, **kwargs)
+        return ours(task, *args, **kwargs)
+
+    return call
+
+
+def refused(call: str, remedy: str, real: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A rank is told that *call* is not simulated."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if current_task() is None and real is not None:
+            return real(*args, **kwargs)
+        raise NotSimulated(call, remedy)
+
+    return refuse
+
+
+def visible_devices(task: RankTask) -> int:
+    """How many GPUs the process sees: those of its node, or as many as it has left itself in CUDA_VISIBLE_DEVICES."""
+    found = task.process.accelerators
+    if found is None:
+        return 0
+    if not found.used and b"CUDA_VISIBLE_DEVICES" in task.process.changed_environ:
+        chosen = torch.cuda._parse_visible_devices()
+        found.count = len([one for one in chosen if isinstance(one, str) or one < found.physical])
+    return int(found.count)
+
+
+def accelerators(task: RankTask) -> Accelerators:
+    """The GPUs of the rank, which it uses from now on."""
+    found = accelerators_of(task.process)
+    found.begin()
+    return found
+
+
+def indexed(task: RankTask, index: int | None) -> int:
+    return current_device(task) if index is None or index < 0 else index
+
+
+def gpu(task: RankTask, index: int | None = None) -> Device:
+    """GPU *index* of the rank; None or a negative number: the current one."""
+    return accelerators(task)[indexed(task, index)]

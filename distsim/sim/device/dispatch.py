@@ -1,0 +1,335 @@
+"""Where every operator of a rank passes: on CPU tensors it runs, and is charged; on those of a simulated GPU it is
+launched on a stream, and what it makes has looks but no data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._prims.rng_prims import run_dtensor_rng_op
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from distsim.errors import NotSimulated
+from distsim.kernels import Cost
+from distsim.sim.device.carrier import carrier, under_meta
+from distsim.sim.device.cpu import CpuRates
+from distsim.sim.device.generator import PlainGenerator
+from distsim.sim.device.gpu import Device
+from distsim.sim.device.operators.pinned import PINNING, make_pinned
+from distsim.sim.device.operators.plan import Given, Made, Plan, key_of, learn, tensors_in
+from distsim.sim.device.operators.special import SPECIAL
+from distsim.sim.device.operators.transfers import STAGED, TRANSFERS
+from distsim.sim.device.operators.values import Values
+from distsim.sim.device.streams import accelerators_of, current_stream
+from distsim.sim.isolation.process import RankTask
+
+__all__ = ["ComputeMode"]
+
+aten = torch.ops.aten
+_HANDLERS: dict[Any, Any] = {**TRANSFERS, **SPECIAL}
+VIEW, COMPOSITE, PASSED, PLANNED, HIGHER = range(5)
+VIEW_SHARE = 0.4
+"""Of the host's time for an operator: a view launches no kernel (torch/benchmarks: about 2 of 5 us)."""
+
+
+class ComputeMode(TorchDispatchMode):
+    """Active in every thread of a rank: charges each operator to the thread's virtual time, or to its GPU."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, task: RankTask, cpu: CpuRates) -> None:
+        super().__init__()
+        self._task = task
+        self._cpu = cpu
+        self._process = task.process
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would wrap `__torch_dispatch__` in a guard against being compiled, at 3 us a call; nothing
+        is compiled under a mode of ours."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None or FakeTensor in types:
+            return func(*args, **kwargs)  # shapes only (DTensor's sharding rules): nothing is computed
+        for kind in types:
+            if kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+                return NotImplemented  # DTensor, AsyncCollectiveTensor, ...: it takes itself apart first
+        if self._process.accelerators is not None:
+            device = _gpu_of(args, kwargs)
+            if device is not None:
+                return self._on_gpu(func, args, kwargs, device)
+            pinning = PINNING.get(func)
+            if pinning is not None:
+                return pinning(partial(self._cpu.run, self._task), args)
+            if kwargs and kwargs.pop("pin_memory", False):
+                return make_pinned(self._cpu.run(self._task, func, args, kwargs))
+        return self._cpu.run(self._task, func, args, kwargs)
+
+    # -- on a GPU
+
+    def _on_gpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
+        kind = _kinds.get(func)
+        if kind is None:
+            kind = _kinds[func] = _classify(func)
+        if kind == HIGHER:  # (start of the numbers, end, operator, its arguments): DTensor's random operators
+            with self:
+                return args[2](*args[3:], **kwargs)
+        task = self._task
+        task.world.ticks += 1
+        if kind == VIEW:
+            task.debt_s += VIEW_SHARE * self._process.accelerators.model.host_op_s
+            return under_meta(func, args, kwargs)
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            done = handler(self, func, args, kwargs)
+            if done is not NotImplemented:
+                return done
+        if kind == COMPOSITE:
+            with self:
+                done = func.decompose(*args, **kwargs)
+            if done is not NotImplemented:
+                return done
+        elif kind == PASSED:
+            with self:
+                return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        accelerators = self._process.accelerators
+        base = task.cuda_device if device.index is None else device.index
+        try:
+            key = (id(func), key_of(args, base), key_of(tuple(kwargs.items()), base) if kwargs else ())
+            plan = _plans.get(key)
+        except TypeError:  # an argument that cannot be hashed
+            key, plan = None, None
+        if plan is None:
+            gpu = accelerators[base]
+            plan = learn(func, args, kwargs, gpu.torch_device, gpu.model.cost)
+            plan.offset = (plan.device.index if plan.device is not None else base) - base
+            if key is not None:
+                _plans[key] = plan
+        task.debt_s += accelerators.model.host_op_s
+        task.quiet_polls = task.time_queries = 0
+        gpu = accelerators[base + plan.offset]
+        stream = current_stream(task, gpu)
+        if plan.valued or self.values.everything:
+            result = self._valued(func, args, kwargs, plan, gpu, stream)
+        else:
+            for path in plan.written:
+                self._forget(Given(path).of(args, kwargs))
+            outs = plan.outs
+            if plan.kind is None:
+                result = self._part(outs[0], args, kwargs, gpu, stream)
+            else:
+                result = plan.kind([self._part(out, args, kwargs, gpu, stream) for out in outs])
+        equal = task.world.equal
+        if equal is not None and not equal.compared:
+            equal.saw_operator(self._process, plan.number)
+        if plan.cost.kernels:
+            gpu.launch(stream, plan.cost, task, func)
+        if plan.counted is not None:
+            accelerators.steps.count(plan.counted)
+        return result
+
+    def _part(self, out: Any, args: Any, kwargs: Any, gpu: Device, stream: Any) -> Any:
+        if type(out) is Made:
+            made = carrier(out.size, out.stride, out.dtype, gpu.torch_device)
+            gpu.hold(made.untyped_storage(), stream)
+            return made
+        if type(out) is Given:
+            return out.of(args, kwargs)
+        if isinstance(out, list | tuple):
+            return type(out)([self._part(item, args, kwargs, gpu, stream) for item in out])  # type: ignore[call-arg]
+        return out
+
+    def _forget(self, written: Any) -> None:
+        for tensor in tensors_in(written):
+            if not tensor.is_cpu and "_distsim_shadow" in tensor.untyped_storage().__dict__:
+                self.values.forget(tensor)
+
+    def _valued(self, func: Any, args: Any, kwargs: Any, plan: Plan, gpu: Device, stream: Any) -> Any:
+        """The result with its values, where those of the arguments are known."""
+        values = self.values
+        known, guess = True, False
+
+        def host(value: Any) -> Any:
+            nonlocal known, guess
+            if isinstance(value, Tensor):
+                found = values.host(value)
+                if found is None:
+                    known = False
+                    return value
+                guess = guess or values.guessed(value)
+                return found
+            if isinstance(value, list | tuple):
+                return type(value)([host(item) for item in value])  # type: ignore[call-arg]
+            if isinstance(value, torch.device):
+                return torch.device("cpu")
+            return value
+
+        overwritten = func in _OVERWRITE  # what was there before does not matter
+        host_args = tuple(host(a) if not (overwritten and i == 0) else a for i, a in enumerate(args))
+        host_kwargs = {name: host(value) for name, value in kwargs.items() if name != "pin_memory"}
+        if overwritten and known:
+            known = values.keeps(args[0].numel(), args[0].dtype)
+            host_args = (torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype), *host_args[1:])
+        try:
+            if plan.random and known and not any(isinstance(v, PlainGenerator) for v in kwargs.values()):
+                with self._process.accelerators.drawing(gpu.index):
+                    answer = func(*host_args, **host_kwargs)
+            elif known:
+                answer = func(*host_args, **host_kwargs)
+        except NotImplementedError:  # only a GPU has this operator
+            known = False
+        if overwritten:
+            values.write(args[0], host_args[0] if known else None, guess)
+            return args[0]
+        parts = [] if not known else list(answer) if plan.kind is not None else [answer]
+        made = []
+        for i, out in enumerate(plan.outs):
+            part = self._part(out, args, kwargs, gpu, stream)
+            made.append(part)
+            if type(out) is Made:
+                if known and values.keeps(out.numel, out.dtype):
+                    values.know(part, parts[i], guess)
+                elif out.numel == 1:
+                    values.guess(part)
+        if known:
+            if guess:
+                for path in plan.written:
+                    for tensor in tensors_in(Given(path).of(args, kwargs)):
+                        shadow = values.shadow(tensor)
+                        if shadow is not None:
+                            shadow.guess = True
+        else:
+            for path in plan.written:
+                self._forget(Given(path).of(args, kwargs))
+        return made[0] if plan.kind is None else plan.kind(made)
+
+    # -- for the handlers
+
+    @property
+    def values(self) -> Values:
+        return self._process.accelerators.values
+
+    @property
+    def task(self) -> RankTask:
+        return self._task
+
+    under_meta = staticmethod(under_meta)
+
+    def indexed(self, device: torch.device) -> torch.device:
+        """*device* with its number: the current one where none is said."""
+        if device.type == "cuda" and device.index is None:
+            return torch.device("cuda", self._task.cuda_device)
+        return device
+
+    def gpu(self, device: torch.device) -> Device:
+        return accelerators_of(self._process)[self.indexed(device).index]
+
+    def cost_of(self, device: torch.device) -> Callable[..., Cost]:
+        return self.gpu(device).model.cost
+
+    def carry(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+        gpu = self.gpu(device)
+        made = carrier(size, stride, dtype, gpu.torch_device)
+        gpu.hold(made.untyped_storage(), current_stream(self._task, gpu))
+        return made
+
+    def make(self, out: Made, device: torch.device) -> Tensor:
+        return self.carry(out.size, out.stride, out.dtype, device)
+
+    def launch_plain(self, device: torch.device, nbytes: int) -> None:
+        """A kernel that reads and writes *nbytes* and does nothing else."""
+        gpu = self.gpu(device)
+        self._task.debt_s += gpu.model.host_op_s
+        gpu.launch(current_stream(self._task, gpu), gpu.plain_cost(nbytes), self._task, aten.copy_.default)
+
+    def copy_time(self, tensor: Tensor, to_host: bool, blocking: bool) -> None:
+        """A transfer over PCIe on the current stream; the host waits where torch's would."""
+        gpu = self.gpu(tensor.device)
+        self._task.debt_s += gpu.model.host_op_s
+        nbytes = tensor.numel() * tensor.element_size()
+        stream = current_stream(self._task, gpu)
+        gpu.launch(stream, gpu.transfer_cost(nbytes, to_host, pinned=not blocking), self._task, aten.copy_.default)
+        if blocking and (to_host or nbytes > STAGED):
+            self.synchronize(tensor)
+
+    def synchronize(self, tensor: Tensor) -> None:
+        """The host waits for the current stream of *tensor*'s GPU."""
+        gpu = self.gpu(tensor.device)
+        stream = current_stream(self._task, gpu)
+        gpu.synchronize(self._task, gpu.timeline.mark(stream, self._task.now_s()))
+
+    def where(self) -> str:
+        """The user's line, for what has to be told about it."""
+        import sys
+
+        from distsim.sim.observe.user_stack import user_stack
+
+        stack = user_stack(sys._getframe(1))
+        return f"{stack[0].file}:{stack[0].line}" if stack else "torch"
+
+
+_OVERWRITE = frozenset(
+    {aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.normal_.default, aten.uniform_.default,
+     aten.random_.default, getattr(aten.random_, "from"), aten.random_.to, aten.bernoulli_.float, aten.exponential_.default,
+     aten.log_normal_.default, aten.geometric_.default, aten.cauchy_.default}
+)  # fmt: skip
+
+_kinds: dict[Any, int] = {}
+_plans: dict[Any, Plan] = {}
+"""Of all ranks: (operator, which lives as long as torch; looks of its arguments) -> what comes out."""
+
+
+def _gpu_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+    """The GPU that an operator is about; None: it is the host's."""
+    for value in args:
+        if isinstance(value, Tensor):
+            if value.is_cuda:
+                return value.device
+        elif type(value) is list or type(value) is tuple:
+            for item in value:
+                if isinstance(item, Tensor):
+                    if item.is_cuda:
+                        return item.device
+                elif item is not None:
+                    break
+        elif type(value) is torch.device and value.type == "cuda":
+            return value
+    if kwargs:
+        for value in kwargs.values():
+            if isinstance(value, Tensor):
+                if value.is_cuda:
+                    return value.device
+            elif type(value) is torch.device and value.type == "cuda":
+                return value
+    return None
+
+
+_ALIASES = frozenset({aten.detach.default, aten._unsafe_view.default, aten.lift_fresh.default, aten.lift.default,
+                      aten.alias.default, aten.set_.source_Tensor, aten.set_.source_Storage_storage_offset,
+                      aten.set_.source_Storage, aten.detach_.default, aten.as_strided_.default,
+                      aten.squeeze_.default, aten.squeeze_.dim, aten.unsqueeze_.default, aten.t_.default,
+                      aten.transpose_.default})  # fmt: skip
+_REGISTERED = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+
+
+def _classify(func: Any) -> int:
+    if not isinstance(func, torch._ops.OpOverload):
+        if func is run_dtensor_rng_op:
+            return HIGHER
+        raise NotSimulated(f"{func} on CUDA tensors", "write it with plain torch operators")
+    if func in _ALIASES:
+        return VIEW
+    if func.namespace in _REGISTERED:
+        return PASSED
+    if func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd):
+        return COMPOSITE  # before views: `to` may make one
+    return VIEW if func.is_view else PLANNED

@@ -1,0 +1,140 @@
+"""The random generator of a simulated GPU: what it draws comes from one of the host, its state looks like CUDA's.
+
+CUDA's generators (Philox) have a state of 16 bytes, seed and offset, which torch.distributed.tensor takes apart; the
+host's (Mersenne Twister) have 5,056. Here a state names a moment of the host's generator, which is kept. One that has
+never been, such as an offset that DTensor has computed, begins a sequence of its own.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import torch
+
+__all__ = ["CudaGenerator", "PlainGenerator", "is_for_gpu"]
+
+PlainGenerator = torch.Generator
+_Bytes = torch.frombuffer
+_DEFAULT_SEED = 67280421310721
+"""c10::detail::default_rng_seed_val."""
+_STEP = 4
+"""How far CUDA's offset moves at least."""
+_MOST = 4_096
+
+
+_for_gpus: set[int] = set()
+"""C++'s objects of those that live: operators get these, and not what Python derived from them."""
+
+
+def is_for_gpu(generator: torch.Generator) -> bool:
+    return generator._cdata in _for_gpus
+
+
+class CudaGenerator(PlainGenerator):
+    """torch.Generator(device="cuda")."""
+
+    def __new__(cls, index: int, entropy: Any = None) -> Any:
+        made = super().__new__(cls)
+        made._index = index
+        made._entropy = entropy
+        made._moments = {}
+        _for_gpus.add(made._cdata)
+        made.manual_seed(_DEFAULT_SEED)
+        return made
+
+    def __del__(self) -> None:
+        _for_gpus.discard(self._cdata)
+
+    def host_state(self) -> torch.Tensor:
+        """Of the host's generator that it is below."""
+        return super().get_state()
+
+    def set_host_state(self, state: torch.Tensor) -> None:
+        super().set_state(state)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self._index)
+
+    def initial_seed(self) -> int:
+        return int(self._seed)
+
+    def manual_seed(self, seed: int) -> CudaGenerator:
+        super().manual_seed(seed)
+        self._seed, self._offset = seed % (1 << 64), 0
+        self._seen = self._now()
+        return self
+
+    def seed(self) -> int:
+        """From the process's own entropy: the simulation's seed decides it."""
+        value = self._entropy.getrandbits(63) if self._entropy is not None else PlainGenerator().seed()
+        self.manual_seed(value)
+        return int(value)
+
+    def get_state(self) -> torch.Tensor:
+        return _Bytes(bytearray(struct.pack("<QQ", self._seed, self.get_offset())), dtype=torch.uint8)
+
+    def set_state(self, new_state: torch.Tensor) -> CudaGenerator:
+        if new_state.dtype is not torch.uint8 or new_state.device.type != "cpu":
+            raise TypeError("RNG state must be a torch.ByteTensor")
+        if new_state.numel() not in (8, 16):
+            raise RuntimeError("RNG state is wrong size")
+        seed, offset = struct.unpack("<QQ", bytes(new_state.tolist()).ljust(16, b"\0"))
+        self._go_to(seed, offset)
+        return self
+
+    def get_offset(self) -> int:
+        now = self._now()
+        if now != self._seen:
+            self._seen = now
+            self._offset += _STEP
+        if len(self._moments) >= _MOST:
+            self._moments.pop(next(iter(self._moments)))
+        self._moments[self._seed, self._offset] = now
+        return int(self._offset)
+
+    def set_offset(self, offset: int) -> None:
+        if offset % _STEP:
+            raise RuntimeError("offset must be a multiple of 4")
+        self._go_to(self._seed, offset)
+
+    def clone_state(self) -> CudaGenerator:
+        made: CudaGenerator = CudaGenerator(self._index, self._entropy)
+        made._moments = self._moments
+        self.get_offset()
+        made._go_to(self._seed, self._offset)
+        return made
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, other: CudaGenerator) -> None:
+        self._moments = other._moments
+        self._go_to(other._seed, other.get_offset())
+
+    def __reduce__(self) -> Any:
+        return _made_again, (self._index, self.get_state())
+
+    def _go_to(self, seed: int, offset: int) -> None:
+        self._seed, self._offset = seed, offset
+        known = self._moments.get((seed, offset))
+        if known is not None:
+            super().set_state(_Bytes(bytearray(known), dtype=torch.uint8))
+        else:
+            super().manual_seed(seed if not offset else _mixed(seed, offset))
+        self._seen = self._now()
+
+    def _now(self) -> bytes:
+        return bytes(self.host_state().numpy().tobytes())
+
+
+def _mixed(seed: int, offset: int) -> int:
+    """Another seed for each offset: the host's generator looks at 32 bits of it only (splitmix64's last steps)."""
+    mixed = (seed + 0x9E3779B97F4A7C15 * offset) & (1 << 64) - 1
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
+    return (mixed ^ mixed >> 27) >> 16 & (1 << 32) - 1
+
+
+def _made_again(index: int, state: torch.Tensor) -> CudaGenerator:
+    made: CudaGenerator = CudaGenerator(index)
+    return made.set_state(state)

@@ -1,0 +1,283 @@
+"""One simulated GPU of one process: its streams, its memory, and what the process has done with it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import simpy
+import torch
+from torch import UntypedStorage
+
+from distsim.debug.records import CallWait, HostWait, Wait
+from distsim.kernels import Cost
+from distsim.sim.device.allocator import Allocator, Block, Full
+from distsim.sim.device.generator import CudaGenerator
+from distsim.sim.device.operators.values import Values
+from distsim.sim.device.timeline.steps import Steps
+from distsim.sim.device.timeline import Comm, Kernel, Mark, Stream, Timeline
+from distsim.sim.device.timeline import Wait as StreamWait
+
+if TYPE_CHECKING:
+    from distsim.kernels import Gpu
+    from distsim.sim.isolation.process import RankTask, SimProcess
+
+_nbytes = UntypedStorage.nbytes
+
+__all__ = ["Accelerators", "Device", "Held"]
+
+
+class Held:
+    """Device memory of one storage, given back when the storage dies."""
+
+    __slots__ = ("block", "device", "nbytes", "streams")
+
+    def __init__(self, device: Device, block: Block, nbytes: int) -> None:
+        self.device = device
+        self.block: Block | None = block
+        self.nbytes = nbytes
+        self.streams: list[Stream] | None = None
+        """Others that use it as well (Tensor.record_stream): it is not free before they have come to its end."""
+
+    def release(self) -> None:
+        block, self.block = self.block, None
+        if block is not None:
+            self.device.free(block, self.streams)
+
+    __del__ = release
+
+
+class Device:
+    """GPU *index* of *process*."""
+
+    def __init__(self, process: SimProcess, index: int, model: Gpu) -> None:
+        self.process = process
+        self.index = index
+        self.model = model
+        self.torch_device = torch.device("cuda", index)
+        self.timeline = Timeline(process.world.env)
+        self.memory = Allocator(model.memory_bytes - model.context_bytes)
+        self.streams: list[Stream] = []
+        self.pools: dict[int, list[Stream]] = {}
+        """By priority: those that torch.cuda.Stream() gives out in turn."""
+        self.pool_turns: dict[int, int] = {}
+        self.default_stream = self.new_stream("default")
+        self.comms: list[Comm] = []
+        """Communication kernels that have not ended, in the order in which the host put them."""
+        self.last_launch_s = 0.0
+        self._deferred: list[tuple[Block, list[Mark]]] = []
+        self._waiting: list[RankTask] = []
+
+    def new_stream(self, name: str) -> Stream:
+        stream = self.timeline.stream(name)
+        stream.number = len(self.streams)
+        self.streams.append(stream)
+        return stream
+
+    # -- work
+
+    def launch(self, stream: Stream, cost: Cost, task: RankTask, name: Any) -> None:
+        """Put a kernel at the end of *stream*; the host goes on."""
+        seconds = cost.seconds + self.model.gap_s
+        self.timeline.put(stream, Kernel(seconds, task.now_s() + self.model.launch_s, cost.memory_bound, name))
+
+    def plain_cost(self, nbytes: int) -> Cost:
+        """Of a kernel that reads and writes *nbytes* and does nothing else."""
+        memory, model = self.model.spec.memory, self.model
+        seconds = max(memory.floor, nbytes / (model.memory_bandwidth * memory.elementwise))
+        return Cost(seconds, 1, 0, nbytes, "elementwise", True)
+
+    def transfer_cost(self, nbytes: int, to_host: bool, pinned: bool) -> Cost:
+        """Of a copy over PCIe (or C2C)."""
+        model = self.model
+        rate = (model.d2h_bytes_per_s if to_host else model.h2d_bytes_per_s) if pinned else model.pageable_bytes_per_s
+        return Cost(max(model.spec.memory.floor, nbytes / rate), 1, 0, nbytes, "transfer", False)
+
+    def communicate(self, stream: Stream, comm: Comm) -> Mark:
+        """Put a communication kernel at the end of *stream*; the mark behind it."""
+        self.comms.append(comm)
+        self.timeline.put(stream, comm)
+        return self.timeline.mark(stream, comm.launched_s)
+
+    def ended(self, comm: Comm) -> None:
+        """The network has moved the last byte of *comm*."""
+        self.comms.remove(comm)
+        for task in self._waiting:  # it waits for the next one, as far as anybody can tell
+            if task.request is not None:
+                task.request.why = self._why()
+        self.timeline.end(comm)
+
+    def _why(self) -> Wait:
+        for comm in self.comms:
+            if comm.record is not None:
+                return CallWait(comm.record)
+        return HostWait("its GPU")
+
+    def synchronize(self, task: RankTask, mark: Mark) -> None:
+        """The host waits until *mark* is reached."""
+        task.flush()
+        if self.timeline.reached(mark):
+            return
+        event: simpy.Event = self.process.world.env.event()
+        self.timeline.when_reached(mark, lambda: None if event.triggered else _succeed(event))
+        self._waiting.append(task)
+        try:
+            task.wait(event, self._why())
+        finally:
+            self._waiting.remove(task)
+
+    def marks(self, now_s: float) -> list[Mark]:
+        """The ends of all streams as they have been filled."""
+        return [self.timeline.mark(stream, now_s) for stream in self.streams if stream.items]
+
+    def synchronize_all(self, task: RankTask) -> None:
+        for mark in self.marks(task.now_s()):
+            self.synchronize(task, mark)
+
+    def wait_for(self, stream: Stream, mark: Mark, now_s: float) -> None:
+        """What is put into *stream* from now on begins after *mark*."""
+        if mark.reached_s is None:
+            self.timeline.put(stream, StreamWait(mark, now_s))
+
+    # -- memory
+
+    def hold(self, storage: UntypedStorage, stream: Stream) -> None:
+        """Allocate what *storage* takes, until it dies."""
+        nbytes = _nbytes(storage)
+        if nbytes:
+            storage._distsim_held = Held(self, self.allocate(nbytes, stream), nbytes)  # type: ignore[attr-defined]
+
+    def allocate(self, nbytes: int, stream: Stream) -> Block:
+        if self._deferred:
+            self.give_back()
+        try:
+            return self.memory.allocate(nbytes, stream.number)
+        except Full:
+            raise out_of_memory(self, nbytes) from None
+
+    def free(self, block: Block, streams: list[Stream] | None) -> None:
+        marks = []
+        for stream in streams or ():
+            if stream.items:
+                marks.append(self.timeline.mark(stream, stream.last_put_s))
+        self.memory.let_go(block)
+        if marks:
+            self._deferred.append((block, marks))
+        else:
+            self.memory.reclaim(block)
+
+    def give_back(self) -> None:
+        """What streams have used after it was freed, and use no more, may be given to others."""
+        left = []
+        for block, marks in self._deferred:
+            if all(self.timeline.reached(mark) for mark in marks):
+                self.memory.reclaim(block)
+            else:
+                left.append((block, marks))
+        self._deferred = left
+
+
+def _succeed(event: simpy.Event) -> None:
+    event.succeed()
+
+
+def out_of_memory(device: Device, nbytes: int) -> torch.OutOfMemoryError:
+    """torch's words (c10/cuda/CUDACachingAllocator.cpp, `malloc`)."""
+    memory, model = device.memory, device.model
+    total, used = model.memory_bytes, memory.reserved + model.context_bytes
+    allowed = "" if memory.allowed >= memory.capacity else f"{_size(memory.allowed)} allowed; "
+    return torch.OutOfMemoryError(
+        f"CUDA out of memory. Tried to allocate {_size(nbytes)}. GPU {device.index} has a total capacity of "
+        f"{_size(total)} of which {_size(max(0, total - used))} is free. Including non-PyTorch memory, this process "
+        f"has {_size(used)} memory in use. {allowed}Of the allocated memory {_size(memory.allocated)} is allocated by "
+        f"PyTorch, and "
+        f"{_size(memory.free_in_segments)} is reserved by PyTorch but unallocated. If reserved but unallocated memory "
+        "is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
+        "documentation for Memory Management  "
+        "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+    )
+
+
+def _size(nbytes: int) -> str:
+    """`format_size` of the allocator."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"
+
+
+class Accelerators:
+    """The GPUs of one process, as many as its node has, made when first used."""
+
+    def __init__(self, process: SimProcess, count: int) -> None:
+        self.process = process
+        self.physical = count
+        """Of the node."""
+        self.count = count
+        """Those that the process sees."""
+        self.used = False
+        """Whether torch.cuda.is_initialized()."""
+        self.queued: list[Callable[[], None]] = []
+        """What waits for its first use (torch.cuda._lazy_call)."""
+        self.values = Values()
+        self.steps = Steps()
+        self._devices: dict[int, Device] = {}
+        self._generators: dict[int, CudaGenerator] = {}
+
+    @property
+    def model(self) -> Gpu:
+        model: Gpu = self.process.world.gpu
+        return model
+
+    def __getitem__(self, index: int) -> Device:
+        device = self._devices.get(index)
+        if device is None:
+            if not 0 <= index < self.count:
+                raise invalid_ordinal()
+            self.begin()
+            self.process.world.uses_gpu()
+            device = self._devices[index] = Device(self.process, index, self.model)
+        return device
+
+    def begin(self) -> None:
+        """The process uses its GPUs from now on (torch.cuda.init)."""
+        if not self.used:
+            self.used = True
+            queued, self.queued = self.queued, []
+            for call in queued:
+                call()
+
+    def generator(self, index: int) -> CudaGenerator:
+        """The default generator of GPU *index*, which works on the host."""
+        if not 0 <= index < self.count:
+            raise invalid_ordinal()
+        found = self._generators.get(index)
+        if found is None:
+            found = self._generators[index] = CudaGenerator(index, self.process.entropy)
+        return found
+
+    @contextlib.contextmanager
+    def drawing(self, index: int) -> Iterator[None]:
+        """Within this, what draws from the host's default generator draws from GPU *index*'s."""
+        own, default = self.generator(index), torch.default_generator
+        state = default.get_state()
+        default.set_state(own.host_state())
+        try:
+            yield
+        finally:
+            own.set_host_state(default.get_state())
+            default.set_state(state)
+
+    @property
+    def devices(self) -> list[Device]:
+        return [self._devices[index] for index in sorted(self._devices)]
+
+
+def invalid_ordinal() -> torch.AcceleratorError:
+    return torch.AcceleratorError(
+        "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n"
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+        "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    )

@@ -1,0 +1,35 @@
+"""Pinned memory of the host: a mark on its storage. What it is good for is the time of copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["PINNING", "is_pinned", "make_pinned"]
+
+aten = torch.ops.aten
+
+
+def is_pinned(tensor: Tensor) -> bool:
+    return tensor.is_cpu and "_distsim_pinned" in tensor.untyped_storage().__dict__
+
+
+def make_pinned(tensor: Tensor) -> Tensor:
+    tensor.untyped_storage()._distsim_pinned = True  # type: ignore[attr-defined]
+    return tensor
+
+
+def _ask(run: Any, args: tuple[Any, ...]) -> bool:
+    return is_pinned(args[0])
+
+
+def _pin(run: Any, args: tuple[Any, ...]) -> Tensor:
+    """aten._pin_memory: a copy."""
+    if not args[0].is_cpu:
+        raise RuntimeError(f"cannot pin '{args[0].type()}' only dense CPU tensors can be pinned")
+    return make_pinned(run(aten.clone.default, (args[0],), {}))
+
+
+PINNING: dict[Any, Any] = {aten.is_pinned.default: _ask, aten._pin_memory.default: _pin, aten.pin_memory.default: _pin}

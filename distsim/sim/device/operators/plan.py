@@ -1,0 +1,242 @@
+"""What an operator makes of arguments that look like these, found once by its meta kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distsim.errors import NotSimulated
+from distsim.kernels import Cost
+from distsim.sim.device.generator import PlainGenerator, is_for_gpu
+from distsim.sim.device.timeline.steps import Counted, counted
+
+__all__ = ["Made", "Plan", "key_of", "learn"]
+
+META = torch.device("meta")
+_numbers: dict[Any, int] = {}
+_SCALARS = (bool, int, float, complex)
+
+
+class Made:
+    """A new tensor."""
+
+    __slots__ = ("dtype", "nbytes", "numel", "size", "stride")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.size = tuple(tensor.shape)
+        self.stride = tensor.stride()
+        self.dtype = tensor.dtype
+        self.numel = tensor.numel()
+        self.nbytes = tensor.untyped_storage().nbytes()
+
+
+class Given:
+    """An argument handed back (operators in place)."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: tuple[Any, ...]) -> None:
+        self.path = path
+
+    def of(self, args: Any, kwargs: Any) -> Any:
+        found: Any = kwargs if isinstance(self.path[0], str) else args
+        for step in self.path:
+            found = found[step]
+        return found
+
+
+class Plan:
+    """How to answer a call: *outs* has `Made`, `Given` or a value that is no tensor."""
+
+    __slots__ = ("cost", "counted", "device", "kind", "number", "offset", "outs", "random", "valued", "written")
+
+    def __init__(
+        self, kind: Callable[[list[Any]], Any] | None, outs: list[Any], device: torch.device | None, cost: Cost
+    ) -> None:
+        self.number = 0
+        """The same for operators that differ in numbers alone, not in shapes."""
+        self.kind = kind
+        """Makes the result of its parts; None: there is one."""
+        self.outs = outs
+        self.device = device
+        self.offset = 0
+        """Of the device's number from that of the call."""
+        self.cost = cost
+        self.written: tuple[tuple[Any, ...], ...] = ()
+        """Paths of the arguments, tensors or lists of them, that it writes to."""
+        self.valued = True
+        """Whether values can be known at all."""
+        self.random = False
+        self.counted: Counted | None = None
+        """What it adds to a step's flops or tokens."""
+
+
+def key_of(value: Any, base: int) -> Any:
+    """What of an argument decides what comes out; devices by their distance from number *base*."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        number = value.get_device()
+        return (value.shape, value.stride(), value.dtype, number - base if number >= 0 else None)
+    if kind is list or kind is tuple:
+        return tuple([key_of(item, base) for item in value])
+    if kind in _SCALARS:
+        return (kind, value)
+    if kind is torch.device:
+        return (value.type, 0 if value.index is None else value.index - base)
+    if kind is PlainGenerator:
+        return is_for_gpu(value)
+    return value
+
+
+def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: torch.device, cost_of: Any) -> Plan:
+    """Run the meta kernel of *func* on arguments that look like these.
+
+    *cost_of(func, args, kwargs, result)*: what the kernels cost. Raises NotSimulated where torch has no meta kernel,
+    and what the operator itself raises for arguments that do not fit.
+    """
+    twins: dict[int, Tensor] = {}
+    paths: dict[int, tuple[Any, ...]] = {}
+    devices: list[torch.device] = []
+
+    def twin(value: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(value, Tensor):
+            found = twins.get(id(value))
+            if found is None:
+                device = value.device
+                if device.type == "cuda":
+                    devices.append(device)
+                found = twins[id(value)] = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device=META
+                )
+                paths[id(found)] = path
+            return found
+        if isinstance(value, torch.device):
+            if value.type != "meta":
+                devices.append(value if value.index is not None or value.type != "cuda" else current)
+            return META
+        if isinstance(value, list | tuple):
+            return type(value)(twin(item, (*path, i)) for i, item in enumerate(value))  # type: ignore[call-arg]
+        if isinstance(value, PlainGenerator):
+            if not is_for_gpu(value):
+                raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+            return None
+        return value
+
+    refuse_mixed_devices(func, args, kwargs)
+    meta_args = tuple(twin(value, (i,)) for i, value in enumerate(args))
+    meta_kwargs = {name: twin(value, (name,)) for name, value in kwargs.items() if name != "pin_memory"}
+    shapes_before = [(t, t.shape) for t in twins.values()]
+    try:
+        result = func(*meta_args, **meta_kwargs)
+    except NotImplementedError as error:
+        raise NotSimulated(
+            f"{func} on CUDA tensors (it has no meta kernel: {str(error).splitlines()[0][:120]})",
+            "register one with torch.library.register_fake, or run that part on CPU tensors",
+        ) from None
+    device = devices[0] if devices else current
+    whole = result if isinstance(result, list | tuple) else [result]
+    outs = [_part(value, paths) for value in whole]
+    plan = Plan(
+        type(result) if isinstance(result, list | tuple) else None, outs, device, cost_of(func, args, kwargs, result)
+    )
+    plan.written = _written(func, args, kwargs)
+    looks = (func, _looks((meta_args, list(meta_kwargs.items()))), _looks(result))
+    plan.number = _numbers.setdefault(looks, len(_numbers))
+    plan.counted = counted(func, args, plan.cost)
+    plan.valued = all(_may_be_known(out) for out in outs) and all(
+        _small(tensor) for tensor in tensors_in((args, kwargs))
+    )
+    plan.random = torch.Tag.nondeterministic_seeded in func.tags
+    if any(tensor.shape != shape for tensor, shape in shapes_before):
+        raise NotSimulated(f"{func}, which changes the size of an argument", "give it an out= of the right size")
+    return plan
+
+
+def _looks(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (value.shape, value.stride(), value.dtype)
+    if isinstance(value, list | tuple):
+        return tuple(_looks(item) for item in value)
+    return type(value)
+
+
+def _part(value: Any, paths: dict[int, tuple[Any, ...]]) -> Any:
+    if not isinstance(value, Tensor):
+        if isinstance(value, list | tuple):
+            return type(value)(_part(item, paths) for item in value)  # type: ignore[call-arg]
+        return value
+    path = paths.get(id(value))
+    return Made(value) if path is None else Given(path)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in tensors_in(item)]
+    return []
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], ...]:
+    paths: list[tuple[Any, ...]] = []
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            if argument.name in kwargs:
+                paths.append((argument.name,))
+            elif i < len(args):
+                paths.append((i,))
+    return tuple(paths)
+
+
+FEW_FLOATS = 4_096
+MANY_INTEGERS = 1 << 20
+MANY_BYTES = 1 << 28
+
+
+def limit(dtype: torch.dtype) -> int:
+    """Elements up to which values are kept. Many bytes: pickled objects travel in them."""
+    if dtype is torch.uint8:
+        return MANY_BYTES
+    return FEW_FLOATS if dtype.is_floating_point or dtype.is_complex else MANY_INTEGERS
+
+
+def _small(tensor: Tensor) -> bool:
+    """Whether its storage may be one that keeps values."""
+    if tensor.numel() <= limit(tensor.dtype):
+        return True
+    return 0 in tensor.stride()
+
+
+def _may_be_known(out: Any) -> bool:
+    if isinstance(out, Made):
+        return out.numel <= limit(out.dtype)
+    return True
+
+
+_MIXED = frozenset(
+    str(name)
+    for name in ("aten::copy_", "aten::_to_copy", "aten::index", "aten::index_put_", "aten::index_put",
+                 "aten::_index_put_impl_", "aten::_foreach_copy_", "aten::set_", "aten::_unsafe_index")
+)  # fmt: skip
+
+
+def refuse_mixed_devices(func: Any, args: Any, kwargs: Any) -> None:
+    """torch's error for tensors of two devices; numbers of no dimension may come from the host."""
+    if func._schema.name in _MIXED or func._schema.name.startswith(("aten::_fused_", "aten::_amp", "aten::_foreach")):
+        return
+    seen: torch.device | None = None
+    for tensor in tensors_in((args, kwargs)):
+        device = tensor.device
+        if tensor.dim() == 0 and device.type == "cpu":
+            continue
+        if seen is None:
+            seen = device
+        elif device != seen:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found at least two devices, {seen} and {device}!"
+            )

@@ -1,0 +1,113 @@
+"""Operators with a rule of their own on a simulated GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from distsim.sim.device.dispatch import ComputeMode
+
+__all__ = ["SPECIAL"]
+
+aten = torch.ops.aten
+_CUDA = 1
+"""c10::DeviceType::CUDA."""
+
+
+def _unscale(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """GradScaler: gradients that nobody knows are finite, so `found_inf` keeps its value; known ones are looked at."""
+    gradients, found_inf, inverse_scale = args
+    scale = mode.values.host(inverse_scale)
+    found = mode.values.host(found_inf)
+    for gradient in gradients:
+        known = mode.values.host(gradient)
+        if known is not None and scale is not None and found is not None and not mode.values.guessed(gradient):
+            func([known], found, scale)
+    mode.launch_plain(found_inf.device, 2 * sum(t.numel() * t.element_size() for t in gradients))
+
+
+def _batch_norm_stats(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """SyncBatchNorm's statistics: (mean, inverse deviation) of each channel, float32 for half precision."""
+    x: Tensor = args[0]
+    return tuple(_channels(mode, x, 2, _wide(x.dtype)))
+
+
+def _batch_norm_gather(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, mean = args[0], args[1]
+    for running in args[3:5]:
+        if isinstance(running, Tensor):
+            mode.values.write(running, None)
+    return tuple(_channels(mode, x, 2, mean.dtype))
+
+
+def _batch_norm_elemt(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x: Tensor = args[0]
+    made = mode.carry(tuple(x.shape), x.stride(), x.dtype, x.device)
+    mode.launch_plain(x.device, 2 * x.numel() * x.element_size())
+    return made
+
+
+def _batch_norm_backward_reduce(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x = args[1]
+    return tuple(_channels(mode, x, 4, _wide(x.dtype)))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _channels(mode: ComputeMode, x: Tensor, count: int, dtype: torch.dtype) -> list[Tensor]:
+    made = [mode.carry((x.shape[1],), (1,), dtype, x.device) for _ in range(count)]
+    mode.launch_plain(x.device, x.numel() * x.element_size())
+    return made
+
+
+def _record_stream(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Tensor.record_stream: its memory is not free before that stream has come so far."""
+    held = args[0].untyped_storage().__dict__.get("_distsim_held")
+    stream = args[1]
+    if held is not None and stream.device_type == _CUDA:
+        held.streams = [*(held.streams or ()), held.device.streams[stream.stream_id]]
+
+
+def _gru_cell(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """aten._thnn_fused_gru_cell: (state, workspace of five gates)."""
+    state: Tensor = args[2]
+    rows, width = state.shape
+    made = mode.carry((rows, width), (width, 1), state.dtype, state.device)
+    workspace = mode.carry((rows, 5 * width), (5 * width, 1), state.dtype, state.device)
+    mode.launch_plain(state.device, 13 * state.numel() * state.element_size())
+    return made, workspace
+
+
+def _gru_cell_backward(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    gradient, has_bias = args[0], args[2]
+    rows, width = gradient.shape
+
+    def make(count: int) -> Tensor:
+        return mode.carry((rows, count * width), (count * width, 1), gradient.dtype, gradient.device)
+
+    gates, hidden, state = make(3), make(3), make(1)
+    mode.launch_plain(gradient.device, 13 * gradient.numel() * gradient.element_size())
+    if not has_bias:
+        return gates, hidden, state, None, None
+    biases = [mode.carry((3 * width,), (1,), gradient.dtype, gradient.device) for _ in range(2)]
+    return gates, hidden, state, *biases
+
+
+SPECIAL: dict[Any, Any] = {
+    aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+    aten.batch_norm_stats.default: _batch_norm_stats,
+    aten.batch_norm_gather_stats_with_counts.default: _batch_norm_gather,
+    aten.batch_norm_elemt.default: _batch_norm_elemt,
+    aten.batch_norm_backward_reduce.default: _batch_norm_backward_reduce,
+    aten.batch_norm_backward_elemt.default: lambda mode, func, args, kwargs: _batch_norm_elemt(
+        mode, func, (args[1],), {}
+    ),
+    aten.record_stream.default: _record_stream,
+    aten._thnn_fused_gru_cell.default: _gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+}

@@ -1,0 +1,155 @@
+"""What crosses between the host and a simulated GPU, and what makes the host wait for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from distsim.sim.device.operators.pinned import is_pinned
+from distsim.sim.device.operators.plan import learn
+
+if TYPE_CHECKING:
+    from distsim.sim.device.dispatch import ComputeMode
+
+__all__ = ["TRANSFERS"]
+
+aten = torch.ops.aten
+STAGED = 64 << 10
+"""Bytes up to which a copy from pageable memory returns once they are staged (CUDA Runtime API, "API synchronization
+behavior": transfers of up to 64 KB)."""
+
+
+def _read(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """aten._local_scalar_dense: a number for the host."""
+    mode.synchronize(args[0])
+    return mode.values.read(args[0], "a value", mode.where).item()
+
+
+def _equal(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    mode.synchronize(args[0])
+    one, other = (mode.values.read(t, "equal", mode.where) for t in args[:2])
+    return func(one, other)
+
+
+def _to_copy(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """aten._to_copy, where the tensor changes its device; elsewhere it is an operator like others."""
+    source: Tensor = args[0]
+    device = kwargs.get("device")
+    target = source.device if device is None else mode.indexed(device)
+    if target.type == source.device.type or target.type == "meta":
+        return NotImplemented
+    dtype = kwargs.get("dtype") or source.dtype
+    blocking = not kwargs.get("non_blocking", False)
+    if target.type == "cpu":
+        plain = {k: v for k, v in kwargs.items() if k in ("dtype", "layout", "memory_format")}
+        host = mode.values.read(source, "a copy to the host", mode.where)
+        mode.copy_time(source, to_host=True, blocking=blocking)
+        result = func(host, **plain)
+        return result.clone() if result is host else result
+    plan = learn(func, args, {**kwargs, "device": target}, target, mode.cost_of(target))
+    made: Tensor = mode.make(plan.outs[0], target)
+    mode.copy_time(made, to_host=False, blocking=blocking and not is_pinned(source))
+    if mode.values.keeps(made.numel(), made.dtype) and not source.is_meta:
+        mode.values.know(made, source.detach().to(dtype, copy=True))
+    return made
+
+
+def _copy(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """aten.copy_(target, source), between devices."""
+    target, source = args[0], args[1]
+    if target.device.type == source.device.type:
+        return NotImplemented
+    blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+    if target.is_cpu:
+        host = mode.values.read(source, "a copy to the host", mode.where)
+        mode.copy_time(source, to_host=True, blocking=blocking)
+        return func(target, host)
+    mode.copy_time(target, to_host=False, blocking=blocking and not is_pinned(source))
+    mode.values.write(target, source.detach() if mode.values.keeps(target.numel(), target.dtype) else None)
+    return target
+
+
+def _nonzero(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Operators whose result is as large as the values say: the host waits for their number."""
+    mode.synchronize(args[0])
+    hosts = [mode.values.read(a, f"{func._overloadpacket.__name__}'s size", mode.where) if isinstance(a, Tensor)
+             and not a.is_cpu else a for a in args]  # fmt: skip
+    result = func(*hosts, **kwargs)
+    parts = result if isinstance(result, tuple | list) else [result]
+    device = args[0].device
+    made = []
+    for part in parts:
+        fresh = mode.carry(tuple(part.shape), part.stride(), part.dtype, device)
+        if mode.values.keeps(part.numel(), part.dtype):
+            mode.values.know(fresh, part)
+        made.append(fresh)
+    mode.launch_plain(device, sum(t.nbytes for t in made) + args[0].nbytes)
+    return type(result)(made) if isinstance(result, tuple | list) else made[0]
+
+
+def _masked(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """aten.index with masks: as many rows as they select."""
+    indices = list(args[1])
+    if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return NotImplemented
+    flat: list[Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            with mode:
+                flat.extend(index.nonzero().unbind(1))
+        else:
+            flat.append(index)
+    with mode:
+        return func(args[0], flat, *args[2:], **kwargs)
+
+
+def _masked_select(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with mode:
+        one, mask = torch.broadcast_tensors(args[0], args[1])
+        return one.reshape(-1)[mask.reshape(-1)]
+
+
+def _repeat_interleave(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs.get("output_size") is not None:
+        return NotImplemented
+    return _nonzero(mode, func, args, kwargs)
+
+
+def _resize(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """aten.resize_: the storage may grow."""
+    tensor, size = args[0], tuple(args[1])
+    numel = 1
+    for length in size:
+        numel *= length
+    stride, step = [], 1
+    for length in reversed(size):
+        stride.append(step)
+        step *= max(1, length)
+    needed = (tensor.storage_offset() + numel) * tensor.element_size()
+    if needed > tensor.untyped_storage().nbytes():
+        tensor.untyped_storage().resize_(needed)
+    with torch._C._DisableTorchDispatch():
+        mode.under_meta(aten.set_.source_Storage_storage_offset, (tensor, tensor.untyped_storage(),
+                        tensor.storage_offset(), size, tuple(reversed(stride))), {})  # fmt: skip
+    return tensor
+
+
+TRANSFERS: dict[Any, Any] = {
+    aten._local_scalar_dense.default: _read,
+    aten.equal.default: _equal,
+    aten._to_copy.default: _to_copy,
+    aten.copy_.default: _copy,
+    aten.nonzero.default: _nonzero,
+    aten._unique2.default: _nonzero,
+    aten.unique_dim.default: _nonzero,
+    aten.unique_consecutive.default: _nonzero,
+    aten.bincount.default: _nonzero,
+    aten.repeat_interleave.Tensor: _repeat_interleave,
+    aten.index.Tensor: _masked,
+    aten.index_put.default: _masked,
+    aten.index_put_.default: _masked,
+    aten.masked_select.default: _masked_select,
+    aten.resize_.default: _resize,
+}

@@ -1,0 +1,140 @@
+"""The values of tensors on a simulated GPU, where they are known: a shadow on the host for each storage.
+
+A shadow is kept where the values came from the host or from a factory and are few (`plan.limit`), and follows every
+operator whose inputs all have one. One unknown input makes the result unknown; a single unknown number is a guess,
+`Values.placeholder`, and what is computed from guesses is one, too. Reading a guess or an unknown value is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distsim.sim.device.operators.plan import limit
+
+__all__ = ["Pending", "Values"]
+
+_set_ = torch.Tensor.set_
+_empty = torch.empty
+
+
+class Shadow:
+    """The bytes of a storage of the simulated GPU."""
+
+    __slots__ = ("data", "guess")
+
+    def __init__(self, data: torch.UntypedStorage, guess: bool = False) -> None:
+        self.data = data
+        self.guess = guess
+        """Computed from a placeholder."""
+
+
+class Pending:
+    """A collective that has not met yet will write here; *force* waits for it."""
+
+    __slots__ = ("force",)
+
+    def __init__(self, force: Callable[[], None]) -> None:
+        self.force = force
+
+
+class Values:
+    """What is known of the values on the GPUs of one process."""
+
+    def __init__(self, placeholder: float = 1.0, everything: bool = False) -> None:
+        self.placeholder = placeholder
+        self.everything = everything
+        """Keep all values, whatever their number (`--data real`)."""
+        self.reads: dict[tuple[str, str], int] = {}
+        """(what was read, where) -> how often nobody knew it."""
+
+    def shadow(self, tensor: Tensor) -> Shadow | None:
+        storage = tensor.untyped_storage()
+        found = storage.__dict__.get("_distsim_shadow")
+        if type(found) is Pending:
+            found.force()
+            found = storage.__dict__.get("_distsim_shadow")
+            if type(found) is Pending:
+                return None
+        return found
+
+    def host(self, tensor: Tensor) -> Tensor | None:
+        """*tensor* on the host, sharing its shadow; None: unknown."""
+        if tensor.is_cpu:
+            return tensor
+        shadow = self.shadow(tensor)
+        return None if shadow is None else _over(shadow, tensor)
+
+    def guessed(self, tensor: Tensor) -> bool:
+        shadow = None if tensor.is_cpu else self.shadow(tensor)
+        return shadow is not None and shadow.guess
+
+    def keeps(self, numel: int, dtype: torch.dtype) -> bool:
+        return self.everything or numel <= limit(dtype)
+
+    def know(self, tensor: Tensor, host: Tensor, guess: bool = False) -> None:
+        """*tensor* has the values of *host*, which nobody else will write to."""
+        storage = tensor.untyped_storage()
+        data = host.untyped_storage()
+        if (
+            host.stride() != tensor.stride()
+            or host.storage_offset() != tensor.storage_offset()
+            or (data.nbytes() < storage.nbytes())
+        ):
+            fresh = Shadow(torch.UntypedStorage(storage.nbytes(), device="cpu"))
+            _over(fresh, tensor).copy_(host)
+            data = fresh.data
+        storage._distsim_shadow = Shadow(data, guess)
+
+    def write(self, tensor: Tensor, host: Tensor | None, guess: bool = False) -> None:
+        """*host*'s values (None: unknown ones) are written to *tensor*, which may be a part of its storage."""
+        shadow = self.shadow(tensor)
+        if host is None:
+            if shadow is not None:
+                self.forget(tensor)
+            return
+        if shadow is None:
+            storage = tensor.untyped_storage()
+            if tensor.numel() * tensor.element_size() == storage.nbytes() and self.keeps(tensor.numel(), tensor.dtype):
+                self.know(tensor, host.detach().to(tensor.dtype, copy=True).expand(tensor.shape), guess)
+            return
+        _over(shadow, tensor).copy_(host)
+        shadow.guess = shadow.guess or guess
+
+    def forget(self, tensor: Tensor) -> None:
+        """Nobody knows the values of *tensor*'s storage any more; a single number is guessed."""
+        storage = tensor.untyped_storage()
+        if tensor.numel() == 1 and storage.nbytes() == tensor.element_size():
+            self.guess(tensor)
+        else:
+            storage.__dict__.pop("_distsim_shadow", None)
+
+    def guess(self, tensor: Tensor) -> None:
+        self.know(tensor, torch.full(tensor.shape, self._placeholder(tensor.dtype), dtype=tensor.dtype), guess=True)
+
+    def pend(self, tensor: Tensor, force: Callable[[], None]) -> None:
+        tensor.untyped_storage()._distsim_shadow = Pending(force)
+
+    def _placeholder(self, dtype: torch.dtype) -> Any:
+        return self.placeholder if dtype.is_floating_point or dtype.is_complex else 0
+
+    def count(self, what: str, where: Callable[[], str]) -> None:
+        """Values that nobody knows were asked for."""
+        key = (what, where())
+        self.reads[key] = self.reads.get(key, 0) + 1
+
+    def read(self, tensor: Tensor, what: str, where: Callable[[], str]) -> Tensor:
+        """A copy of *tensor* on the host; where nobody knows its values, placeholders, and that is noted."""
+        host = self.host(tensor)
+        if host is None or self.guessed(tensor):
+            self.count(what, where)
+        if host is None:
+            return torch.full(tensor.shape, self._placeholder(tensor.dtype), dtype=tensor.dtype)
+        return host.clone()
+
+
+def _over(shadow: Shadow, tensor: Tensor) -> Tensor:
+    return _set_(_empty(0, dtype=tensor.dtype), shadow.data, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -1,0 +1,8 @@
+"""A GPU's time. `timeline.py` is its streams in virtual time, `account.py` what that time was, `steps.py` the training
+steps in it."""
+
+from __future__ import annotations
+
+from distsim.sim.device.timeline.timeline import Comm, Kernel, Load, Mark, Stream, Timeline, Wait
+
+__all__ = ["Comm", "Kernel", "Load", "Mark", "Stream", "Timeline", "Wait"]

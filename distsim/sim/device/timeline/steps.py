@@ -1,0 +1,146 @@
+"""The training steps of one process: what it had launched, and what its GPU had done, when each ended.
+
+A step ends where an optimizer's `step` does: a mark is put into the current stream then, and its moment on the device
+is the step's end. Counts are of the host's order (what was launched before), times of the device's.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from distsim.sim.device.timeline.timeline import Mark, Stream, Timeline
+
+if TYPE_CHECKING:
+    from distsim.debug.records import CallRecord
+    from distsim.kernels import Cost
+    from distsim.sim.device.timeline.account import Account
+
+__all__ = ["Counted", "StepEnd", "Steps", "counted"]
+
+aten = torch.ops.aten
+PRODUCTS = frozenset({"gemm", "attention", "conv"})
+"""Kinds of operators whose flops count: the others' are few, and no published figure has them."""
+SAME_TOKENS_BYTES = 1 << 16
+"""A reduction in forward of more than this sums activations, whose tokens all members of its group have seen."""
+_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"})
+
+_in_backward = torch._C._current_graph_task_id
+
+
+@dataclass(slots=True)
+class Counted:
+    """What one call of an operator adds."""
+
+    dtype: str = ""
+    """Of a product's operands: fp64, fp32, fp16, bf16, fp8."""
+    flops: int = 0
+    table: tuple[int, ...] = ()
+    """The shape of an embedding."""
+    tokens: int = 0
+
+
+_DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
+           torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8"}  # fmt: skip
+
+
+def counted(func: Any, args: tuple[Any, ...], cost: Cost) -> Counted | None:
+    """What a call of *func* adds; None: nothing that is counted."""
+    if func is aten.embedding.default:
+        return Counted(table=tuple(args[0].shape), tokens=args[1].numel())
+    if not cost.flops or cost.kind not in PRODUCTS:
+        return None
+    dtype = next((a.dtype for a in args if isinstance(a, torch.Tensor)), torch.float32)
+    return Counted(_DTYPES.get(dtype, "fp32"), cost.flops)
+
+
+@dataclass(slots=True)
+class StepEnd:
+    """Sums from the beginning of the process to the end of a step."""
+
+    mark: Mark
+    forward_flops: dict[str, int]
+    flops: dict[str, int]
+    tokens: dict[tuple[int, ...], int]
+    account: Account | None = None
+    """The device's, when it got there."""
+
+
+@dataclass(slots=True)
+class Steps:
+    """Of one process."""
+
+    forward_flops: dict[str, int] = field(default_factory=dict)
+    """By data type: outside backward."""
+    flops: dict[str, int] = field(default_factory=dict)
+    tokens: dict[tuple[int, ...], int] = field(default_factory=dict)
+    """By the shape of the embedding: how many were looked up outside backward."""
+    same_tokens: dict[tuple[int, ...], str] = field(default_factory=dict)
+    """Ranks that reduced activations in forward, with their group's label."""
+    ends: weakref.WeakKeyDictionary[Any, list[StepEnd]] = field(default_factory=weakref.WeakKeyDictionary)
+    _last: list[list[StepEnd]] = field(default_factory=list)
+    """The values of `ends`, which outlive their optimizers."""
+    _backward_begun: bool = False
+    """In this step."""
+
+    def count(self, what: Counted) -> None:
+        """An operator was launched."""
+        backward = _in_backward() != -1
+        if what.flops:
+            self.flops[what.dtype] = self.flops.get(what.dtype, 0) + what.flops
+            if backward:
+                self._backward_begun = True
+            else:
+                self.forward_flops[what.dtype] = self.forward_flops.get(what.dtype, 0) + what.flops
+        if what.tokens and not backward:
+            self.tokens[what.table] = self.tokens.get(what.table, 0) + what.tokens
+
+    def called(self, record: CallRecord) -> None:
+        """A collective was launched."""
+        if (
+            record.op in _REDUCTIONS
+            and record.nbytes > SAME_TOKENS_BYTES
+            and not self._backward_begun
+            and self.tokens_or_flops
+            and _in_backward() == -1
+        ):
+            self.same_tokens[record.group.ranks] = record.group.label
+
+    @property
+    def tokens_or_flops(self) -> bool:
+        """Whether a forward has begun at all: before, parameters are made and compared."""
+        return bool(self.tokens or self.forward_flops)
+
+    def end(self, optimizer: Any, timeline: Timeline, stream: Stream, now_s: float) -> None:
+        """*optimizer* has launched the last kernel of its step."""
+        self._backward_begun = False
+        account = timeline.account
+        end = StepEnd(Mark(now_s), {**self.forward_flops}, {**self.flops}, {**self.tokens})
+
+        def reached(_: Mark) -> None:
+            end.account = account.snapshot()
+
+        end.mark.on_reach = reached
+        known = self.ends.get(optimizer)
+        if known is None:
+            known = self.ends[optimizer] = []
+            self._last.append(known)
+        known.append(end)
+        timeline.put(stream, end.mark)
+
+    def chosen(self) -> list[StepEnd]:
+        """Of the optimizer with most steps; of several, the one that came last."""
+        found: list[StepEnd] = []
+        for ends in self._last:
+            reached = [end for end in ends if end.account is not None]
+            if len(reached) > len(found) or (found and len(reached) == len(found) and _later(reached, found)):
+                found = reached
+        return found
+
+
+def _later(ends: list[StepEnd], others: list[StepEnd]) -> bool:
+    mine, theirs = ends[-1].mark, others[-1].mark
+    return (mine.reached_s or 0.0, mine.launched_s) >= (theirs.reached_s or 0.0, theirs.launched_s)

@@ -1,0 +1,114 @@
+"""What a run's training steps were: plain data, a part of the Outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["OperatorTime", "RankTraining", "Training", "Wait"]
+
+
+@dataclass(slots=True)
+class Wait:
+    """Communication that nothing hid, a step: of one operation on one group."""
+
+    op: str
+    group: str
+    moving_s: float
+    late_s: float
+    """Before the last member (the other end) had come."""
+    busy_s: float
+    """All that this communication's bytes moved, hidden or not."""
+    spared_s: float
+    """Of moving_s: what would be hidden if each call took half the time."""
+
+
+@dataclass(slots=True)
+class RankTraining:
+    """One rank's mean step, of those that count. compute + exposed + bubble + host is the step."""
+
+    rank: int
+    like: tuple[int, ...]
+    """Ranks that do the same, itself included: of equal ones one is traced."""
+    step_s: float
+    compute_s: float
+    overlapped_s: float
+    slowed_s: float
+    """Of the overlapped time: what the communication beside it took."""
+    exposed_s: float
+    late_s: float
+    bubble_s: float
+    host_s: float
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    waits: list[Wait] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class OperatorTime:
+    """One operator's kernels, a step, on the mean rank."""
+
+    name: str
+    count: float
+    time_s: float
+
+
+@dataclass(slots=True)
+class Training:
+    """The GPUs' work in steps. Without a step of any optimizer `steps` is 0 and what is of a step is None."""
+
+    gpu: str
+    num_gpus: int
+    memory_bytes: int
+    """Of one GPU."""
+    context_bytes: int
+    """Of them outside torch's allocator."""
+    steps: int = 0
+    first_counted: int = 0
+    """From this step on, counted from 1, steps are counted."""
+    step_times_s: list[float] = field(default_factory=list)
+    """Each the slowest rank's, from the second on; of a single step, that one's."""
+    step_time_s: float | None = None
+    tokens_per_step: float | None = None
+    tokens_how: str = ""
+    """Where the number of tokens is from."""
+    model_flops: float | None = None
+    """A step's, all GPUs together: three times the forward's products."""
+    hardware_flops: float | None = None
+    """All products that ran, recomputed ones as well."""
+    peak_dtype: str | None = None
+    peak_flops_per_s: float | None = None
+    ranks: list[RankTraining] = field(default_factory=list)
+    operators: list[OperatorTime] = field(default_factory=list)
+    reads: list[tuple[str, str, int]] = field(default_factory=list)
+    """(what, where, how often): values that nobody knew were read."""
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        return max((rank.peak_allocated_bytes for rank in self.ranks), default=0)
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        return max((rank.peak_reserved_bytes for rank in self.ranks), default=0)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        if self.tokens_per_step is None or not self.step_time_s:
+            return None
+        return self.tokens_per_step / self.step_time_s
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float | None:
+        return None if self.tokens_per_s is None else self.tokens_per_s / self.num_gpus
+
+    @property
+    def mfu(self) -> float | None:
+        return self._share(self.model_flops)
+
+    @property
+    def hfu(self) -> float | None:
+        return self._share(self.hardware_flops)
+
+    def _share(self, flops: float | None) -> float | None:
+        if flops is None or not self.step_time_s or not self.peak_flops_per_s:
+            return None
+        return flops / self.step_time_s / self.num_gpus / self.peak_flops_per_s

@@ -1,0 +1,264 @@
+"""The training steps of a simulated run: noticed while it runs, summed up when it has ended.
+
+A step ends where an optimizer's `step` ends on the device; of several optimizers in a process the one with most steps
+counts. Figures are of the steps from the third on, where there are so many.
+
+Model flops are three times those of the forward's matrix products, convolutions and attention (backward has two
+products for each), hardware flops all that were run: what is recomputed counts for the second only. Both are shares of
+the GPU's dense peak of the data type that most of them had (PaLM, arXiv:2204.02311, appendix B).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from distsim.debug.words.phrases import ranks_text
+from distsim.sim.device.streams import current_stream
+from distsim.sim.device.timeline.account import Account
+from distsim.sim.device.timeline.steps import StepEnd
+from distsim.sim.isolation.process import current_task
+from distsim.sim.observe.figures import OperatorTime, RankTraining, Training, Wait
+
+if TYPE_CHECKING:
+    from distsim.sim.isolation.process import SimProcess
+    from distsim.sim.world import World
+
+__all__ = ["finish", "noticed", "training_of"]
+
+FIRST_STEADY = 3
+"""The first step makes the optimizer's state, the second is the first that finds the allocator's segments."""
+MOST_OPERATORS = 20
+LONGEST_REST_S = 3_600.0
+"""Longer than this no GPU works on after its program's end: it waits for what never comes."""
+
+
+@contextlib.contextmanager
+def noticed() -> Iterator[None]:
+    """Within this, the optimizers' steps of simulated ranks are noticed, and the world is told. It begins before
+    torch's state is watched: the hook is everyone's."""
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        task = current_task()
+        if task is None:
+            return
+        accelerators = task.process.accelerators
+        if accelerators is not None and accelerators.used:
+            device = accelerators[task.cuda_device]
+            accelerators.steps.end(optimizer, device.timeline, current_stream(task, device), task.now_s())
+        task.world.ended_step(task.process)
+
+    handle = register_optimizer_step_post_hook(stepped)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def finish(world: World) -> None:
+    """The programs have ended well: their GPUs do what they have been given, though no host waits for it."""
+    if world.diagnoses or any(process.exception is not None for process in world.processes):
+        return
+    timelines = [d.timeline for p in world.processes if p.accelerators is not None for d in p.accelerators.devices]
+    last_s = float(world.env.now) + LONGEST_REST_S
+    while any(timeline.communicates for timeline in timelines) and world.env.peek() < last_s:
+        world.env.step()
+
+
+def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: float | None) -> Training | None:
+    """What the GPUs of *ranks* did; None where no rank has used one."""
+    used = [p for p in ranks if p.accelerators is not None and p.accelerators.devices]
+    if not used:
+        return None
+    for process in used:
+        for device in process.accelerators.devices:
+            device.timeline.close()
+    gpu = world.gpu
+    like = _like(world, used)
+    alike = {process: len(ranks) for process, ranks in like.items()}
+    num_gpus = sum(alike[p] * len(p.accelerators.devices) for p in used)
+    found = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
+    found.reads = _reads(used)
+    ends = {process: process.accelerators.steps.chosen() for process in used}
+    stepping = [process for process in used if ends[process]]
+    found.steps = min((len(ends[process]) for process in stepping), default=0)
+    first = min(FIRST_STEADY, max(found.steps, 1))
+    found.first_counted = first if found.steps else 0
+    begins = {process: _begin(ends[process], first) for process in stepping}
+    counted = found.steps - first + 1
+    for process in used:
+        account = Account()
+        if process in begins:
+            account = _account(ends[process][found.steps - 1]).since(begins[process][1])
+        found.ranks.append(_rank(process, account, max(1, counted), like[process]))
+    if not found.steps:
+        return found
+    found.step_times_s = _durations(ends, stepping, found.steps)
+    found.step_time_s = median(found.step_times_s[-counted:])
+    forward = _per_step(ends, alike, first, found.steps, lambda end: end.forward_flops)
+    every = _per_step(ends, alike, first, found.steps, lambda end: end.flops)
+    found.model_flops, found.hardware_flops = 3.0 * sum(forward.values()), sum(every.values())
+    if every:
+        found.peak_dtype = _dtype(max(every, key=lambda dtype: every[dtype]))
+        found.peak_flops_per_s = gpu.peak_flops.get(found.peak_dtype)
+    found.operators = _operators(ends, begins, alike, found.steps, counted)
+    if tokens_per_step is not None:
+        found.tokens_per_step, found.tokens_how = tokens_per_step, "--tokens-per-step"
+    else:
+        _count_tokens(found, ends, alike, first)
+    return found
+
+
+def _like(world: World, used: Sequence[SimProcess]) -> dict[SimProcess, tuple[int, ...]]:
+    """The ranks for which each stands, itself included (equal_ranks.py)."""
+    equal = world.equal
+    if equal is None:
+        return {process: (process.rank,) for process in used}
+    traced = {process.rank for process in used}
+    stands: dict[int, list[int]] = {}
+    by_kind: dict[int, int] = {}
+    for rank in sorted(traced):
+        by_kind.setdefault(equal.kinds[rank], rank)
+    for rank, kind in enumerate(equal.kinds):
+        if rank in traced or kind in by_kind:
+            stands.setdefault(rank if rank in traced else by_kind[kind], []).append(rank)
+    return {process: tuple(stands[process.rank]) for process in used}
+
+
+def _account(end: StepEnd) -> Account:
+    assert end.account is not None
+    return end.account
+
+
+_NOTHING: dict[Any, int] = {}
+
+
+def _begin(ends: Sequence[StepEnd], first: int) -> tuple[StepEnd | None, Account]:
+    """Where step *first* begins: at the end of the one before; at the device's own, for the first."""
+    return (None, Account()) if first == 1 else (ends[first - 2], _account(ends[first - 2]))
+
+
+def _durations(ends: dict[Any, list[StepEnd]], stepping: Sequence[SimProcess], steps: int) -> list[float]:
+    """Seconds of each step from the second on; the first one's, from the run's begin, where it is the only one."""
+    at = [[end.mark.reached_s or 0.0 for end in ends[process][:steps]] for process in stepping]
+    if steps == 1:
+        return [max(_account(ends[p][0]).total_s for p in stepping)]
+    return [max(moments[k] - moments[k - 1] for moments in at) for k in range(1, steps)]
+
+
+def _per_step(
+    ends: dict[Any, list[StepEnd]],
+    alike: dict[SimProcess, int],
+    first: int,
+    steps: int,
+    what: Callable[[StepEnd], dict[Any, int]],
+) -> dict[Any, float]:
+    """The mean counted step's sum over ranks, by name."""
+    total: dict[Any, float] = {}
+    for process, num_ranks in alike.items():
+        for name, number in _between(ends[process], first, steps, what).items():
+            total[name] = total.get(name, 0.0) + number * num_ranks
+    return total
+
+
+def _between(
+    ends: Sequence[StepEnd], first: int, steps: int, what: Callable[[StepEnd], dict[Any, int]]
+) -> dict[Any, float]:
+    """One rank's mean of the steps *first* to *steps*."""
+    if not ends:
+        return {}
+    before = _NOTHING if first == 1 else what(ends[first - 2])
+    after = what(ends[steps - 1])
+    return {name: (number - before.get(name, 0)) / (steps - first + 1) for name, number in after.items()}
+
+
+def _dtype(dtype: str) -> str:
+    """Which of the GPU's peaks holds."""
+    return "tf32" if dtype == "fp32" and torch.backends.cuda.matmul.allow_tf32 else dtype
+
+
+def _rank(process: SimProcess, account: Account, counted: int, like: tuple[int, ...]) -> RankTraining:
+    highest = [device.memory.highest for device in process.accelerators.devices]
+    waits = [
+        Wait(op, group, moving_s / counted, late_s / counted, busy_s / counted, spared_s / counted)
+        for (op, group), (moving_s, late_s, busy_s, spared_s) in sorted(
+            account.waits.items(), key=lambda item: (-sum(item[1][:2]), item[0])
+        )
+    ]
+    return RankTraining(
+        process.rank,
+        like,
+        account.total_s / counted,
+        account.compute_s / counted,
+        account.overlapped_s / counted,
+        account.slowed_s / counted,
+        account.exposed_s / counted,
+        account.late_s / counted,
+        account.bubble_s / counted,
+        account.host_s / counted,
+        max(allocated for allocated, _ in highest),
+        max(reserved for _, reserved in highest),
+        waits,
+    )
+
+
+def _operators(
+    ends: dict[Any, list[StepEnd]],
+    begins: dict[Any, tuple[StepEnd | None, Account]],
+    alike: dict[SimProcess, int],
+    steps: int,
+    counted: int,
+) -> list[OperatorTime]:
+    total: dict[str, list[float]] = {}
+    for process, (_, before) in begins.items():
+        for operator, (count, seconds) in _account(ends[process][steps - 1]).since(before).operators.items():
+            sums = total.setdefault(_name(operator), [0.0, 0.0])
+            sums[0] += count * alike[process]
+            sums[1] += seconds * alike[process]
+    share = 1.0 / (counted * sum(alike[process] for process in begins))
+    found = [OperatorTime(name, count * share, seconds * share) for name, (count, seconds) in total.items()]
+    return sorted(found, key=lambda operator: (-operator.time_s, operator.name))[:MOST_OPERATORS]
+
+
+def _name(operator: Any) -> str:
+    """`mm`, not `aten::mm.default`."""
+    packet = getattr(operator, "overloadpacket", None)
+    return str(operator) if packet is None else str(packet).removeprefix("aten.")
+
+
+def _count_tokens(found: Training, ends: dict[Any, list[StepEnd]], alike: dict[SimProcess, int], first: int) -> None:
+    """Look-ups in the embedding that most tokens went through, once for ranks that see the same ones."""
+    groups = {ranks: label for p in alike for ranks, label in p.accelerators.steps.same_tokens.items()}
+    together = [set(ranks) for ranks in groups]
+    for ranks in together:  # groups that have a rank in common are one
+        while grown := [other for other in together if other & ranks and not other <= ranks]:
+            ranks.update(*grown)
+    total = 0.0
+    for process, num_ranks in alike.items():
+        tokens = max(_between(ends[process], first, found.steps, lambda end: end.tokens).values(), default=0.0)
+        total += tokens * num_ranks / max((len(ranks) for ranks in together if process.rank in ranks), default=1)
+    if not total:
+        found.tokens_how = "no embedding was looked up: --tokens-per-step N says how many tokens a step has"
+        return
+    found.tokens_per_step = total
+    found.tokens_how = "looked up in the largest embedding, all ranks together"
+    if groups:
+        ranks = min(groups, key=lambda each: (-len(each), each))
+        several = f" and {len(groups) - 1} groups more" if len(groups) > 1 else ""
+        found.tokens_how += (
+            f"; ranks that reduce activations in forward see the same ones, which count once "
+            f"({groups[ranks]}: {ranks_text(ranks)}{several})"
+        )
+
+
+def _reads(used: Sequence[SimProcess]) -> list[tuple[str, str, int]]:
+    total: dict[tuple[str, str], int] = {}
+    for process in used:
+        for key, count in process.accelerators.values.reads.items():
+            total[key] = total.get(key, 0) + count
+    return [(what, where, count) for (what, where), count in sorted(total.items(), key=lambda i: (-i[1], i[0]))]

@@ -1,0 +1,75 @@
+"""Teaches: data parallel training. Alone, nanoGPT's 124 M on DistributedDataParallel with autocast.
+
+In the shape of a Llama parameters are bfloat16 and gradients add up in float32, reduced under the last backward pass
+as nanotron does; with recomputation it is Megatron-LM's GPT of 2021, which reduces them after it.
+"""
+
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gpt import GPT
+from log import Log, start, tokens
+from megatron import ALONE, Stage
+from optimizer import Optimizer
+from options import GPT_2, options
+
+
+def automatic(args, device) -> None:
+    """Parameters and gradients in float32, matrix multiplications in --dtype, DDP's buckets under the backward pass."""
+    torch.manual_seed(0)
+    with device:
+        model = GPT(args)
+        model.init_weights()
+    model = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+    fused = device.type == "cuda"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
+    scaler = torch.amp.GradScaler(device.type, enabled=args.dtype == "fp16")
+    precision = torch.autocast(device.type, args.torch_dtype, enabled=args.dtype != "fp32")
+    torch.manual_seed(1 + dist.get_rank())
+    log = Log(device, args.accum * args.mbs * args.seq)
+    for step in range(1, args.steps + 1):
+        for micro in range(args.accum):
+            x, y = tokens(args.vocab, args.seq, args.mbs, device)
+            with model.no_sync() if micro < args.accum - 1 else nullcontext():
+                with precision:
+                    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(0, 1)) / args.accum
+                scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        log.step(step, loss.detach() * args.accum)
+
+
+def with_masters(args, device) -> None:
+    """16-bit parameters, one buffer of gradients, float32 masters."""
+    torch.manual_seed(0)
+    model = Stage(args, 0, 1, ALONE, device)
+    optimizer = Optimizer([(list(model.parameters()), dist.group.WORLD)], share=False, overlap=args.ckpt == "none")
+    torch.manual_seed(1 + dist.get_rank())
+    log = Log(device, args.accum * args.mbs * args.seq)
+    for step in range(1, args.steps + 1):
+        optimizer.zero_grad()
+        for micro in range(args.accum):
+            x, y = tokens(args.vocab, args.seq, args.mbs, device)
+            if micro == args.accum - 1:
+                optimizer.expect_last()
+            loss = model(x, y) / args.accum
+            (loss * (optimizer.scale / args.dp)).backward()
+        optimizer.step()
+        log.step(step, loss.detach() * args.accum)
+
+
+args = options("data parallel training", GPT_2, dtypes=("bf16", "fp16", "fp32"), mbs=12)
+device = start()
+if args.arch == "gpt" and args.ckpt == "none":
+    automatic(args, device)
+else:
+    with_masters(args, device)
+dist.destroy_process_group()

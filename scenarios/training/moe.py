@@ -1,0 +1,201 @@
+"""Teaches: a mixture of experts in the shape of DeepSeek-V3, its experts spread over --ep ranks by all_to_all_single.
+
+Every layer but the first routes each token to some experts: tokens are sorted by expert, sent to the ranks that have
+them, multiplied expert by expert, and sent back. Attention is multi-head latent attention. Experts are equal over
+dp / ep ranks, the rest over dp; both have their optimizer cut over those (Megatron-LM's distributed optimizer).
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import Function
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
+
+from log import Log, start
+from megatron import ALONE, Block, Column, FeedForward, Norm, Row, Stage, _Rotate
+from optimizer import Optimizer
+from options import DEEPSEEK_V3, options, refuse
+from pipeline import Pipeline
+
+PUBLISHED = {  # hidden: experts, experts of a token, width of an expert, width of those that all tokens share
+    7168: (256, 8, 2048, 2048),  # DeepSeek-V3
+    5120: (160, 6, 1536, 3072),  # DeepSeek-V2
+}
+
+
+class Exchange(Function):
+    """all_to_all_single of rows; backward, the other way."""
+
+    @staticmethod
+    def forward(ctx, x, received, sent, group):
+        ctx.splits, ctx.group = (received, sent), group
+        out = x.new_empty(sum(received), *x.shape[1:])
+        dist.all_to_all_single(out, x.contiguous(), received, sent, group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx, dy):
+        received, sent = ctx.splits
+        dx = dy.new_empty(sum(sent), *dy.shape[1:])
+        dist.all_to_all_single(dx, dy.contiguous(), sent, received, group=ctx.group)
+        return dx, None, None, None
+
+
+class Sort(Function):
+    """Tokens [n, hidden] to rows by expert [n * top_k, hidden]."""
+
+    @staticmethod
+    def forward(ctx, x, order, top_k):
+        ctx.save_for_backward(order)
+        ctx.top_k = top_k
+        return x.index_select(0, order.div(top_k, rounding_mode="floor"))
+
+    @staticmethod
+    def backward(ctx, dy):
+        (order,) = ctx.saved_tensors
+        return unsorted(dy, order, ctx.top_k), None, None
+
+
+class Unsort(Function):
+    """Rows by expert [n * top_k, hidden] to the sum of each token's, [n, hidden]."""
+
+    @staticmethod
+    def forward(ctx, y, order, top_k):
+        ctx.save_for_backward(order)
+        ctx.top_k = top_k
+        return unsorted(y, order, top_k)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (order,) = ctx.saved_tensors
+        return dy.index_select(0, order.div(ctx.top_k, rounding_mode="floor")), None, None
+
+
+def unsorted(rows, order, top_k):
+    return rows.index_select(0, order.argsort()).unflatten(0, (-1, top_k)).sum(1)
+
+
+class Experts(nn.Module):
+    """The router, this rank's experts, and the one that all tokens share."""
+
+    def __init__(self, args, group, where) -> None:
+        super().__init__()
+        self.group, self.ep, self.top_k = group, args.ep, args.top_k
+        self.experts, self.own = args.experts, args.experts // args.ep
+        self.router = nn.Parameter(torch.empty(args.experts, args.hidden, **where))
+        self.up = nn.Parameter(torch.empty(self.own, args.hidden, 2 * args.expert_ffn, **where))
+        self.down = nn.Parameter(torch.empty(self.own, args.expert_ffn, args.hidden, **where))
+        self.common = FeedForward(args, ALONE, args.common_ffn, **where)
+
+    def forward(self, x):
+        flat = x.flatten(0, 1)
+        scores = F.linear(flat, self.router).float().softmax(-1)
+        weights, order, counts = self.balanced(*scores.topk(self.top_k))
+        # How many rows go where is known on the device; the host has to wait for it.
+        coming = torch.empty_like(counts)
+        dist.all_to_all_single(coming, counts, group=self.group)
+        sent = counts.view(self.ep, -1).sum(1).tolist()
+        received = coming.view(self.ep, -1).sum(1).tolist()
+        rows = Exchange.apply(Sort.apply(flat, order, self.top_k), received, sent, self.group)
+        weights = Exchange.apply(weights.flatten().index_select(0, order), received, sent, self.group)
+        # From [ranks, experts, rows] to [experts, ranks * rows]: every expert has as many.
+        each = rows.shape[0] // (self.ep * self.own)
+        rows = rows.view(self.ep, self.own, each, -1).transpose(0, 1).reshape(self.own, self.ep * each, -1)
+        weights = weights.view(self.ep, self.own, each).transpose(0, 1).reshape(self.own, self.ep * each, 1)
+        gate, up = torch.bmm(rows, self.up).chunk(2, dim=-1)
+        rows = torch.bmm(F.silu(gate) * up * weights.to(up.dtype), self.down)
+        rows = rows.view(self.own, self.ep, each, -1).transpose(0, 1).reshape(self.ep * self.own * each, -1)
+        rows = Exchange.apply(rows, sent, received, self.group)
+        return (Unsort.apply(rows, order, self.top_k) + self.common(flat)).view_as(x)
+
+    def balanced(self, weights, chosen):
+        """The router's weights, but the experts in turn, as it would be perfectly balanced.
+
+        Returns the weights [n, top_k], the order of the n * top_k rows by expert, and the rows of each expert.
+        """
+        turn = torch.arange(chosen.numel(), device=chosen.device)
+        order = turn.view(-1, self.experts).t().reshape(-1)
+        counts = torch.full((self.experts,), chosen.numel() // self.experts, device=chosen.device)
+        return weights, order, counts
+
+
+class LatentAttention(nn.Module):
+    """Queries, keys and values from narrow latents; a part of each head, shared by all for the keys, has positions."""
+
+    def __init__(self, args, where) -> None:
+        super().__init__()
+        self.heads, self.nope, self.rope, self.recompute = args.heads, args.nope, args.rope, args.ckpt == "selective"
+        self.latent = args.kv_latent
+        self.q_down = Column(args.hidden, args.q_latent, ALONE, False, **where)
+        self.q_norm = Norm(args, ALONE, args.q_latent, **where)
+        self.q_up = Column(args.q_latent, args.heads * (args.nope + args.rope), ALONE, False, **where)
+        self.kv_down = Column(args.hidden, args.kv_latent + args.rope, ALONE, False, **where)
+        self.kv_norm = Norm(args, ALONE, args.kv_latent, **where)
+        self.kv_up = Column(args.kv_latent, args.heads * 2 * args.nope, ALONE, False, **where)
+        self.proj = Row(args.heads * args.nope, args.hidden, ALONE, False, **where)
+
+    def forward(self, x, shared):
+        seq, batch, _ = x.shape
+        q = self.q_up(self.q_norm(self.q_down(x))).view(seq, batch, self.heads, -1)
+        q, q_turned = q.split([self.nope, self.rope], dim=-1)
+        q = torch.cat([q, _Rotate.apply(q_turned, *shared)], dim=-1)
+        latent, k_turned = self.kv_down(x).split([self.latent, self.rope], dim=-1)
+        k, v = self.kv_up(self.kv_norm(latent)).view(seq, batch, self.heads, -1).chunk(2, dim=-1)
+        k_turned = _Rotate.apply(k_turned.unsqueeze(2), *shared).expand(-1, -1, self.heads, -1)
+        k = torch.cat([k, k_turned], dim=-1)
+        if self.recompute:
+            return self.proj(checkpoint(self.core, q, k, v, use_reentrant=False, preserve_rng_state=False))
+        return self.proj(self.core(q, k, v))
+
+    def core(self, q, k, v):
+        q, k, v = (part.permute(1, 2, 0, 3) for part in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).permute(2, 0, 1, 3).flatten(2)
+
+
+args = options("a mixture of experts", DEEPSEEK_V3, does=("pp", "vpp", "ep"), archs=("llama",))
+small = (4 * args.ep, 2, args.hidden, args.hidden)
+args.experts, args.top_k, args.expert_ffn, args.common_ffn = PUBLISHED.get(args.hidden, small)
+published = args.hidden in PUBLISHED
+args.nope = 128 if published else args.hidden // args.heads
+args.rope = args.nope // 2
+args.q_latent, args.kv_latent = (1536, 512) if published else (args.hidden // 2, args.hidden // 4)
+dense_layers = 3 if args.layers == 61 else 1
+if args.experts % args.ep:
+    refuse(f"--ep {args.ep} does not divide the {args.experts} experts")
+if args.mbs * args.seq * args.top_k % args.experts:
+    refuse(
+        f"--mbs {args.mbs} * --seq {args.seq} tokens to {args.top_k} experts each "
+        f"are no multiple of {args.experts} experts"
+    )
+
+device = start()
+mesh = init_device_mesh(device.type, (args.pp, args.dp), mesh_dim_names=("pp", "dp"))
+expert_mesh = init_device_mesh(device.type, (args.pp, args.dp // args.ep, args.ep), mesh_dim_names=("pp", "edp", "ep"))
+pp, dp = mesh.get_group("pp"), mesh.get_group("dp")
+edp, ep = expert_mesh.get_group("edp"), expert_mesh.get_group("ep")
+
+
+def block(args, number, tp, where):
+    dense = number < dense_layers
+    feed_forward = FeedForward(args, tp, **where) if dense else Experts(args, ep, where)
+    return Block(args, LatentAttention(args, where), feed_forward, tp, **where)
+
+
+torch.manual_seed(mesh.get_local_rank("pp"))
+pipeline = Pipeline(args, pp, ALONE, device, lambda number, stages: Stage(args, number, stages, ALONE, device, block))
+everything = {name: p for n, c in enumerate(pipeline.chunks) for name, p in c.named_parameters(prefix=str(n))}
+spread = [p for name, p in everything.items() if name.endswith(("feed_forward.up", "feed_forward.down"))]
+others = [p for name, p in everything.items() if not name.endswith(("feed_forward.up", "feed_forward.down"))]
+parts = [(others, dp)] + ([(spread, edp)] if spread else [])
+optimizer = Optimizer(parts, model=(pp,) if args.pp > 1 else (), share=True, overlap=False)
+
+torch.manual_seed(1 + mesh.get_local_rank("dp"))
+log = Log(device, args.accum * args.mbs * args.seq / args.pp, rank=dist.get_world_size() - 1)
+for step in range(1, args.steps + 1):
+    optimizer.zero_grad()
+    loss = pipeline.step(optimizer)
+    optimizer.step()
+    log.step(step, loss)
+dist.destroy_process_group()

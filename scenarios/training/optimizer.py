@@ -1,0 +1,175 @@
+"""AdamW on float32 copies of 16-bit parameters, with gradients summed in one buffer, as Megatron-LM keeps them.
+
+Whole on every data parallel rank (all_reduce), or a share on each (ZeRO-1: reduce_scatter, then all_gather).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from megatron import all_gather, reduce_scatter
+
+BUCKET = 40_000_000
+"""Elements of a bucket (Megatron-LM: max(40,000,000, 1,000,000 * dp))."""
+
+
+class Bucket:
+    """Parameters whose gradients travel together."""
+
+    def __init__(self, params: list[nn.Parameter], group: Any, share: bool, dtype: torch.dtype) -> None:
+        self.params, self.group, self.share = params, group, share
+        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        device = params[0].device
+        numel = sum(p.numel() for p in params)
+        pad = -numel % self.size if share else 0
+        self.gradient = torch.zeros(numel + pad, dtype=dtype, device=device)
+        self.weight = torch.zeros(numel + pad, dtype=params[0].dtype, device=device) if share else None
+        self.views, start = [], 0
+        for p in params:
+            self.views.append(self.gradient[start : start + p.numel()].view_as(p))
+            if self.weight is not None:
+                place = self.weight[start : start + p.numel()].view_as(p)
+                place.copy_(p.detach())
+                p.data = place
+            start += p.numel()
+        self.missing, self.work = len(params), None
+
+    def mine(self, flat: torch.Tensor) -> torch.Tensor:
+        """This rank's share of a buffer."""
+        each = flat.numel() // self.size
+        return flat[self.rank * each : (self.rank + 1) * each]
+
+    def reduce(self) -> None:
+        if self.size == 1:
+            return
+        if self.share:
+            out = self.mine(self.gradient)
+            self.work = reduce_scatter(out, self.gradient, group=self.group, async_op=True)
+        else:
+            self.work = dist.all_reduce(self.gradient, group=self.group, async_op=True)
+
+    def wait(self) -> None:
+        if self.work is not None:
+            self.work.wait()
+        self.work, self.missing = None, len(self.params)
+
+
+class Optimizer:
+    """*parts*: parameters and the group over which they are equal, the widest group first.
+
+    *model*: the groups that cut the model itself, for the norm.
+
+    Gradients add up over backward passes in float32 (in fp16: in fp16). With *overlap* each bucket is reduced as soon
+    as the last micro-batch has its gradients, else all of them in step().
+    """
+
+    def __init__(
+        self,
+        parts: list[tuple[list[nn.Parameter], Any]],
+        *,
+        model: tuple[Any, ...] = (),
+        tp: Any = None,
+        share: bool,
+        overlap: bool,
+        lr: float = 3e-4,
+    ) -> None:
+        self.overlap, self.share, self.last = overlap, share, False
+        self.model, self.tp = model, tp
+        self.fp16 = parts[0][0][0].dtype == torch.float16
+        self.scale = 65536.0 if self.fp16 else 1.0
+        self.buckets = [bucket for params, group in parts for bucket in self._buckets(params, group)]
+        self.norm_groups = [*model, parts[0][1]] if share else list(model)
+        self.cut = [p for params, _ in parts for p in params if getattr(p, "cut_sequence", False)]
+        self.masters = []
+        for bucket in self.buckets:
+            source = [bucket.mine(bucket.weight)] if share else bucket.params
+            self.masters += [part.detach().float().clone() for part in source]
+        fused = self.masters[0].device.type == "cuda"
+        self.adamw = torch.optim.AdamW(self.masters, lr=lr, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
+
+    def _buckets(self, params: list[nn.Parameter], group: Any) -> list[Bucket]:
+        limit = max(BUCKET, 1_000_000 * dist.get_world_size(group))
+        dtype = torch.float16 if self.fp16 else torch.float32
+        made, some = [], []
+        for p in reversed(params):
+            some.append(p)
+            if sum(q.numel() for q in some) >= limit:
+                made.append(some)
+                some = []
+        buckets = [Bucket(some, group, self.share, dtype) for some in [*made, some] if some]
+        for bucket in buckets:
+            for p, view in zip(bucket.params, bucket.views, strict=True):
+                p.register_post_accumulate_grad_hook(self._arrival(bucket, view))
+                p.main_grad = view
+        return buckets
+
+    def _arrival(self, bucket: Bucket, view: torch.Tensor) -> Any:
+        def arrived(p: torch.Tensor) -> None:
+            view.add_(p.grad)
+            p.grad = None
+            if self.last:
+                bucket.missing -= 1
+                if not bucket.missing and self.overlap:
+                    bucket.reduce()
+
+        return arrived
+
+    def zero_grad(self) -> None:
+        self.last = False
+        for bucket in self.buckets:
+            bucket.gradient.zero_()
+
+    def expect_last(self) -> None:
+        """The next backward pass is the last before step()."""
+        self.last = True
+
+    @torch.no_grad()
+    def step(self) -> None:
+        if self.cut:  # norms saw a part of the sequence each
+            both = torch.cat([p.main_grad.flatten() for p in self.cut])
+            dist.all_reduce(both, group=self.tp)
+            split = both.split([p.numel() for p in self.cut])
+            torch._foreach_copy_([p.main_grad.flatten() for p in self.cut], split)
+        for bucket in self.buckets:
+            if not self.overlap or bucket.missing:
+                bucket.reduce()
+        for bucket in self.buckets:
+            bucket.wait()
+        gradients = []
+        for bucket in self.buckets:
+            gradients += [bucket.mine(bucket.gradient)] if self.share else bucket.views
+        if self.fp16:
+            gradients = [gradient.float() for gradient in gradients]
+            torch._foreach_mul_(gradients, 1.0 / self.scale)
+        square = torch.stack(torch._foreach_norm(gradients)).square().sum()
+        for group in self.norm_groups:
+            dist.all_reduce(square, group=group)
+        norm = square.sqrt()
+        if self.fp16 and not torch.isfinite(norm).item():
+            self.scale /= 2
+            return
+        torch._foreach_mul_(gradients, (1.0 / (norm + 1e-6)).clamp(max=1.0))
+        for master, gradient in zip(self.masters, gradients, strict=True):
+            master.grad = gradient
+        self.adamw.step()
+        for master in self.masters:
+            master.grad = None
+        self._copy_back()
+
+    def _copy_back(self) -> None:
+        """The 16-bit parameters anew; shares come from their owners."""
+        if not self.share:
+            torch._foreach_copy_([p.detach() for bucket in self.buckets for p in bucket.params], self.masters)
+            return
+        torch._foreach_copy_([bucket.mine(bucket.weight) for bucket in self.buckets], self.masters)
+        works = []
+        for bucket in self.buckets:
+            if bucket.size > 1:
+                mine = bucket.mine(bucket.weight)
+                works.append(all_gather(bucket.weight, mine, group=bucket.group, async_op=True))
+        for work in works:
+            work.wait()

@@ -1,0 +1,153 @@
+"""The flags that the training programs share, and what follows from those left out."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any, NoReturn
+
+import torch
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+SYNONYMS = {"bfloat16": "bf16", "amp_bf16": "bf16", "float16": "fp16", "amp_fp16": "fp16", "float32": "fp32"}
+
+LLAMA_3_8B = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256, "seq": 8192}
+LLAMA_1B = {"layers": 16, "hidden": 2048, "heads": 32, "kv_heads": 32, "ffn": 8192, "vocab": 131072, "seq": 4096}
+GPT_2 = {"layers": 12, "hidden": 768, "heads": 12, "vocab": 50304, "seq": 1024}
+GPT_7B = {"layers": 36, "hidden": 4096, "heads": 32, "vocab": 51200, "seq": 2048}
+DEEPSEEK_V3 = {"layers": 4, "hidden": 7168, "heads": 128, "ffn": 18432, "vocab": 129280, "seq": 4096}
+
+WHO_DOES = {
+    "tp": "fsdp2.py, zero1.py or tp_pp.py",
+    "pp": "tp_pp.py, zero1.py or moe.py",
+    "vpp": "tp_pp.py, zero1.py or moe.py",
+    "ep": "moe.py",
+    "cp": "context_parallel.py",
+}
+
+
+class OneLine(argparse.ArgumentParser):
+    """A wrong flag is one line, from rank 0; every rank leaves with exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        refuse(message)
+
+
+def refuse(message: str) -> NoReturn:
+    """End all ranks with exit code 2; the first says why."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"{os.path.basename(sys.argv[0])}: error: {message}", file=sys.stderr, flush=True)
+    sys.exit(2)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {value}")
+    return value
+
+
+def options(
+    about: str,
+    model: dict[str, int],
+    *,
+    does: tuple[str, ...] = (),
+    dtypes: tuple[str, ...] = ("bf16", "fp32"),
+    archs: tuple[str, ...] = ("gpt", "llama"),
+    mbs: int = 1,
+    argv: list[str] | None = None,
+) -> argparse.Namespace:
+    """Read the flags. *model* is the shape when none is given, *does* the kinds of parallelism this program has."""
+    parser = OneLine(description=about)
+    shape = parser.add_argument_group("the model")
+    shape.add_argument("--layers", type=_positive)
+    shape.add_argument("--hidden", type=_positive)
+    shape.add_argument("--heads", type=_positive)
+    shape.add_argument("--kv-heads", type=_positive, help="default: as many as heads")
+    shape.add_argument("--ffn", type=_positive, help="width of the feed-forward layer (default: 4 * hidden)")
+    shape.add_argument("--vocab", type=_positive)
+    shape.add_argument("--arch", choices=archs, help="default: what the shape says, see _arch() in options.py")
+    batch = parser.add_argument_group("the batch")
+    batch.add_argument("--seq", type=_positive, help="tokens of a sequence")
+    batch.add_argument("--mbs", type=_positive, default=mbs, help="sequences of a micro-batch")
+    batch.add_argument("--accum", type=_positive, default=1, help="micro-batches of a step, on each replica")
+    layout = parser.add_argument_group("over how many ranks")
+    layout.add_argument("--tp", type=_positive, default=1, help="tensor parallel")
+    layout.add_argument("--pp", type=_positive, default=1, help="pipeline parallel")
+    layout.add_argument("--vpp", type=_positive, default=1, help="model chunks a pipeline rank (interleaved)")
+    layout.add_argument("--dp", type=_positive, help="data parallel (default: what the others leave)")
+    layout.add_argument("--cp", type=_positive, default=1, help="context parallel")
+    layout.add_argument("--ep", type=_positive, default=1, help="expert parallel, within dp")
+    parser.add_argument("--dtype", choices=[*DTYPES, *SYNONYMS], help="of the parameters in forward and backward")
+    parser.add_argument("--ckpt", choices=("none", "selective", "full"), default="none", help="recomputed activations")
+    parser.add_argument("--steps", type=_positive, default=5)
+    args = parser.parse_args(argv)
+    for kind, others in WHO_DOES.items():
+        if kind not in does and getattr(args, kind) != 1:
+            parser.error(f"--{kind} {getattr(args, kind)}: {parser.prog} has no such parallelism; try {others}")
+    _shape(args, parser, model, archs)
+    _layout(args, parser)
+    _precision(args, parser, dtypes)
+    return args
+
+
+def _shape(args: Any, parser: OneLine, model: dict[str, int], archs: tuple[str, ...]) -> None:
+    if args.hidden is None and args.heads is None:
+        args.kv_heads = args.kv_heads or model.get("kv_heads")
+        args.ffn = args.ffn or model.get("ffn")
+    args.heads = args.heads or (max(1, args.hidden // 128) if args.hidden else model["heads"])
+    for name in ("layers", "hidden", "vocab", "seq"):
+        setattr(args, name, getattr(args, name) or model[name])
+    args.arch = args.arch or (_arch(args) if len(archs) > 1 else archs[0])
+    args.kv_heads = args.kv_heads or args.heads
+    args.ffn = args.ffn or 4 * args.hidden
+    for large, small in (("hidden", "heads"), ("heads", "kv_heads")):
+        if getattr(args, large) % getattr(args, small):
+            flags = small.replace("_", "-")
+            parser.error(f"--{flags} {getattr(args, small)} does not divide --{large} {getattr(args, large)}")
+    if args.arch == "gpt" and args.kv_heads != args.heads:
+        parser.error(f"--kv-heads {args.kv_heads}: a GPT has as many as --heads, {args.heads}; try --arch llama")
+
+
+def _arch(args: Any) -> str:
+    """Which model has such a shape: fewer kv-heads, a feed-forward of 3.5 hidden and 128k words are Llama's."""
+    grouped = args.kv_heads is not None and args.kv_heads != args.heads
+    gated = args.ffn is not None and args.ffn != 4 * args.hidden
+    return "llama" if grouped or gated or args.vocab > 65536 else "gpt"
+
+
+def _layout(args: Any, parser: OneLine) -> None:
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    model = args.tp * args.pp * args.cp
+    if args.dp is None:
+        if world % model:
+            parser.error(f"--tp {args.tp} * --pp {args.pp} * --cp {args.cp} = {model} does not divide {world} ranks")
+        args.dp = world // model
+    if model * args.dp != world:
+        parser.error(
+            f"--tp {args.tp} * --pp {args.pp} * --cp {args.cp} * --dp {args.dp} = {model * args.dp} ranks, "
+            f"but {world} are running"
+        )
+    for name in ("heads", "kv_heads", "ffn", "vocab", "seq"):
+        if getattr(args, name) % args.tp:
+            flag = name.replace("_", "-")
+            parser.error(f"--tp {args.tp} does not divide --{flag} {getattr(args, name)}")
+    if args.vpp > 1 and args.pp == 1:
+        parser.error(f"--vpp {args.vpp} is of a pipeline: give --pp, too")
+    if args.layers % (args.pp * args.vpp):
+        parser.error(f"--layers {args.layers} must be a multiple of --pp {args.pp} * --vpp {args.vpp}")
+    if args.vpp > 1 and args.accum % args.pp:
+        parser.error(f"--accum {args.accum} must be a multiple of --pp {args.pp} where --vpp interleaves")
+    if args.dp % args.ep:
+        parser.error(f"--ep {args.ep} does not divide --dp {args.dp}: experts are spread over data parallel ranks")
+
+
+def _precision(args: Any, parser: OneLine, dtypes: tuple[str, ...]) -> None:
+    if args.dtype is None:
+        legacy = args.arch == "gpt" and args.ckpt != "none" and "fp16" in dtypes
+        args.dtype = "fp16" if legacy else "bf16"
+    args.dtype = SYNONYMS.get(args.dtype, args.dtype)
+    if args.dtype not in dtypes:
+        parser.error(f"--dtype {args.dtype}: {parser.prog} has {' and '.join(dtypes)}")
+    args.torch_dtype = DTYPES[args.dtype]

@@ -1,0 +1,38 @@
+"""Teaches: tensor and pipeline parallelism of a GPT, as Megatron-LM: 1F1B, with --vpp interleaved.
+
+Tensor parallel collectives are on the forward path and half hidden on the backward path; stages talk point to point;
+the data parallel gradients are reduced after the last backward pass, all at once. With --ckpt full it is the program
+of 2021 (attention in three operators, activations whole on each rank), else activations are cut along the sequence.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from log import Log, start
+from megatron import Stage, Tensor
+from optimizer import Optimizer
+from options import GPT_7B, options
+from pipeline import Pipeline
+
+args = options(
+    "GPT with tensor and pipeline parallelism", GPT_7B, does=("tp", "pp", "vpp"), dtypes=("bf16", "fp16", "fp32")
+)
+device = start()
+mesh = init_device_mesh(device.type, (args.pp, args.dp, args.tp), mesh_dim_names=("pp", "dp", "tp"))
+pp, dp, tp = (mesh.get_group(name) for name in ("pp", "dp", "tp"))
+cut = Tensor(tp, args.tp, mesh.get_local_rank("tp"), sequence=args.tp > 1 and args.ckpt != "full")
+
+torch.manual_seed(mesh.get_local_rank("pp") * args.tp + cut.rank)
+pipeline = Pipeline(args, pp, cut, device, lambda number, stages: Stage(args, number, stages, cut, device))
+model = tuple(group for group, size in ((pp, args.pp), (tp, args.tp)) if size > 1)
+optimizer = Optimizer([(pipeline.parameters(), dp)], model=model, tp=tp, share=False, overlap=False)
+
+torch.manual_seed(1 + mesh.get_local_rank("dp"))
+log = Log(device, args.accum * args.mbs * args.seq / (args.tp * args.pp), rank=dist.get_world_size() - 1)
+for step in range(1, args.steps + 1):
+    optimizer.zero_grad()
+    loss = pipeline.step(optimizer)
+    optimizer.step()
+    log.step(step, loss)
+dist.destroy_process_group()
