@@ -97,7 +97,7 @@ def _conv_dtype(dtype: Any) -> str:
     """cuDNN's convolutions take tf32 unless they are told not to."""
     import torch
 
-    if dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
+    if dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32":
         return "tf32"
     return math_dtype(dtype)
 

@@ -104,17 +104,20 @@ class ComputeMode(TorchDispatchMode):
                 return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         accelerators = self._process.accelerators
         base = task.cuda_device if device.index is None else device.index
+        plans = accelerators.plans
         try:
             key = (id(func), key_of(args, base), key_of(tuple(kwargs.items()), base) if kwargs else ())
-            plan = _plans.get(key)
+            plan = plans.get(key)
         except TypeError:  # an argument that cannot be hashed
             key, plan = None, None
-        if plan is None:
+        if plan is None or (plan.precision is not None and plan.precision != _precision()):
             gpu = accelerators[base]
             plan = learn(func, args, kwargs, gpu.torch_device, gpu.model.cost)
+            if plan.cost.kind in ("gemm", "conv") and torch.float32 in {t.dtype for t in tensors_in((args, kwargs))}:
+                plan.precision = _precision()
             plan.offset = (plan.device.index if plan.device is not None else base) - base
             if key is not None:
-                _plans[key] = plan
+                plans[key] = plan
         task.debt_s += accelerators.model.host_op_s
         task.quiet_polls = task.time_queries = 0
         gpu = accelerators[base + plan.offset]
@@ -285,8 +288,13 @@ _OVERWRITE = frozenset(
 )  # fmt: skip
 
 _kinds: dict[Any, int] = {}
-_plans: dict[Any, Plan] = {}
-"""Of all ranks: (operator, which lives as long as torch; looks of its arguments) -> what comes out."""
+
+
+
+def _precision() -> tuple[str, str]:
+    """Of products of 32-bit numbers: what the program allows."""
+    backends = torch.backends
+    return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
 
 
 def _gpu_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:

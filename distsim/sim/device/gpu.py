@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -207,6 +208,9 @@ def _size(nbytes: int) -> str:
     return f"{nbytes} bytes"
 
 
+_plans: dict[Gpu, dict[Any, Any]] = {}
+
+
 class Accelerators:
     """The GPUs of one process, as many as its node has, made when first used."""
 
@@ -229,6 +233,11 @@ class Accelerators:
     def model(self) -> Gpu:
         model: Gpu = self.process.world.gpu
         return model
+
+    @functools.cached_property
+    def plans(self) -> dict[Any, Any]:
+        """What operators make and cost on GPUs of this model, for all simulations of this process."""
+        return _plans.setdefault(self.model, {})
 
     def __getitem__(self, index: int) -> Device:
         device = self._devices.get(index)

@@ -51,7 +51,7 @@ class Given:
 class Plan:
     """How to answer a call: *outs* has `Made`, `Given` or a value that is no tensor."""
 
-    __slots__ = ("cost", "counted", "device", "kind", "number", "offset", "outs", "random", "valued", "written")
+    __slots__ = ("cost", "counted", "device", "kind", "number", "offset", "outs", "precision", "random", "valued", "written")
 
     def __init__(
         self, kind: Callable[[list[Any]], Any] | None, outs: list[Any], device: torch.device | None, cost: Cost
@@ -62,6 +62,8 @@ class Plan:
         """Makes the result of its parts; None: there is one."""
         self.outs = outs
         self.device = device
+        self.precision: tuple[str, str] | None = None
+        """What its cost was found under, where the program's choice of precision decides it."""
         self.offset = 0
         """Of the device's number from that of the call."""
         self.cost = cost
