@@ -78,7 +78,7 @@ EXPECTED: dict[str, Any] = {
     "properties": (H100, H100, (9, 0), True, 132, True, "12.8", True, True, True, 2),
     "flags": (True, True, "high", True, True),
     "accelerator": ("cuda", 8, True, 1, 1, 0),
-    "devices": [1, 1, 0, 2, True, 2, 0],
+    "devices": [1, 1, 0, 2, True, 0, 0],
     "save_and_load": [(where, 130816.0, (512, 512)) for where in ("cuda:0", "cpu", "cuda:0", "cuda:1", "cuda:0")],
     "storages": [32, 32, "cuda:0", 32, 32, 0, 8, True, True, 0, 4096, 0, 0, 8],
     "pinned": (False, True, True, [1.0, 1.0, 1.0, 1.0], False),

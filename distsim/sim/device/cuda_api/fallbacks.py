@@ -1,8 +1,8 @@
 """CUDA kernels where the rank's dispatch mode does not look: code of torch that switches dispatch to Python off.
 
-FSDP's `no_dispatch()`, the readers and writers of checkpoints and torch's own printing do so. Every operator that has
-no kernel for CUDA then comes here, and so does every one whose only kernel would go on to a table of functions that a
-build without CUDA leaves empty ("missing kernel for cuda", ATen/native/DispatchStub.cpp). Views are left to torch.
+FSDP's `no_dispatch()` and the readers of checkpoints do so. What comes here then: operators whose only kernel would
+go on to a table of functions that a build without CUDA leaves empty ("missing kernel for cuda",
+ATen/native/DispatchStub.cpp), and a few that have a kernel for each device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import functools
 from typing import Any
 
 import torch
-from torch._C import DispatchKey
 
 from distsim.errors import NotSimulated
 from distsim.sim.device.cuda_api.attention import register_attention
@@ -19,28 +18,42 @@ from distsim.sim.isolation.process import current_task
 
 __all__ = ["register_kernels"]
 
+_HAS_KERNELS = torch.version.cuda is not None or torch.version.hip is not None
+_PLAIN = frozenset(
+    {"record_stream", "empty.memory_format", "empty_strided", "as_strided", "view", "_local_scalar_dense", "resize_",
+     "set_.source_Storage_storage_offset", "fill_.Scalar", "zero_", "cat", "add.Tensor", "mul.Tensor", "_reshape_alias"}
+)  # fmt: skip
+"""Operators with a kernel for each device that such code calls."""
+
 
 @functools.cache
 def register_kernels() -> tuple[Any, ...]:
     """Once in a process. Outside a simulation a build without CUDA has no tensor that comes here; one with CUDA has
     kernels of its own, and keeps them."""
-    if torch.version.cuda is not None or torch.version.hip is not None:
+    if _HAS_KERNELS:
         return (register_attention(),)
-    every = torch.library.Library("_", "IMPL")  # noqa: TOR901 - they live as long as the process
-    every.fallback(_as_the_mode, "CUDA")
-    aten = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+    aten = torch.library.Library("aten", "IMPL")
     for name in torch._C._dispatch_get_all_op_names():
-        if name.startswith("aten::") and _composite(name):
+        if name.startswith("aten::") and _missing(name):
             packet, _, overload = name.removeprefix("aten::").partition(".")
             operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            if not operator.is_view:
-                aten.impl(operator, functools.partial(_as_the_mode, operator), "CUDA")
-    return register_attention(), every, aten
+            aten.impl(operator, functools.partial(_as_the_mode, operator), "CUDA")
+    return register_attention(), aten
 
 
-def _composite(name: str) -> bool:
+def _missing(name: str) -> bool:
+    """Views that torch composes of others do without."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return bool(has(name, DispatchKey.CompositeExplicitAutograd) and not has(name, DispatchKey.CUDA))
+    if has(name, "CUDA"):
+        return False
+    if name.removeprefix("aten::") in _PLAIN:
+        return True
+    return bool(has(name, "CompositeExplicitAutograd")) and not _is_view(name)
+
+
+def _is_view(name: str) -> bool:
+    packet, _, overload = name.removeprefix("aten::").partition(".")
+    return bool(getattr(getattr(torch.ops.aten, packet), overload or "default").is_view)
 
 
 def _as_the_mode(operator: Any, *args: Any, **kwargs: Any) -> Any:
