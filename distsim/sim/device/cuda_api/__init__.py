@@ -10,6 +10,7 @@ from __future__ import annotations
 from distsim.sim.device.cuda_api.compiled import compiled_patches
 from distsim.sim.device.cuda_api.current import current_patches
 from distsim.sim.device.cuda_api.devices import device_patches
+from distsim.sim.device.cuda_api.fake import fake_patches
 from distsim.sim.device.cuda_api.fallbacks import register_kernels
 from distsim.sim.device.cuda_api.generators import generator_patches
 from distsim.sim.device.cuda_api.memory import memory_patches
@@ -28,4 +29,5 @@ def cuda_patches() -> list[Patch]:
         *generator_patches(),
         *tensor_patches(),
         *compiled_patches(),
+        *fake_patches(),
     ]
