@@ -73,6 +73,8 @@ class ComputeMode(TorchDispatchMode):
                 return pinning(partial(self._cpu.run, self._task), args)
             if kwargs and kwargs.pop("pin_memory", False):
                 return make_pinned(self._cpu.run(self._task, func, args, kwargs))
+        elif kwargs and getattr(kwargs.get("device"), "type", "cpu") == "cuda":
+            accelerators_of(self._process)  # says that there is none
         return self._cpu.run(self._task, func, args, kwargs)
 
     # -- on a GPU

@@ -132,6 +132,7 @@ class CudaEventBase(Event):
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
                 external: bool = False) -> Any:  # fmt: skip
+        gpu(require_task())
         return Event.__new__(cls, "cuda", enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
 
     @property

@@ -14,6 +14,7 @@ import torch
 
 from distsim.errors import NotSimulated
 from distsim.sim.device.cuda_api.attention import register_attention
+from distsim.sim.device.streams import accelerators_of
 from distsim.sim.isolation.process import current_task
 
 __all__ = ["register_kernels"]
@@ -61,4 +62,5 @@ def _as_the_mode(operator: Any, *args: Any, **kwargs: Any) -> Any:
     task = current_task()
     if task is None or task.dispatch_mode is None:
         raise NotSimulated(f"{operator} on CUDA tensors outside a simulated rank")
+    accelerators_of(task.process)
     return task.dispatch_mode.__torch_dispatch__(operator, (), args, kwargs)
