@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from distsim import __version__
 from distsim.debug.report.stack_tree import blank_addresses
 from distsim.report.failures import merge_failures
-from distsim.report.training import training_section
+from distsim.report.training.section import training_section
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome, RankSummary

@@ -13,6 +13,7 @@ from rich.text import Text
 from distsim.debug.report.console import Console as PlainConsole
 from distsim.report.failures import Failures
 from distsim.report.tables import collectives_table, links_table, ranks_table
+from distsim.report.training import training_parts
 from distsim.report.whereabouts import Whereabouts
 from distsim.text.units import format_time
 
@@ -50,6 +51,9 @@ class Summary:
         yield Failures(outcome.failures, told)
         yield Whereabouts(outcome)
         yield from self._header()
+        if outcome.training is not None:
+            for title, body in training_parts(outcome.training):
+                yield from self._section(title, body)
         if outcome.exit_code == 0 or _moved(outcome):
             yield from self._section("time by rank", ranks_table(outcome.ranks))
         yield from self._section("collectives (algbw and busbw in GB/s)", collectives_table(outcome.collectives))

@@ -105,12 +105,12 @@ def test_without_gpus_there_is_no_section() -> None:
 def test_an_account_splits_late_and_moving() -> None:
     """A snapshot keeps what was, and what came since is the difference."""
     account = Account()
-    account.computed(2.0, beside=True)
+    account.overlapped(2.0, used=0.75)
     before = account.snapshot()
-    account.computed(1.0, beside=False)
+    account.overlapped(1.0, used=0.5)
     account.ran("mm", 1.0)
     gone = account.since(before)
-    assert (gone.compute_s, gone.overlapped_s, gone.operators) == (1.0, 0.0, {"mm": [1, 1.0]})
+    assert (gone.overlapped_s, gone.slowed_s, gone.operators) == (1.0, 0.5, {"mm": [1, 1.0]})
     assert before.operators == {}
 
 

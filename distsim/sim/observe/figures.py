@@ -16,6 +16,10 @@ class Wait:
     moving_s: float
     late_s: float
     """Before the last member (the other end) had come."""
+    busy_s: float
+    """All that this communication's bytes moved, hidden or not."""
+    spared_s: float
+    """Of moving_s: what would be hidden if each call took half the time."""
 
 
 @dataclass(slots=True)
@@ -23,11 +27,13 @@ class RankTraining:
     """One rank's mean step, of those that count. compute + exposed + bubble + host is the step."""
 
     rank: int
-    alike: int
+    like: tuple[int, ...]
     """Ranks that do the same, itself included: of equal ones one is traced."""
     step_s: float
     compute_s: float
     overlapped_s: float
+    slowed_s: float
+    """Of the overlapped time: what the communication beside it took."""
     exposed_s: float
     late_s: float
     bubble_s: float

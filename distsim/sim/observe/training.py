@@ -11,7 +11,6 @@ the GPU's dense peak of the data type that most of them had (PaLM, arXiv:2204.02
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -80,7 +79,8 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
         for device in process.accelerators.devices:
             device.timeline.close()
     gpu = world.gpu
-    alike = _alike(world, used)
+    like = _like(world, used)
+    alike = {process: len(ranks) for process, ranks in like.items()}
     num_gpus = sum(alike[p] * len(p.accelerators.devices) for p in used)
     found = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
     found.reads = _reads(used)
@@ -95,7 +95,7 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
         account = Account()
         if process in begins:
             account = _account(ends[process][found.steps - 1]).since(begins[process][1])
-        found.ranks.append(_rank(process, account, max(1, counted), alike[process]))
+        found.ranks.append(_rank(process, account, max(1, counted), like[process]))
     if not found.steps:
         return found
     found.step_times_s = _durations(ends, stepping, found.steps)
@@ -114,19 +114,20 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     return found
 
 
-def _alike(world: World, used: Sequence[SimProcess]) -> dict[SimProcess, int]:
-    """For how many ranks each stands, itself included (equal_ranks.py)."""
+def _like(world: World, used: Sequence[SimProcess]) -> dict[SimProcess, tuple[int, ...]]:
+    """The ranks for which each stands, itself included (equal_ranks.py)."""
     equal = world.equal
     if equal is None:
-        return dict.fromkeys(used, 1)
-    kinds = Counter(equal.kinds)
-    traced = Counter(equal.kinds[process.rank] for process in used)
-    found = {}
-    for process in used:
-        kind = equal.kinds[process.rank]
-        leads = process.rank == equal.leaders[kind] or traced[kind] == 1
-        found[process] = kinds[kind] - traced[kind] + 1 if leads else 1
-    return found
+        return {process: (process.rank,) for process in used}
+    traced = {process.rank for process in used}
+    stands: dict[int, list[int]] = {}
+    by_kind: dict[int, int] = {}
+    for rank in sorted(traced):
+        by_kind.setdefault(equal.kinds[rank], rank)
+    for rank, kind in enumerate(equal.kinds):
+        if rank in traced or kind in by_kind:
+            stands.setdefault(rank if rank in traced else by_kind[kind], []).append(rank)
+    return {process: tuple(stands[process.rank]) for process in used}
 
 
 def _account(end: StepEnd) -> Account:
@@ -181,18 +182,21 @@ def _dtype(dtype: str) -> str:
     return "tf32" if dtype == "fp32" and torch.backends.cuda.matmul.allow_tf32 else dtype
 
 
-def _rank(process: SimProcess, account: Account, counted: int, alike: int) -> RankTraining:
+def _rank(process: SimProcess, account: Account, counted: int, like: tuple[int, ...]) -> RankTraining:
     highest = [device.memory.highest for device in process.accelerators.devices]
     waits = [
-        Wait(op, group, moving_s / counted, late_s / counted)
-        for (op, group), (moving_s, late_s) in sorted(account.waits.items(), key=lambda item: (-sum(item[1]), item[0]))
+        Wait(op, group, moving_s / counted, late_s / counted, busy_s / counted, spared_s / counted)
+        for (op, group), (moving_s, late_s, busy_s, spared_s) in sorted(
+            account.waits.items(), key=lambda item: (-sum(item[1][:2]), item[0])
+        )
     ]
     return RankTraining(
         process.rank,
-        alike,
+        like,
         account.total_s / counted,
         account.compute_s / counted,
         account.overlapped_s / counted,
+        account.slowed_s / counted,
         account.exposed_s / counted,
         account.late_s / counted,
         account.bubble_s / counted,

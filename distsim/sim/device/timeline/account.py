@@ -14,13 +14,16 @@ __all__ = ["Account"]
 class Account:
     """Seconds of one device from its first use on. compute + exposed + bubble + host is all of its time."""
 
-    __slots__ = ("bubble_s", "compute_s", "exposed_s", "host_s", "late_s", "operators", "overlapped_s", "waits")
+    __slots__ = ("bubble_s", "compute_s", "exposed_s", "host_s", "late_s", "operators", "overlapped_s",
+                 "slowed_s", "waits")  # fmt: skip
 
     def __init__(self) -> None:
         self.compute_s = 0.0
         """At least one kernel that computes runs."""
         self.overlapped_s = 0.0
         """Of it: a communication kernel runs beside it."""
+        self.slowed_s = 0.0
+        """Of that: what the kernels would not have needed on a device of their own."""
         self.exposed_s = 0.0
         """Nothing computes, a communication kernel runs."""
         self.late_s = 0.0
@@ -32,7 +35,8 @@ class Account:
         self.operators: dict[Any, list[float]] = {}
         """Operator -> [how often, seconds] of its kernels."""
         self.waits: dict[tuple[str, str], list[float]] = {}
-        """(operation, group) of communication that nothing hid -> [moving, late] seconds; a bubble is late."""
+        """(operation, group) -> seconds of communication: [moving, late] that nothing hid (a bubble is late), [moving] of
+        all of it, and what nothing hid that would not be with [half] of each call's moving."""
 
     @property
     def total_s(self) -> float:
@@ -48,16 +52,16 @@ class Account:
     def since(self, before: Account) -> Account:
         """What came after *before*, an earlier snapshot."""
         gone = Account()
-        for name in ("compute_s", "overlapped_s", "exposed_s", "late_s", "bubble_s", "host_s"):
+        for name in ("compute_s", "overlapped_s", "slowed_s", "exposed_s", "late_s", "bubble_s", "host_s"):
             setattr(gone, name, getattr(self, name) - getattr(before, name))
         for mine, own, old in (
             (gone.operators, self.operators, before.operators),
             (gone.waits, self.waits, before.waits),
         ):
-            for name, (first, second) in own.items():
-                was = old.get(name, (0.0, 0.0))
-                if first > was[0] or second > was[1]:
-                    mine[name] = [first - was[0], second - was[1]]
+            for name, now in own.items():
+                was = old.get(name)
+                if now != was:
+                    mine[name] = [*now] if was is None else [n - w for n, w in zip(now, was, strict=True)]
         return gone
 
     def ran(self, name: Any, seconds: float) -> None:
@@ -69,21 +73,30 @@ class Account:
             known[0] += 1
             known[1] += seconds
 
-    def computed(self, seconds: float, beside: bool) -> None:
-        """Kernels ran for *seconds*, *beside* communication or not."""
-        self.compute_s += seconds
-        if beside:
-            self.overlapped_s += seconds
+    def overlapped(self, seconds: float, used: float) -> None:
+        """Kernels ran beside communication, on the share *used* of the device."""
+        self.overlapped_s += seconds
+        self.slowed_s += seconds * (1.0 - used)
 
-    def waited(self, records: Sequence[CallRecord], from_s: float, to_s: float) -> None:
-        """Nothing ran but a communication kernel that carries out *records*."""
+    def communicated(self, records: Sequence[CallRecord], begun_s: float, ended_s: float, exposed_s: float) -> None:
+        """A communication kernel that carried out *records* is over; nothing hid *exposed_s* of its moving."""
+        if records:
+            moving_s, times = _moving_s(records, begun_s, ended_s), self._of(records[0])
+            times[2] += moving_s
+            times[3] += min(exposed_s, moving_s / 2)
+
+    def _of(self, record: CallRecord) -> list[float]:
+        return self.waits.setdefault((record.op, record.group.label), [0.0, 0.0, 0.0, 0.0])
+
+    def waited(self, records: Sequence[CallRecord], from_s: float, to_s: float) -> float:
+        """Nothing ran but a communication kernel that carries out *records*. How long bytes moved."""
         if not records:
             self.exposed_s += to_s - from_s
-            return
+            return to_s - from_s
         moving_s = _moving_s(records, from_s, to_s)
         late_s = max(0.0, to_s - from_s - moving_s)
         first = records[0]
-        times = self.waits.setdefault((first.op, first.group.label), [0.0, 0.0])
+        times = self._of(first)
         times[0] += moving_s
         times[1] += late_s
         self.exposed_s += moving_s
@@ -92,6 +105,7 @@ class Account:
         else:
             self.exposed_s += late_s
             self.late_s += late_s
+        return moving_s
 
 
 def _moving_s(records: Sequence[CallRecord], from_s: float, to_s: float) -> float:

@@ -81,6 +81,8 @@ class Comm:
     """The call that it carries out."""
     records: Sequence[Any] = ()
     """All of them: a batch has several."""
+    exposed_s: float = 0.0
+    """How long its bytes moved while nothing computed."""
     begun_s: float | None = None
     ended_s: float | None = None
 
@@ -168,6 +170,8 @@ class Timeline:
         self._advance(float(self._env.now))
         comm.ended_s = self._at_s
         self._comms.remove(comm)
+        assert comm.begun_s is not None
+        self.account.communicated(comm.records, comm.begun_s, self._at_s, comm.exposed_s)
         self._share()
         self._plan()
 
@@ -257,9 +261,13 @@ class Timeline:
         if passed_s > 0.0:
             many = len(running)
             if running:
-                self.account.computed(passed_s, bool(self._comms))
+                self.account.compute_s += passed_s
+                if self._comms:
+                    used = sum(self._rate(kernel, many) for _, kernel in running)
+                    self.account.overlapped(passed_s, used)
             elif self._comms:
-                self.account.waited(self._comms[0].records, self._at_s, to_s)
+                comm = self._comms[0]
+                comm.exposed_s += self.account.waited(comm.records, self._at_s, to_s)
             else:
                 self.account.host_s += passed_s
             for stream, kernel in running:

@@ -12,10 +12,12 @@
 - `peak_allocated_bytes`, `peak_reserved_bytes`: torch's max_memory_allocated and max_memory_reserved of the rank with
   most, whatever the program has reset; `peak_memory_bytes`: the second, which is what is usually published
 - `ranks[]`: `rank`, `alike` (how many ranks it stands for, itself included), `step_s` and what it was: `compute_s` (of
-  it `overlapped_s` beside communication), `exposed_s` (communication that nothing hid; of it `late_s` before the last
-  member came), `bubble_s` (a message whose other end had not come), `host_s` (nothing was launched);
-  `peak_allocated_bytes`, `peak_reserved_bytes`; `waits[]`: `op, group, moving_s, late_s` of what was exposed
+  it `overlapped_s` beside communication, which took `slowed_s` of it), `exposed_s` (communication that nothing hid; of
+  it `late_s` before the last member came), `bubble_s` (a message whose other end had not come), `host_s` (nothing was
+  launched); `peak_allocated_bytes`, `peak_reserved_bytes`; `waits[]`: `op, group, moving_s, late_s` of what was exposed,
+  `busy_s`, all that its bytes moved, and `spared_s`, what of moving_s would be hidden if each call took half the time
 - `operators[]`: those that took longest: `name, count, time_s`, a step of the mean rank
+- `gains[]`: what a step would take at best if something were better: `name, how, step_s`, the largest gain first
 - `unknown_reads[]`: `what, where, count`: the program read values that no simulation knows, and got placeholders
 
 What cannot be said is null: without a step, all that is a step's; without tokens, what is made of them.
@@ -26,8 +28,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from distsim.report.training.gains import gains
+
 if TYPE_CHECKING:
-    from distsim.sim.observe.figures import Training
+    from distsim.sim.observe.figures import RankTraining, Training
 
 __all__ = ["training_section"]
 
@@ -59,7 +63,14 @@ def training_section(training: Training) -> dict[str, Any]:
     return {name: getattr(training, name) for name in _FIELDS} | {
         "gpu_memory_bytes": training.memory_bytes,
         "peak_memory_bytes": training.peak_reserved_bytes,
-        "ranks": [asdict(rank) for rank in training.ranks],
+        "ranks": [_rank(rank) for rank in training.ranks],
         "operators": [asdict(operator) for operator in training.operators],
+        "gains": [asdict(gain) for gain in gains(training)],
         "unknown_reads": [{"what": what, "where": where, "count": count} for what, where, count in training.reads],
     }
+
+
+def _rank(rank: RankTraining) -> dict[str, Any]:
+    found = asdict(rank)
+    found["alike"] = len(found.pop("like"))
+    return found

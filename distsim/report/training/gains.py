@@ -1,0 +1,55 @@
+"""What a step would take if something were better, from what the ranks' steps were.
+
+Each is a bound made from one rank's own time, not another simulation: the step of the rank that paces the others, less
+what would go. What remains may wait for what was hidden so far, so a step gets at best as short as it says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distsim.sim.observe.figures import RankTraining, Training
+
+__all__ = ["Gain", "gains", "pacing"]
+
+FEWEST = 0.005
+"""A smaller part of the step is not worth a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What would be better, and the step it would leave."""
+
+    name: str
+    how: str
+    step_s: float
+
+
+def pacing(training: Training) -> RankTraining | None:
+    """The rank for which the others wait: of those whose steps are longest the one that works longest."""
+    longest = max((rank.step_s for rank in training.ranks), default=0.0)
+    slow = [rank for rank in training.ranks if rank.step_s >= longest * (1 - 1e-3)]
+    return max(slow, key=lambda r: (r.compute_s + r.host_s, -r.rank), default=None) if longest else None
+
+
+def gains(training: Training) -> list[Gain]:
+    """The largest first; those that would change nothing are left out."""
+    rank = pacing(training)
+    if rank is None or not training.step_time_s:
+        return []
+    moving_s = rank.exposed_s - rank.late_s
+    faster_s = sum(wait.spared_s for wait in rank.waits)
+    spread_s = rank.late_s
+    found = [
+        ("ideal network", "no time, no SM, no memory bandwidth for it", moving_s + rank.slowed_s),
+        ("ideal overlap", "what moves while nothing computes is hidden", moving_s),
+        ("twice the bandwidth", "every call takes half the time", faster_s),
+        ("no pipeline bubble", "no stage waits for another's message", rank.bubble_s),
+        ("no stragglers", "all members of a collective come at once", spread_s),
+        ("no host overhead", "all kernels are launched in time", rank.host_s),
+    ]
+    step_s = training.step_time_s
+    kept = [Gain(name, how, step_s - less_s) for name, how, less_s in found if less_s > FEWEST * step_s]
+    return sorted(kept, key=lambda gain: gain.step_s)

@@ -1,0 +1,197 @@
+"""The summary's part on training: the step, where each rank's went, what took longest, what would help, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from distsim.debug.report.stack_tree import format_ranks
+from distsim.report.tables import bar
+from distsim.report.training.gains import gains, pacing
+from distsim.text.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from distsim.sim.observe.figures import RankTraining, Training
+
+__all__ = ["training_parts"]
+
+MOST_ROWS = 12
+"""More rows of different ranks than this: the slowest of them."""
+MOST_OPERATORS = 8
+MOST_READS = 5
+
+Part = tuple[str, RenderableType]
+
+
+def training_parts(training: Training) -> Iterator[Part]:
+    """Titles with what stands under them."""
+    gpus = f"{training.num_gpus} GPU{'s' if training.num_gpus > 1 else ''} ({training.gpu})"
+    yield f"training on {gpus}", _head(training)
+    if training.steps:
+        yield f"where a step goes (mean of {_steps(training)})", _ranks(training)
+        yield "operators that take longest, a step", _operators(training)
+        helps = _gains(training)
+        if helps is not None:
+            yield "what would help most (a step at best)", helps
+    if training.reads:
+        yield "values that no simulation knows", _reads(training)
+
+
+def _steps(training: Training) -> str:
+    first, last = training.first_counted, training.steps
+    return f"step {last}" if first == last else f"steps {first}-{last}"
+
+
+def _head(training: Training) -> RenderableType:
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(style="dim")
+    lines.add_column()
+    if training.steps:
+        lines.add_row("step", _step(training))
+        lines.add_row("tokens", _tokens(training))
+        use = _use(training)
+        if use is not None:
+            lines.add_row("MFU", use)
+    else:
+        lines.add_row("step", "no optimizer made one")
+    room = training.memory_bytes - training.context_bytes
+    share = training.peak_reserved_bytes / room
+    memory = Text.assemble(
+        (format_bytes(training.peak_reserved_bytes), "bold red" if share > 0.95 else "bold"),
+        f" reserved at the peak, {format_bytes(training.peak_allocated_bytes)} allocated, "
+        f"of {format_bytes(room)} ({share:.0%})",
+    )
+    lines.add_row("memory", memory)
+    return lines
+
+
+def _step(training: Training) -> Text:
+    assert training.step_time_s is not None
+    times = training.step_times_s[-(training.steps - training.first_counted + 1) :]
+    which = _steps(training)
+    if training.steps < 3:
+        which += ": fewer than three, so the first ones' allocations are in it"
+    elif min(times) < max(times) * 0.99:
+        which = f"median of {which}, {format_time(min(times))} to {format_time(max(times))}"
+    else:
+        which = f"median of {which}"
+    return Text.assemble((format_time(training.step_time_s), "bold"), f" ({which})")
+
+
+def _tokens(training: Training) -> Text:
+    if training.tokens_per_s is None or training.tokens_per_s_per_gpu is None:
+        return Text(training.tokens_how, style="dim")
+    return Text.assemble(
+        (f"{training.tokens_per_s_per_gpu:,.0f}/s a GPU", "bold"),
+        f", {training.tokens_per_s:,.0f}/s together; {training.tokens_per_step:,.0f} a step",
+        (f" ({training.tokens_how})", "dim"),
+    )
+
+
+def _use(training: Training) -> Text | None:
+    if training.mfu is None or training.hfu is None or training.peak_flops_per_s is None:
+        return None
+    line = Text(f"{training.mfu:.1%}", style="bold")
+    if training.hfu > training.mfu * 1.005:
+        line.append(f", HFU {training.hfu:.1%} with what is recomputed", "not bold")
+    peak = f"{training.peak_flops_per_s / 1e12:,.0f} TFLOP/s in {training.peak_dtype}"
+    return line.append(f" of {peak}", "not bold")
+
+
+def _ranks(training: Training) -> RenderableType:
+    alike: dict[tuple[str, ...], list[RankTraining]] = {}
+    for rank in training.ranks:
+        if rank.step_s:
+            alike.setdefault(_cells(rank), []).append(rank)
+    rows = sorted(alike.items(), key=lambda item: item[1][0].rank)
+    if len(rows) > MOST_ROWS:
+        rows = sorted(rows, key=lambda item: -item[1][0].step_s)[:MOST_ROWS]
+    table = _table()
+    table.add_column("ranks", justify="right")
+    for name in ("step", "compute", "exposed", "bubble", "host-bound", "overlap"):
+        table.add_column(name, justify="right")
+    table.add_column("memory", justify="right")
+    paces = pacing(training)
+    for cells, ranks in rows:
+        numbers = format_ranks(number for rank in ranks for number in rank.like)
+        numbers = numbers if len(numbers) <= 18 else numbers[:18].rpartition(",")[0] + ",..."
+        table.add_row(numbers, *cells, style="bold" if paces in ranks and len(rows) > 1 else "")
+    legend = Text(
+        "exposed: communication while nothing computes; bubble: a message whose other end is\n"
+        "not there yet; host-bound: nothing is launched; overlap: share of communication hidden",
+        style="dim",
+    )
+    left = len(alike) - len(rows)
+    if left > 0:
+        legend = Text.assemble((f"and {left} more that are shorter\n", "dim"), legend)
+    parts: list[RenderableType] = [table, legend]
+    if paces is not None and paces.waits and paces.exposed_s + paces.bubble_s > 0.01 * paces.step_s:
+        parts.append(_waits(paces))
+    return Group(*parts)
+
+
+def _waits(rank: RankTraining) -> Text:
+    """What the rank that paces the others waits for."""
+    said = []
+    for wait in rank.waits[:3]:
+        shown_s = wait.moving_s + wait.late_s
+        if shown_s > 0.005 * rank.step_s:
+            late = f", {format_time(wait.late_s)} of it for a late rank" if wait.late_s > 0.1 * shown_s else ""
+            said.append(f"{wait.op} of {wait.group} {format_time(shown_s)}{late}")
+    return Text(f"rank {rank.rank}, which paces the others, waits for: {'; '.join(said) or 'nothing long'}")
+
+
+def _cells(rank: RankTraining) -> tuple[str, ...]:
+    step_s = rank.step_s
+    shares = [f"{part / step_s:.1%}" for part in (rank.compute_s, rank.exposed_s, rank.bubble_s, rank.host_s)]
+    busy_s = rank.overlapped_s + rank.exposed_s
+    hidden = f"{rank.overlapped_s / busy_s:.0%}" if busy_s else "-"
+    return format_time(step_s), *shares, hidden, format_bytes(rank.peak_reserved_bytes)
+
+
+def _operators(training: Training) -> RenderableType:
+    table = _table()
+    table.add_column("operator")
+    table.add_column("calls", justify="right")
+    table.add_column("time", justify="right")
+    table.add_column("of the step")
+    for operator in training.operators[:MOST_OPERATORS]:
+        assert training.step_time_s is not None
+        share = operator.time_s / training.step_time_s
+        table.add_row(operator.name, f"{operator.count:,.0f}", format_time(operator.time_s), bar(share))
+    return table
+
+
+def _gains(training: Training) -> RenderableType | None:
+    found = gains(training)
+    if not found:
+        return None
+    table = _table()
+    table.add_column("if")
+    table.add_column("step", justify="right")
+    table.add_column("less", justify="right")
+    table.add_column("that is")
+    for gain in found:
+        assert training.step_time_s is not None
+        less = 1 - gain.step_s / training.step_time_s
+        table.add_row(gain.name, format_time(gain.step_s), f"-{less:.1%}", Text(gain.how, style="dim"))
+    return table
+
+
+def _reads(training: Training) -> RenderableType:
+    lines = [
+        Text(f"{what} at {where}: a placeholder, {count:,} time{'s' if count > 1 else ''}")
+        for what, where, count in training.reads[:MOST_READS]
+    ]
+    left = len(training.reads) - MOST_READS
+    if left > 0:
+        lines.append(Text(f"and {left} more places: --report FILE has all", style="dim"))
+    return Group(*lines)
+
+
+def _table() -> Table:
+    return Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
