@@ -30,8 +30,9 @@ class Neighbours(Function):
 def shifted(x, group, by):
     ranks = dist.get_process_group_ranks(group)
     me = dist.get_rank(group)
+    x = x.contiguous()
     out = torch.empty_like(x)
-    send = dist.P2POp(dist.isend, x.contiguous(), ranks[(me + by) % len(ranks)], group)
+    send = dist.P2POp(dist.isend, x, ranks[(me + by) % len(ranks)], group)
     recv = dist.P2POp(dist.irecv, out, ranks[(me - by) % len(ranks)], group)
     for work in dist.batch_isend_irecv([send, recv]):
         work.wait()

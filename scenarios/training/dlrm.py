@@ -29,14 +29,16 @@ class Swap(Function):
 
     @staticmethod
     def forward(ctx, x):
+        x = x.contiguous()
         out = torch.empty_like(x)
-        dist.all_to_all_single(out, x.contiguous())
+        dist.all_to_all_single(out, x)
         return out
 
     @staticmethod
     def backward(ctx, dy):
+        dy = dy.contiguous()
         dx = torch.empty_like(dy)
-        dist.all_to_all_single(dx, dy.contiguous())
+        dist.all_to_all_single(dx, dy)
         return dx
 
 
