@@ -266,8 +266,9 @@ class ComputeMode(TorchDispatchMode):
 
     def where(self) -> str:
         """The user's line, for what has to be told about it."""
-        from distsim.sim.observe.user_stack import user_stack
         import sys
+
+        from distsim.sim.observe.user_stack import user_stack
 
         stack = user_stack(sys._getframe(1))
         return f"{stack[0].file}:{stack[0].line}" if stack else "torch"

@@ -15,9 +15,9 @@ from distsim.kernels import Cost
 from distsim.sim.device.allocator import Allocator, Block, Full
 from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.device.operators.values import Values
-from distsim.sim.device.timeline.steps import Steps
 from distsim.sim.device.timeline import Comm, Kernel, Mark, Stream, Timeline
 from distsim.sim.device.timeline import Wait as StreamWait
+from distsim.sim.device.timeline.steps import Steps
 
 if TYPE_CHECKING:
     from distsim.kernels import Gpu
@@ -58,6 +58,7 @@ class Device:
         self.torch_device = torch.device("cuda", index)
         self.timeline = Timeline(process.world.env)
         self.memory = Allocator(model.memory_bytes - model.context_bytes)
+        process.accelerators.steps.ledgers.append(self.memory.ledger)
         self.streams: list[Stream] = []
         self.pools: dict[int, list[Stream]] = {}
         """By priority: those that torch.cuda.Stream() gives out in turn."""

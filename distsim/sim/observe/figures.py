@@ -40,6 +40,8 @@ class RankTraining:
     host_s: float
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    memory: dict[str, int] = field(default_factory=dict)
+    """Allocated bytes by what they were for (device/allocator/ledger.py), when they were most."""
     waits: list[Wait] = field(default_factory=list)
 
 

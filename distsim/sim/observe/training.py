@@ -16,9 +16,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from distsim.debug.words.phrases import ranks_text
+from distsim.sim.device.allocator.ledger import OPTIMIZER
 from distsim.sim.device.streams import current_stream
 from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import StepEnd
@@ -53,11 +54,17 @@ def noticed() -> Iterator[None]:
             accelerators.steps.end(optimizer, device.timeline, current_stream(task, device), task.now_s())
         task.world.ended_step(task.process)
 
-    handle = register_optimizer_step_post_hook(stepped)
+    def steps(optimizer: Any, args: Any, kwargs: Any) -> None:
+        task = current_task()
+        if task is not None and task.process.accelerators is not None:
+            task.process.accelerators.steps.allocates(OPTIMIZER)
+
+    handles = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def finish(world: World) -> None:
@@ -78,6 +85,7 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     for process in used:
         for device in process.accelerators.devices:
             device.timeline.close()
+            device.memory.ledger.settle()
     gpu = world.gpu
     like = _like(world, used)
     alike = {process: len(ranks) for process, ranks in like.items()}
@@ -203,6 +211,7 @@ def _rank(process: SimProcess, account: Account, counted: int, like: tuple[int, 
         account.host_s / counted,
         max(allocated for allocated, _ in highest),
         max(reserved for _, reserved in highest),
+        {**max((device.memory.ledger for device in process.accelerators.devices), key=lambda one: one.peak_bytes).peak},
         waits,
     )
 

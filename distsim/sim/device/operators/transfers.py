@@ -9,7 +9,6 @@ from torch import Tensor
 
 from distsim.sim.device.operators.pinned import is_pinned
 from distsim.sim.device.operators.plan import learn
-from distsim.sim.device.streams import current_stream
 
 if TYPE_CHECKING:
     from distsim.sim.device.dispatch import ComputeMode
