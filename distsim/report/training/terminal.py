@@ -10,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from distsim.debug.report.stack_tree import format_ranks
+from distsim.debug.words.phrases import ranks_text
 from distsim.report.tables import bar
 from distsim.report.training.gains import gains, pacing
+from distsim.report.training.memory import memory_table, shortage
 from distsim.text.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -30,10 +32,13 @@ Part = tuple[str, RenderableType]
 def training_parts(training: Training) -> Iterator[Part]:
     """Titles with what stands under them."""
     gpus = f"{training.num_gpus} GPU{'s' if training.num_gpus > 1 else ''} ({training.gpu})"
+    for short in training.out_of_memory:
+        yield f"out of memory: {ranks_text(short.ranks)}", shortage(short, training)
     yield f"training on {gpus}", _head(training)
     if training.steps:
         yield f"where a step goes (mean of {_steps(training)})", _ranks(training)
         yield "operators that take longest, a step", _operators(training)
+        yield "memory at its peak", memory_table(training)
         helps = _gains(training)
         if helps is not None:
             yield "what would help most (a step at best)", helps
@@ -121,8 +126,9 @@ def _ranks(training: Training) -> RenderableType:
         numbers = numbers if len(numbers) <= 18 else numbers[:18].rpartition(",")[0] + ",..."
         table.add_row(numbers, *cells, style="bold" if paces in ranks and len(rows) > 1 else "")
     legend = Text(
-        "exposed: communication while nothing computes; bubble: a message whose other end is\n"
-        "not there yet; host-bound: nothing is launched; overlap: share of communication hidden",
+        "exposed: communication while nothing computes; bubble: a message whose other\n"
+        "end is not there yet; host-bound: nothing is launched; overlap: of all\n"
+        "communication, what computation hides",
         style="dim",
     )
     left = len(alike) - len(rows)

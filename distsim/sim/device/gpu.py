@@ -13,6 +13,7 @@ from torch import UntypedStorage
 from distsim.debug.records import CallWait, HostWait, Wait
 from distsim.kernels import Cost
 from distsim.sim.device.allocator import Allocator, Block, Full
+from distsim.sim.device.allocator.shortage import Shortage, shortage
 from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.device.operators.values import Values
 from distsim.sim.device.timeline import Comm, Kernel, Mark, Stream, Timeline
@@ -58,6 +59,8 @@ class Device:
         self.torch_device = torch.device("cuda", index)
         self.timeline = Timeline(process.world.env)
         self.memory = Allocator(model.memory_bytes - model.context_bytes)
+        self.shortage: Shortage | None = None
+        """Of the last OutOfMemoryError."""
         process.accelerators.steps.ledgers.append(self.memory.ledger)
         self.streams: list[Stream] = []
         self.pools: dict[int, list[Stream]] = {}
@@ -155,6 +158,7 @@ class Device:
         try:
             return self.memory.allocate(nbytes, stream.number)
         except Full:
+            self.shortage = shortage(self.memory, nbytes)
             raise out_of_memory(self, nbytes) from None
 
     def free(self, block: Block, streams: list[Stream] | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["OperatorTime", "RankTraining", "Training", "Wait"]
+__all__ = ["OperatorTime", "OutOfMemory", "RankTraining", "Training", "Wait"]
 
 
 @dataclass(slots=True)
@@ -46,6 +46,24 @@ class RankTraining:
 
 
 @dataclass(slots=True)
+class OutOfMemory:
+    """A program that ended with torch.OutOfMemoryError on these ranks. Bytes of one GPU."""
+
+    ranks: tuple[int, ...]
+    asked: int
+    capacity: int
+    """Without the context."""
+    reserved: int
+    allocated: int
+    missing: int
+    held: dict[str, int]
+    """Of the allocated: by what it was for."""
+    sharded: bool
+    in_backward: bool
+    """Or later: all activations are there."""
+
+
+@dataclass(slots=True)
 class OperatorTime:
     """One operator's kernels, a step, on the mean rank."""
 
@@ -81,6 +99,8 @@ class Training:
     peak_flops_per_s: float | None = None
     ranks: list[RankTraining] = field(default_factory=list)
     operators: list[OperatorTime] = field(default_factory=list)
+    out_of_memory: list[OutOfMemory] = field(default_factory=list)
+    """Ranks that lacked the same are one."""
     reads: list[tuple[str, str, int]] = field(default_factory=list)
     """(what, where, how often): values that nobody knew were read."""
 

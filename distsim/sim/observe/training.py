@@ -24,7 +24,7 @@ from distsim.sim.device.streams import current_stream
 from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import StepEnd
 from distsim.sim.isolation.process import current_task
-from distsim.sim.observe.figures import OperatorTime, RankTraining, Training, Wait
+from distsim.sim.observe.figures import OperatorTime, OutOfMemory, RankTraining, Training, Wait
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -92,6 +92,7 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     num_gpus = sum(alike[p] * len(p.accelerators.devices) for p in used)
     found = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
     found.reads = _reads(used)
+    found.out_of_memory = _out_of_memory(used, like)
     ends = {process: process.accelerators.steps.chosen() for process in used}
     stepping = [process for process in used if ends[process]]
     found.steps = min((len(ends[process]) for process in stepping), default=0)
@@ -271,3 +272,22 @@ def _reads(used: Sequence[SimProcess]) -> list[tuple[str, str, int]]:
         for key, count in process.accelerators.values.reads.items():
             total[key] = total.get(key, 0) + count
     return [(what, where, count) for (what, where), count in sorted(total.items(), key=lambda i: (-i[1], i[0]))]
+
+
+def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int, ...]]) -> list[OutOfMemory]:
+    found: dict[tuple[Any, ...], OutOfMemory] = {}
+    for process in used:
+        if not isinstance(process.exception, torch.OutOfMemoryError):
+            continue
+        for device in process.accelerators.devices:
+            short = device.shortage
+            if short is None:
+                continue
+            facts = (short.asked, short.capacity, short.reserved, short.allocated, short.missing)
+            key = (*facts, tuple(short.held.items()))
+            known = found.get(key)
+            if known is None:
+                found[key] = OutOfMemory(like[process], *facts, {**short.held}, short.sharded, short.in_backward)
+            else:
+                known.ranks += like[process]
+    return list(found.values())

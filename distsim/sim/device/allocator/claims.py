@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distsim.sim.device.allocator.ledger import ACTIVATIONS, COMMUNICATION, GRADIENTS, OPTIMIZER, PARAMETERS, Tag
+from distsim.sim.device.allocator.ledger import ACTIVATIONS, COMMUNICATION, GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, Tag
 
 __all__ = ["claim_all", "claim_buffers", "claim_of_optimizer", "tag_of"]
 
@@ -43,7 +43,7 @@ def claim_buffers(tensors: Iterable[Tensor]) -> None:
     """A collective reads or writes *tensors*."""
     for tensor in tensors:
         tag = tag_of(tensor)
-        if tag is not None and tag.kind == ACTIVATIONS:
+        if tag is not None and tag.kind in (ACTIVATIONS, OTHER):  # what it is besides, an optimizer says
             tag.kind = COMMUNICATION
 
 
