@@ -170,8 +170,10 @@ def rank_state(
         state.phase = Phase.BLOCKED
         state.waits = (StoreWait(keys),)
         state.since_s = (reader.word(rings.W_POSITION_SINCE) - origin_ns) / 1e9
-    elif life == rings.LIFE_STARTED and reader.count == 0 and _waited_for(reader, known, now_ns):
-        state.phase = Phase.ABSENT
+    elif life == rings.LIFE_STARTED and reader.count == 0:
+        state.joining = True
+        if known.post_mortem or known.hang_after_s == 0:  # it had all the time there was
+            state.phase = Phase.ABSENT
     return state
 
 
@@ -186,13 +188,16 @@ def _since(reader: RingReader, records: Sequence[CallRecord], origin_ns: int) ->
 def settle_stuck(evidence: Evidence) -> None:
     """A rank that has been outside of any call for as long as others wait for somebody, and longer than
     patience lasts, is stuck on its host: in a loop, on a lock. One that holds the interpreter shows it at once.
-    A rank whose program has ended is in no loop, and stuck nowhere."""
+    One that has not made its first call when patience is over never joined; how long it has been there itself says
+    nothing: who waits may have come a moment ago. A rank whose program has ended is in no loop, and stuck nowhere."""
     patience_s = evidence.hang_after_s
     blocked = [s.since_s for s in evidence.ranks.values() if s.phase is Phase.BLOCKED and s.since_s is not None]
     if patience_s is None or not blocked:
         return
     waited_s = max(evidence.watched_s(since_s) for since_s in blocked)
     for rank, state in evidence.ranks.items():
+        if state.phase is Phase.RUNNING and state.joining and waited_s >= patience_s:
+            state.phase = Phase.ABSENT
         if state.phase is not Phase.RUNNING or state.host is None or state.leaving:
             continue
         calls = evidence.records.get(rank, ())
@@ -213,13 +218,6 @@ def _at_large(reader: RingReader, waiting: Sequence[CallRecord], inner: Site | N
     if MAIN not in threads:
         return inner is None or not inner.file.endswith(WAITS_FOR_THREADS)
     return reader.word(rings.W_THREADS) > len(threads)
-
-
-def _waited_for(reader: RingReader, known: Knowledge, now_ns: int) -> bool:
-    """It has had long enough to come to init_process_group."""
-    if known.hang_after_s is None:
-        return known.post_mortem
-    return known.watched_ns(reader.word(rings.W_OPENED), now_ns) / 1e9 > known.hang_after_s
 
 
 def _looks_alive(snap: Snapshot, life: int) -> bool:

@@ -131,22 +131,18 @@ class Host:
             away_ns=tuple(self.away.spans_ns),
         )
 
-    def missing_states(self, ranks: Mapping[int, object], grace_s: float) -> dict[int, RankState]:
+    def missing_states(self, ranks: Mapping[int, object]) -> dict[int, RankState]:
         """States of ranks of this host without a ring: dead before they could make one, or not there yet."""
         states: dict[int, RankState] = {}
         attempt = self.attempt
-        now = time.monotonic_ns()
-        first = min((reader.word(rings.W_OPENED) for reader in self.readers.values()), default=now)
         # Once a rank has joined, all have: one without a ring found no place for it.
-        away = sum(max(0, end - max(begin, first)) for begin, end in self.away.spans_ns)
-        late = (now - first - away) / 1e9 > grace_s and not self.joined()
-        given = self._given()
+        awaited = () if self.joined() else self._given()
         for rank in range(self.world_size):
             if rank in ranks:
                 continue
             code = self.exits.get((rank, attempt))
             if code is None:
-                states[rank] = RankState(rank, Phase.ABSENT if late and rank in given else Phase.RUNNING)
+                states[rank] = RankState(rank, joining=rank in awaited)
             elif code < 0:
                 from distsim.debug.evidence.procfs import signal_name
 

@@ -404,7 +404,7 @@ class Monitor:
             known.stacks = collect(living, self.directory, frozen, self.host.notes)
             with contextlib.suppress(OSError):
                 write_private(self.directory / "stacks.txt", as_text(known.stacks))
-        extra = {} if ours_only else self.host.missing_states(self.host.readers, settings.hang_after_s)
+        extra = {} if ours_only else self.host.missing_states(self.host.readers)
         evidence = build_evidence(readers, known, self.host.world_size, extra, focus, origin)
         evidence.findings = findings(readers, evidence, origin)
         return evidence

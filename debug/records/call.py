@@ -236,6 +236,8 @@ class RankState:
     """It was killed after its program and all its calls had ended: while the interpreter went down."""
     at_large: bool = False
     """It waits, but another of its threads does not, and may end the wait."""
+    joining: bool = False
+    """Its program has begun, and has not come to its first call."""
     leaving: bool = False
     """Its program has ended; its process is on the way out."""
     silent_s: float | None = None

@@ -20,10 +20,18 @@ def add_parser(subparsers: Any) -> None:
         "calibrate",
         help="fit a cluster file to your own measurements",
         description="--from DIR refits the NCCL constants to measured nccl-tests tables and writes a data "
-        "file; --on gloo measures gloo between processes on this machine and writes a cluster file for it.",
+        "file; --on gloo measures gloo between processes on this machine and writes a cluster file for it; --ops "
+        "measures the kernels of this machine's GPU and writes its data file.",
     )
     parser.add_argument("--from", dest="folder", metavar="DIR", default=None, help="tables with an _index.csv")
     parser.add_argument("--on", metavar="BACKEND", default=None, help="measure a live backend: gloo")
+    parser.add_argument("--ops", action="store_true", help="measure this machine's GPU: needs CUDA")
+    parser.add_argument(
+        "--like",
+        metavar="GPU",
+        default=None,
+        help="with --ops: the GPU that lends what is not measured (default: by chip)",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", default=None, help="where to write (default: print)")
     parser.add_argument("--rounds", metavar="N", type=int, default=8, help="of the fit (default 8)")
     parser.add_argument(
@@ -41,8 +49,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fit or measure; answers 0."""
-    if (args.folder is None) == (args.on is None):
-        raise UsageError("expected --from DIR (tables of nccl-tests) or --on gloo (measure here), one of them")
+    if [args.folder is None, args.on is None, not args.ops].count(False) != 1:
+        raise UsageError(
+            "expected --from DIR (tables of nccl-tests), --on gloo (measure here) or --ops (measure a GPU), one of them"
+        )
+    if args.like is not None and not args.ops:
+        raise UsageError("expected --like with --ops")
+    if args.ops:
+        return _ops(args)
     if args.folder is not None:
         return _fit(args)
     if args.on in ("nccl", "mpi"):
@@ -105,6 +119,25 @@ def _leave_one_out(args: argparse.Namespace, benches: list[Any], start: Any) -> 
             line += f"{np.median(some):>18.1%}" if len(some) else f"{'-':>18s}"
         print(line, flush=True)
     print(f"{'all rows':31s}" + "".join(f"{np.median(some):>18.1%}" for some in every))
+    return 0
+
+
+def _ops(args: argparse.Namespace) -> int:
+    import torch
+
+    from distsim.calibration.live.gpu_clock import chip_facts, cuda_clock, same_chip
+    from distsim.calibration.ops import calibrate_ops, gpu_toml
+    from distsim.kernels.gpu_file import gpu_names, read_gpu
+
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "calibrate --ops: expected a GPU that torch can use, found none: run it where the GPU is, or name one of "
+            f"{', '.join(gpu_names())} in the cluster file"
+        )
+    base = args.like or same_chip(torch)
+    spec, facts = chip_facts(torch, read_gpu(base))
+    spec, found = calibrate_ops(spec, cuda_clock(torch))
+    _write(args.output, gpu_toml(base, spec, facts, found))
     return 0
 
 

@@ -65,8 +65,11 @@ class Gpu:
 
     @classmethod
     def named(cls, model: str, *, memory: float | None = None, memory_bandwidth: float | None = None) -> Gpu:
-        """The GPU that a cluster file calls *model*; where the file gives bytes of memory and bytes a second of
-        bandwidth, they replace the data file's. A UsageError names the known ones."""
+        """The GPU that a cluster file calls *model* (or the path of a data file, .toml); where the cluster file gives
+        bytes of memory and bytes a second of bandwidth, they replace the data file's. A UsageError names the known
+        ones."""
+        if model.endswith(".toml"):
+            return cls._with(read_gpu(model), memory, memory_bandwidth)
         known = model.strip().lower().replace("_", "-").removeprefix("nvidia-").replace(" ", "-")
         known = _OTHER_NAMES.get(known, known)
         variants = _VARIANTS.get(known, ())
@@ -75,7 +78,10 @@ class Gpu:
             known = min(variants, key=lambda name: abs(read_gpu(name).chip.memory - given))
         if known not in gpu_names():
             raise UsageError(f"expected a GPU that has a data file ({', '.join(gpu_names())}), got {model!r}")
-        spec = read_gpu(known)
+        return cls._with(read_gpu(known), memory, memory_bandwidth)
+
+    @classmethod
+    def _with(cls, spec: GpuFile, memory: float | None, memory_bandwidth: float | None) -> Gpu:
         if memory is None and memory_bandwidth is None:
             return cls(spec)
         chip = vars(spec.chip) | {

@@ -56,7 +56,8 @@ class MemorySpec(Table):
     norm_backward: Annotated[float, Bounds(gt=0)] = _key(
         "elements a second of norm backward: it is not bandwidth-bound"
     )
-    softmax: Fraction = _key("softmax and log_softmax forward of short rows, read and written once")
+    softmax_short: Fraction = _key("softmax forward of rows that a warp holds: up to 1,024 values")
+    softmax: Fraction = _key("softmax and log_softmax forward of rows that shared memory holds")
     softmax_long: Fraction = _key("the same of rows that do not fit into shared memory")
     softmax_backward: Fraction = _key("gradient and output read, gradient written")
     gather: Fraction = _key("embedding and index reads")
@@ -169,21 +170,26 @@ def gpu_names() -> list[str]:
 
 @cache
 def read_gpu(name: str) -> GpuFile:
-    """The data file of *name*, checked; a UsageError names all its faults."""
+    """The data file of *name*, or the file at that path if it ends in .toml; a UsageError names all its faults."""
     faults: list[str] = []
     found = GpuFile.read(_merged(name), (), faults)
     if faults:
-        raise UsageError(f"GPU file {name}.toml: {'; '.join(faults)}")
+        raise UsageError(f"GPU file {name.removesuffix('.toml')}.toml: {'; '.join(faults)}")
     return found  # type: ignore[no-any-return]
 
 
 def _merged(name: str) -> dict[str, Any]:
-    path = gpu_folder() / f"{name}.toml"
-    if name not in gpu_names():
-        known = gpu_names()
+    known = gpu_names()
+    if name in known:
+        path = gpu_folder() / f"{name}.toml"
+    elif name.endswith(".toml"):
+        path = Path(name)
+    else:
         raise UsageError(f"expected a GPU that has a data file ({', '.join(known)}), got {name!r}{near(name, known)}")
-    with path.open("rb") as file:
-        own = tomllib.load(file)
+    try:
+        own = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"cannot read the GPU file {name}: {error}") from None
     base = own.pop("base", None)
     return _over(_merged(base), own) if base else own
 

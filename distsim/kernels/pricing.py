@@ -24,8 +24,11 @@ _DTYPES = {
 
 
 def math_dtype(dtype: Any) -> str:
-    """What a matrix product of *dtype* is multiplied in; fp32 is tf32 where the program allows it, as of now."""
-    if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
+    """What a matrix product of *dtype* is multiplied in; fp32 is tf32 where the program allows it, as of now.
+
+    `fp32_precision` follows all the ways to allow it; reading `allow_tf32` raises where a program sets the former.
+    """
+    if dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
         return "tf32"
     if dtype.is_floating_point and dtype.itemsize == 1:
         return "fp8"

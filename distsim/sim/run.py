@@ -268,6 +268,8 @@ def _attempt(
             equal = None if again is None else again.equal
             setting = dataclasses.replace(setting, may_be_equal=few, equal=equal)
             world = World(setting, Surroundings(live, evidence_of, Lookahead))
+            if again is not None and again.equal is None:
+                world.note(f"every rank was traced: {again.why}")
             environ_of = _environ(slots, per_node, nodes)
             for slot in slots:
                 if not world.is_traced(slot.rank):

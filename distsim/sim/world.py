@@ -46,6 +46,11 @@ RECENT = 2_000
 """Calls of each rank that are looked at for stragglers."""
 
 
+@functools.cache
+def _gpu(model: str, memory: float, memory_bandwidth: float) -> Gpu:
+    return Gpu.named(model, memory=memory, memory_bandwidth=memory_bandwidth)
+
+
 class Injected(Protocol):
     """What a world asks of its faults (planted.Faults), everywhere where something can go wrong; *members* are
     the arrivals of a call. Of a world without faults nobody answers."""
@@ -177,7 +182,7 @@ class World(Scheduler):
         """The model of the cluster's accelerators, read when a program first uses one."""
         facts = self.cluster.node.gpu
         assert facts is not None
-        return Gpu.named(facts.model, memory=facts.memory_bytes, memory_bandwidth=facts.memory_bytes_per_s)
+        return _gpu(facts.model, facts.memory_bytes, facts.memory_bytes_per_s)
 
     # -- building
 

@@ -5,8 +5,9 @@
 The tables are those of tests/kernels/measured, each with its source in its head. The peer is what a back of an envelope
 has: the longer of flops over a share of the peak and bytes over nine tenths of the bandwidth; its share is the best one
 for the very table (the median of what was measured), which is more than anybody knows beforehand. An error is that of
-the time. --fit searches mma, tile_overhead, memory, sharpness, floor, plateau and the smaller tiles of a GPU's file
-for its products and prints what it finds; nothing is written.
+the time. Products under 20 us that were launched from Python one by one are left out. --fit searches mma,
+tile_overhead, memory, sharpness, floor, plateau and the smaller tiles of a GPU's file for its products and prints what
+it finds; nothing is written.
 """
 
 from __future__ import annotations
@@ -133,6 +134,11 @@ def _program(name: str, rows: int, columns: int, dtype: Any) -> list[tuple[Any, 
     raise ValueError(f"no program named {name}")
 
 
+def host_bound(table: str, row: Row) -> bool:
+    """Whether what was measured is the launch from Python and not the kernel."""
+    return table in ("gemm_squares", "gemm_h100") and row.gpu != "b200" and row.seconds < HOST_BOUND_S
+
+
 def errors(rows: list[Row]) -> list[float]:
     """Of the predicted time, as a share of the measured one."""
     return [row.predicted() / row.seconds - 1 for row in rows]
@@ -220,7 +226,7 @@ def main() -> None:
         if args.tables and name not in args.tables:
             continue
         for gpu in sorted({row.gpu for row in rows}):
-            some = [row for row in rows if row.gpu == gpu]
+            some = [row for row in rows if row.gpu == gpu and not host_bound(name, row)]
             found = errors(some)
             print(_line(f"{name}, {gpu}"[:34], found))
             print(_line("  plain roofline", peer(some)))

@@ -195,7 +195,7 @@ def free_ports(count: int) -> tuple[int, ...]:
         port = random.SystemRandom().randrange(15_000, 32_000)
         with contextlib.suppress(OSError), socket.socket() as one:
             one.bind(("127.0.0.1", port))
-            ports.append(port)
+            ports += [port] * (port not in ports)
     return tuple(ports)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conformance.arms import Conform, gloo, sim
 from conformance.plain import differences
+
+HERE = Path(__file__).parent
 
 SLOW_ON_GLOO = {
     "FileStore of one",
@@ -27,12 +30,25 @@ SLOW_ON_GLOO = {
 """Bodies that take over a second in real processes: waits for timeouts, and large imports."""
 
 
+ONE_MORE = {"PrefixStore twice", "PrefixStore over FileStore of one"}
+"""Bodies that wait on gloo for seconds in a store of whose kind there is another."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark them, on both arms: sim asks gloo for the answer when nobody has yet."""
+    """Mark both arms alike: sim asks gloo for the answer when nobody has yet, so they run in one process."""
     for item in items:
+        if not item.path.is_relative_to(HERE):
+            continue
         arm, _, body = item.name.partition("[")[2].removesuffix("]").partition("-")
-        if arm in ("gloo", "sim") and body in SLOW_ON_GLOO:
+        if arm not in ("gloo", "sim"):
+            continue
+        if body in SLOW_ON_GLOO:
             item.add_marker(pytest.mark.slow)
+        name = item.name.partition("[")[0]
+        if body in ONE_MORE and name == "test_store_alone":
+            item.add_marker(pytest.mark.soak)
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {name} {body}"))
 
 
 @pytest.fixture(scope="session")

@@ -295,7 +295,7 @@ def clients(rank: int, world_size: int, place: Place) -> dict[str, Any]:
     if rank:
         return {"rank": rank}
     server = dist.TCPStore("127.0.0.1", place.ports[5], 5, True, wait_for_workers=False)
-    port = server.port
+    port, unused = server.port, place.ports[6]
     others = [dist.TCPStore("127.0.0.1", port, 5, False, timedelta(seconds=10)) for _ in range(3)]
     counted = [len(others), server.num_keys()]
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "1"
@@ -306,7 +306,9 @@ def clients(rank: int, world_size: int, place: Place) -> dict[str, Any]:
         "counted": counted,
         "again": again.port == port,
         "size 0": says(dist.TCPStore, "localhost", 0, world_size=0, is_master=False),
-        "name": says(dist.TCPStore, "dnsnotexist", 23_456, 2, True, timedelta(milliseconds=300)),
+        "name": says(dist.TCPStore, "dnsnotexist", unused, 2, True, timedelta(milliseconds=300)).replace(
+            f" {unused})", " PORT)"
+        ),
         "shown": re.sub(r"\d+", "N", repr(others[0])).split("(")[0:3],
     }
 

@@ -1,4 +1,4 @@
-"""Small CUDA programs, as people write them. Each is a function that a rank calls; it returns what its test looks at."""
+"""Small CUDA programs, as people write them: functions that a rank calls, and that return what a test looks at."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _model() -> nn.Module:
 def _raised(call: Callable[[], Any]) -> tuple[str, str]:
     try:
         call()
-    except Exception as error:  # noqa: BLE001 - which one it was is what the test asks
+    except Exception as error:
         return type(error).__name__, str(error)
     return "", ""
 
@@ -67,7 +67,11 @@ def numpy_is_refused() -> Any:
 def printing() -> Any:
     torch.cuda.set_device(0)
     known = repr(torch.tensor([1.0, 2.0], device="cuda"))
-    return known, str(torch.randn(4096, 8, device="cuda") @ torch.randn(8, 4096, device="cuda")), f"{torch.ones((), device='cuda'):.1f}"
+    return (
+        known,
+        str(torch.randn(4096, 8, device="cuda") @ torch.randn(8, 4096, device="cuda")),
+        f"{torch.ones((), device='cuda'):.1f}",
+    )
 
 
 @snippet
@@ -202,7 +206,9 @@ def encoder_layer() -> Any:
 
 @snippet
 def convolution() -> Any:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).cuda()
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    ).cuda()
     out = model(torch.randn(2, 3, 16, 16, device="cuda"))
     out.sum().backward()
     return tuple(out.shape)
@@ -382,7 +388,8 @@ def properties() -> Any:
     found = torch.cuda.get_device_properties(0)
     return (
         found.name, torch.cuda.get_device_name(), torch.cuda.get_device_capability(), found.total_memory > 70e9,
-        found.multi_processor_count, torch.cuda.is_bf16_supported(), torch.version.cuda, "sm_90" in torch.cuda.get_arch_list(),
+        found.multi_processor_count, torch.cuda.is_bf16_supported(), torch.version.cuda,
+        "sm_90" in torch.cuda.get_arch_list(),
         torch.backends.cudnn.is_available(), torch.backends.cuda.is_built(), torch.cuda.nccl.version()[0],
     )  # fmt: skip
 
@@ -419,7 +426,12 @@ def devices() -> Any:
     with torch.cuda.device_of(x):
         seen.append(torch.cuda.current_device())
     torch.cuda.set_device(0)
-    return [*seen, torch.device("cuda") == torch.device("cuda"), x.cuda(0).get_device(), torch.empty(1).cuda().get_device()]
+    return [
+        *seen,
+        torch.device("cuda") == torch.device("cuda"),
+        x.cuda(0).get_device(),
+        torch.empty(1).cuda().get_device(),
+    ]
 
 
 @snippet
@@ -563,3 +575,99 @@ def arguments_in_place() -> Any:
     host = torch.empty(4)
     host.copy_(x)
     return x.tolist(), host.tolist()
+
+
+@snippet
+def elapsed_is_the_cost() -> Any:
+    """A product between two events on a busy stream takes what the cost model says, and the gap before it."""
+    from distsim.kernels import Gpu
+
+    x = torch.empty(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(3):
+        x @ x
+    start.record()
+    x @ x
+    end.record()
+    end.synchronize()
+    twin = torch.empty(4096, 4096, device="meta", dtype=torch.bfloat16)
+    gpu = Gpu.named("h100-sxm")
+    cost = gpu.cost(torch.ops.aten.mm.default, (twin, twin), {}, twin)
+    return abs(start.elapsed_time(end) - 1e3 * (cost.seconds + gpu.gap_s)) < 1e-9, cost.seconds > 1e-4
+
+
+@snippet
+def an_event_is_recorded_again() -> Any:
+    event, side = torch.cuda.Event(), torch.cuda.Stream()
+    unrecorded = event.query()
+    torch.randn(8192, 8192, device="cuda").sum()
+    event.record()
+    pending = event.query()
+    event.record(side)
+    event.synchronize()
+    other = torch.cuda.Event()
+    other.record(torch.cuda.Stream(device=1))
+    elsewhere = _raised(lambda: other.record(torch.cuda.Stream(device=0)))
+    return unrecorded, pending, event.query(), str(event.device), elsewhere
+
+
+@snippet
+def many_streams() -> Any:
+    """CUDA's pools: 32 streams of a priority, then the first again."""
+    made = [torch.cuda.Stream() for _ in range(33)]
+    urgent = torch.cuda.Stream(priority=-9)
+    return len({s.cuda_stream for s in made}), made[0] == made[32], urgent.priority, torch.cuda.Stream.priority_range()
+
+
+@snippet
+def record_stream_keeps_memory() -> Any:
+    """A block that another stream uses is not given away before that stream has come to its end."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    side = torch.cuda.Stream()
+    x = torch.empty(64 << 20, device="cuda", dtype=torch.uint8)
+    with torch.cuda.stream(side):
+        for _ in range(8):
+            x.bitwise_not_()
+        x.record_stream(side)
+    before = x.data_ptr()
+    del x
+    fresh = torch.empty(64 << 20, device="cuda", dtype=torch.uint8)
+    stats = torch.cuda.memory_stats()
+    active = stats["active_bytes.all.current"] - stats["allocated_bytes.all.current"]
+    apart = fresh.data_ptr() != before
+    del fresh
+    side.synchronize()
+    again = {torch.empty(64 << 20, device="cuda", dtype=torch.uint8).data_ptr() for _ in range(2)}
+    return apart, active, bool(again)
+
+
+@snippet
+def growing_a_storage() -> Any:
+    x = torch.arange(4, device="cuda")
+    x.untyped_storage().resize_(1 << 20)
+    y = torch.empty(0, device="cuda").set_(x.untyped_storage(), 0, (1 << 18,), (1,))
+    x.resize_(8)
+    return x.untyped_storage().size(), tuple(y.shape), tuple(x.shape)
+
+
+@snippet
+def a_generator_of_the_host() -> Any:
+    return _raised(lambda: torch.randn(3, device="cuda", generator=torch.Generator()))
+
+
+@snippet
+def lstm_and_other_modules() -> Any:
+    x = torch.randn(2, 8, 16, device="cuda")
+    made = [nn.GRU(16, 16).cuda()(x)[0], nn.MultiheadAttention(16, 4, batch_first=True).cuda()(x, x, x)[0]]
+    made += [nn.LayerNorm(16).cuda()(x), nn.GroupNorm(2, 8).cuda()(x), nn.Dropout(0.5)(x), nn.RMSNorm(16).cuda()(x)]
+    return [tuple(one.shape) for one in made]
+
+
+@snippet
+def set_visible_devices() -> Any:
+    """Before the first use only; here it is too late."""
+    import os
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+    return torch.cuda.device_count()

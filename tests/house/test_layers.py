@@ -8,6 +8,8 @@ import pytest
 
 from tests.house.tree import ROOT, imports_of, modules
 
+pytestmark = pytest.mark.xdist_group("syntax trees")  # which every process would parse for itself
+
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "watcher": {"watcher", "report"},  # the report of a run that cannot tell, when there is one
@@ -21,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "network": {"network", "collectives", "cluster", "errors", "text"},
     "calibration": {
         "calibration",
+        "kernels",
         "constants",
         "network",
         "collectives",

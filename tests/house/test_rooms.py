@@ -11,6 +11,8 @@ import pytest
 
 from tests.house.tree import CODE, ROOT, imports_of, modules, python_files
 
+pytestmark = pytest.mark.xdist_group("syntax trees")  # which every process would parse for itself
+
 MOST_ENTRIES = 13
 MOST_LINES = 400
 LONGER = {

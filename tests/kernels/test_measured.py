@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from tests.benchmarks.kernels import HOST_BOUND_S, errors, peer, tables
+from tests.benchmarks.kernels import MEASURED, errors, host_bound, peer, tables
 
 TABLES = tables()
 
@@ -31,9 +31,7 @@ BANDS = {
 @pytest.mark.parametrize(("table", "gpu"), sorted(BANDS))
 def test_predictions_keep_to_their_band(table: str, gpu: str) -> None:
     """Products under 20 us are left out where they were measured with a launch from Python each."""
-    rows = [row for row in TABLES[table] if row.gpu == gpu]
-    if table in ("gemm_squares", "gemm_h100") and gpu != "b200":
-        rows = [row for row in rows if row.seconds > HOST_BOUND_S]
+    rows = [row for row in TABLES[table] if row.gpu == gpu and not host_bound(table, row)]
     found = [abs(error) for error in errors(rows)]
     median, worst = BANDS[table, gpu]
     assert statistics.median(found) < median
@@ -43,8 +41,6 @@ def test_predictions_keep_to_their_band(table: str, gpu: str) -> None:
 def test_every_table_has_a_band_and_says_its_source() -> None:
     """What is measured and not judged would rot."""
     assert {(name, row.gpu) for name, rows in TABLES.items() for row in rows} == set(BANDS)
-    from tests.benchmarks.kernels import MEASURED
-
     for path in MEASURED.glob("*.csv"):
         assert path.read_text(encoding="utf-8").startswith("# "), path
 

@@ -192,6 +192,39 @@ def test_fsdps_own_copies_have_prices(h100: Gpu) -> None:
     assert cost.nbytes == 2 * 8 * 1024 * 2
 
 
+@pytest.mark.slow
+def test_no_operator_of_aten_fails(h100: Gpu) -> None:
+    """Every one that torch has, with an argument of some kind for each of its own."""
+    x = meta(2, 4, 8, 16)
+    some: dict[str, Any] = {"Tensor": x, "int": 1, "SymInt": 1, "number": 1, "float": 1.0, "bool": False}
+    lists: dict[str, Any] = {
+        "List[Tensor]": [x, x],
+        "List[int]": [1, 1],
+        "List[SymInt]": [1, 1],
+        "List[bool]": [True] * 4,
+    }
+
+    def given(argument: Any) -> Any:
+        return lists.get(str(argument.type), some.get(str(argument.type)))
+
+    failed, count = [], 0
+    for schema in torch._C._jit_get_all_schemas():
+        space, _, name = schema.name.partition("::")
+        packet = getattr(aten, name, None) if space == "aten" else None
+        func = getattr(packet, schema.overload_name or "default", None)
+        if func is None:
+            continue
+        count += 1
+        args = tuple(given(argument) for argument in schema.arguments if not argument.kwarg_only)
+        result = tuple(x for each in schema.returns if str(each.type) == "Tensor")
+        try:
+            assert h100.cost(func, args, {}, result).seconds >= 0
+        except Exception as error:
+            failed.append(f"{schema.name}.{schema.overload_name}: {error!r}")
+    assert failed == []
+    assert count > 3000
+
+
 def test_an_operator_of_elsewhere_is_refused_by_name(h100: Gpu) -> None:
     """With the call that says what it costs."""
     library = torch.library.Library("distsim_unpriced", "DEF")

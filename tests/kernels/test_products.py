@@ -83,17 +83,23 @@ def test_a_thin_product_waits_for_its_matrix(h100: Gpu) -> None:
     assert not mm(h100, 8192, 8192, 8192).memory_bound
 
 
-def test_fp32_is_slow_until_tf32_is_allowed(h100: Gpu) -> None:
-    """torch.backends.cuda.matmul.allow_tf32 is read at the call."""
+@pytest.mark.parametrize("way", ["allow_tf32", "set_float32_matmul_precision", "fp32_precision"])
+def test_fp32_is_slow_until_tf32_is_allowed(h100: Gpu, way: str) -> None:
+    """In each of torch's ways, which are read at the call."""
+    matmul = torch.backends.cuda.matmul
     slow = mm(h100, 4096, 4096, 4096, torch.float32).seconds
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
+    before = matmul.fp32_precision
     try:
+        if way == "set_float32_matmul_precision":
+            torch.set_float32_matmul_precision("high")
+        else:
+            setattr(matmul, way, {"allow_tf32": True, "fp32_precision": "tf32"}[way])
         allowed = mm(h100, 4096, 4096, 4096, torch.float32).seconds
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        torch.set_float32_matmul_precision("highest")
+        matmul.fp32_precision = before
     half = mm(h100, 4096, 4096, 4096).seconds
-    assert slow > 5 * allowed > 5 * half
+    assert mm(h100, 4096, 4096, 4096, torch.float32).seconds == slow > 5 * allowed > 5 * half
 
 
 def test_fp8_beats_bf16(h100: Gpu) -> None:

@@ -102,6 +102,7 @@ def test_usage_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert said.startswith(f"distsim: error: --on {on}:")
 
 
+@pytest.mark.soak
 def test_module_under_torchrun_starts_its_own_monitor(tmp_path: Path) -> None:
     """Under torchrun, `python -m distsim.debug train.py` starts a monitor, which aborts the hang."""
     done = run(

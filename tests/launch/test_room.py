@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from jobs import distsim_run
+
+from distsim.cli import main
+from distsim.debug.evidence.procfs import look, own_process
 
 ENDS_WELL = """
 import time
@@ -56,7 +60,7 @@ def test_room_for_one_ring(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_room_at_all(tmp_path: Path) -> None:
     """On a full disk, the job runs without a guard, and one line says so."""
-    (tmp_path / "train.py").write_text(ENDS_WELL)
+    (tmp_path / "train.py").write_text(ENDS_WELL.replace("    time.sleep(0.2)\n", ""))
     with small_disk(tmp_path / "disk", 64) as disk:
         with pytest.raises(OSError, match="No space"):
             (disk / "filling").write_bytes(bytes(1 << 20))
@@ -68,17 +72,21 @@ def test_no_room_at_all(tmp_path: Path) -> None:
     assert "runs without a guard" in said[0]
 
 
-@pytest.mark.slow
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    """A second job that is sent to a running one's folder is refused by name; the first ends well."""
-    second = """t = torch.ones(2)
-if dist.get_rank() == 0:
-    import subprocess, sys
-    words = ["-m", "distsim", "run", "--on", "gloo", "--rings", "rings", "train.py"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-    print("second:", done.returncode, done.stderr)"""
-    (tmp_path / "train.py").write_text(ENDS_WELL.replace("t = torch.ones(2)", second))
-    done = distsim_run("--nproc-per-node", "1", "--rings", "rings", "train.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "second: 2 distsim: error: --rings" in done.stdout
-    assert "a job that still runs" in done.stdout
+def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second job that is sent to a running one's folder is refused by name, and leaves all there as it is."""
+    (tmp_path / "train.py").write_text(ENDS_WELL)
+    rings = tmp_path / "rings"
+    rings.mkdir(mode=0o700)
+    (rings / "rank00000.a0.ring").write_bytes(b"a ring")
+    with subprocess.Popen(["sleep", "600"]) as first:
+        process = look(first.pid)
+        assert process is not None
+        said = {**own_process(), "pid": first.pid, "start": process.start_ticks}
+        (rings / "launcher.json").write_text(json.dumps(said))
+        there = {path: path.read_bytes() for path in rings.iterdir()}
+        code = main(["run", "--on", "gloo", "--rings", str(rings), str(tmp_path / "train.py")])
+        first.kill()
+    (told,) = capsys.readouterr().err.splitlines()
+    assert (code, told.partition(" /")[0]) == (2, "distsim: error: --rings")
+    assert f"a job that still runs (pid {first.pid})" in told
+    assert {path: path.read_bytes() for path in rings.iterdir()} == there

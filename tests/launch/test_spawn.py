@@ -87,7 +87,8 @@ def run(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], li
 SOAK = pytest.mark.soak
 
 
-@pytest.mark.parametrize("method", [pytest.param("mp.spawn", marks=SOAK), pytest.param("spawn", marks=SOAK), "fork"])
+@pytest.mark.soak
+@pytest.mark.parametrize("method", ["mp.spawn", "spawn", "fork"])
 def test_started_ranks_are_recorded(method: str, tmp_path: Path) -> None:
     """A healthy program has a ring a rank, all calls in it, and no alarm."""
     done, diagnoses = run(tmp_path, method, "none")

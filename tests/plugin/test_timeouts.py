@@ -38,13 +38,13 @@ def _nobody_debugs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", ["signal", pytest.param("thread", marks=pytest.mark.soak)])
 def test_a_rank_that_spins_is_named(run: Run, pytester: pytest.Pytester, method: str) -> None:
     """The others come to their call first; the report is in JUnit, and pytest goes on, also with a timer thread."""
-    flags = ("--timeout", "6", "--timeout-method", method, "--junit-xml=out.xml", "--show-capture=no")
+    flags = ("--timeout", "3", "--timeout-method", method, "--junit-xml=out.xml", "--show-capture=no")
     result = run(SPINS + AFTER, *flags, apart=method == "thread")
     result.assert_outcomes(failed=1, passed=1)
     failure = ET.parse(pytester.path / "out.xml").getroot().find("testsuite/testcase/failure")
     assert failure is not None
     told = str(failure.text).splitlines()
-    assert told[0] == "Timeout (>6.0s) from pytest-timeout."
+    assert told[0] == "Timeout (>3.0s) from pytest-timeout."
     assert told[2].startswith("HANG  host stuck  rank 1  barrier #1 on group default_pg (ranks 0-3)")
     assert "Ranks 0,2,3 wait in barrier #1" in " ".join(" ".join(told).split())
 

@@ -33,21 +33,21 @@ def programs(every: int, first: int = 0) -> pytest.MarkDecorator:
 
 
 @pytest.mark.slow
-@programs(6)
+@programs(9)
 def test_no_alarm(case: Case, zygote: Zygote, folder: Path) -> None:
     """A legal program runs to its end with exit code 0 and an empty list of diagnoses."""
     runs_without_an_alarm(case, "check", zygote, folder)
 
 
 @pytest.mark.slow
-@programs(10, first=1)
+@programs(15, first=1)
 def test_no_alarm_where_collectives_are_held(case: Case, zygote: Zygote, folder: Path) -> None:
     """At level strict, too."""
     runs_without_an_alarm(case, "strict", zygote, folder)
 
 
 @pytest.mark.slow
-@programs(12, first=2)
+@programs(20, first=2)
 def test_no_alarm_where_tensors_are_looked_at(case: Case, zygote: Zygote, folder: Path) -> None:
     """With the checks for NaN and for buffers written in flight."""
     runs_without_an_alarm(case, "watching", zygote, folder)
@@ -60,14 +60,14 @@ def runs_without_an_alarm(case: Case, way: str, zygote: Zygote, folder: Path) ->
 
 
 @pytest.mark.slow
-@programs(16, first=3)
+@programs(20, first=3)
 def test_no_alarm_where_calls_are_recorded_only(case: Case, zygote: Zygote, folder: Path) -> None:
     """At level record, too."""
     runs_without_an_alarm(case, "record", zygote, folder)
 
 
 @pytest.mark.slow
-@programs(16, first=4)
+@programs(20, first=4)
 def test_level_off_leaves_nothing(case: Case, zygote: Zygote, folder: Path) -> None:
     """At level off the program runs as it does without a guard, and writes no ring."""
     result = zygote.run(case.path, case.ranks, directory=folder, level="off")

@@ -179,3 +179,26 @@ def test_a_process_that_nobody_saw_end_was_not_killed(pair: list[RingWriter]) ->
     (told,) = diagnose(evidence)
     assert (told.kind, told.culprits, told.victims) == (Kind.RANK_EXITED, (0,), (1,))
     assert "killed" not in render_diagnoses([told], evidence).plain(200)
+
+
+@pytest.mark.parametrize(("waited_s", "phase"), [(1.0, Phase.RUNNING), (59.0, Phase.RUNNING), (61.0, Phase.ABSENT)])
+@pytest.mark.parametrize("has_ring", [True, False])
+def test_who_never_joins_is_missed_once_others_have_waited(
+    tmp_path: Path, has_ring: bool, waited_s: float, phase: Phase
+) -> None:
+    """Patience with a rank that has not joined is counted from the others' call, however long ago it began itself."""
+    made = [writer(tmp_path, rank) for rank in ((0, 1) if has_ring else (0,))]
+    for ring in made:
+        ring.header(rings.W_JOINED, 0)
+        ring.header(rings.W_LIFE, rings.LIFE_STARTED)
+        ring.header(rings.W_OPENED, time.monotonic_ns() - 100 * S)
+    call(made[0], 0, rings.WAITING)
+    host = Host(tmp_path, None)
+    host.find()
+    beat(made[0], int(waited_s))
+    readers = [host.readers[rank] for rank in sorted(host.readers)]
+    known = Knowledge(now_ns=time.monotonic_ns() + int(waited_s * S), hang_after_s=60.0)
+    evidence = build_evidence(readers, known, 2, host.missing_states(host.readers))
+    settle_stuck(evidence)
+    assert evidence.ranks[0].phase is Phase.BLOCKED
+    assert evidence.ranks[1].phase is phase

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from jobs import HERE, Case, Zygote
 
+from tests.kin import one_in
+
 RAISING = [
     "op_mismatch",
     "wrong_order",
@@ -20,7 +22,7 @@ RAISING = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RAISING)
+@pytest.mark.parametrize("name", one_in(3, RAISING))
 def test_every_rank_raises(name: str, zygote: Zygote, folder: Path) -> None:
     """Every rank ends with CollectiveMismatch, none by a signal, and the diagnosis is the same as at check."""
     case = Case.read(HERE / "faults" / f"{name}.py")
@@ -138,15 +140,21 @@ for number in range(good + 1):
     work.wait()
 """
 
+MESSAGE_CASES = {
+    "size": (0, "float32", "p2p_size_mismatch", "float32[4,8] (128 bytes)", (0, 1)),
+    "size, once": (2, "float32", "p2p_size_mismatch", "float32[4,8] (128 bytes)", (0,)),
+    "dtype": (0, "bfloat16", "dtype_mismatch", "bfloat16[4,8] (64 bytes)", (0, 1)),
+}
+ALWAYS = {("size, once", 1), ("dtype", 0)}
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize(
-    ("good", "bad", "kind", "sent", "culprits"),
+    ("good", "bad", "kind", "sent", "culprits", "first"),
     [
-        pytest.param(0, "float32", "p2p_size_mismatch", "float32[4,8] (128 bytes)", (0, 1), id="size"),
-        pytest.param(2, "float32", "p2p_size_mismatch", "float32[4,8] (128 bytes)", (0,), id="size, once"),
-        pytest.param(0, "bfloat16", "dtype_mismatch", "bfloat16[4,8] (64 bytes)", (0, 1), id="dtype"),
+        pytest.param(*case, first, id=f"{name}-{first}", marks=[] if (name, first) in ALWAYS else pytest.mark.soak)
+        for name, case in MESSAGE_CASES.items()
+        for first in (0, 1)
     ],
 )
 def test_both_ends_of_a_message_raise(

@@ -38,7 +38,7 @@ def cases() -> list[Any]:
         said = load(path)
         if said["ranks"] <= 4 and path.stem not in NOT_ON_GLOO and "faults" not in said and "fault" not in said:
             found.append((path, said))
-    return one_in(9, found)
+    return one_in(14, found)
 
 
 @pytest.mark.slow

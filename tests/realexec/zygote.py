@@ -89,6 +89,10 @@ def main() -> None:
     import torch.distributed.tensor.parallel
     import torch.nn.parallel
 
+    import distsim.debug.__main__
+    import distsim.realexec.install
+    import distsim.realexec.strict.strict  # noqa: F401  what every rank imports, at a quarter of a second each
+
     torch.set_num_threads(1)
     gc.freeze()
     print("ready", flush=True)

@@ -49,7 +49,7 @@ REPRODUCED = (
 )
 
 
-@pytest.mark.parametrize("name", one_in(3, REPRODUCED))
+@pytest.mark.parametrize("name", one_in(5, REPRODUCED))
 def test_a_hang_is_reproduced_from_its_records(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The written scenario has the same diagnosis, of no more ranks and calls, and passes."""
     outcome, _, _ = simulate_scenario(load_scenario(HANGS / f"{name}.toml"))

@@ -37,8 +37,14 @@ except BaseException:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files left open
-@pytest.mark.parametrize("stop", ["mismatch", "hang"])
-@pytest.mark.parametrize("attempt", ATTEMPTS.values(), ids=ATTEMPTS)
+@pytest.mark.parametrize(
+    ("attempt", "stop"),
+    [
+        pytest.param(attempt, stop, id=f"{name}-{stop}", marks=pytest.mark.soak if (n + m) % 2 else [])
+        for n, (name, attempt) in enumerate(ATTEMPTS.items())
+        for m, stop in enumerate(("mismatch", "hang"))
+    ],
+)
 def test_nothing_leaves_a_rank_that_is_over(
     script: Scripts,
     tmp_path: Path,

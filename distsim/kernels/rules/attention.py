@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -34,7 +35,9 @@ def _shape(call: Call) -> Attention:
         causal = bool(call["causal"])
     fp32 = query.dtype == torch.float32
     if "scaled_dot_product" in call.name:
-        batch, heads, queries, dim = query.shape
+        queries, dim = query.shape[-2:]
+        heads = query.shape[-3] if query.dim() > 2 else 1
+        batch = math.prod(query.shape[:-3])
         return Attention(batch, heads, queries, key.shape[-2], dim, value.shape[-1], causal, backward, fp32)
     heads, dim = query.shape[-2], query.shape[-1]
     starts = _packed(call)

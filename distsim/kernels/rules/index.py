@@ -66,6 +66,8 @@ def _scatter(pricing: Pricing, call: Call) -> Cost:
 def _sort(pricing: Pricing, call: Call) -> Cost:
     """Radix sort: values and their places go through memory once for each byte of a value."""
     given = call["self"]
+    if isinstance(given, list) or given is None:  # of a list, in TorchScript
+        return NOTHING
     passes = given.element_size()
     moved = passes * 2 * given.numel() * (given.element_size() + 8)
     return pricing.bytes(moved, pricing.spec.memory.reduction, "sort", kernels=2 + passes)

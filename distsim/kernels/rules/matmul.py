@@ -72,6 +72,7 @@ def _grouped(pricing: Pricing, call: Call) -> Cost:
 
 
 @rule("convolution", "_convolution", "convolution_overrideable", "cudnn_convolution", "miopen_convolution")
+@rule("_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d")
 def _convolution(pricing: Pricing, call: Call) -> Cost:
     """As the implicit product that it is: pixels of the output by filters by what a filter sees."""
     given = call["input"] if call["input"] is not None else call["self"]
@@ -79,7 +80,7 @@ def _convolution(pricing: Pricing, call: Call) -> Cost:
 
 
 def _convolve(pricing: Pricing, call: Call, given: Any, weight: Any, output: Any, transposed: bool) -> Cost:
-    groups = call["groups"] or 1
+    groups = call["groups"] or max(1, given.shape[1] // weight.shape[1])  # depthwise ones do not say
     pixels = (given if transposed else output).numel() // (given if transposed else output).shape[1]
     gemm = Gemm(
         pixels,
@@ -96,7 +97,7 @@ def _conv_dtype(dtype: Any) -> str:
     """cuDNN's convolutions take tf32 unless they are told not to."""
     import torch
 
-    if dtype == torch.float32 and torch.backends.cudnn.allow_tf32:
+    if dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32":
         return "tf32"
     return math_dtype(dtype)
 

@@ -97,15 +97,21 @@ def _fill(pricing: Pricing, call: Call) -> Cost:
 
 
 @rule("cat", "stack", "concat", "hstack", "vstack", "constant_pad_nd", "roll", "flip", "repeat", "_chunk_cat")
-@rule("split_with_sizes_copy", "split_copy", "unbind_copy", "slice_scatter", "select_scatter", "slice_backward", "tile")
-@rule(
-    "repeat_interleave", "select_backward", "fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chunk_cat"
-)
+@rule("split_with_sizes_copy", "split_copy", "unbind_copy", "slice_scatter", "select_scatter", "tile")
+@rule("repeat_interleave", "fsdp::all_gather_copy_in", "fsdp::split_with_sizes_copy", "fsdp::chunk_cat")
 @rule("fsdp::copy_", "c10d::allocate", "pixel_shuffle", "channel_shuffle", "im2col", "col2im")
 def _rearrange(pricing: Pricing, call: Call) -> Cost:
     """As much read as written."""
     written = call.write
     return pricing.bytes(2 * written, pricing.spec.memory.elementwise, "copy", kernels=1 if written else 0)
+
+
+@rule("select_backward", "slice_backward", "diagonal_backward", "unfold_backward")
+def _into_zeros(pricing: Pricing, call: Call) -> Cost:
+    """Zeros of the whole, then the piece."""
+    zeros = pricing.bytes(call.write, pricing.spec.memory.elementwise, "elementwise")
+    piece = next(iter(call.inputs), None)
+    return zeros.plus(pricing.bytes(2 * nbytes(piece), pricing.spec.memory.elementwise, "copy"))
 
 
 @rule(

@@ -13,6 +13,10 @@ _SHARED = 65_536
 """Bytes of a row from which softmax goes through memory again for each of its passes."""
 
 
+_WARP = 1024
+"""Values of a row that one warp keeps in registers (PersistentSoftmax.cuh)."""
+
+
 @rule("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm")
 def _norm(pricing: Pricing, call: Call) -> Cost:
     """A row is read once and kept."""
@@ -59,9 +63,10 @@ def _backward(pricing: Pricing, call: Call) -> Cost:
 @rule("_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax")
 def _softmax(pricing: Pricing, call: Call) -> Cost:
     given = call["self"]
-    long = given.shape[call["dim"]] * given.element_size() > _SHARED if given.dim() else False
     memory = pricing.spec.memory
-    return pricing.bytes(call.read + call.write, memory.softmax_long if long else memory.softmax, "softmax")
+    values = given.shape[call["dim"]] if given.dim() else 1
+    efficiency = memory.softmax_long if values * given.element_size() > _SHARED else memory.softmax
+    return pricing.bytes(call.read + call.write, memory.softmax_short if values <= _WARP else efficiency, "softmax")
 
 
 @rule("_softmax_backward_data", "_log_softmax_backward_data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -87,10 +88,22 @@ class Communicator:
             self._devices = tuple(self.world.device_of(rank) for rank in self.group.ranks)
         return self._devices
 
+    @functools.cached_property
+    def _crosses_nodes(self) -> bool:
+        return len({self.world.slots[rank].host for rank in self.group.ranks}) > 1
+
     @property
     def channels(self) -> int:
         """How many SMs NCCL's kernels take for it, one for each channel."""
-        return 16 if len({slot.host for slot in (self.world.slots[r] for r in self.group.ranks)}) > 1 else 24
+        return 16 if self._crosses_nodes else 24
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """What one GPU moves at most: over its NIC, its NVLinks, or PCIe."""
+        node = self.world.cluster.node
+        if self._crosses_nodes:
+            return float(node.nic_bytes_per_s)
+        return float(node.nvlink_bytes_per_s or node.pcie_bytes_per_s)
 
     # -- collectives
 

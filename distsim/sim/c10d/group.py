@@ -327,7 +327,7 @@ class SimGroup(dist.ProcessGroup):
         return stream
 
     def _load(self, device: Device) -> Load:
-        return Load(*device.model.comm_load(self._communicator.channels))
+        return Load(*device.model.comm_load(self._communicator.channels, self._communicator.rate_bytes_per_s))
 
     def _is_looked_at(self, task: RankTask) -> bool:
         """Whether somebody wants to see the call in the thread that makes it."""

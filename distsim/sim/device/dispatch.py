@@ -18,6 +18,7 @@ from distsim.errors import NotSimulated
 from distsim.kernels import Cost
 from distsim.sim.device.carrier import carrier, under_meta
 from distsim.sim.device.cpu import CpuRates
+from distsim.sim.device.generator import PlainGenerator
 from distsim.sim.device.gpu import Device
 from distsim.sim.device.operators.pinned import PINNING, make_pinned
 from distsim.sim.device.operators.plan import Given, Made, Plan, key_of, learn, tensors_in
@@ -102,17 +103,20 @@ class ComputeMode(TorchDispatchMode):
                 return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         accelerators = self._process.accelerators
         base = task.cuda_device if device.index is None else device.index
+        plans = accelerators.plans
         try:
             key = (id(func), key_of(args, base), key_of(tuple(kwargs.items()), base) if kwargs else ())
-            plan = _plans.get(key)
+            plan = plans.get(key)
         except TypeError:  # an argument that cannot be hashed
             key, plan = None, None
-        if plan is None:
+        if plan is None or (plan.precision is not None and plan.precision != _precision()):
             gpu = accelerators[base]
             plan = learn(func, args, kwargs, gpu.torch_device, gpu.model.cost)
+            if plan.cost.kind in ("gemm", "conv") and torch.float32 in {t.dtype for t in tensors_in((args, kwargs))}:
+                plan.precision = _precision()
             plan.offset = (plan.device.index if plan.device is not None else base) - base
             if key is not None:
-                _plans[key] = plan
+                plans[key] = plan
         task.debt_s += accelerators.model.host_op_s
         task.quiet_polls = task.time_queries = 0
         gpu = accelerators[base + plan.offset]
@@ -170,8 +174,7 @@ class ComputeMode(TorchDispatchMode):
                 return type(value)([host(item) for item in value])  # type: ignore[call-arg]
             if isinstance(value, torch.device):
                 return torch.device("cpu")
-            generator = getattr(value, "_distsim_generator", None)
-            return value if generator is None else generator
+            return value
 
         overwritten = func in _OVERWRITE  # what was there before does not matter
         host_args = tuple(host(a) if not (overwritten and i == 0) else a for i, a in enumerate(args))
@@ -179,11 +182,14 @@ class ComputeMode(TorchDispatchMode):
         if overwritten and known:
             known = values.keeps(args[0].numel(), args[0].dtype)
             host_args = (torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype), *host_args[1:])
-        if plan.random and known and not any(getattr(v, "_distsim_generator", None) for v in kwargs.values()):
-            with self._process.accelerators.drawing(gpu.index):
+        try:
+            if plan.random and known and not any(isinstance(v, PlainGenerator) for v in kwargs.values()):
+                with self._process.accelerators.drawing(gpu.index):
+                    answer = func(*host_args, **host_kwargs)
+            elif known:
                 answer = func(*host_args, **host_kwargs)
-        elif known:
-            answer = func(*host_args, **host_kwargs)
+        except NotImplementedError:  # only a GPU has this operator
+            known = False
         if overwritten:
             values.write(args[0], host_args[0] if known else None, guess)
             return args[0]
@@ -281,8 +287,13 @@ _OVERWRITE = frozenset(
 )  # fmt: skip
 
 _kinds: dict[Any, int] = {}
-_plans: dict[Any, Plan] = {}
-"""Of all ranks: (operator, which lives as long as torch; looks of its arguments) -> what comes out."""
+
+
+
+def _precision() -> tuple[str, str]:
+    """Of products of 32-bit numbers: what the program allows."""
+    backends = torch.backends
+    return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
 
 
 def _gpu_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:

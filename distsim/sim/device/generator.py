@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["CudaGenerator"]
+__all__ = ["CudaGenerator", "PlainGenerator", "is_for_gpu"]
 
-_Plain = torch.Generator
+PlainGenerator = torch.Generator
 _Bytes = torch.frombuffer
 _DEFAULT_SEED = 67280421310721
 """c10::detail::default_rng_seed_val."""
@@ -23,23 +23,35 @@ _STEP = 4
 _MOST = 4_096
 
 
-class CudaGenerator(_Plain):
+_for_gpus: set[int] = set()
+"""C++'s objects of those that live: operators get these, and not what Python derived from them."""
+
+
+def is_for_gpu(generator: torch.Generator) -> bool:
+    return generator._cdata in _for_gpus
+
+
+class CudaGenerator(PlainGenerator):
     """torch.Generator(device="cuda")."""
 
     def __new__(cls, index: int, entropy: Any = None) -> Any:
         made = super().__new__(cls)
         made._index = index
         made._entropy = entropy
-        made._distsim_generator = _Plain()  # what operators on the host draw from
         made._moments = {}
+        _for_gpus.add(made._cdata)
         made.manual_seed(_DEFAULT_SEED)
         return made
 
-    @property
-    def host(self) -> torch.Generator:
-        """It draws from this."""
-        found: torch.Generator = self._distsim_generator
-        return found
+    def __del__(self) -> None:
+        _for_gpus.discard(self._cdata)
+
+    def host_state(self) -> torch.Tensor:
+        """Of the host's generator that it is below."""
+        return super().get_state()
+
+    def set_host_state(self, state: torch.Tensor) -> None:
+        super().set_state(state)
 
     @property
     def device(self) -> torch.device:
@@ -49,14 +61,14 @@ class CudaGenerator(_Plain):
         return int(self._seed)
 
     def manual_seed(self, seed: int) -> CudaGenerator:
-        self.host.manual_seed(seed)
+        super().manual_seed(seed)
         self._seed, self._offset = seed % (1 << 64), 0
         self._seen = self._now()
         return self
 
     def seed(self) -> int:
         """From the process's own entropy: the simulation's seed decides it."""
-        value = self._entropy.getrandbits(63) if self._entropy is not None else _Plain().seed()
+        value = self._entropy.getrandbits(63) if self._entropy is not None else PlainGenerator().seed()
         self.manual_seed(value)
         return int(value)
 
@@ -107,13 +119,13 @@ class CudaGenerator(_Plain):
         self._seed, self._offset = seed, offset
         known = self._moments.get((seed, offset))
         if known is not None:
-            self.host.set_state(_Bytes(bytearray(known), dtype=torch.uint8))
+            super().set_state(_Bytes(bytearray(known), dtype=torch.uint8))
         else:
-            self.host.manual_seed(seed if not offset else _mixed(seed, offset))
+            super().manual_seed(seed if not offset else _mixed(seed, offset))
         self._seen = self._now()
 
     def _now(self) -> bytes:
-        return bytes(self.host.get_state().numpy().tobytes())
+        return bytes(self.host_state().numpy().tobytes())
 
 
 def _mixed(seed: int, offset: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -212,6 +213,9 @@ def _size(nbytes: int) -> str:
     return f"{nbytes} bytes"
 
 
+_plans: dict[Gpu, dict[Any, Any]] = {}
+
+
 class Accelerators:
     """The GPUs of one process, as many as its node has, made when first used."""
 
@@ -234,6 +238,11 @@ class Accelerators:
     def model(self) -> Gpu:
         model: Gpu = self.process.world.gpu
         return model
+
+    @functools.cached_property
+    def plans(self) -> dict[Any, Any]:
+        """What operators make and cost on GPUs of this model, for all simulations of this process."""
+        return _plans.setdefault(self.model, {})
 
     def __getitem__(self, index: int) -> Device:
         device = self._devices.get(index)
@@ -265,13 +274,13 @@ class Accelerators:
     @contextlib.contextmanager
     def drawing(self, index: int) -> Iterator[None]:
         """Within this, what draws from the host's default generator draws from GPU *index*'s."""
-        own, default = self.generator(index).host, torch.default_generator
+        own, default = self.generator(index), torch.default_generator
         state = default.get_state()
-        default.set_state(own.get_state())
+        default.set_state(own.host_state())
         try:
             yield
         finally:
-            own.set_state(default.get_state())
+            own.set_host_state(default.get_state())
             default.set_state(state)
 
     @property

@@ -6,11 +6,9 @@
 
 import os
 import threading
-import time
 
 import torch.distributed as dist
 
 if os.environ["RANK"] == "2":
     threading.Event().wait()  # <-
-time.sleep(1.0)  # rank 2 has begun before anybody waits for it
 dist.init_process_group("gloo")

@@ -7,7 +7,10 @@ is no rank's is answered as before. Start with `ranks.py`; then a file for each 
 
 from __future__ import annotations
 
+from distsim.sim.device.cuda_api.attention import register_attention
+from distsim.sim.device.cuda_api.compiled import compiled_patches
 from distsim.sim.device.cuda_api.devices import device_patches
+from distsim.sim.device.cuda_api.generators import generator_patches
 from distsim.sim.device.cuda_api.memory import memory_patches
 from distsim.sim.device.cuda_api.ranks import Patch
 from distsim.sim.device.cuda_api.streams import stream_patches
@@ -18,4 +21,12 @@ __all__ = ["cuda_patches"]
 
 def cuda_patches() -> list[Patch]:
     """(holder, attribute, replacement) of everything."""
-    return [*stream_patches(), *memory_patches(), *device_patches(), *tensor_patches()]
+    register_attention()
+    return [
+        *stream_patches(),
+        *memory_patches(),
+        *device_patches(),
+        *generator_patches(),
+        *tensor_patches(),
+        *compiled_patches(),
+    ]

@@ -249,6 +249,8 @@ def device_patches() -> list[Patch]:
         (torch.version, "cuda", CUDA_VERSION),
         (torch.backends.cuda, "is_built", lambda: was_compiled or current_task() is not None),
         (torch.backends.cudnn, "is_available", for_ranks(torch.backends.cudnn.is_available, _available)),
+        # nn.LSTM asks it and is warned by a build without cuDNN; its cells are priced one by one
+        (torch.backends.cudnn, "is_acceptable", with_gpus(torch.backends.cudnn.is_acceptable, lambda *_: False)),
         (torch.backends.cudnn, "version", for_ranks(torch.backends.cudnn.version, lambda task: CUDNN_VERSION)),
     ]  # fmt: skip
     return patches

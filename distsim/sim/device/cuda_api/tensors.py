@@ -68,7 +68,8 @@ def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
     if held is not None:
         held.release()
     if size > _storage_nbytes(storage):
-        under_meta(torch.ops.aten.resize_.default, (_bytes_of(storage), (size,)), {})
+        there = _bytes_of(storage)
+        under_meta(torch.ops.aten.set_.source_Storage_storage_offset, (there, storage, 0, (size,), (1,)), {})
     storage._distsim_size = size  # type: ignore[attr-defined]
     storage.__dict__.pop("_distsim_shadow", None)
     if size:
@@ -134,7 +135,9 @@ def _text(tensor: Tensor) -> str | None:
 def tensor_patches() -> list[Patch]:
     """(holder, attribute, replacement) of tensors and storages, as Python sees them."""
     real_str = torch._tensor_str._str
-    base = {name: getattr(UntypedStorage, name) for name in ("size", "cpu", "copy_", "to", "data_ptr", "__len__", "clone")}
+    base = {
+        name: getattr(UntypedStorage, name) for name in ("size", "cpu", "copy_", "to", "data_ptr", "__len__", "clone")
+    }
 
     def show(self: Tensor, *, tensor_contents: Any = None) -> str:
         if tensor_contents is None and current_task() is not None and _plain_on_gpu(self):

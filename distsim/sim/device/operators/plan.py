@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +10,13 @@ from torch import Tensor
 
 from distsim.errors import NotSimulated
 from distsim.kernels import Cost
+from distsim.sim.device.generator import PlainGenerator, is_for_gpu
 from distsim.sim.device.timeline.steps import Counted, counted
 
 __all__ = ["Made", "Plan", "key_of", "learn"]
 
 META = torch.device("meta")
-_numbers = itertools.count()
+_numbers: dict[Any, int] = {}
 _SCALARS = (bool, int, float, complex)
 
 
@@ -51,16 +51,19 @@ class Given:
 class Plan:
     """How to answer a call: *outs* has `Made`, `Given` or a value that is no tensor."""
 
-    __slots__ = ("cost", "counted", "device", "kind", "number", "offset", "outs", "random", "valued", "written")
+    __slots__ = ("cost", "counted", "device", "kind", "number", "offset", "outs", "precision", "random", "valued", "written")
 
     def __init__(
         self, kind: Callable[[list[Any]], Any] | None, outs: list[Any], device: torch.device | None, cost: Cost
     ) -> None:
-        self.number = next(_numbers)
+        self.number = 0
+        """The same for operators that differ in numbers alone, not in shapes."""
         self.kind = kind
         """Makes the result of its parts; None: there is one."""
         self.outs = outs
         self.device = device
+        self.precision: tuple[str, str] | None = None
+        """What its cost was found under, where the program's choice of precision decides it."""
         self.offset = 0
         """Of the device's number from that of the call."""
         self.cost = cost
@@ -85,8 +88,8 @@ def key_of(value: Any, base: int) -> Any:
         return (kind, value)
     if kind is torch.device:
         return (value.type, 0 if value.index is None else value.index - base)
-    if kind is torch.Generator or hasattr(value, "_distsim_generator"):
-        return None
+    if kind is PlainGenerator:
+        return is_for_gpu(value)
     return value
 
 
@@ -118,7 +121,9 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
             return META
         if isinstance(value, list | tuple):
             return type(value)(twin(item, (*path, i)) for i, item in enumerate(value))  # type: ignore[call-arg]
-        if isinstance(value, torch.Generator) or hasattr(value, "_distsim_generator"):
+        if isinstance(value, PlainGenerator):
+            if not is_for_gpu(value):
+                raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
             return None
         return value
 
@@ -136,8 +141,12 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
     device = devices[0] if devices else current
     whole = result if isinstance(result, list | tuple) else [result]
     outs = [_part(value, paths) for value in whole]
-    plan = Plan(type(result) if isinstance(result, list | tuple) else None, outs, device, cost_of(func, args, kwargs, result))
+    plan = Plan(
+        type(result) if isinstance(result, list | tuple) else None, outs, device, cost_of(func, args, kwargs, result)
+    )
     plan.written = _written(func, args, kwargs)
+    looks = (func, _looks((meta_args, list(meta_kwargs.items()))), _looks(result))
+    plan.number = _numbers.setdefault(looks, len(_numbers))
     plan.counted = counted(func, args, plan.cost)
     plan.valued = all(_may_be_known(out) for out in outs) and all(
         _small(tensor) for tensor in tensors_in((args, kwargs))
@@ -146,6 +155,14 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
     if any(tensor.shape != shape for tensor, shape in shapes_before):
         raise NotSimulated(f"{func}, which changes the size of an argument", "give it an out= of the right size")
     return plan
+
+
+def _looks(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (value.shape, value.stride(), value.dtype)
+    if isinstance(value, list | tuple):
+        return tuple(_looks(item) for item in value)
+    return type(value)
 
 
 def _part(value: Any, paths: dict[int, tuple[Any, ...]]) -> Any:
@@ -180,12 +197,13 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
 
 FEW_FLOATS = 4_096
 MANY_INTEGERS = 1 << 20
+MANY_BYTES = 1 << 28
 
 
 def limit(dtype: torch.dtype) -> int:
-    """Elements up to which values are kept. Bytes without one: pickled objects travel in them."""
+    """Elements up to which values are kept. Many bytes: pickled objects travel in them."""
     if dtype is torch.uint8:
-        return 1 << 40
+        return MANY_BYTES
     return FEW_FLOATS if dtype.is_floating_point or dtype.is_complex else MANY_INTEGERS
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["SPECIAL"]
 
 aten = torch.ops.aten
+_CUDA = 1
+"""c10::DeviceType::CUDA."""
 
 
 def _unscale(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -66,9 +68,34 @@ def _channels(mode: ComputeMode, x: Tensor, count: int, dtype: torch.dtype) -> l
 def _record_stream(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Tensor.record_stream: its memory is not free before that stream has come so far."""
     held = args[0].untyped_storage().__dict__.get("_distsim_held")
-    stream = getattr(args[1], "_distsim_stream", None)
-    if held is not None and stream is not None:
-        held.streams = [*(held.streams or ()), stream]
+    stream = args[1]
+    if held is not None and stream.device_type == _CUDA:
+        held.streams = [*(held.streams or ()), held.device.streams[stream.stream_id]]
+
+
+def _gru_cell(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """aten._thnn_fused_gru_cell: (state, workspace of five gates)."""
+    state: Tensor = args[2]
+    rows, width = state.shape
+    made = mode.carry((rows, width), (width, 1), state.dtype, state.device)
+    workspace = mode.carry((rows, 5 * width), (5 * width, 1), state.dtype, state.device)
+    mode.launch_plain(state.device, 13 * state.numel() * state.element_size())
+    return made, workspace
+
+
+def _gru_cell_backward(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    gradient, has_bias = args[0], args[2]
+    rows, width = gradient.shape
+
+    def make(count: int) -> Tensor:
+        return mode.carry((rows, count * width), (count * width, 1), gradient.dtype, gradient.device)
+
+    gates, hidden, state = make(3), make(3), make(1)
+    mode.launch_plain(gradient.device, 13 * gradient.numel() * gradient.element_size())
+    if not has_bias:
+        return gates, hidden, state, None, None
+    biases = [mode.carry((3 * width,), (1,), gradient.dtype, gradient.device) for _ in range(2)]
+    return gates, hidden, state, *biases
 
 
 SPECIAL: dict[Any, Any] = {
@@ -81,4 +108,6 @@ SPECIAL: dict[Any, Any] = {
         mode, func, (args[1],), {}
     ),
     aten.record_stream.default: _record_stream,
+    aten._thnn_fused_gru_cell.default: _gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
 }

@@ -79,8 +79,10 @@ class Values:
         """*tensor* has the values of *host*, which nobody else will write to."""
         storage = tensor.untyped_storage()
         data = host.untyped_storage()
-        if host.stride() != tensor.stride() or host.storage_offset() != tensor.storage_offset() or (
-            data.nbytes() < storage.nbytes()
+        if (
+            host.stride() != tensor.stride()
+            or host.storage_offset() != tensor.storage_offset()
+            or (data.nbytes() < storage.nbytes())
         ):
             fresh = Shadow(torch.UntypedStorage(storage.nbytes(), device="cpu"))
             _over(fresh, tensor).copy_(host)
@@ -135,6 +137,4 @@ class Values:
 
 
 def _over(shadow: Shadow, tensor: Tensor) -> Tensor:
-    return _set_(
-        _empty(0, dtype=tensor.dtype), shadow.data, tensor.storage_offset(), tensor.shape, tensor.stride()
-    )
+    return _set_(_empty(0, dtype=tensor.dtype), shadow.data, tensor.storage_offset(), tensor.shape, tensor.stride())

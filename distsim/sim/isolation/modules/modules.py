@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from distsim.sim.isolation.modules.absent import stand_in
 from distsim.sim.isolation.modules.module_body import ModuleBodies
 from distsim.sim.isolation.modules.module_table import SharedImports
 from distsim.sim.kernel.task import current_process
@@ -186,7 +187,7 @@ def import_patches(modules: RankModules) -> list[tuple[Any, str, Any]]:
         process = current_process()
         if process is not None:
             process.world.ticks += 1
-        spec = real_find(name, path, target)
+        spec = real_find(name, path, target) or stand_in(name)
         if spec is not None:
             modules.found(name, spec)
         return spec

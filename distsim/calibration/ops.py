@@ -1,0 +1,290 @@
+"""Measuring one GPU's kernels with torch, and writing its data file: `distsim calibrate --ops`.
+
+Each probe is an operator of one shape, and the constant of the data file that its time stands for. The constant is set
+so that the model's price is what was measured; constants no probe stands for are borrowed from the file of a GPU of the
+same kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distsim.kernels import Gpu
+from distsim.kernels.gpu_file import GpuFile
+
+__all__ = ["PROBES", "Probe", "calibrate_ops", "constant", "gpu_toml", "with_constant"]
+
+Call = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
+"""An operator, its arguments and what it answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One operator whose time says what one constant is."""
+
+    constant: str
+    """Its path in the data file, as memory.floor."""
+    what: str
+    make: Callable[[Any, str], Call]
+    """From torch and a device to the call, on tensors without data where the device is meta."""
+
+
+def _elements(count: int, dtype: str = "bfloat16") -> Callable[[Any, str], Call]:
+    def make(torch: Any, device: str) -> Call:
+        x = torch.empty(count, dtype=getattr(torch, dtype), device=device)
+        return torch.ops.aten.add.Tensor, (x, x), {}, x
+
+    return make
+
+
+def _turned(size: int) -> Callable[[Any, str], Call]:
+    def make(torch: Any, device: str) -> Call:
+        x, out = (torch.empty(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
+        return torch.ops.aten.copy_.default, (out, x.t()), {}, out
+
+    return make
+
+
+def _columns(torch: Any, device: str) -> Call:
+    x = torch.empty(16_384, 16_384, dtype=torch.bfloat16, device=device)
+    return torch.ops.aten.sum.dim_IntList, (x, [1]), {}, x[:, 0]
+
+
+def _norm(backward: bool) -> Callable[[Any, str], Call]:
+    def make(torch: Any, device: str) -> Call:
+        rows, columns = 16_384, 8192
+        x = torch.ones(rows, columns, dtype=torch.bfloat16, device=device)
+        weight, stats = torch.ones_like(x[0]), torch.ones(rows, 1, dtype=torch.float32, device=device)
+        if not backward:
+            return torch.ops.aten.native_layer_norm.default, (x, [columns], weight, weight, 1e-5), {}, (x, stats, stats)
+        args = (x, x, [columns], stats, stats, weight, weight, [True] * 3)
+        return torch.ops.aten.native_layer_norm_backward.default, args, {}, (x, weight, weight)
+
+    return make
+
+
+def _softmax(rows: int, columns: int, backward: bool = False) -> Callable[[Any, str], Call]:
+    def make(torch: Any, device: str) -> Call:
+        x = torch.zeros(rows, columns, dtype=torch.float32, device=device)
+        if backward:
+            return torch.ops.aten._log_softmax_backward_data.default, (x, x, 1, torch.float32), {}, x
+        return torch.ops.aten._log_softmax.default, (x, 1, False), {}, x
+
+    return make
+
+
+def _embedding(backward: bool) -> Callable[[Any, str], Call]:
+    def make(torch: Any, device: str) -> Call:
+        words = torch.arange(16_384, device=device) * 7
+        table = torch.empty(131_072, 4096, dtype=torch.bfloat16, device=device)
+        rows = torch.empty(16_384, 4096, dtype=torch.bfloat16, device=device)
+        if backward:
+            return torch.ops.aten.embedding_dense_backward.default, (rows, words, 131_072, -1, False), {}, table
+        return torch.ops.aten.embedding.default, (table, words), {}, rows
+
+    return make
+
+
+def _optimizer(torch: Any, device: str) -> Call:
+    lists = [[torch.zeros(8192, 8192, device=device) for _ in range(4)] for _ in range(4)]
+    steps = [torch.ones((), device=device) for _ in range(4)]
+    numbers = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "eps": 1e-8}
+    flags = {"amsgrad": False, "maximize": False}
+    return torch.ops.aten._fused_adamw_.default, (*lists, [], steps), numbers | flags, None
+
+
+def _random(torch: Any, device: str) -> Call:
+    x = torch.empty(2**28, dtype=torch.bfloat16, device=device)
+    return torch.ops.aten.bernoulli_.float, (x, 0.5), {}, x
+
+
+def _product(m: int, n: int, k: int, dtype: str) -> Callable[[Any, str], Call]:
+    def make(torch: Any, device: str) -> Call:
+        kind = getattr(torch, "float32" if dtype == "tf32" else dtype)
+        a, b = torch.empty(m, k, dtype=kind, device=device), torch.empty(k, n, dtype=kind, device=device)
+        if device != "meta":  # zeros would toggle no bits and draw no power
+            a.normal_(), b.normal_()
+        return torch.ops.aten.mm.default, (a, b), {}, torch.empty(m, n, dtype=kind, device=device)
+
+    return make
+
+
+def _attention(dim: int, backward: bool, kernel: str = "flash") -> Callable[[Any, str], Call]:
+    def make(torch: Any, device: str) -> Call:
+        length, heads = 8192, 4096 // dim
+        query = torch.empty(1, heads, length, dim, dtype=torch.bfloat16, device=device)
+        stats = torch.zeros(1, heads, length, dtype=torch.float32, device=device)
+        args: tuple[Any, ...] = (query, query, query)
+        if device != "meta":
+            query.normal_()
+        if kernel == "flash":
+            forward = torch.ops.aten._scaled_dot_product_flash_attention.default
+        else:
+            forward = torch.ops.aten._scaled_dot_product_efficient_attention.default
+            args = (*args, None, True)
+        if not backward:
+            return forward, args, {}, (query, stats)
+        found = forward(*args) if device != "meta" else None
+        seed = torch.zeros(2, dtype=torch.int64, device=device)
+        out, stats = (found[0], found[1]) if found else (query, stats)
+        if kernel == "flash":
+            seeds = (found[6], found[7]) if found else (seed, seed)
+            func = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+            rest = (stats, None, None, length, length, 0.0, False, *seeds)
+            return func, (query, query, query, query, out, *rest), {}, (query,) * 3
+        seeds = (found[2], found[3]) if found else (seed[0], seed[1])
+        last = (query, query, query, query, None, out, stats, *seeds, 0.0, [True, True, True, False])
+        func = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+        return func, last, {}, (query,) * 3
+
+    return make
+
+
+def _transfer(to_device: bool, pinned: bool) -> Callable[[Any, str], Call]:
+    def make(torch: Any, device: str) -> Call:
+        host = torch.empty(2**28, dtype=torch.uint8)
+        host = host.pin_memory() if pinned and device != "meta" else host
+        there = torch.empty(2**28, dtype=torch.uint8, device=device)
+        target, source = (there, host) if to_device else (host, there)
+        return torch.ops.aten.copy_.default, (target, source, pinned), {}, target
+
+    return make
+
+
+PROBES: Sequence[Probe] = (
+    Probe("memory.floor", "add of 1,024 values", _elements(1024)),
+    Probe("memory.elementwise", "add of 2^28 values, bf16", _elements(2**28)),
+    Probe("memory.strided", "copy of a transposed 16,384 x 16,384, bf16", _turned(16_384)),
+    Probe("memory.reduction", "sum of rows, 16,384 x 16,384, bf16", _columns),
+    Probe("memory.norm", "layer norm, 16,384 x 8,192, bf16", _norm(False)),
+    Probe("memory.norm_backward", "layer norm backward, 16,384 x 8,192, bf16", _norm(True)),
+    Probe("memory.softmax_short", "log_softmax, 262,144 x 1,024, fp32", _softmax(262_144, 1024)),
+    Probe("memory.softmax", "log_softmax, 32,768 x 8,192, fp32", _softmax(32_768, 8192)),
+    Probe("memory.softmax_long", "log_softmax, 2,048 x 131,072, fp32", _softmax(2048, 131_072)),
+    Probe("memory.softmax_backward", "log_softmax backward, 2,048 x 131,072, fp32", _softmax(2048, 131_072, True)),
+    Probe("memory.gather", "embedding, 16,384 of 131,072 x 4,096, bf16", _embedding(False)),
+    Probe("memory.scatter", "embedding's gradient, the same", _embedding(True)),
+    Probe("memory.optimizer", "fused AdamW of 268 M parameters, fp32", _optimizer),
+    Probe("memory.random", "bernoulli_ of 2^28 values, bf16", _random),
+    Probe("gemm.floor", "64 x 64 x 64, bf16", _product(64, 64, 64, "bfloat16")),
+    Probe("gemm.memory", "16,384 x 16,384 x 64, bf16", _product(16_384, 16_384, 64, "bfloat16")),
+    Probe("gemm.mma", "2,048 x 2,048 x 2,048, bf16", _product(2048, 2048, 2048, "bfloat16")),
+    Probe("gemm.plateau.bf16", "16,384 x 8,192 x 8,192, bf16", _product(16_384, 8192, 8192, "bfloat16")),
+    Probe("gemm.plateau.fp16", "16,384 x 8,192 x 8,192, fp16", _product(16_384, 8192, 8192, "float16")),
+    Probe("gemm.plateau.fp32", "8,192 x 8,192 x 8,192, fp32", _product(8192, 8192, 8192, "float32")),
+    Probe("attention.flash.forward", "flash attention, 32 heads of 128, 8,192 long", _attention(128, False)),
+    Probe("attention.flash.forward_64", "flash attention, 64 heads of 64, 8,192 long", _attention(64, False)),
+    Probe("attention.flash.backward", "the same of 128, backward", _attention(128, True)),
+    Probe("attention.flash.backward_64", "the same of 64, backward", _attention(64, True)),
+    Probe("attention.efficient.forward", "efficient attention, 32 heads of 128", _attention(128, False, "efficient")),
+    Probe("attention.efficient.backward", "the same, backward", _attention(128, True, "efficient")),
+    Probe("host.h2d", "256 MiB from pinned memory", _transfer(True, True)),
+    Probe("host.d2h", "256 MiB to pinned memory", _transfer(False, True)),
+    Probe("host.pageable", "256 MiB from pageable memory", _transfer(True, False)),
+)
+
+
+def calibrate_ops(
+    spec: GpuFile, clock: Callable[[Probe], float | None], report: Callable[[str], None] = print
+) -> tuple[GpuFile, dict[str, tuple[float, str]]]:
+    """*spec* with every constant that a probe stands for, and those by path: the value, and what was measured.
+
+    *clock* answers seconds of one of many calls in a row; None where the GPU or this torch has no such operator. Twice
+    round, because a product's floor, tiles and plateau show in each other's probes.
+    """
+    import torch
+
+    seconds = {probe: clock(probe) for probe in PROBES}
+    calls = {probe: probe.make(torch, "meta") for probe in PROBES}
+    for _ in range(2):
+        for probe, measured in seconds.items():
+            if measured is not None:
+                spec = _solved(spec, probe.constant, calls[probe], measured)
+    found: dict[str, tuple[float, str]] = {}
+    for probe, measured in seconds.items():
+        value = constant(spec, probe.constant)
+        if measured is None:
+            report(f"{probe.constant:30s}{value:12.4g}  borrowed: no {probe.what} here")
+            continue
+        found[probe.constant] = (value, f"{probe.what}: {measured * 1e6:,.1f} us")
+        off = _price(spec, calls[probe]) / measured - 1
+        report(f"{probe.constant:30s}{value:12.4g}  {probe.what}: {measured * 1e6:,.1f} us ({off:+.1%})")
+    return spec, found
+
+
+def _price(spec: GpuFile, call: Call) -> float:
+    """One of many in a row."""
+    gpu = Gpu(spec)
+    return gpu.cost(*call).seconds + gpu.gap_s
+
+
+def _solved(spec: GpuFile, path: str, call: Call, measured: float) -> GpuFile:
+    """The constant at which the price is what was measured, between a twentieth and twenty times what it was;
+    efficiencies stay under what their schema takes."""
+    start = constant(spec, path)
+    low, high = math.log(start / 20), math.log(min(start * 20, _MOST.get(path.split(".")[0], math.inf)))
+    if path in _UNBOUNDED:
+        high = math.log(start * 20)
+    rising = _price(with_constant(spec, path, math.exp(high)), call) > _price(
+        with_constant(spec, path, math.exp(low)), call
+    )
+    for _ in range(36):
+        middle = (low + high) / 2
+        over = _price(with_constant(spec, path, math.exp(middle)), call) > measured
+        if over == rising:
+            high = middle
+        else:
+            low = middle
+    return with_constant(spec, path, math.exp((low + high) / 2))
+
+
+_MOST = {"memory": 1.0, "gemm": 1.25}
+_UNBOUNDED = ("memory.norm_backward",)
+
+
+def constant(spec: GpuFile, path: str) -> float:
+    """A number of the data file by its path."""
+    found: Any = spec
+    for name in path.split("."):
+        found = found[name] if isinstance(found, dict) else getattr(found, name)
+    return float(found)
+
+
+def with_constant(spec: GpuFile, path: str, value: float) -> GpuFile:
+    """The same file with another number at *path*."""
+    changed: GpuFile = _with(spec, path.split("."), value)
+    return changed
+
+
+def _with(found: Any, names: Sequence[str], value: float) -> Any:
+    if not names:
+        return value
+    inside = dict(found) if isinstance(found, dict) else dict(vars(found))
+    inside[names[0]] = _with(inside[names[0]], names[1:], value)
+    return inside if isinstance(found, dict) else type(found)(**inside)
+
+
+def gpu_toml(base: str, spec: GpuFile, facts: dict[str, str], found: dict[str, tuple[float, str]]) -> str:
+    """The data file of *spec*: what was *found*, over that of *base*. *facts* are keys of [chip] as TOML has them."""
+    text = (
+        f'# {spec.title}, measured by distsim calibrate --ops. A cluster file names it: node.gpu.model = "FILE.toml".\n'
+    )
+    text += f'base = "{base}"  # all that is not here is borrowed from this file\n'
+    text += (
+        f'name = "{spec.name}"\ntitle = "{spec.title}"\nsource = "distsim calibrate --ops on {spec.title}"\n\n[chip]\n'
+    )
+    text += "".join(f"{key} = {value}  # torch.cuda.get_device_properties\n" for key, value in facts.items())
+    tables: dict[str, list[tuple[str, float, str]]] = {}
+    for path, (value, what) in found.items():
+        table, _, key = path.rpartition(".")
+        tables.setdefault(table, []).append((key, value, what))
+    for key, share in spec.gemm.plateau.items():  # a table that is read whole
+        if f"gemm.plateau.{key}" not in found:
+            tables.setdefault("gemm.plateau", []).append((key, share, f"borrowed from {base}"))
+    for table, entries in tables.items():
+        text += f"\n[{table}]\n"
+        text += "".join(f"{key} = {value:.6g}  # {what}\n" for key, value, what in entries)
+    return text

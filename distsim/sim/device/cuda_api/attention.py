@@ -1,0 +1,118 @@
+"""scaled_dot_product_attention on simulated GPUs takes the operator that it takes on CUDA.
+
+torch chooses in C++, by a table that a build without CUDA leaves empty; autograd then sees the operators of the
+mathematical form, whose memory and time are others. The rules are those of aten/src/ATen/native/transformers/cuda/
+sdp_utils.cpp (torch 2.13) for dense tensors: which backends the program allows, then flash attention, the
+memory-efficient one, the formula; cuDNN's first where the GPU's data file says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from distsim.errors import NotSimulated
+from distsim.sim.isolation.process import current_task
+
+__all__ = ["choice", "register_attention"]
+
+aten = torch.ops.aten
+_HALVES = (torch.float16, torch.bfloat16)
+_MOST_OF_FLASH = 256
+"""Elements of a head (check_head_dim_size_flash)."""
+_MOST_OF_CUDNN = 128
+
+
+def choice(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, grouped: bool, cudnn_first: bool
+) -> SDPBackend:
+    """The backend that torch takes on CUDA; `ERROR` where the program allows none that fits."""
+    core = torch._C
+    order = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    order.insert(0 if cudnn_first and mask is None else len(order), SDPBackend.CUDNN_ATTENTION)
+    four = all(t.dim() == 4 for t in (query, key, value))
+    last = four and all(t.stride(-1) == 1 for t in (query, key, value))
+    head, same_head = query.shape[-1], query.shape[-1] == value.shape[-1]
+    square = query.shape[-2] == key.shape[-2]
+    same_heads = four and query.shape[1] == key.shape[1] == value.shape[1]
+    some = query.numel() > 0 and key.numel() > 0
+    half, plain = query.dtype in _HALVES, square or not causal
+    fits = {
+        SDPBackend.FLASH_ATTENTION: core._get_flash_sdp_enabled() and last and some and half and plain and mask is None
+        and same_head and head <= _MOST_OF_FLASH and (same_heads or grouped),
+        SDPBackend.EFFICIENT_ATTENTION: core._get_mem_efficient_sdp_enabled() and last and some and same_heads
+        and (half or query.dtype is torch.float32) and not (mask is not None and mask.requires_grad),
+        SDPBackend.CUDNN_ATTENTION: core._get_cudnn_sdp_enabled() and last and some and half and plain
+        and head <= _MOST_OF_CUDNN and head % 8 == 0 and (same_heads or grouped),
+        SDPBackend.MATH: core._get_math_sdp_enabled(),
+    }  # fmt: skip
+    return next((backend for backend in order if fits[backend]), SDPBackend.ERROR)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    task = current_task()
+    if task is None:
+        raise NotSimulated("scaled_dot_product_attention on CUDA tensors outside a rank")
+    if is_causal and attn_mask is not None:
+        raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
+    cudnn_first = task.process.accelerators.model.sdpa_kernel == "cudnn"
+    taken = choice(query, key, value, attn_mask, is_causal, enable_gqa, cudnn_first)
+    if taken is SDPBackend.ERROR:
+        raise RuntimeError("No available kernel. Aborting execution.")
+    if taken is SDPBackend.MATH:
+        out: Tensor = aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+        return out
+    head = query.shape[-1]
+    keeps = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    if taken is SDPBackend.FLASH_ATTENTION:
+        if scale is None:
+            scale = 1.0 / math.sqrt(head)
+        spare = -head % 8
+        if spare:  # pad_last_dim
+            query, key, value = (torch.nn.functional.pad(t, (0, spare)) for t in (query, key, value))
+        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+        return out[..., :head] if spare else out
+    bias = None if attn_mask is None else _bias(attn_mask, query, key)
+    if taken is SDPBackend.CUDNN_ATTENTION:
+        made = aten._scaled_dot_product_cudnn_attention(
+            query, key, value, bias, keeps, dropout_p, is_causal, False, scale=scale
+        )
+    else:
+        made = aten._scaled_dot_product_efficient_attention(
+            query, key, value, bias, keeps, dropout_p, is_causal, scale=scale
+        )
+    first: Tensor = made[0]
+    return first
+
+
+def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """What is added to the scores (convert_boolean_attn_mask, preprocess_mask)."""
+    if mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+@functools.cache
+def register_attention() -> Any:
+    """Once in a process; outside a simulation a build without CUDA has no tensor that comes here."""
+    library = torch.library.Library("aten", "IMPL")
+    for key in ("AutogradCUDA", "CUDA"):
+        library.impl("scaled_dot_product_attention", _attention, key)
+    return library

@@ -1,0 +1,65 @@
+"""torch.compile on simulated GPUs, which runs what it is given as it is, and CUDA graphs, which are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch.utils._triton import has_triton_package
+
+from distsim.errors import NotSimulated
+from distsim.sim.device.cuda_api.ranks import Patch, refused, with_gpus
+from distsim.sim.isolation.process import RankTask, current_task
+
+__all__ = ["compiled_patches"]
+
+_REMEDY = "run the step eagerly, without a CUDA graph"
+
+
+def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
+    if model is None:
+        return lambda given: _compile(task, given, **options)
+    if options.get("disable"):
+        return model
+    task.world.note("torch.compile: what it was given runs eagerly, operator by operator; nothing is fused")
+    if not isinstance(model, torch.nn.Module):
+        return model
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    return OptimizedModule(model, _AsItIs())
+
+
+class _AsItIs:
+    """Stands for the compiler's context of a module (torch._dynamo.eval_frame._TorchDynamoContext)."""
+
+    def __call__(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        return call
+
+    def __deepcopy__(self, memo: Any) -> _AsItIs:
+        return self
+
+
+def _refusing(name: str, real: type) -> type:
+    """A class like *real* that no rank can make one of."""
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
+        if current_task() is None:
+            real(*args, **kwargs)
+        raise NotSimulated(name, _REMEDY)
+
+    return type(real.__name__, (real,), {"__new__": new, "__init__": lambda self, *args, **kwargs: None})
+
+
+def compiled_patches() -> list[Patch]:
+    """(holder, attribute, replacement) of the compiler and of graphs."""
+    graphs = torch.cuda.graphs
+    has_triton_package()  # torch remembers what it is told first; ranks can import a stand-in for Triton (absent.py)
+    patches: list[Patch] = [(torch, "compile", with_gpus(torch.compile, _compile))]
+    for name in ("CUDAGraph", "graph"):
+        stand_in = _refusing(f"torch.cuda.{name}", getattr(graphs, name))
+        patches += [(holder, name, stand_in) for holder in (torch.cuda, graphs)]
+    for name in ("make_graphed_callables", "graph_pool_handle"):
+        call = refused(f"torch.cuda.{name}", _REMEDY, getattr(graphs, name))
+        patches += [(holder, name, call) for holder in (torch.cuda, graphs)]
+    return patches

@@ -1,0 +1,134 @@
+"""Packages that a CUDA installation brings and the machine of a simulation lacks: they can be imported, not used.
+
+`triton` comes with torch for CUDA, so programs import it without asking, and define kernels. Launching one is refused.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NoReturn
+
+from distsim.errors import NotSimulated
+from distsim.sim.kernel.task import current_process
+
+__all__ = ["stand_in"]
+
+_VERSION = "3.7.0"
+"""Of triton beside torch 2.13."""
+
+
+def stand_in(name: str) -> importlib.machinery.ModuleSpec | None:
+    """A module that stands for *name*, which is not installed; None: it is missing there, too."""
+    if name.partition(".")[0] != "triton":
+        return None
+    process = current_process()
+    if process is None or process.accelerators is None or _importer().partition(".")[0] == "torch":
+        return None  # torch does without
+    spec = importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
+    return spec
+
+
+def _importer() -> str:
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if not name.startswith(("importlib", "_frozen_importlib", "distsim.sim.isolation.modules")):
+            return name
+        frame = frame.f_back
+    return ""
+
+
+class _Loader(importlib.abc.Loader):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Package(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__name__ == "triton":
+            vars(module).update(
+                __version__=_VERSION, jit=_jit, cdiv=_cdiv, next_power_of_2=_next_power_of_2, Config=_Config,
+                autotune=_decorator, heuristics=_decorator,
+            )  # fmt: skip
+
+
+class _Package(ModuleType):
+    """Has whatever is asked of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Part(f"{self.__name__}.{name}")
+
+
+class _Part:
+    """A name in it: it can be passed round, indexed as a type is, and used as a decorator's argument."""
+
+    def __init__(self, name: str) -> None:
+        self._distsim_name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Part(f"{self._distsim_name}.{name}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotSimulated(
+            self._distsim_name, "it needs a GPU; price what it does with distsim.kernel_cost(fn, flops=, bytes=)"
+        )
+
+    def __getitem__(self, key: Any) -> _Part:
+        return self
+
+    def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
+        return ()
+
+    def __or__(self, other: Any) -> Any:
+        return self
+
+    __ror__ = __or__
+
+
+class _Kernel:
+    """A function under triton.jit: it is defined, and cannot be launched."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self.__name__ = getattr(fn, "__name__", "kernel")
+        self.__doc__ = fn.__doc__
+
+    def __getitem__(self, grid: Any) -> Callable[..., NoReturn]:
+        return self.run
+
+    def run(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotSimulated(
+            f"the Triton kernel {self.__name__}",
+            "call the function that launches it through distsim.kernel_cost(fn, flops=, bytes=)",
+        )
+
+    __call__ = run
+    warmup = run
+
+
+def _jit(fn: Any = None, **options: Any) -> Any:
+    return _Kernel if fn is None else _Kernel(fn)
+
+
+def _decorator(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    return lambda kernel: kernel
+
+
+class _Config:
+    def __init__(self, kwargs: Any = None, **others: Any) -> None:
+        self.kwargs = kwargs or {}
+        vars(self).update(others)
+
+
+def _cdiv(x: int, y: int) -> int:
+    return -(-x // y)
+
+
+def _next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length() if n > 0 else 0

@@ -1,0 +1,271 @@
+"""scenarios/training: what the programs refuse, how large their models are, that cutting changes no number."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from distsim.scenario import find_scenarios, load_scenario, run_scenario
+from distsim.sim import RunRequest, run_program
+
+FOLDER = Path(__file__).parents[2] / "scenarios" / "training"
+PROGRAMS = ("ddp", "fsdp2", "moe", "tp_pp", "zero1")
+FILES = find_scenarios([FOLDER])
+MODULES = ("gpt", "llama", "log", "megatron", "options", "optimizer", "pipeline")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # a program's warnings are its own
+
+
+@pytest.fixture
+def training(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The modules beside the programs, as a program that is run imports them."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import gpt  # type: ignore[import-not-found]
+    import llama  # type: ignore[import-not-found]
+    import megatron  # type: ignore[import-not-found]
+    import options  # type: ignore[import-not-found]
+
+    yield SimpleNamespace(gpt=gpt, llama=llama, megatron=megatron, options=options)
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def flags(training: Any, model: str, *argv: str, does: tuple[str, ...] = ("tp", "pp", "vpp", "ep")) -> Any:
+    """The flags of a program whose shape is *model* where none is given."""
+    dtypes = ("bf16", "fp16", "fp32")
+    return training.options.options("", getattr(training.options, model), does=does, dtypes=dtypes, argv=list(argv))
+
+
+@pytest.mark.parametrize(
+    ("argv", "does", "told"),
+    [
+        (["--tp", "3"], ("tp",), "--tp 3 * --pp 1 * --cp 1 = 3 does not divide 8 ranks"),
+        (["--tp", "2", "--dp", "2"], ("tp",), "= 4 ranks, but 8 are running"),
+        (["--tp", "2"], (), "--tp 2: "),
+        (["--cp", "2"], ("tp",), "has no such parallelism; try context_parallel.py"),
+        (["--pp", "8"], ("pp",), "--layers 36 must be a multiple of --pp 8 * --vpp 1"),
+        (["--pp", "2", "--vpp", "3", "--accum", "3"], ("pp", "vpp"), "--accum 3 must be a multiple of --pp 2"),
+        (["--vpp", "2"], ("vpp",), "--vpp 2 is of a pipeline"),
+        (["--tp", "8", "--heads", "12", "--hidden", "96"], ("tp",), "--tp 8 does not divide --heads 12"),
+        (["--heads", "7"], (), "--heads 7 does not divide --hidden 4096"),
+        (["--ep", "3"], ("ep",), "--ep 3 does not divide --dp 8"),
+        (["--kv-heads", "8", "--arch", "gpt"], (), "try --arch llama"),
+        (["--mbs", "0"], (), "--mbs: expected 1 or more, got 0"),
+        (["--ckpt", "some"], (), "--ckpt: invalid choice"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(
+    argv: list[str],
+    does: tuple[str, ...],
+    told: str,
+    training: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Rank 0 says what is wrong with the flags and the others nothing; all leave with exit code 2."""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    for rank in ("0", "5"):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as left:
+            flags(training, "GPT_7B", *argv, does=does)
+        assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert told in said
+
+
+def test_a_type_that_a_program_has_not_is_refused(
+    training: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other names of a type are understood; FSDP2 here has no loss scaling, so float16 is no option."""
+    args = training.options.options("", training.options.LLAMA_3_8B, argv=["--dtype", "amp_bf16"])
+    assert args.torch_dtype == torch.bfloat16
+    with pytest.raises(SystemExit):
+        training.options.options("", training.options.LLAMA_3_8B, argv=["--dtype", "float16"])
+    assert "--dtype fp16: " in capsys.readouterr().err
+
+
+def test_what_is_left_out_follows(training: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """dp from the ranks; heads, kv-heads and ffn from a new width; the kind of model from the shape."""
+    monkeypatch.setenv("WORLD_SIZE", "32")
+    args = flags(training, "LLAMA_3_8B", "--hidden", "1024", "--tp", "4")
+    assert (args.dp, args.heads, args.kv_heads, args.ffn, args.arch) == (8, 8, 8, 4096, "llama")
+    assert flags(training, "GPT_2").arch == "gpt"
+    assert flags(training, "GPT_2", "--kv-heads", "4").arch == "llama"
+    assert flags(training, "GPT_2", "--ffn", "2048").arch == "llama"
+    assert flags(training, "GPT_7B", "--ckpt", "full").dtype == "fp16"
+
+
+@pytest.mark.slow
+def test_models_have_the_published_sizes(training: SimpleNamespace) -> None:
+    """Llama-3-8B, GPT-2, MPT-7b and 13b, nanotron's 1B and 8B, Megatron-LM's 1.7B, 7.5B and 22B."""
+
+    def size(model: Any) -> int:
+        return sum(p.numel() for p in model.parameters())
+
+    def cut(model: str, *argv: str) -> int:
+        args = flags(training, model, *argv)
+        return size(training.megatron.Stage(args, 0, 1, training.megatron.ALONE, torch.device("meta")))
+
+    mpt = ("--vocab", "50368", "--seq", "2048")
+    with torch.device("meta"):
+        assert size(training.llama.Llama(flags(training, "LLAMA_3_8B"))) == 8_030_261_248
+        assert size(training.gpt.GPT(flags(training, "GPT_2"))) == 124_373_760
+        args = flags(training, "GPT_2", "--layers", "32", "--hidden", "4096", *mpt)
+        assert size(training.gpt.GPT(args, bias=True)) == 6_658_859_008
+        args = flags(training, "GPT_2", "--layers", "40", "--hidden", "5120", *mpt)
+        assert size(training.gpt.GPT(args, bias=True)) == 12_853_954_560
+        assert round(cut("LLAMA_1B") / 1e9, 2) == 1.34
+        eight = ("--layers", "32", "--hidden", "4096", "--heads", "32", "--ffn", "14336")
+        assert round(cut("LLAMA_1B", *eight) / 1e9, 2) == 8.86
+        assert round(cut("GPT_7B") / 1e9, 1) == 7.5
+        assert round(cut("GPT_7B", "--layers", "24", "--hidden", "2304", "--heads", "24") / 1e9, 1) == 1.7
+        assert round(cut("GPT_7B", "--layers", "48", "--hidden", "6144", "--heads", "64") / 1e9) == 22
+
+
+def test_programs_know_nothing_of_distsim() -> None:
+    """They are what a user of torch.distributed writes; each program says what it teaches and has a scenario."""
+    for path in FOLDER.glob("*.py"):
+        assert "distsim" not in path.read_text(), path.name
+    for name in PROGRAMS:
+        assert (FOLDER / f"{name}.py").read_text().startswith('"""Teaches: ')
+        assert (FOLDER / f"{name}.toml").is_file()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, id=p.stem, marks=() if p.stem in PROGRAMS else pytest.mark.soak) for p in FILES],
+)
+@pytest.mark.slow
+def test_a_tiny_shape_trains(path: Path) -> None:
+    """Every program ends well on CPU tensors, and prints a line a step."""
+    result = run_scenario(load_scenario(path))
+    if not result.passed:
+        pytest.fail(f"{path.name}:\n{result.text}", pytrace=False)
+    assert "step:  1  loss: " in result.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tensor", "sequence"])
+def test_tensor_parallelism_changes_no_number(kind: str, tmp_path: Path) -> None:
+    """Loss and gradients of two ranks with half the model each are those of the whole model."""
+    ran = run_program(
+        RunRequest(program=_program(tmp_path, TENSOR), args=(kind,), on="ethernet-cpu:1", nproc_per_node=2)
+    )
+    assert ran.exit_code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunks", ["1", "2"])
+def test_a_pipeline_changes_no_number(chunks: str, tmp_path: Path) -> None:
+    """Loss and gradients of 1F1B and of interleaved stages are those of the whole model, tied embedding included."""
+    ran = run_program(
+        RunRequest(program=_program(tmp_path, PIPELINE), args=(chunks,), on="ethernet-cpu:1", nproc_per_node=2)
+    )
+    assert ran.exit_code == 0
+
+
+def _program(folder: Path, text: str) -> str:
+    path = folder / "program.py"
+    path.write_text(f"import sys\nsys.path.insert(0, {str(FOLDER)!r})\n{text}")
+    return str(path)
+
+
+TENSOR = """
+import torch
+import torch.distributed as dist
+from megatron import ALONE, Stage, Tensor
+from options import GPT_2, options
+
+argv = "--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 64 --seq 16 --tp 2 --dtype fp32".split()
+args = options("", GPT_2, does=("tp",), argv=argv)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+cpu = torch.device("cpu")
+torch.manual_seed(0)
+whole = Stage(args, 0, 1, ALONE, cpu)
+half = Stage(args, 0, 1, Tensor(dist.group.WORLD, 2, rank, sequence=sys.argv[1] == "sequence"), cpu)
+
+def mine(name, t):
+    if name.endswith("qkv.weight"):
+        return torch.cat([part.chunk(2)[rank] for part in t.split([32, 16, 16])])
+    if name.endswith("up.weight"):
+        return torch.cat([part.chunk(2)[rank] for part in t.chunk(2)])
+    if name.endswith(("embedding.weight", "output.weight")):
+        return t.chunk(2)[rank]
+    if name.endswith(("proj.weight", "down.weight")):
+        return t.chunk(2, dim=1)[rank]
+    return t
+
+params = dict(whole.named_parameters())
+with torch.no_grad():
+    for name, p in half.named_parameters():
+        p.copy_(mine(name, params[name]))
+text = torch.randint(64, (2, 17))
+losses = [stage(text[:, :-1], text[:, 1:]) for stage in (whole, half)]
+torch.testing.assert_close(*losses)
+for loss in losses:
+    loss.backward()
+for name, p in half.named_parameters():
+    grad = p.grad
+    if getattr(p, "cut_sequence", False):
+        dist.all_reduce(grad)
+    torch.testing.assert_close(grad, mine(name, params[name].grad), msg=lambda m: f"{name}: {m}")
+"""
+
+PIPELINE = """
+import torch
+import torch.distributed as dist
+from log import tokens
+from megatron import ALONE, Stage
+from optimizer import Optimizer
+from options import GPT_2, options
+from pipeline import Pipeline
+
+chunks = sys.argv[1]
+argv = f"--layers 4 --hidden 32 --heads 4 --vocab 64 --seq 16 --pp 2 --vpp {chunks} --accum 6 --dtype fp32".split()
+args = options("", GPT_2, does=("pp", "vpp"), argv=argv)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+cpu = torch.device("cpu")
+alone = [dist.new_group([r]) for r in range(2)][rank]
+torch.manual_seed(0)
+whole = Stage(args, 0, 1, ALONE, cpu)
+params = dict(whole.named_parameters())
+pipeline = Pipeline(args, dist.group.WORLD, ALONE, cpu, lambda number, stages: Stage(args, number, stages, ALONE, cpu))
+
+def names():
+    for place, chunk in enumerate(pipeline.chunks):
+        first = (place * 2 + rank) * len(chunk.layers)
+        for name, p in chunk.named_parameters():
+            if name.startswith("layers."):
+                _, layer, rest = name.split(".", 2)
+                name = f"layers.{int(layer) + first}.{rest}"
+            yield name if name in params else "embedding.weight", p
+
+with torch.no_grad():
+    for name, p in names():
+        p.copy_(params[name])
+optimizer = Optimizer([(pipeline.parameters(), alone)], share=False, overlap=False)
+torch.manual_seed(1)
+loss = pipeline.step(optimizer)
+torch.manual_seed(1)
+expected = 0.0
+for _ in range(6):
+    x, y = tokens(64, 16, 1, cpu)
+    one = whole(x, y) / 6
+    one.backward()
+    expected += one.detach()
+if rank == 1:
+    torch.testing.assert_close(loss, expected)
+for name, p in names():
+    torch.testing.assert_close(p.main_grad, params[name].grad, msg=lambda m: f"{name}: {m}")
+"""
