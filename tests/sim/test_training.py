@@ -13,8 +13,8 @@ from rich.console import Console
 
 from distsim.report import Summary, print_summary, report_document
 from distsim.sim import Outcome, simulate
-from distsim.sim.device.timeline import Kernel, Mark, Timeline
 from distsim.sim.device.allocator.ledger import ACTIVATIONS, GRADIENTS, OTHER, Ledger
+from distsim.sim.device.timeline import Kernel, Mark, Timeline
 from distsim.sim.device.timeline.account import Account
 
 TOKENS, WIDTH, WORDS = 2048, 1024, 4096
@@ -198,3 +198,24 @@ def test_the_summary_tells_of_the_step() -> None:
     gains = section["gains"]
     assert gains[0]["name"] == "ideal network"
     assert gains[0]["step_s"] < section["step_time_s"]
+
+
+def broadcast_and_drop() -> tuple[int, int]:
+    """Bytes in use before, and after a collective whose tensor was waited for and dropped."""
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    before = torch.cuda.memory_allocated()
+    large = torch.empty(1 << 28, device="cuda")
+    work = dist.broadcast(large, 0, async_op=True)
+    assert work is not None
+    work.wait()
+    result = work.result()
+    assert result[0] is large
+    del large, result, work
+    return before, torch.cuda.memory_allocated()
+
+
+def test_a_collective_holds_no_memory_once_it_was_waited_for() -> None:
+    """The host is ahead of the GPU: the kernel has not run, the tensor's memory is free for what comes after it."""
+    outcome, _ = ran(broadcast_and_drop)
+    assert [before == after for before, after in outcome.results] == [True, True]

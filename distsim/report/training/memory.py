@@ -35,8 +35,8 @@ def shortage(short: OutOfMemory, training: Training) -> RenderableType:
     """By how much, what held it, what would have fitted."""
     lost = short.reserved - short.allocated
     said = (
-        f"asked for {format_bytes(short.asked)} where {format_bytes(short.allocated)} of {format_bytes(short.capacity)} "
-        f"were in use"
+        f"asked for {format_bytes(short.asked)} where {format_bytes(short.allocated)} "
+        f"of {format_bytes(short.capacity)} were in use"
     )
     if short.missing:
         said += f": {format_bytes(short.missing)} too much"
@@ -49,7 +49,7 @@ def shortage(short: OutOfMemory, training: Training) -> RenderableType:
 def remedies(short: OutOfMemory, training: Training) -> list[str]:
     """What would have fitted, from what was held; a sentence each."""
     found = []
-    need = short.allocated + short.asked - RESERVE * short.capacity
+    need = short.asked + max(short.allocated - RESERVE * short.capacity, short.reserved - short.capacity)
     held = short.held
     activations = held["activations"] + short.asked
     states = held["parameters"] + held["gradients"] + held["optimizer"]
@@ -75,9 +75,7 @@ def remedies(short: OutOfMemory, training: Training) -> list[str]:
             f"{format_bytes(states // ranks)} sharded over all {ranks}: {fits}"
         )
     elif states and short.sharded and ranks > 1:
-        found.append(
-            f"more ranks: the shards here take {format_bytes(states)}, over twice the ranks half"
-        )
+        found.append(f"more ranks: the shards here take {format_bytes(states)}, over twice the ranks half")
     if not held["optimizer"] and held["parameters"]:
         found.append("an optimizer's state is not made yet: Adam's comes on top, two numbers a parameter")
     if not short.missing:
