@@ -85,7 +85,8 @@ class Device:
     def launch(self, stream: Stream, cost: Cost, task: RankTask, name: Any) -> None:
         """Put a kernel at the end of *stream*; the host goes on."""
         seconds = cost.seconds + self.model.gap_s
-        self.timeline.put(stream, Kernel(seconds, task.now_s() + self.model.launch_s, cost.memory_bound, name))
+        launched_s = task.now_s() + self.model.launch_s
+        self.timeline.put(stream, Kernel(seconds, launched_s, cost.memory_bound, name, kind=cost.kind))
 
     def plain_cost(self, nbytes: int) -> Cost:
         """Of a kernel that reads and writes *nbytes* and does nothing else."""

@@ -2,9 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-__all__ = ["OperatorTime", "OutOfMemory", "RankTraining", "Training", "Wait"]
+if TYPE_CHECKING:
+    from distsim.debug.records import CallRecord
+
+__all__ = ["GpuTrack", "KernelSlice", "OperatorTime", "OutOfMemory", "RankTraining", "Training", "Wait"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSlice:
+    """One kernel where it ran."""
+
+    stream: int
+    begun_s: float
+    ended_s: float
+    name: str
+    kind: str
+    launched_s: float
+    host_s: float
+    """What the host spent on it before that."""
+    records: tuple[CallRecord, ...] = ()
+    """The calls that a communication kernel carries out."""
+
+
+@dataclass(slots=True)
+class GpuTrack:
+    """What one GPU of a rank ran, the last of it where that is much."""
+
+    index: int
+    streams: list[str]
+    slices: Sequence[KernelSlice]
+    steps: list[tuple[float, float]]
+    """When each step ended for the host, and on the device."""
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import StepEnd
 from distsim.sim.isolation.process import current_task
 from distsim.sim.observe.figures import OperatorTime, OutOfMemory, RankTraining, Training, Wait
+from distsim.sim.observe.gpu_tracks import operator_name
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -227,18 +228,12 @@ def _operators(
     total: dict[str, list[float]] = {}
     for process, (_, before) in begins.items():
         for operator, (count, seconds) in _account(ends[process][steps - 1]).since(before).operators.items():
-            sums = total.setdefault(_name(operator), [0.0, 0.0])
+            sums = total.setdefault(operator_name(operator), [0.0, 0.0])
             sums[0] += count * alike[process]
             sums[1] += seconds * alike[process]
     share = 1.0 / (counted * sum(alike[process] for process in begins))
     found = [OperatorTime(name, count * share, seconds * share) for name, (count, seconds) in total.items()]
     return sorted(found, key=lambda operator: (-operator.time_s, operator.name))[:MOST_OPERATORS]
-
-
-def _name(operator: Any) -> str:
-    """`mm`, not `aten::mm.default`."""
-    packet = getattr(operator, "overloadpacket", None)
-    return str(operator) if packet is None else str(packet).removeprefix("aten.")
 
 
 def _count_tokens(found: Training, ends: dict[Any, list[StepEnd]], alike: dict[SimProcess, int], first: int) -> None:

@@ -35,8 +35,8 @@ class Account:
         self.operators: dict[Any, list[float]] = {}
         """Operator -> [how often, seconds] of its kernels."""
         self.waits: dict[tuple[str, str], list[float]] = {}
-        """(operation, group) -> seconds of communication: [moving, late] that nothing hid (a bubble is late), [moving] of
-        all of it, and what nothing hid that would not be with [half] of each call's moving."""
+        """(operation, group) -> seconds of communication: [moving, late] that nothing hid (a bubble is late), [moving]
+        of all of it, and what nothing hid that would not be with [half] of each call's moving."""
 
     @property
     def total_s(self) -> float:
