@@ -18,11 +18,13 @@
   exposed, `busy_s`, all that its bytes moved, `spared_s`, what of moving_s half as long calls would hide;
   `memory`: bytes allocated when they were most, by what they were for (the rule: device/allocator/ledger.py)
 - `operators[]`: those that took longest: `name, count, time_s`, a step of the mean rank
-- `gains[]`: what a step would take at best if something were better: `name, how, step_s`, the largest gain first
+- `gains[]`: what a step would take if something were better, estimated as gains.py says: `name, how, step_s`, the
+  largest gain first
 - `out_of_memory[]`: ranks that raised torch.OutOfMemoryError: `ranks`, bytes `asked` for, `capacity`, `reserved`,
   `allocated`, `missing`, `held` (by what it is for), `sharded` (parameters are shards), `in_backward`;
   `remedies[]`: one sentence each on what would have fitted
-- `unknown_reads[]`: `what, where, count`: the program read values that no simulation knows, and got placeholders
+- `unknown_reads[]`: `what, where, code, count`: the program read values that no simulation knows, so often on one rank,
+  and got `placeholder`
 
 What cannot be said is null: without a step, all that is a step's; without tokens, what is made of them.
 """
@@ -60,6 +62,7 @@ _FIELDS = (
     "context_bytes",
     "peak_allocated_bytes",
     "peak_reserved_bytes",
+    "placeholder",
 )
 
 
@@ -72,7 +75,7 @@ def training_section(training: Training) -> dict[str, Any]:
         "operators": [asdict(operator) for operator in training.operators],
         "out_of_memory": [asdict(found) | {"remedies": remedies(found, training)} for found in training.out_of_memory],
         "gains": [asdict(gain) for gain in gains(training)],
-        "unknown_reads": [{"what": what, "where": where, "count": count} for what, where, count in training.reads],
+        "unknown_reads": [asdict(read) for read in training.reads],
     }
 
 

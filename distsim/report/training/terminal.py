@@ -41,7 +41,7 @@ def training_parts(training: Training) -> Iterator[Part]:
         yield "memory at its peak", memory_table(training)
         helps = _gains(training)
         if helps is not None:
-            yield "what would help most (a step at best)", helps
+            yield "what would help most (estimates: the pacing rank's step less what would go)", helps
     if training.reads:
         yield "values that no simulation knows", _reads(training)
 
@@ -190,8 +190,12 @@ def _gains(training: Training) -> RenderableType | None:
 
 def _reads(training: Training) -> RenderableType:
     lines = [
-        Text(f"{what} at {where}: a placeholder, {count:,} time{'s' if count > 1 else ''}")
-        for what, where, count in training.reads[:MOST_READS]
+        Text.assemble(
+            f"{read.what} at {read.where}: placeholder {training.placeholder}, "
+            f"{read.count:,} time{'s' if read.count > 1 else ''}",
+            (f"  {read.code}", "dim"),
+        )
+        for read in training.reads[:MOST_READS]
     ]
     left = len(training.reads) - MOST_READS
     if left > 0:

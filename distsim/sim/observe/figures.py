@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
 
-__all__ = ["GpuTrack", "KernelSlice", "OperatorTime", "OutOfMemory", "RankTraining", "Training", "Wait"]
+__all__ = ["GpuTrack", "KernelSlice", "OperatorTime", "OutOfMemory", "RankTraining", "Training", "UnknownRead", "Wait"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,18 @@ class OperatorTime:
 
 
 @dataclass(slots=True)
+class UnknownRead:
+    """A value that no simulation knows was read."""
+
+    what: str
+    where: str
+    code: str
+    """That line."""
+    count: int
+    """On one rank: the one that read it most often."""
+
+
+@dataclass(slots=True)
 class Training:
     """The GPUs' work in steps. Without a step of any optimizer `steps` is 0 and what is of a step is None."""
 
@@ -133,8 +145,9 @@ class Training:
     operators: list[OperatorTime] = field(default_factory=list)
     out_of_memory: list[OutOfMemory] = field(default_factory=list)
     """Ranks that lacked the same are one."""
-    reads: list[tuple[str, str, int]] = field(default_factory=list)
-    """(what, where, how often): values that nobody knew were read."""
+    placeholder: float = 1.0
+    """What the program got for values that nobody knew."""
+    reads: list[UnknownRead] = field(default_factory=list)
 
     @property
     def peak_allocated_bytes(self) -> int:

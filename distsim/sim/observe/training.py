@@ -11,6 +11,7 @@ the GPU's dense peak of the data type that most of them had (PaLM, arXiv:2204.02
 from __future__ import annotations
 
 import contextlib
+import linecache
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from distsim.sim.device.streams import current_stream
 from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import StepEnd
 from distsim.sim.isolation.process import current_task
-from distsim.sim.observe.figures import OperatorTime, OutOfMemory, RankTraining, Training, Wait
+from distsim.sim.observe.figures import OperatorTime, OutOfMemory, RankTraining, Training, UnknownRead, Wait
 from distsim.sim.observe.gpu_tracks import operator_name
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     num_gpus = sum(alike[p] * len(p.accelerators.devices) for p in used)
     found = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
     found.reads = _reads(used)
+    found.placeholder = used[0].accelerators.values.placeholder
     found.out_of_memory = _out_of_memory(used, like)
     ends = {process: process.accelerators.steps.chosen() for process in used}
     stepping = [process for process in used if ends[process]]
@@ -261,12 +263,17 @@ def _count_tokens(found: Training, ends: dict[Any, list[StepEnd]], alike: dict[S
         )
 
 
-def _reads(used: Sequence[SimProcess]) -> list[tuple[str, str, int]]:
-    total: dict[tuple[str, str], int] = {}
+def _reads(used: Sequence[SimProcess]) -> list[UnknownRead]:
+    most: dict[tuple[str, str], int] = {}
     for process in used:
         for key, count in process.accelerators.values.reads.items():
-            total[key] = total.get(key, 0) + count
-    return [(what, where, count) for (what, where), count in sorted(total.items(), key=lambda i: (-i[1], i[0]))]
+            most[key] = max(most.get(key, 0), count)
+    found = []
+    for (what, where), count in sorted(most.items(), key=lambda item: (-item[1], item[0])):
+        file, _, line = where.rpartition(":")
+        code = linecache.getline(file, int(line)).strip() if line.isdigit() else ""
+        found.append(UnknownRead(what, where, code, count))
+    return found
 
 
 def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int, ...]]) -> list[OutOfMemory]:
