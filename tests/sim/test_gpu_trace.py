@@ -14,6 +14,9 @@ import torch.distributed as dist
 
 from distsim.report import report_document, write_trace
 from distsim.sim import simulate
+from distsim.sim.device.timeline import Comm, Kernel, Load
+from distsim.sim.observe.critical_path import Ran, critical_path
+from tests.report.made import call
 
 WIDTH = 2048
 
@@ -120,3 +123,40 @@ def test_slices_of_a_stream_do_not_overlap(told: tuple[Any, dict[int, list[dict[
             ordered = sorted(slices, key=lambda e: e["ts"])
             for before, after in itertools.pairwise(ordered):
                 assert before["ts"] + before["dur"] <= after["ts"] + 0.002
+
+
+def test_the_critical_path_goes_through_the_stage_that_was_waited_for(told: tuple[dict[str, Any], Any]) -> None:
+    """Of the last step: the first stage's product, the message, the second stage's two, the sum of gradients; all of it
+    is the step."""
+    section = told[0]
+    path = section["critical_path"]
+    assert sum(part["time_s"] for part in path) == pytest.approx(section["step_times_s"][-1])
+    seconds = {(part["kind"], part["name"]): part["time_s"] for part in path}
+    addmm = next(o for o in section["operators"] if o["name"] == "addmm")  # three a step on two ranks
+    assert seconds["compute", "addmm"] == pytest.approx(2 * addmm["time_s"], rel=1e-3)
+    assert ("communication", "recv of default_pg") in seconds
+    assert ("communication", "all_reduce of default_pg") in seconds
+
+
+def kernel(begun_s: float, ended_s: float, name: str) -> Kernel:
+    return Kernel(ended_s - begun_s, 0.0, name=name, begun_s=begun_s, ended_s=ended_s)
+
+
+def comm(rank: int, begun_s: float, started_s: float, ended_s: float) -> Comm:
+    record = call(rank, "all_reduce", 1, begun_s, started_s, ended_s)
+    return Comm(0.0, Load(), lambda _: None, record, [record], begun_s=begun_s, ended_s=ended_s)
+
+
+def test_a_late_rank_is_followed() -> None:
+    """Rank 0 waits in an all_reduce from second 1 on; rank 1 comes in second 5, after four of mm and one of nothing."""
+    ran = {
+        0: Ran([kernel(0, 1, "add"), comm(0, 1, 5, 7), kernel(7, 9, "sum")]),
+        1: Ran([kernel(0, 4, "mm"), comm(1, 5, 5, 7)]),
+    }
+    path = {(part.kind, part.name): part.time_s for part in critical_path(ran, 0, 0.5, 9.0)}
+    assert path == {
+        ("compute", "mm"): 3.5,
+        ("communication", "all_reduce of default_pg"): 2.0,
+        ("compute", "sum"): 2.0,
+        ("host", "nothing was launched"): 1.0,
+    }

@@ -18,6 +18,7 @@
   exposed, `busy_s`, all that its bytes moved, `spared_s`, what of moving_s half as long calls would hide;
   `memory`: bytes allocated when they were most, by what they were for (the rule: device/allocator/ledger.py)
 - `operators[]`: those that took longest: `name, count, time_s`, a step of the mean rank
+- `critical_path[]`: of the last step: `kind` (compute, communication, host), `name, time_s`, the longest part first
 - `gains[]`: what a step would take if something were better, estimated as gains.py says: `name, how, step_s`, the
   largest gain first
 - `out_of_memory[]`: ranks that raised torch.OutOfMemoryError: `ranks`, bytes `asked` for, `capacity`, `reserved`,
@@ -73,6 +74,7 @@ def training_section(training: Training) -> dict[str, Any]:
         "peak_memory_bytes": training.peak_reserved_bytes,
         "ranks": [_rank(rank) for rank in training.ranks],
         "operators": [asdict(operator) for operator in training.operators],
+        "critical_path": [asdict(part) for part in training.critical_path],
         "out_of_memory": [asdict(found) | {"remedies": remedies(found, training)} for found in training.out_of_memory],
         "gains": [asdict(gain) for gain in gains(training)],
         "unknown_reads": [asdict(read) for read in training.reads],

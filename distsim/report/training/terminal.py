@@ -24,6 +24,7 @@ __all__ = ["training_parts"]
 MOST_ROWS = 12
 """More rows of different ranks than this: the slowest of them."""
 MOST_OPERATORS = 8
+MOST_PARTS = 6
 MOST_READS = 5
 
 Part = tuple[str, RenderableType]
@@ -39,6 +40,8 @@ def training_parts(training: Training) -> Iterator[Part]:
         yield f"where a step goes (mean of {_steps(training)})", _ranks(training)
         yield "operators that take longest, a step", _operators(training)
         yield "memory at its peak", memory_table(training)
+        if training.critical_path:
+            yield f"critical path of step {training.steps}", _path(training)
         helps = _gains(training)
         if helps is not None:
             yield "what would help most (estimates: the pacing rank's step less what would go)", helps
@@ -170,6 +173,23 @@ def _operators(training: Training) -> RenderableType:
         share = operator.time_s / training.step_time_s
         table.add_row(operator.name, f"{operator.count:,.0f}", format_time(operator.time_s), bar(share))
     return table
+
+
+def _path(training: Training) -> RenderableType:
+    total_s = sum(part.time_s for part in training.critical_path)
+    table = _table()
+    table.show_header = False
+    for _ in range(2):
+        table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    for part in training.critical_path[:MOST_PARTS]:
+        table.add_row(part.kind, part.name, format_time(part.time_s), bar(part.time_s / total_s))
+    left = training.critical_path[MOST_PARTS:]
+    if not left:
+        return table
+    rest_s = format_time(sum(part.time_s for part in left))
+    return Group(table, Text(f"and {len(left)} more that take {rest_s}: --report FILE has all", style="dim"))
 
 
 def _gains(training: Training) -> RenderableType | None:

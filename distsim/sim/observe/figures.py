@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
 
-__all__ = ["GpuTrack", "KernelSlice", "OperatorTime", "OutOfMemory", "RankTraining", "Training", "UnknownRead", "Wait"]
+__all__ = [
+    "GpuTrack",
+    "KernelSlice",
+    "OperatorTime",
+    "OutOfMemory",
+    "PathPart",
+    "RankTraining",
+    "Training",
+    "UnknownRead",
+    "Wait",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,16 @@ class OperatorTime:
 
 
 @dataclass(slots=True)
+class PathPart:
+    """What the critical path of a step spent on one thing."""
+
+    kind: str
+    """compute, communication or host."""
+    name: str
+    time_s: float
+
+
+@dataclass(slots=True)
 class UnknownRead:
     """A value that no simulation knows was read."""
 
@@ -143,6 +163,8 @@ class Training:
     peak_flops_per_s: float | None = None
     ranks: list[RankTraining] = field(default_factory=list)
     operators: list[OperatorTime] = field(default_factory=list)
+    critical_path: list[PathPart] = field(default_factory=list)
+    """Of the last step, the longest part first (critical_path.py)."""
     out_of_memory: list[OutOfMemory] = field(default_factory=list)
     """Ranks that lacked the same are one."""
     placeholder: float = 1.0

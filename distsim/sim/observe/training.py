@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,8 @@ from distsim.sim.device.streams import current_stream
 from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import StepEnd
 from distsim.sim.isolation.process import current_task
-from distsim.sim.observe.figures import OperatorTime, OutOfMemory, RankTraining, Training, UnknownRead, Wait
+from distsim.sim.observe.critical_path import Ran, critical_path
+from distsim.sim.observe.figures import OperatorTime, OutOfMemory, PathPart, RankTraining, Training, UnknownRead, Wait
 from distsim.sim.observe.gpu_tracks import operator_name
 
 if TYPE_CHECKING:
@@ -119,11 +120,41 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
         found.peak_dtype = _dtype(max(every, key=lambda dtype: every[dtype]))
         found.peak_flops_per_s = gpu.peak_flops.get(found.peak_dtype)
     found.operators = _operators(ends, begins, alike, found.steps, counted)
+    found.critical_path = _path(found, ends)
     if tokens_per_step is not None:
         found.tokens_per_step, found.tokens_how = tokens_per_step, "--tokens-per-step"
     else:
         _count_tokens(found, ends, alike, first)
     return found
+
+
+class _LazyRan(dict[int, Ran]):
+    """By rank, made when the path comes there."""
+
+    def __init__(self, processes: Mapping[int, SimProcess]) -> None:
+        super().__init__()
+        self._processes = processes
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._processes
+
+    def __missing__(self, rank: int) -> Ran:
+        devices = self._processes[rank].accelerators.devices
+        made = self[rank] = Ran([item for device in devices for _, item in device.timeline.done])
+        return made
+
+
+def _path(found: Training, ends: Mapping[SimProcess, list[StepEnd]]) -> list[PathPart]:
+    """Of the last step, from the end of the rank that comes to it last; none where a trace of it is not whole."""
+    if found.steps < 2:
+        return []
+    stepping = {process.rank: process for process, own in ends.items() if own}
+    last = max(stepping, key=lambda rank: (ends[stepping[rank]][found.steps - 1].mark.reached_s or 0.0, -rank))
+    before, after = ends[stepping[last]][found.steps - 2 : found.steps]
+    ran = _LazyRan(stepping)
+    if before.mark.reached_s is None or after.mark.reached_s is None or ran[last].begun_s > before.mark.reached_s:
+        return []
+    return critical_path(ran, last, before.mark.reached_s, after.mark.reached_s)
 
 
 def _like(world: World, used: Sequence[SimProcess]) -> dict[SimProcess, tuple[int, ...]]:
