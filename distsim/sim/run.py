@@ -22,7 +22,6 @@ from distsim.debug.records.frames import shown_from
 from distsim.errors import RankFailure, UsageError
 from distsim.network import make_network
 from distsim.sim.conditions import Conditions, RunRequest
-from distsim.sim.equal_ranks import StartAgain
 from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
 from distsim.sim.isolation.environ import without_launchers
@@ -40,6 +39,7 @@ from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import master_address
 from distsim.sim.processes.lifecycle import Program, live
 from distsim.sim.world import Setting, Surroundings, World
+from distsim.sim.world.equal_ranks import StartAgain
 from distsim.watcher import beacon
 from distsim.watcher.overseer import watch_from_outside
 
@@ -272,7 +272,7 @@ def _attempt(
                 world.note(f"every rank was traced: {again.why}")
             environ_of = _environ(slots, per_node, nodes)
             for slot in slots:
-                if not world.is_traced(slot.rank):
+                if slot.rank not in world.traced:
                     continue
                 process = world.new_process(slot, environ_of(slot), sys.argv, rank=slot.rank)
                 world.start_process(process, enter(process))
@@ -301,7 +301,8 @@ def _attempt(
         if page is not None:
             page.rest()
 
-    if world.equal is not None and any(d.exit_code in (3, 4) for d in world.diagnoses) and len(slots) <= MANY_TO_NAME and not interrupted:
+    hung_or_met = any(d.exit_code in (3, 4) for d in world.diagnoses)
+    if world.traced.equal is not None and hung_or_met and len(slots) <= MANY_TO_NAME and not interrupted:
         raise StartAgain(None, "something is wrong: all ranks are traced to name it")
     return summing_up(world, evidence, request, name, interrupted, _real_perf_counter() - started)
 

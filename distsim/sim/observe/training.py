@@ -55,7 +55,7 @@ def noticed() -> Iterator[None]:
         if accelerators is not None and accelerators.used:
             device = accelerators[task.cuda_device]
             accelerators.steps.end(optimizer, device.timeline, current_stream(task, device), task.now_s())
-        task.world.ended_step(task.process)
+        task.world.traced.ended_step(task.process)
 
     def steps(optimizer: Any, args: Any, kwargs: Any) -> None:
         task = current_task()
@@ -159,7 +159,7 @@ def _path(found: Training, ends: Mapping[SimProcess, list[StepEnd]]) -> list[Pat
 
 def _like(world: World, used: Sequence[SimProcess]) -> dict[SimProcess, tuple[int, ...]]:
     """The ranks for which each stands, itself included (equal_ranks.py)."""
-    equal = world.equal
+    equal = world.traced.equal
     if equal is None:
         return {process: (process.rank,) for process in used}
     traced = {process.rank for process in used}

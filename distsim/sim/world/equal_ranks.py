@@ -81,9 +81,7 @@ class EqualRanks:
     def split(self, places: dict[int, int], why: str) -> EqualRanks:
         """Kinds that differ in *places*, too: by rank, its place in a group; -1 where it is in none."""
         numbers: dict[tuple[int, int], int] = {}
-        kinds = [
-            numbers.setdefault((kind, places.get(rank, -1)), len(numbers)) for rank, kind in enumerate(self.kinds)
-        ]
+        kinds = [numbers.setdefault((kind, places.get(rank, -1)), len(numbers)) for rank, kind in enumerate(self.kinds)]
         return EqualRanks(kinds, [*self.reasons, why])
 
     # -- what they do
