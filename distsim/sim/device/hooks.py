@@ -89,7 +89,9 @@ class _Parts:
             raise LookupError("torch._C._ensureCUDADeviceGuardSet installed no guard")
         table = _words(_BEFORE + _GUARD_SLOTS)
         size = ctypes.sizeof(_Word)
-        ctypes.memmove(table, _Word.from_address(stand_in).value - _BEFORE * size, len(table) * size)
+        its = _Word.from_address(stand_in).value
+        assert its is not None
+        ctypes.memmove(table, its - _BEFORE * size, len(table) * size)
         for slot, function in EVENT_FUNCTIONS.items():
             table[_BEFORE + slot] = ctypes.cast(function, _Word).value
         _for_ever(EVENT_FUNCTIONS)
