@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.debug.diagnosis.diagnose import Diagnosis
 from distsim.debug.records import CallRecord, Evidence, Phase
 from distsim.errors import Failure
-from distsim.sim.observe.figures import Training
+from distsim.sim.observe.figures import GpuTrack, Training
 from distsim.text.units import format_time
 
 __all__ = ["CollectiveTotal", "Failure", "LinkUse", "Outcome", "Progress", "RankSummary"]
@@ -99,6 +99,8 @@ class Outcome:
     compute: dict[int, list[tuple[float, float, str]]] = field(default_factory=dict)
     training: Training | None = None
     """What the GPUs did; None where no rank has used one."""
+    gpu_tracks: Mapping[int, list[GpuTrack]] = field(default_factory=dict)
+    """By rank, for the trace: what its GPUs ran."""
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
     cut_short: bool = False

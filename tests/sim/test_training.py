@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from rich.console import Console
 
-from distsim.report import report_document
+from distsim.report import Summary, print_summary, report_document
 from distsim.sim import Outcome, simulate
+from distsim.sim.device.allocator.ledger import ACTIVATIONS, GRADIENTS, OTHER, Ledger
 from distsim.sim.device.timeline import Kernel, Mark, Timeline
 from distsim.sim.device.timeline.account import Account
 
@@ -129,3 +132,90 @@ def test_a_device_accounts_for_all_its_time() -> None:
     ((at_s, then),) = seen
     assert (at_s, then.host_s, then.compute_s) == (3.0, 1.0, 2.0)
     assert timeline.account.since(then).operators == {"add": [1, 4.0]}
+
+
+def test_a_ledger_finds_the_peak_by_what_is_known_later() -> None:
+    """What was a gradient is known at the end of the step; at the peak it counts as one."""
+    ledger = Ledger()
+    ledger.born(10)
+    ledger.kind = ACTIVATIONS
+    activation, gradient = ledger.born(100), ledger.born(30)
+    ledger.died(activation)
+    gradient.kind = GRADIENTS
+    ledger.settle()
+    assert (ledger.peak_bytes, ledger.in_use) == (140, 40)
+    assert {kind: n for kind, n in ledger.peak.items() if n} == {OTHER: 10, ACTIVATIONS: 100, GRADIENTS: 30}
+    assert not ledger.has_risen
+    ledger.born(90)
+    ledger.settle()
+    assert ledger.peak_bytes == 140, "130 bytes are no new peak"
+    assert ledger.now()[ACTIVATIONS] == 90
+
+
+def test_memory_is_told_by_what_it_is_for(trained: dict[str, Any]) -> None:
+    """The parts make up the peak; parameters are the model's, in bfloat16, and SGD keeps nothing."""
+    rank = trained["ranks"][0]
+    weights = 2 * (WIDTH * WIDTH + 2 * WIDTH * WORDS)
+    assert sum(rank["memory"].values()) == rank["peak_allocated_bytes"]
+    assert rank["memory"]["parameters"] == weights
+    assert rank["memory"]["communication"] >= weights, "DDP's buckets"
+    assert rank["memory"]["activations"] > 0
+
+
+def grow() -> None:
+    with torch.device("cuda"):
+        model = torch.nn.Linear(1 << 16, 1 << 16, bias=False, dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in (1 << 10, 1 << 19):
+        model(torch.empty(batch, 1 << 16, device="cuda", dtype=torch.bfloat16)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_out_of_memory_says_what_would_have_fitted() -> None:
+    """64 GiB of input lie beside 8 GiB of parameters: a sixteenth of the batch would fit, and that is said."""
+    outcome, section = ran(grow, nproc=1, check=False)
+    assert outcome.failures[0].type == "OutOfMemoryError"
+    (short,) = section["out_of_memory"]
+    assert short["ranks"] == [0]
+    assert short["held"]["parameters"] == 1 << 33
+    assert short["asked"] == 1 << 36
+    assert any("micro-batch of at most" in remedy for remedy in short["remedies"])
+    text = io.StringIO()
+    print_summary(outcome, text)
+    assert "out of memory: rank 0" in text.getvalue()
+
+
+def test_the_summary_tells_of_the_step() -> None:
+    """Step time, shares, gains and memory are on the terminal, in 80 columns, too."""
+    outcome, section = ran(train, 4)
+    text = io.StringIO()
+    Console(file=text, width=80).print(Summary(outcome))
+    shown = text.getvalue()
+    for part in ("training on 2 GPUs", "where a step goes", "memory at its peak", "what would help most", "MFU"):
+        assert part in shown
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    gains = section["gains"]
+    assert gains[0]["name"] == "ideal network"
+    assert gains[0]["step_s"] < section["step_time_s"]
+
+
+def broadcast_and_drop() -> tuple[int, int]:
+    """Bytes in use before, and after a collective whose tensor was waited for and dropped."""
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    before = torch.cuda.memory_allocated()
+    large = torch.empty(1 << 28, device="cuda")
+    work = dist.broadcast(large, 0, async_op=True)
+    assert work is not None
+    work.wait()
+    result = work.result()
+    assert result[0] is large
+    del large, result, work
+    return before, torch.cuda.memory_allocated()
+
+
+def test_a_collective_holds_no_memory_once_it_was_waited_for() -> None:
+    """The host is ahead of the GPU: the kernel has not run, the tensor's memory is free for what comes after it."""
+    outcome, _ = ran(broadcast_and_drop)
+    assert [before == after for before, after in outcome.results] == [True, True]

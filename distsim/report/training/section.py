@@ -14,11 +14,18 @@
 - `ranks[]`: `rank`, `alike` (how many ranks it stands for, itself included), `step_s` and what it was: `compute_s` (of
   it `overlapped_s` beside communication, which took `slowed_s` of it), `exposed_s` (communication that nothing hid; of
   it `late_s` before the last member came), `bubble_s` (a message whose other end had not come), `host_s` (nothing was
-  launched); `peak_allocated_bytes`, `peak_reserved_bytes`; `waits[]`: `op, group, moving_s, late_s` of what was exposed,
-  `busy_s`, all that its bytes moved, and `spared_s`, what of moving_s would be hidden if each call took half the time
+  launched); `peak_allocated_bytes`, `peak_reserved_bytes`; `waits[]`: `op, group, moving_s, late_s` of what was
+  exposed, `busy_s`, all that its bytes moved, `spared_s`, what of moving_s half as long calls would hide;
+  `memory`: bytes allocated when they were most, by what they were for (the rule: device/allocator/ledger.py)
 - `operators[]`: those that took longest: `name, count, time_s`, a step of the mean rank
-- `gains[]`: what a step would take at best if something were better: `name, how, step_s`, the largest gain first
-- `unknown_reads[]`: `what, where, count`: the program read values that no simulation knows, and got placeholders
+- `critical_path[]`: of the last step: `kind` (compute, communication, host), `name, time_s`, the longest part first
+- `gains[]`: what a step would take if something were better, estimated as gains.py says: `name, how, step_s`, the
+  largest gain first
+- `out_of_memory[]`: ranks that raised torch.OutOfMemoryError: `ranks`, bytes `asked` for, `capacity`, `reserved`,
+  `allocated`, `missing`, `held` (by what it is for), `sharded` (parameters are shards), `in_backward`;
+  `remedies[]`: one sentence each on what would have fitted
+- `unknown_reads[]`: `what, where, code, count`: the program read values that no simulation knows, so often on one rank,
+  and got `placeholder`
 
 What cannot be said is null: without a step, all that is a step's; without tokens, what is made of them.
 """
@@ -29,6 +36,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from distsim.report.training.gains import gains
+from distsim.report.training.memory import remedies
 
 if TYPE_CHECKING:
     from distsim.sim.observe.figures import RankTraining, Training
@@ -55,6 +63,7 @@ _FIELDS = (
     "context_bytes",
     "peak_allocated_bytes",
     "peak_reserved_bytes",
+    "placeholder",
 )
 
 
@@ -65,8 +74,10 @@ def training_section(training: Training) -> dict[str, Any]:
         "peak_memory_bytes": training.peak_reserved_bytes,
         "ranks": [_rank(rank) for rank in training.ranks],
         "operators": [asdict(operator) for operator in training.operators],
+        "critical_path": [asdict(part) for part in training.critical_path],
+        "out_of_memory": [asdict(found) | {"remedies": remedies(found, training)} for found in training.out_of_memory],
         "gains": [asdict(gain) for gain in gains(training)],
-        "unknown_reads": [{"what": what, "where": where, "count": count} for what, where, count in training.reads],
+        "unknown_reads": [asdict(read) for read in training.reads],
     }
 
 

@@ -10,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from distsim.debug.report.stack_tree import format_ranks
+from distsim.debug.words.phrases import ranks_text
 from distsim.report.tables import bar
 from distsim.report.training.gains import gains, pacing
+from distsim.report.training.memory import memory_table, shortage
 from distsim.text.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ __all__ = ["training_parts"]
 MOST_ROWS = 12
 """More rows of different ranks than this: the slowest of them."""
 MOST_OPERATORS = 8
+MOST_PARTS = 6
 MOST_READS = 5
 
 Part = tuple[str, RenderableType]
@@ -30,13 +33,18 @@ Part = tuple[str, RenderableType]
 def training_parts(training: Training) -> Iterator[Part]:
     """Titles with what stands under them."""
     gpus = f"{training.num_gpus} GPU{'s' if training.num_gpus > 1 else ''} ({training.gpu})"
+    for short in training.out_of_memory:
+        yield f"out of memory: {ranks_text(short.ranks)}", shortage(short, training)
     yield f"training on {gpus}", _head(training)
     if training.steps:
         yield f"where a step goes (mean of {_steps(training)})", _ranks(training)
         yield "operators that take longest, a step", _operators(training)
+        yield "memory at its peak", memory_table(training)
+        if training.critical_path:
+            yield f"critical path of step {training.steps}", _path(training)
         helps = _gains(training)
         if helps is not None:
-            yield "what would help most (a step at best)", helps
+            yield "what would help most (estimates: the pacing rank's step less what would go)", helps
     if training.reads:
         yield "values that no simulation knows", _reads(training)
 
@@ -121,8 +129,9 @@ def _ranks(training: Training) -> RenderableType:
         numbers = numbers if len(numbers) <= 18 else numbers[:18].rpartition(",")[0] + ",..."
         table.add_row(numbers, *cells, style="bold" if paces in ranks and len(rows) > 1 else "")
     legend = Text(
-        "exposed: communication while nothing computes; bubble: a message whose other end is\n"
-        "not there yet; host-bound: nothing is launched; overlap: share of communication hidden",
+        "exposed: communication while nothing computes; bubble: a message whose other\n"
+        "end is not there yet; host-bound: nothing is launched; overlap: of all\n"
+        "communication, what computation hides",
         style="dim",
     )
     left = len(alike) - len(rows)
@@ -166,6 +175,23 @@ def _operators(training: Training) -> RenderableType:
     return table
 
 
+def _path(training: Training) -> RenderableType:
+    total_s = sum(part.time_s for part in training.critical_path)
+    table = _table()
+    table.show_header = False
+    for _ in range(2):
+        table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    for part in training.critical_path[:MOST_PARTS]:
+        table.add_row(part.kind, part.name, format_time(part.time_s), bar(part.time_s / total_s))
+    left = training.critical_path[MOST_PARTS:]
+    if not left:
+        return table
+    rest_s = format_time(sum(part.time_s for part in left))
+    return Group(table, Text(f"and {len(left)} more that take {rest_s}: --report FILE has all", style="dim"))
+
+
 def _gains(training: Training) -> RenderableType | None:
     found = gains(training)
     if not found:
@@ -184,8 +210,12 @@ def _gains(training: Training) -> RenderableType | None:
 
 def _reads(training: Training) -> RenderableType:
     lines = [
-        Text(f"{what} at {where}: a placeholder, {count:,} time{'s' if count > 1 else ''}")
-        for what, where, count in training.reads[:MOST_READS]
+        Text.assemble(
+            f"{read.what} at {read.where}: placeholder {training.placeholder}, "
+            f"{read.count:,} time{'s' if read.count > 1 else ''}",
+            (f"  {read.code}", "dim"),
+        )
+        for read in training.reads[:MOST_READS]
     ]
     left = len(training.reads) - MOST_READS
     if left > 0:

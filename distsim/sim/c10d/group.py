@@ -30,6 +30,7 @@ from distsim.sim.c10d.data import Tensors
 from distsim.sim.c10d.monitored_barrier import monitored_barrier
 from distsim.sim.c10d.operations import OPERATIONS
 from distsim.sim.c10d.work import SimWork
+from distsim.sim.device.allocator.claims import claim_buffers
 from distsim.sim.device.gpu import Device
 from distsim.sim.device.streams import current_stream
 from distsim.sim.device.timeline import Load, Stream
@@ -282,13 +283,16 @@ class SimGroup(dist.ProcessGroup):
             process,
             record,
             world.env.event(),
-            list(call.outputs),
+            # Nobody has the handle of a call that is not asynchronous, and its memory is free when the program says so.
+            list(call.outputs) if is_async else [],
             limit.total_seconds(),
             self._explicit,
             self._timeout_error,
             self._communicator.break_up,
         )
         process.accelerators.steps.called(record)
+        if self._group.ranks not in process.accelerators.steps.same_tokens:
+            claim_buffers((*call.inputs, *call.outputs))
         work.device, work.host_waits = device, record.op == "barrier"
         side = on_gpu.host_side(task, device, record.op, call.inputs, call.outputs)
         if world.equal is not None:

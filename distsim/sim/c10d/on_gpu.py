@@ -7,6 +7,7 @@ makes the current stream wait; a barrier makes the host wait, too. A batch of se
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -56,7 +57,11 @@ class GpuWork(SimWork):
     """The end of its kernel; None until its batch has been put into a stream."""
     stash: Sequence[Tensor] = ()
     """The call's tensors, until it was waited for: their memory is not free before."""
+    _written: Sequence[weakref.ref[Tensor]] = ()
+    """Its outputs, once it was waited for."""
     host_waits = False
+    _written: Sequence[weakref.ref[Tensor]] = ()
+    """Its outputs, after it was waited for."""
     together: Sequence[CallRecord] = ()
     """Of a batch: all its calls, which have one handle."""
 
@@ -68,6 +73,14 @@ class GpuWork(SimWork):
             if self.host_waits or (isinstance(timeout, timedelta) and timeout.total_seconds() > 0):
                 self.device.synchronize(task, self.mark)
         self.stash = ()
+<<<<<<< HEAD
+        # The call may still be on its way in virtual time, and memory is free when the program lets go of it.
+        self._written = [*self._written, *map(weakref.ref, self._outputs)]
+        self._outputs = []
+=======
+        if self._outputs:  # the kernel that is still to run holds this work, and torch's holds no tensor
+            self._written, self._outputs = [weakref.ref(tensor) for tensor in self._outputs], []
+>>>>>>> report
         for other in self.together:
             other.waited = True
         if self._error is not None:
@@ -90,13 +103,17 @@ class GpuWork(SimWork):
         return bool(self.done.processed)
 
     def result(self) -> list[Tensor]:
-        return self._outputs
+<<<<<<< HEAD
+        return self._outputs or [tensor for ref in self._written if (tensor := ref()) is not None]
+=======
+        return self._outputs or [tensor for tensor in (ref() for ref in self._written) if tensor is not None]
+>>>>>>> report
 
     def get_future(self) -> Future[Any]:
         """Done at once, as torch's is on a GPU: who waits for it makes a stream wait."""
         if self._future is None:
             self._future = Future()
-            self._future.set_result(self._outputs)
+            self._future.set_result(self.result())
             self.record.waited = True
             if torch._C._current_graph_task_id() != -1:  # DDP's reducer waits for it in C++
                 notes = self.process.notes

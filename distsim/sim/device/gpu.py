@@ -14,11 +14,12 @@ from torch import UntypedStorage
 from distsim.debug.records import CallWait, HostWait, Wait
 from distsim.kernels import Cost
 from distsim.sim.device.allocator import Allocator, Block, Full
+from distsim.sim.device.allocator.shortage import Shortage, shortage
 from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.device.operators.values import Values
-from distsim.sim.device.timeline.steps import Steps
 from distsim.sim.device.timeline import Comm, Kernel, Mark, Stream, Timeline
 from distsim.sim.device.timeline import Wait as StreamWait
+from distsim.sim.device.timeline.steps import Steps
 
 if TYPE_CHECKING:
     from distsim.kernels import Gpu
@@ -59,6 +60,9 @@ class Device:
         self.torch_device = torch.device("cuda", index)
         self.timeline = Timeline(process.world.env)
         self.memory = Allocator(model.memory_bytes - model.context_bytes)
+        self.shortage: Shortage | None = None
+        """Of the last OutOfMemoryError."""
+        process.accelerators.steps.ledgers.append(self.memory.ledger)
         self.streams: list[Stream] = []
         self.pools: dict[int, list[Stream]] = {}
         """By priority: those that torch.cuda.Stream() gives out in turn."""
@@ -81,7 +85,8 @@ class Device:
     def launch(self, stream: Stream, cost: Cost, task: RankTask, name: Any) -> None:
         """Put a kernel at the end of *stream*; the host goes on."""
         seconds = cost.seconds + self.model.gap_s
-        self.timeline.put(stream, Kernel(seconds, task.now_s() + self.model.launch_s, cost.memory_bound, name))
+        launched_s = task.now_s() + self.model.launch_s
+        self.timeline.put(stream, Kernel(seconds, launched_s, cost.memory_bound, name, kind=cost.kind))
 
     def plain_cost(self, nbytes: int) -> Cost:
         """Of a kernel that reads and writes *nbytes* and does nothing else."""
@@ -155,6 +160,7 @@ class Device:
         try:
             return self.memory.allocate(nbytes, stream.number)
         except Full:
+            self.shortage = shortage(self.memory, nbytes)
             raise out_of_memory(self, nbytes) from None
 
     def free(self, block: Block, streams: list[Stream] | None) -> None:

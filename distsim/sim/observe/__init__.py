@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["evidence", "figures", "lookahead", "profiler", "totals", "training", "user_stack"]
+__all__ = ["evidence", "figures", "gpu_tracks", "lookahead", "profiler", "totals", "training", "user_stack"]

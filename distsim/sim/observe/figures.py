@@ -2,9 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-__all__ = ["OperatorTime", "RankTraining", "Training", "Wait"]
+if TYPE_CHECKING:
+    from distsim.debug.records import CallRecord
+
+__all__ = [
+    "GpuTrack",
+    "KernelSlice",
+    "OperatorTime",
+    "OutOfMemory",
+    "PathPart",
+    "RankTraining",
+    "Training",
+    "UnknownRead",
+    "Wait",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSlice:
+    """One kernel where it ran."""
+
+    stream: int
+    begun_s: float
+    ended_s: float
+    name: str
+    kind: str
+    launched_s: float
+    host_s: float
+    """What the host spent on it before that."""
+    records: tuple[CallRecord, ...] = ()
+    """The calls that a communication kernel carries out."""
+
+
+@dataclass(slots=True)
+class GpuTrack:
+    """What one GPU of a rank ran, the last of it where that is much."""
+
+    index: int
+    streams: list[str]
+    slices: Sequence[KernelSlice]
+    steps: list[tuple[float, float]]
+    """When each step ended for the host, and on the device."""
 
 
 @dataclass(slots=True)
@@ -40,7 +82,27 @@ class RankTraining:
     host_s: float
     peak_allocated_bytes: int
     peak_reserved_bytes: int
+    memory: dict[str, int] = field(default_factory=dict)
+    """Allocated bytes by what they were for (device/allocator/ledger.py), when they were most."""
     waits: list[Wait] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class OutOfMemory:
+    """A program that ended with torch.OutOfMemoryError on these ranks. Bytes of one GPU."""
+
+    ranks: tuple[int, ...]
+    asked: int
+    capacity: int
+    """Without the context."""
+    reserved: int
+    allocated: int
+    missing: int
+    held: dict[str, int]
+    """Of the allocated: by what it was for."""
+    sharded: bool
+    in_backward: bool
+    """Or later: all activations are there."""
 
 
 @dataclass(slots=True)
@@ -50,6 +112,28 @@ class OperatorTime:
     name: str
     count: float
     time_s: float
+
+
+@dataclass(slots=True)
+class PathPart:
+    """What the critical path of a step spent on one thing."""
+
+    kind: str
+    """compute, communication or host."""
+    name: str
+    time_s: float
+
+
+@dataclass(slots=True)
+class UnknownRead:
+    """A value that no simulation knows was read."""
+
+    what: str
+    where: str
+    code: str
+    """That line."""
+    count: int
+    """On one rank: the one that read it most often."""
 
 
 @dataclass(slots=True)
@@ -79,8 +163,13 @@ class Training:
     peak_flops_per_s: float | None = None
     ranks: list[RankTraining] = field(default_factory=list)
     operators: list[OperatorTime] = field(default_factory=list)
-    reads: list[tuple[str, str, int]] = field(default_factory=list)
-    """(what, where, how often): values that nobody knew were read."""
+    critical_path: list[PathPart] = field(default_factory=list)
+    """Of the last step, the longest part first (critical_path.py)."""
+    out_of_memory: list[OutOfMemory] = field(default_factory=list)
+    """Ranks that lacked the same are one."""
+    placeholder: float = 1.0
+    """What the program got for values that nobody knew."""
+    reads: list[UnknownRead] = field(default_factory=list)
 
     @property
     def peak_allocated_bytes(self) -> int:

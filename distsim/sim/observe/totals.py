@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch.multiprocessing import ProcessRaisedException
 
 from distsim.debug.records import P2P, CallRecord, Evidence
+from distsim.sim.observe.gpu_tracks import GpuTracks
 from distsim.sim.observe.training import training_of
 from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
 
@@ -65,6 +66,7 @@ def summing_up(
         link_samples=_link_samples(world),
         compute={p.rank: p.slices for p in ranks},
         training=training_of(world, ranks, request.tokens_per_step),
+        gpu_tracks=GpuTracks(ranks),
         notes=notes,
         interrupted=interrupted,
     )

@@ -11,19 +11,23 @@ the GPU's dense peak of the data type that most of them had (PaLM, arXiv:2204.02
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import linecache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from distsim.debug.words.phrases import ranks_text
+from distsim.sim.device.allocator.ledger import OPTIMIZER
 from distsim.sim.device.streams import current_stream
 from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import StepEnd
 from distsim.sim.isolation.process import current_task
-from distsim.sim.observe.figures import OperatorTime, RankTraining, Training, Wait
+from distsim.sim.observe.critical_path import Ran, critical_path
+from distsim.sim.observe.figures import OperatorTime, OutOfMemory, PathPart, RankTraining, Training, UnknownRead, Wait
+from distsim.sim.observe.gpu_tracks import operator_name
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -53,11 +57,17 @@ def noticed() -> Iterator[None]:
             accelerators.steps.end(optimizer, device.timeline, current_stream(task, device), task.now_s())
         task.world.ended_step(task.process)
 
-    handle = register_optimizer_step_post_hook(stepped)
+    def steps(optimizer: Any, args: Any, kwargs: Any) -> None:
+        task = current_task()
+        if task is not None and task.process.accelerators is not None:
+            task.process.accelerators.steps.allocates(OPTIMIZER)
+
+    handles = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 def finish(world: World) -> None:
@@ -78,12 +88,15 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     for process in used:
         for device in process.accelerators.devices:
             device.timeline.close()
+            device.memory.ledger.settle()
     gpu = world.gpu
     like = _like(world, used)
     alike = {process: len(ranks) for process, ranks in like.items()}
     num_gpus = sum(alike[p] * len(p.accelerators.devices) for p in used)
     found = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
     found.reads = _reads(used)
+    found.placeholder = used[0].accelerators.values.placeholder
+    found.out_of_memory = _out_of_memory(used, like)
     ends = {process: process.accelerators.steps.chosen() for process in used}
     stepping = [process for process in used if ends[process]]
     found.steps = min((len(ends[process]) for process in stepping), default=0)
@@ -107,11 +120,41 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
         found.peak_dtype = _dtype(max(every, key=lambda dtype: every[dtype]))
         found.peak_flops_per_s = gpu.peak_flops.get(found.peak_dtype)
     found.operators = _operators(ends, begins, alike, found.steps, counted)
+    found.critical_path = _path(found, ends)
     if tokens_per_step is not None:
         found.tokens_per_step, found.tokens_how = tokens_per_step, "--tokens-per-step"
     else:
         _count_tokens(found, ends, alike, first)
     return found
+
+
+class _LazyRan(dict[int, Ran]):
+    """By rank, made when the path comes there."""
+
+    def __init__(self, processes: Mapping[int, SimProcess]) -> None:
+        super().__init__()
+        self._processes = processes
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._processes
+
+    def __missing__(self, rank: int) -> Ran:
+        devices = self._processes[rank].accelerators.devices
+        made = self[rank] = Ran([item for device in devices for _, item in device.timeline.done])
+        return made
+
+
+def _path(found: Training, ends: Mapping[SimProcess, list[StepEnd]]) -> list[PathPart]:
+    """Of the last step, from the end of the rank that comes to it last; none where a trace of it is not whole."""
+    if found.steps < 2:
+        return []
+    stepping = {process.rank: process for process, own in ends.items() if own}
+    last = max(stepping, key=lambda rank: (ends[stepping[rank]][found.steps - 1].mark.reached_s or 0.0, -rank))
+    before, after = ends[stepping[last]][found.steps - 2 : found.steps]
+    ran = _LazyRan(stepping)
+    if before.mark.reached_s is None or after.mark.reached_s is None or ran[last].begun_s > before.mark.reached_s:
+        return []
+    return critical_path(ran, last, before.mark.reached_s, after.mark.reached_s)
 
 
 def _like(world: World, used: Sequence[SimProcess]) -> dict[SimProcess, tuple[int, ...]]:
@@ -203,6 +246,7 @@ def _rank(process: SimProcess, account: Account, counted: int, like: tuple[int, 
         account.host_s / counted,
         max(allocated for allocated, _ in highest),
         max(reserved for _, reserved in highest),
+        {**max((device.memory.ledger for device in process.accelerators.devices), key=lambda one: one.peak_bytes).peak},
         waits,
     )
 
@@ -217,18 +261,12 @@ def _operators(
     total: dict[str, list[float]] = {}
     for process, (_, before) in begins.items():
         for operator, (count, seconds) in _account(ends[process][steps - 1]).since(before).operators.items():
-            sums = total.setdefault(_name(operator), [0.0, 0.0])
+            sums = total.setdefault(operator_name(operator), [0.0, 0.0])
             sums[0] += count * alike[process]
             sums[1] += seconds * alike[process]
     share = 1.0 / (counted * sum(alike[process] for process in begins))
     found = [OperatorTime(name, count * share, seconds * share) for name, (count, seconds) in total.items()]
     return sorted(found, key=lambda operator: (-operator.time_s, operator.name))[:MOST_OPERATORS]
-
-
-def _name(operator: Any) -> str:
-    """`mm`, not `aten::mm.default`."""
-    packet = getattr(operator, "overloadpacket", None)
-    return str(operator) if packet is None else str(packet).removeprefix("aten.")
 
 
 def _count_tokens(found: Training, ends: dict[Any, list[StepEnd]], alike: dict[SimProcess, int], first: int) -> None:
@@ -256,9 +294,33 @@ def _count_tokens(found: Training, ends: dict[Any, list[StepEnd]], alike: dict[S
         )
 
 
-def _reads(used: Sequence[SimProcess]) -> list[tuple[str, str, int]]:
-    total: dict[tuple[str, str], int] = {}
+def _reads(used: Sequence[SimProcess]) -> list[UnknownRead]:
+    most: dict[tuple[str, str], int] = {}
     for process in used:
         for key, count in process.accelerators.values.reads.items():
-            total[key] = total.get(key, 0) + count
-    return [(what, where, count) for (what, where), count in sorted(total.items(), key=lambda i: (-i[1], i[0]))]
+            most[key] = max(most.get(key, 0), count)
+    found = []
+    for (what, where), count in sorted(most.items(), key=lambda item: (-item[1], item[0])):
+        file, _, line = where.rpartition(":")
+        code = linecache.getline(file, int(line)).strip() if line.isdigit() else ""
+        found.append(UnknownRead(what, where, code, count))
+    return found
+
+
+def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int, ...]]) -> list[OutOfMemory]:
+    found: dict[tuple[Any, ...], OutOfMemory] = {}
+    for process in used:
+        if not isinstance(process.exception, torch.OutOfMemoryError):
+            continue
+        for device in process.accelerators.devices:
+            short = device.shortage
+            if short is None:
+                continue
+            facts = (short.asked, short.capacity, short.reserved, short.allocated, short.missing)
+            key = (*facts, tuple(short.held.items()))
+            known = found.get(key)
+            if known is None:
+                found[key] = OutOfMemory(like[process], *facts, {**short.held}, short.sharded, short.in_backward)
+            else:
+                known.ranks += like[process]
+    return list(found.values())

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from distsim.sim.device.allocator.ledger import COMMUNICATION
 from distsim.sim.device.carrier import under_meta
 from distsim.sim.device.cuda_api.ranks import Patch, gpu
 from distsim.sim.device.dispatch import ComputeMode
@@ -76,7 +77,14 @@ def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
     storage._distsim_size = size
     storage.__dict__.pop("_distsim_shadow", None)
     if size:
+<<<<<<< HEAD
         storage._distsim_held = Held(device, device.allocate(size, current_stream(task, device)), size)
+=======
+        block = device.allocate(size, current_stream(task, device))
+        assert block.tag is not None
+        block.tag.kind = COMMUNICATION
+        storage._distsim_held = Held(device, block, size)  # type: ignore[attr-defined]
+>>>>>>> report
     return storage
 
 

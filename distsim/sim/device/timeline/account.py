@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
 from distsim.debug.records import CallRecord
 
 __all__ = ["Account"]
+
+_Name = TypeVar("_Name")
 
 
 class Account:
@@ -35,8 +37,8 @@ class Account:
         self.operators: dict[Any, list[float]] = {}
         """Operator -> [how often, seconds] of its kernels."""
         self.waits: dict[tuple[str, str], list[float]] = {}
-        """(operation, group) -> seconds of communication: [moving, late] that nothing hid (a bubble is late), [moving] of
-        all of it, and what nothing hid that would not be with [half] of each call's moving."""
+        """(operation, group) -> seconds of communication: [moving, late] that nothing hid (a bubble is late), [moving]
+        of all of it, and what nothing hid that would not be with [half] of each call's moving."""
 
     @property
     def total_s(self) -> float:
@@ -54,14 +56,8 @@ class Account:
         gone = Account()
         for name in ("compute_s", "overlapped_s", "slowed_s", "exposed_s", "late_s", "bubble_s", "host_s"):
             setattr(gone, name, getattr(self, name) - getattr(before, name))
-        for mine, own, old in (
-            (gone.operators, self.operators, before.operators),
-            (gone.waits, self.waits, before.waits),
-        ):
-            for name, now in own.items():
-                was = old.get(name)
-                if now != was:
-                    mine[name] = [*now] if was is None else [n - w for n, w in zip(now, was, strict=True)]
+        gone.operators = _since(self.operators, before.operators)
+        gone.waits = _since(self.waits, before.waits)
         return gone
 
     def ran(self, name: Any, seconds: float) -> None:
@@ -106,6 +102,15 @@ class Account:
             self.exposed_s += late_s
             self.late_s += late_s
         return moving_s
+
+
+def _since(now: dict[_Name, list[float]], before: dict[_Name, list[float]]) -> dict[_Name, list[float]]:
+    found = {}
+    for name, sums in now.items():
+        was = before.get(name)
+        if sums != was:
+            found[name] = [*sums] if was is None else [n - w for n, w in zip(sums, was, strict=True)]
+    return found
 
 
 def _moving_s(records: Sequence[CallRecord], from_s: float, to_s: float) -> float:

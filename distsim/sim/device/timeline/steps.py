@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from distsim.sim.device.allocator.claims import claim_of_optimizer
+from distsim.sim.device.allocator.ledger import ACTIVATIONS, Ledger
 from distsim.sim.device.timeline.timeline import Mark, Stream, Timeline
 
 if TYPE_CHECKING:
@@ -83,11 +85,15 @@ class Steps:
     ends: weakref.WeakKeyDictionary[Any, list[StepEnd]] = field(default_factory=weakref.WeakKeyDictionary)
     _last: list[list[StepEnd]] = field(default_factory=list)
     """The values of `ends`, which outlive their optimizers."""
+    ledgers: list[Ledger] = field(default_factory=list)
+    """Of its GPUs' memory."""
     _backward_begun: bool = False
     """In this step."""
 
     def count(self, what: Counted) -> None:
         """An operator was launched."""
+        if not self.tokens_or_flops:
+            self.allocates(ACTIVATIONS)
         backward = _in_backward() != -1
         if what.flops:
             self.flops[what.dtype] = self.flops.get(what.dtype, 0) + what.flops
@@ -97,6 +103,11 @@ class Steps:
                 self.forward_flops[what.dtype] = self.forward_flops.get(what.dtype, 0) + what.flops
         if what.tokens and not backward:
             self.tokens[what.table] = self.tokens.get(what.table, 0) + what.tokens
+
+    def allocates(self, kind: str) -> None:
+        """What is allocated from now on is for."""
+        for ledger in self.ledgers:
+            ledger.kind = kind
 
     def called(self, record: CallRecord) -> None:
         """A collective was launched."""
@@ -117,6 +128,11 @@ class Steps:
     def end(self, optimizer: Any, timeline: Timeline, stream: Stream, now_s: float) -> None:
         """*optimizer* has launched the last kernel of its step."""
         self._backward_begun = False
+        self.allocates(ACTIVATIONS)
+        if any(ledger.has_risen for ledger in self.ledgers):
+            claim_of_optimizer(optimizer)
+        for ledger in self.ledgers:
+            ledger.settle()
         account = timeline.account
         end = StepEnd(Mark(now_s), {**self.forward_flops}, {**self.flops}, {**self.tokens})
 

@@ -30,6 +30,10 @@ LEAST_SHARE = 0.05
 """What is left to compute, however many communication kernels run: they never take the last SM."""
 
 
+MOST_DONE = 20_000
+"""Kernels of a device that a trace can show: its last ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """What a communication kernel takes from the kernels beside it, as shares of the device."""
@@ -49,6 +53,8 @@ class Kernel:
     begun_s: float | None = None
     ended_s: float | None = None
     on_end: Callable[[Kernel], None] | None = None
+    kind: str = ""
+    """As Cost.kind."""
 
 
 @dataclass(slots=True, eq=False)
@@ -121,6 +127,8 @@ class Timeline:
         self._planned_s = NEVER
         self._inside = False
         self._closed = False
+        self.done: deque[tuple[int, Kernel | Comm]] = deque(maxlen=MOST_DONE)
+        """The last ones, with the number of their streams."""
         self.account = Account()
 
     # -- the host's side
@@ -283,6 +291,7 @@ class Timeline:
         stream.left_s = None
         kernel.ended_s = self._at_s
         assert kernel.begun_s is not None
+        self.done.append((stream.number, kernel))
         self.account.ran(kernel.name, self._at_s - kernel.begun_s)
         if kernel.on_end is not None:
             kernel.on_end(kernel)
@@ -329,6 +338,7 @@ class Timeline:
             return True
         if item.begun_s is None and not self._closed:
             item.begun_s = self._at_s
+            self.done.append((stream.number, item))
             stream.visible -= 1
             self._comms.append(item)
             self._share()

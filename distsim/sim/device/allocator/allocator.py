@@ -11,7 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-__all__ = ["Allocator", "Block", "Full", "Tally", "rounded"]
+from distsim.sim.device.allocator.ledger import Ledger, Tag
+
+__all__ = ["Allocator", "Block", "Full", "Tallies", "Tally", "rounded"]
 
 MIB = 1 << 20
 MIN_BLOCK = 512
@@ -47,6 +49,8 @@ class Block:
     after: Block | None = None
     asked: int = 0
     """Bytes that were asked for; 0: free."""
+    tag: Tag | None = None
+    """What it was taken for."""
 
 
 @dataclass(slots=True)
@@ -123,6 +127,7 @@ class Allocator:
         self.num_retries = 0
         """How often all cached segments went back because one was needed (num_alloc_retries)."""
         self.num_out_of_memory = 0
+        self.ledger = Ledger()
         self._before = (0, 0)
         """The peaks before they were reset."""
         self._pools = {True: Pool(), False: Pool()}
@@ -184,6 +189,7 @@ class Allocator:
             block.after, block.size = rest, size
             self._put(rest)
         block.asked = max(1, nbytes)
+        block.tag = self.ledger.born(block.size)
         for tallies in (self.all, self.of_pool[small]):
             tallies.allocation.more(1)
             tallies.allocated_bytes.more(block.size)
@@ -199,6 +205,8 @@ class Allocator:
 
     def let_go(self, block: Block) -> None:
         """The program has given *block* back; streams may still use it."""
+        assert block.tag is not None
+        self.ledger.died(block.tag)
         for tallies in (self.all, self.of_pool[block.small]):
             tallies.allocation.less(1)
             tallies.allocated_bytes.less(block.size)

@@ -17,25 +17,25 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distsim.debug.records import CallRecord
-from distsim.report.arrows import Placed, arrows
-from distsim.report.kineto import collective_args, is_kernel, kernel_name
-from distsim.report.tracks import Tracks
+from distsim.report.tracing.arrows import Placed, arrows
+from distsim.report.tracing.events import Event, meta, slice_event, us
+from distsim.report.tracing.gpu import FIRST_STREAM, gpu_events
+from distsim.report.tracing.kineto import collective_args, is_kernel, kernel_name
+from distsim.report.tracing.tracks import Tracks
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome
 
 __all__ = ["rank_events", "trace_events", "write_trace"]
 
-FIRST_STREAM = 20
-"""Track of the first communication stream; host threads come before it. Holistic Trace Analysis
-takes any stream but -1 for the device's."""
+BESIDE_GPUS = 10_000
+"""Of the first stream of calls that ran on no simulated GPU, where the rank has some."""
 LINKS_PID = 1_000_000
 """Process of the link counters, behind all ranks."""
 
-Event = dict[str, Any]
 Slice = tuple[float, float, str]
 
 
@@ -77,14 +77,16 @@ def trace_events(outcome: Outcome) -> Iterator[Event]:
 
 def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[Event]:
     """One rank's tracks: host threads, communication streams. Its calls are added to *placed*."""
-    summary = outcome.ranks[rank]
-    yield _meta(rank, "process_name", name=f"rank {rank} ({summary.device})")
-    yield _meta(rank, "process_sort_index", sort_index=rank)
-    host, streams = Tracks(), Tracks(FIRST_STREAM)
+    summary = next(one for one in outcome.ranks if one.rank == rank)
+    yield meta(rank, "process_name", name=f"rank {rank} ({summary.device})")
+    yield meta(rank, "process_sort_index", sort_index=rank)
+    host, streams = Tracks(), Tracks(FIRST_STREAM if not outcome.gpu_tracks.get(rank) else BESIDE_GPUS)
     slices: list[tuple[float, float, Slice | CallRecord]] = []
     slices.extend((*piece[:2], piece) for piece in outcome.compute.get(rank, ()))
+    tracks = outcome.gpu_tracks.get(rank, [])
+    on_gpu = {id(record) for track in tracks for piece in track.slices for record in piece.records}
     for record in outcome.records.get(rank, ()):
-        if record.rejected:
+        if record.rejected or id(record) in on_gpu:
             continue
         end_s = outcome.virtual_time_s if record.completed_s is None else record.completed_s
         slices.append((record.issued_s, end_s, record))
@@ -93,7 +95,7 @@ def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[E
     for start_s, end_s, item in slices:
         if not isinstance(item, CallRecord):
             tid = host.place("MainThread", start_s, end_s)
-            events.append(_slice(rank, tid, item[2], "cpu_op", start_s, end_s, {}))
+            events.append(slice_event(rank, tid, item[2], "cpu_op", start_s, end_s, {}))
         elif is_kernel(item):
             tid = streams.place(f"stream of {item.group.label}", start_s, end_s)
             placed.append(Placed(item, tid))
@@ -101,31 +103,32 @@ def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[E
         else:
             tid = host.place(item.thread, start_s, end_s)
             args = {"Process Group Name": item.group.name, "Seq": item.seq}
-            events.append(_slice(rank, tid, f"c10d::{item.op}", "cpu_op", start_s, end_s, args))
-    for tracks in (host, streams):
-        for tid, label in tracks.labels():
-            yield _meta(rank, "thread_name", tid=tid, name=label)
-            yield _meta(rank, "thread_sort_index", tid=tid, sort_index=tid)
+            events.append(slice_event(rank, tid, f"c10d::{item.op}", "cpu_op", start_s, end_s, args))
+    for several in (host, streams):
+        for tid, label in several.labels():
+            yield meta(rank, "thread_name", tid=tid, name=label)
+            yield meta(rank, "thread_sort_index", tid=tid, sort_index=tid)
     yield from events
+    yield from gpu_events(rank, tracks, placed)
 
 
 def _kernel_events(record: CallRecord, stream: int, end_s: float) -> Iterator[Event]:
     args = collective_args(record, stream)
-    yield _slice(record.rank, stream, kernel_name(record), "kernel", record.issued_s, end_s, args)
+    yield slice_event(record.rank, stream, kernel_name(record), "kernel", record.issued_s, end_s, args)
     started_s = end_s if record.started_s is None else min(record.started_s, end_s)
     if us(started_s) > us(record.issued_s):
         what = f"waits for the others of {record.op} #{record.seq}"
         if record.is_p2p:
             what = f"waits for {'any rank' if record.peer is None else f'rank {record.peer}'}"
-        yield _slice(record.rank, stream, what, "wait", record.issued_s, started_s, {})
+        yield slice_event(record.rank, stream, what, "wait", record.issued_s, started_s, {})
 
 
 def link_events(outcome: Outcome) -> Iterator[Event]:
     """Utilisation of every link that has samples, in percent."""
     if not outcome.link_samples:
         return
-    yield _meta(LINKS_PID, "process_name", name=f"links of {outcome.cluster}")
-    yield _meta(LINKS_PID, "process_sort_index", sort_index=LINKS_PID)
+    yield meta(LINKS_PID, "process_name", name=f"links of {outcome.cluster}")
+    yield meta(LINKS_PID, "process_sort_index", sort_index=LINKS_PID)
     for time_s, index, fraction in outcome.link_samples:
         yield {
             "ph": "C",
@@ -175,26 +178,3 @@ def _write(path: Path, header: Event, events: Iterable[Event]) -> None:
             for number, event in enumerate(events):
                 file.write((",\n" if number else "") + json.dumps(event))
             file.write("\n]}\n")
-
-
-def _slice(pid: int, tid: int, name: str, category: str, start_s: float, end_s: float, args: dict[str, Any]) -> Event:
-    start, end = us(start_s), us(end_s)
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": pid,
-        "tid": tid,
-        "ts": start,
-        "dur": round(max(end - start, 0.0), 3),
-        "args": args,
-    }
-
-
-def _meta(pid: int, what: str, tid: int = 0, **args: Any) -> Event:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
-
-
-def us(seconds: float) -> float:
-    """Microseconds to the nanosecond: nested slices keep their order when rounded alike."""
-    return round(seconds * 1e6, 3)

@@ -1,0 +1,94 @@
+"""Memory: what it was for at its peak; and, where it was too small, what would have fitted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from distsim.report.tables import bar
+from distsim.text.units import format_bytes
+
+if TYPE_CHECKING:
+    from distsim.sim.observe.figures import OutOfMemory, Training
+
+__all__ = ["memory_table", "remedies", "shortage"]
+
+RESERVE = 0.95
+"""Of the capacity can be used: the rest is lost between blocks."""
+
+
+def memory_table(training: Training) -> RenderableType:
+    """The rank with most, by what it was for."""
+    most = max(training.ranks, key=lambda rank: (rank.peak_allocated_bytes, -rank.rank))
+    table = _parts(most.memory, most.peak_allocated_bytes)
+    waste = training.peak_reserved_bytes - training.peak_allocated_bytes
+    if waste > 0.02 * training.peak_reserved_bytes:
+        said = f"and {format_bytes(waste)} that the allocator reserved beyond that (fragments, other moments)"
+        return Group(table, Text(said, style="dim"))
+    return table
+
+
+def shortage(short: OutOfMemory, training: Training) -> RenderableType:
+    """By how much, what held it, what would have fitted."""
+    lost = short.reserved - short.allocated
+    said = (
+        f"asked for {format_bytes(short.asked)} where {format_bytes(short.allocated)} "
+        f"of {format_bytes(short.capacity)} were in use"
+    )
+    if short.missing:
+        said += f": {format_bytes(short.missing)} too much"
+    else:
+        said += f": {format_bytes(lost)} are free, but in pieces that are too small, or of other streams"
+    lines = [Text("- " + remedy) for remedy in remedies(short, training)]
+    return Group(Text(said, style="bold"), _parts(short.held, short.allocated), *lines)
+
+
+def remedies(short: OutOfMemory, training: Training) -> list[str]:
+    """What would have fitted, from what was held; a sentence each."""
+    found = []
+    need = short.asked + max(short.allocated - RESERVE * short.capacity, short.reserved - short.capacity)
+    held = short.held
+    activations = held["activations"] + short.asked
+    states = held["parameters"] + held["gradients"] + held["optimizer"]
+    bound = "" if short.in_backward else " (and less once the rest of forward has run)"
+    if 0 < need < activations:
+        share = 1 - need / activations
+        found.append(
+            f"a micro-batch of at most {share:.0%} of this one{bound}: activations grow with it, "
+            f"{format_bytes(activations)} were held or asked for"
+        )
+        found.append(
+            "checkpointing (torch.utils.checkpoint): of a checkpointed block only its input is held, the rest is "
+            "computed again in backward"
+        )
+    elif need >= activations:
+        found.append(f"no smaller micro-batch: without any activation {format_bytes(need - activations)} are too much")
+    ranks = training.num_gpus
+    if states and ranks > 1 and not short.sharded:
+        spared = states - states // ranks
+        fits = "enough" if spared > need else "not enough alone"
+        found.append(
+            f"sharding (FSDP): parameters, gradients and optimizer state take {format_bytes(states)} on each rank, "
+            f"{format_bytes(states // ranks)} sharded over all {ranks}: {fits}"
+        )
+    elif states and short.sharded and ranks > 1:
+        found.append(f"more ranks: the shards here take {format_bytes(states)}, over twice the ranks half")
+    if not held["optimizer"] and held["parameters"]:
+        found.append("an optimizer's state is not made yet: Adam's comes on top, two numbers a parameter")
+    if not short.missing:
+        found.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: it is lost to fragments")
+    return found
+
+
+def _parts(held: dict[str, int], total: int) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    for kind, nbytes in sorted(held.items(), key=lambda item: -item[1]):
+        if nbytes > 0.001 * total:
+            table.add_row(kind, format_bytes(nbytes), bar(nbytes / total))
+    return table

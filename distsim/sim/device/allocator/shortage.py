@@ -1,0 +1,47 @@
+"""An allocation for which there was no room, and what held it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from distsim.sim.device.allocator.allocator import Allocator
+from distsim.sim.device.allocator.claims import claim_all
+
+__all__ = ["Shortage", "shortage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Bytes, when torch.OutOfMemoryError was raised."""
+
+    asked: int
+    capacity: int
+    """Of the GPU, without the context."""
+    reserved: int
+    allocated: int
+    held: dict[str, int]
+    """Of the allocated: by what it was for (ledger.py)."""
+    sharded: bool
+    """Some parameter is a shard of a larger one."""
+    in_backward: bool
+
+    @property
+    def missing(self) -> int:
+        """How much more would have been enough, were nothing lost between the blocks."""
+        return max(0, self.allocated + self.asked - self.capacity)
+
+
+def shortage(memory: Allocator, nbytes: int) -> Shortage:
+    """*memory* has no room for *nbytes*."""
+    sharded = claim_all()
+    return Shortage(
+        nbytes,
+        min(memory.capacity, memory.allowed),
+        memory.reserved,
+        memory.allocated,
+        memory.ledger.now(),
+        sharded,
+        torch._C._current_graph_task_id() != -1,
+    )

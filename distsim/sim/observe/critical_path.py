@@ -1,0 +1,115 @@
+"""The last step's critical path: from its end back, always to what had to be over for this to begin.
+
+On the device: the kernel that ran just before; where a communication kernel ran alone, its bytes; where it waited, what
+its last member did before it came; where nothing ran, the host. Kernels beside each other count as one path, the
+one whose kernel began last.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from distsim.sim.device.timeline import Comm, Kernel
+from distsim.sim.observe.figures import PathPart
+from distsim.sim.observe.gpu_tracks import operator_name
+
+__all__ = ["Ran", "critical_path"]
+
+EPSILON_S = 1e-9
+"""Sums of floats that are one moment."""
+NEIGHBOURS = 16
+"""Kernels that may run at once."""
+MOST_MOVES = 500_000
+
+
+class Ran:
+    """What one rank's GPUs ran, to be looked up by time."""
+
+    def __init__(self, items: Sequence[Kernel | Comm]) -> None:
+        done = [item for item in items if item.begun_s is not None and item.ended_s is not None]
+        self.kernels = _Sorted([item for item in done if isinstance(item, Kernel)])
+        self.comms = _Sorted([item for item in done if isinstance(item, Comm)])
+        self.begun_s = min((side.begins[0] for side in (self.kernels, self.comms) if side.begins), default=0.0)
+        self.met = {
+            (record.group.name, record.started_s): item
+            for item in self.comms.items
+            for record in item.records
+            if record.started_s is not None
+        }
+        """By group and moment: the communication kernel that began to move then."""
+
+
+class _Sorted:
+    def __init__(self, items: list[Any]) -> None:
+        self.items = sorted(items, key=lambda item: (item.begun_s, item.ended_s))
+        self.begins = [item.begun_s for item in self.items]
+        self.ends = list(accumulate((item.ended_s for item in self.items), max))
+        """The latest end so far."""
+
+    def before(self, at_s: float) -> Any:
+        """What ran just before *at_s*, the one that began last; None: nothing."""
+        place = bisect_left(self.begins, at_s - EPSILON_S)
+        for item in reversed(self.items[max(0, place - NEIGHBOURS) : place]):
+            if item.ended_s >= at_s - EPSILON_S:
+                return item
+        return None
+
+    def last_end_s(self, at_s: float) -> float:
+        """The last end before *at_s*."""
+        place = bisect_left(self.begins, at_s - EPSILON_S)
+        return self.ends[place - 1] if place else float("-inf")
+
+
+def critical_path(ran: Mapping[int, Ran], rank: int, begin_s: float, end_s: float) -> list[PathPart]:
+    """The path that ends on *rank* at *end_s*, back to *begin_s*; equal parts summed up, the longest first."""
+    parts: dict[tuple[str, str], float] = {}
+
+    def took(kind: str, name: str, from_s: float, to_s: float) -> None:
+        if to_s > from_s:
+            parts[kind, name] = parts.get((kind, name), 0.0) + to_s - max(from_s, begin_s)
+
+    at_s = end_s
+    for _ in range(MOST_MOVES):
+        if at_s <= begin_s + EPSILON_S:
+            break
+        mine = ran[rank]
+        kernel = mine.kernels.before(at_s)
+        if kernel is not None:
+            took("compute", operator_name(kernel.name), kernel.begun_s, at_s)
+            at_s = kernel.begun_s
+            continue
+        comm = mine.comms.before(at_s)
+        if comm is None:
+            last_s = max(begin_s, mine.kernels.last_end_s(at_s), mine.comms.last_end_s(at_s))
+            took("host", "nothing was launched", last_s, at_s)
+            at_s = last_s
+            continue
+        started = [r for r in comm.records if r.started_s is not None and r.started_s < at_s - EPSILON_S]
+        first = comm.records[0] if comm.records else None
+        name = f"{first.op} of {first.group.label}" if first is not None else "communication"
+        if not started:
+            took("communication", name, comm.begun_s, at_s)
+            at_s = comm.begun_s
+            continue
+        record = max(started, key=lambda r: r.started_s)
+        moved_from_s = max(record.started_s, comm.begun_s)
+        took("communication", name, moved_from_s, at_s)
+        at_s = moved_from_s
+        if moved_from_s > comm.begun_s + EPSILON_S:
+            rank = _last_to_come(ran, rank, record)
+    found = [PathPart(kind, name, seconds) for (kind, name), seconds in parts.items()]
+    return sorted(found, key=lambda part: (-part.time_s, part.kind, part.name))
+
+
+def _last_to_come(ran: Mapping[int, Ran], rank: int, record: Any) -> int:
+    """Who was waited for in the call of *record*: itself where nobody else was seen to come later."""
+    key = (record.group.name, record.started_s)
+    last, came_s = rank, float("-inf")
+    for member in record.group.ranks if record.peer is None else (rank, record.peer):
+        comm = ran[member].met.get(key) if member in ran else None
+        if comm is not None and comm.begun_s > came_s:
+            last, came_s = member, comm.begun_s
+    return last

@@ -1,0 +1,59 @@
+"""What the GPUs of a run's ranks ran when, for the trace: made of the devices' own items when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from distsim.sim.device.timeline import Comm
+from distsim.sim.observe.figures import GpuTrack, KernelSlice
+
+if TYPE_CHECKING:
+    from distsim.sim.device.gpu import Device
+    from distsim.sim.isolation.process import SimProcess
+
+__all__ = ["GpuTracks", "operator_name"]
+
+
+class GpuTracks(Mapping[int, list[GpuTrack]]):
+    """By rank."""
+
+    def __init__(self, ranks: Sequence[SimProcess]) -> None:
+        self._processes = {
+            p.rank: p
+            for p in ranks
+            if p.accelerators is not None and any(d.timeline.done for d in p.accelerators.devices)
+        }
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._processes)
+
+    def __getitem__(self, rank: int) -> list[GpuTrack]:
+        process = self._processes[rank]
+        ends = process.accelerators.steps.chosen()
+        steps = [(end.mark.launched_s, end.mark.reached_s or 0.0) for end in ends]
+        return [_track(device, steps) for device in process.accelerators.devices]
+
+
+def _track(device: Device, steps: list[tuple[float, float]]) -> GpuTrack:
+    host_s = device.model.host_op_s
+    slices = []
+    for stream, item in device.timeline.done:
+        if item.begun_s is None or item.ended_s is None:
+            continue
+        if isinstance(item, Comm):
+            facts: tuple[Any, ...] = ("", "", item.launched_s, host_s, tuple(item.records))
+        else:
+            facts = (operator_name(item.name), item.kind, item.launched_s, host_s)
+        slices.append(KernelSlice(stream, item.begun_s, item.ended_s, *facts))
+    slices.sort(key=lambda piece: (piece.begun_s, piece.stream))
+    return GpuTrack(device.index, [stream.name for stream in device.streams], slices, steps)
+
+
+def operator_name(operator: Any) -> str:
+    """`mm`, not `aten::mm.default`."""
+    packet = getattr(operator, "overloadpacket", None)
+    return str(operator) if packet is None else str(packet).removeprefix("aten.")
