@@ -73,14 +73,8 @@ class GpuWork(SimWork):
             if self.host_waits or (isinstance(timeout, timedelta) and timeout.total_seconds() > 0):
                 self.device.synchronize(task, self.mark)
         self.stash = ()
-<<<<<<< HEAD
-        # The call may still be on its way in virtual time, and memory is free when the program lets go of it.
-        self._written = [*self._written, *map(weakref.ref, self._outputs)]
-        self._outputs = []
-=======
         if self._outputs:  # the kernel that is still to run holds this work, and torch's holds no tensor
             self._written, self._outputs = [weakref.ref(tensor) for tensor in self._outputs], []
->>>>>>> report
         for other in self.together:
             other.waited = True
         if self._error is not None:
@@ -103,11 +97,7 @@ class GpuWork(SimWork):
         return bool(self.done.processed)
 
     def result(self) -> list[Tensor]:
-<<<<<<< HEAD
-        return self._outputs or [tensor for ref in self._written if (tensor := ref()) is not None]
-=======
         return self._outputs or [tensor for tensor in (ref() for ref in self._written) if tensor is not None]
->>>>>>> report
 
     def get_future(self) -> Future[Any]:
         """Done at once, as torch's is on a GPU: who waits for it makes a stream wait."""

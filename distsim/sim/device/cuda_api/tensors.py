@@ -77,14 +77,10 @@ def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
     storage._distsim_size = size
     storage.__dict__.pop("_distsim_shadow", None)
     if size:
-<<<<<<< HEAD
-        storage._distsim_held = Held(device, device.allocate(size, current_stream(task, device)), size)
-=======
         block = device.allocate(size, current_stream(task, device))
         assert block.tag is not None
         block.tag.kind = COMMUNICATION
         storage._distsim_held = Held(device, block, size)  # type: ignore[attr-defined]
->>>>>>> report
     return storage
 
 
