@@ -80,7 +80,7 @@ def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
         block = device.allocate(size, current_stream(task, device))
         assert block.tag is not None
         block.tag.kind = COMMUNICATION
-        storage._distsim_held = Held(device, block, size)  # type: ignore[attr-defined]
+        storage._distsim_held = Held(device, block, size)
     return storage
 
 
