@@ -28,6 +28,10 @@ _VARIANTS = {"a100": ("a100", "a100-80gb")}
 """Of one name in cluster files: the memory says which."""
 
 
+NAMED = 0.1
+"""As far from a data file's memory a cluster file's may be and still mean the same card."""
+
+
 class Gpu:
     """One GPU. Make it with `named`; `spec` is all of its data file."""
 
@@ -82,6 +86,8 @@ class Gpu:
 
     @classmethod
     def _with(cls, spec: GpuFile, memory: float | None, memory_bandwidth: float | None) -> Gpu:
+        if memory is not None and abs(memory - spec.chip.memory) < NAMED * spec.chip.memory:
+            memory = None  # the card's name: 80GB is 79.11 GiB
         if memory is None and memory_bandwidth is None:
             return cls(spec)
         chip = vars(spec.chip) | {

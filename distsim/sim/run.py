@@ -301,7 +301,7 @@ def _attempt(
         if page is not None:
             page.rest()
 
-    if world.equal is not None and any(d.exit_code for d in world.diagnoses) and len(slots) <= MANY_TO_NAME and not interrupted:
+    if world.equal is not None and any(d.exit_code in (3, 4) for d in world.diagnoses) and len(slots) <= MANY_TO_NAME and not interrupted:
         raise StartAgain(None, "something is wrong: all ranks are traced to name it")
     return summing_up(world, evidence, request, name, interrupted, _real_perf_counter() - started)
 

@@ -178,7 +178,7 @@ def test_usage_errors_are_one_line(
         said = capsys.readouterr().err
         assert told in said
         assert said.count("\n") == 1
-    monkeypatch.setattr("distsim.__file__", str(tmp_path / "site-packages" / "distsim" / "__init__.py"))
+    monkeypatch.setattr(runs_module, "data_folder", lambda: tmp_path / "site-packages" / "distsim" / "calibration")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="run it in the top folder of a clone"):
         programs_folder()

@@ -6,7 +6,9 @@ import traceback
 from typing import Any
 
 import pytest
-from device.snippets import SNIPPETS
+import torch
+from device import runtime_snippets, training_snippets
+from device.collected import SNIPPETS
 
 import distsim
 
@@ -51,6 +53,7 @@ EXPECTED: dict[str, Any] = {
     "streams": (True, False, True, True, True),
     "generic_streams": (True, True, True, True),
     "backward_follows_forward": ([True], True),
+    "backward_joins_its_streams": (True, True),
     "event_errors": (
         [
             ("ValueError", "Both events must be created with argument 'enable_timing=True'."),
@@ -75,13 +78,12 @@ EXPECTED: dict[str, Any] = {
     "properties": (H100, H100, (9, 0), True, 132, True, "12.8", True, True, True, 2),
     "flags": (True, True, "high", True, True),
     "accelerator": ("cuda", 8, True, 1, 1, 0),
-    "devices": [1, 1, 0, 2, True, 2, 0],
+    "devices": [1, 1, 0, 2, True, 0, 0],
     "save_and_load": [(where, 130816.0, (512, 512)) for where in ("cuda:0", "cpu", "cuda:0", "cuda:1", "cuda:0")],
     "storages": [32, 32, "cuda:0", 32, 32, 0, 8, True, True, 0, 4096, 0, 0, 8],
     "pinned": (False, True, True, [1.0, 1.0, 1.0, 1.0], False),
     "masks": ([3.0, 4.0, 5.0], 10.0, True, [2, 3, 4]),
     "vmapped": ([3.0, 12.0], [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]),
-    "compiled": ((4, 4), [2.0, 2.0]),
     "graphs": (
         False,
         ("NotSimulated", f"torch.cuda.CUDAGraph {REFUSED}: run the step eagerly, without a CUDA graph"),
@@ -104,6 +106,9 @@ EXPECTED: dict[str, Any] = {
     "lstm_and_other_modules": [(2, 8, 16)] * 6,
     "set_visible_devices": 8,
 }  # fmt: skip
+
+
+assert runtime_snippets.__name__ < training_snippets.__name__  # the first of all asks whether CUDA has begun
 
 
 def run_all() -> dict[str, Any]:
@@ -154,3 +159,22 @@ def test_refusals_name_what_to_do(found: dict[str, Any]) -> None:
 def test_every_snippet_is_looked_at() -> None:
     """None is run for nothing."""
     assert set(SNIPPETS) - set(EXPECTED) == {"crossing_devices", "refusals"}
+
+
+@pytest.mark.slow
+def test_compiled_code_runs_as_it_is() -> None:
+    """A compiled module has torch.compile's names, a function stays as it is; the report says that nothing is fused."""
+
+    def body() -> Any:
+        model = torch.compile(torch.nn.Linear(16, 4).cuda())
+
+        @torch.compile(mode="max-autotune")
+        def twice(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        out = model(torch.randn(4, 16, device="cuda"))
+        return tuple(out.shape), twice(torch.ones(2, device="cuda")).tolist(), sorted(model.state_dict())
+
+    outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1)
+    assert outcome.results[0] == ((4, 4), [2.0, 2.0], ["_orig_mod.bias", "_orig_mod.weight"])
+    assert [note for note in outcome.notes if note.startswith("torch.compile")]

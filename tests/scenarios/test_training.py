@@ -15,7 +15,7 @@ from distsim.scenario import find_scenarios, load_scenario, run_scenario
 from distsim.sim import RunRequest, run_program
 
 FOLDER = Path(__file__).parents[2] / "scenarios" / "training"
-PROGRAMS = ("ddp", "fsdp2", "moe", "tp_pp", "zero1")
+PROGRAMS = ("context_parallel", "ddp", "dlrm", "fsdp1", "fsdp2", "moe", "tp_pp", "trainer", "zero1")
 FILES = find_scenarios([FOLDER])
 MODULES = ("gpt", "llama", "log", "megatron", "options", "optimizer", "pipeline")
 
@@ -132,12 +132,14 @@ def test_models_have_the_published_sizes(training: SimpleNamespace) -> None:
 
 
 def test_programs_know_nothing_of_distsim() -> None:
-    """They are what a user of torch.distributed writes; each program says what it teaches and has a scenario."""
+    """A user of torch.distributed would write them so; each says what it teaches, has a scenario, is in the index."""
+    index = (FOLDER.parent / "README.md").read_text()
     for path in FOLDER.glob("*.py"):
         assert "distsim" not in path.read_text(), path.name
     for name in PROGRAMS:
         assert (FOLDER / f"{name}.py").read_text().startswith('"""Teaches: ')
         assert (FOLDER / f"{name}.toml").is_file()
+        assert f"](training/{name}.py) |" in index
 
 
 @pytest.mark.parametrize(
@@ -170,6 +172,13 @@ def test_a_pipeline_changes_no_number(chunks: str, tmp_path: Path) -> None:
     ran = run_program(
         RunRequest(program=_program(tmp_path, PIPELINE), args=(chunks,), on="ethernet-cpu:1", nproc_per_node=2)
     )
+    assert ran.exit_code == 0
+
+
+@pytest.mark.slow
+def test_a_ring_of_keys_is_attention(tmp_path: Path) -> None:
+    """Parts of a sequence on two ranks attend as the whole does, forward and backward."""
+    ran = run_program(RunRequest(program=_program(tmp_path, RING), on="ethernet-cpu:1", nproc_per_node=2))
     assert ran.exit_code == 0
 
 
@@ -268,4 +277,26 @@ if rank == 1:
     torch.testing.assert_close(loss, expected)
 for name, p in names():
     torch.testing.assert_close(p.main_grad, params[name].grad, msg=lambda m: f"{name}: {m}")
+"""
+
+RING = """
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from context_parallel import ring_attention
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+whole = torch.randn(3, 2, 4, 16, 8, dtype=torch.float64).requires_grad_()
+weight = torch.randn(2, 4, 16, 8, dtype=torch.float64)
+pieces = torch.arange(16).view(4, -1)
+places = torch.stack([torch.cat([pieces[0], pieces[3]]), torch.cat([pieces[1], pieces[2]])])
+expected = F.scaled_dot_product_attention(*whole.unbind(0), is_causal=True)
+(expected * weight).sum().backward()
+part = whole.detach()[:, :, :, places[rank]].clone().requires_grad_()
+found = ring_attention(part[0], part[1:].contiguous(), places, dist.group.WORLD)
+(found * weight[:, :, places[rank]]).sum().backward()
+torch.testing.assert_close(found, expected[:, :, places[rank]], rtol=1e-5, atol=1e-5)
+torch.testing.assert_close(part.grad, whole.grad[:, :, :, places[rank]], rtol=1e-5, atol=1e-5)
 """

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distsim.calibration.constants import data_folder
 from distsim.calibration.training.rows import Row
 from distsim.errors import UsageError
 
@@ -46,9 +47,7 @@ class Run:
 
 def programs_folder() -> Path:
     """scenarios/training of the clone that distsim runs from, or of the working directory."""
-    import distsim
-
-    for root in (Path(distsim.__file__).resolve().parents[1], Path.cwd()):
+    for root in (data_folder().resolve().parents[1], Path.cwd()):
         folder = root / "scenarios" / "training"
         if (folder / "fsdp2.py").is_file():
             return folder

@@ -283,7 +283,8 @@ class SimGroup(dist.ProcessGroup):
             process,
             record,
             world.env.event(),
-            list(call.outputs),
+            # Nobody has the handle of a call that is not asynchronous, and its memory is free when the program says so.
+            list(call.outputs) if is_async else [],
             limit.total_seconds(),
             self._explicit,
             self._timeout_error,

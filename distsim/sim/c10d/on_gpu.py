@@ -57,6 +57,8 @@ class GpuWork(SimWork):
     """The end of its kernel; None until its batch has been put into a stream."""
     stash: Sequence[Tensor] = ()
     """The call's tensors, until it was waited for: their memory is not free before."""
+    _written: Sequence[weakref.ref[Tensor]] = ()
+    """Its outputs, once it was waited for."""
     host_waits = False
     _written: Sequence[weakref.ref[Tensor]] = ()
     """Its outputs, after it was waited for."""

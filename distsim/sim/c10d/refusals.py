@@ -234,6 +234,14 @@ def _scaled(op: str, large: Tensor, small: Tensor, size: int) -> None:
         raise RuntimeError(
             f"ProcessGroupGloo::{op}: invalid tensor type at index 0 (expected {small.dtype}, got {large.dtype})"
         )
+    if large.is_cuda:  # ProcessGroupNCCL.cpp, `_allgather_base` and `_reduce_scatter_base`: shapes do not matter
+        if large.numel() != size * small.numel():
+            raise ValueError(
+                "output tensor size must be equal to world_size times input tensor size"
+                if op == "all_gather"
+                else "input tensor must be the same size as output size times world size"
+            )
+        return
     if op == "reduce_scatter":
         if (large.shape[0] if large.dim() else 1) != size * (small.shape[0] if small.dim() else 1):
             rows, have = size * (small.shape[0] if small.dim() else 1), large.shape[0] if large.dim() else 1

@@ -47,6 +47,7 @@ class ComputeMode(TorchDispatchMode):
         self._task = task
         self._cpu = cpu
         self._process = task.process
+        task.dispatch_mode = self
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -72,6 +73,8 @@ class ComputeMode(TorchDispatchMode):
                 return pinning(partial(self._cpu.run, self._task), args)
             if kwargs and kwargs.pop("pin_memory", False):
                 return make_pinned(self._cpu.run(self._task, func, args, kwargs))
+        elif kwargs and getattr(kwargs.get("device"), "type", "cpu") == "cuda":
+            accelerators_of(self._process)  # says that there is none
         return self._cpu.run(self._task, func, args, kwargs)
 
     # -- on a GPU
@@ -101,6 +104,9 @@ class ComputeMode(TorchDispatchMode):
         elif kind == PASSED:
             with self:
                 return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        elsewhere = kwargs.get("device")
+        if elsewhere is not None and elsewhere.type != "cuda":  # x.new_zeros(3, device="cpu"): only looks are asked for
+            return self._cpu.run(task, func, tuple(_look(value) for value in args), kwargs)
         accelerators = self._process.accelerators
         base = task.cuda_device if device.index is None else device.index
         plans = accelerators.plans
@@ -319,6 +325,12 @@ def _gpu_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | Non
             elif type(value) is torch.device and value.type == "cuda":
                 return value
     return None
+
+
+def _look(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.is_cuda:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return value
 
 
 _ALIASES = frozenset({aten.detach.default, aten._unsafe_view.default, aten.lift_fresh.default, aten.lift.default,

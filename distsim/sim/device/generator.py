@@ -31,8 +31,11 @@ def is_for_gpu(generator: torch.Generator) -> bool:
     return generator._cdata in _for_gpus
 
 
-class CudaGenerator(PlainGenerator):
+class CudaGenerator(torch.Generator):
     """torch.Generator(device="cuda")."""
+
+    _moments: dict[tuple[int, int], bytes]
+    """What the host's generator was at a seed and an offset."""
 
     def __new__(cls, index: int, entropy: Any = None) -> Any:
         made = super().__new__(cls)

@@ -3,7 +3,7 @@
 Two objects of C++ decide whether a tensor may lie on device type `cuda`. The *device guard* (c10's registry,
 c10/core/impl/DeviceGuardImplInterface.h) knows the current device and stream; torch brings a stand-in for tests,
 `FakeGuardImpl<CUDA>`, which keeps them by thread and is installed by `torch._C._ensureCUDADeviceGuardSet()` where a
-guard of zero devices is registered. The *accelerator hooks* (ATen/detail/AcceleratorHooksInterface.h) tell autograd
+guard of zero devices is registered; it has no events, so those are ours (`autograd_events.py`). The *accelerator hooks* (ATen/detail/AcceleratorHooksInterface.h) tell autograd
 that there is an accelerator; three slots of their table of functions are exchanged.
 
 Both are in force within `accepted()` only. What C++ may still point to afterwards is never freed.
@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from distsim.errors import NotSimulated
+from distsim.sim.device.autograd_events import EVENT_FUNCTIONS
 
 __all__ = ["MOST_DEVICES", "accepted"]
 
@@ -73,7 +74,7 @@ class _Parts:
 
     def _make_guard(self) -> int:
         """torch's stand-in belongs to the thread that asked for it, and dies with that thread: what is registered is
-        another object of its kind, which has no members."""
+        another object of its kind, which has no members, and whose events are ours."""
         none = ctypes.CFUNCTYPE(ctypes.c_byte, _Word)(lambda _: 0)
         _for_ever(none)
         functions, empty, ours = _words(_GUARD_SLOTS), _words(1), _words(1)
@@ -86,7 +87,13 @@ class _Parts:
         if stand_in in (None, ctypes.addressof(empty)):
             self._register(_CUDA, self.plain_guard)
             raise LookupError("torch._C._ensureCUDADeviceGuardSet installed no guard")
-        ours[0] = _Word.from_address(stand_in).value
+        table = _words(_BEFORE + _GUARD_SLOTS)
+        size = ctypes.sizeof(_Word)
+        ctypes.memmove(table, _Word.from_address(stand_in).value - _BEFORE * size, len(table) * size)
+        for slot, function in EVENT_FUNCTIONS.items():
+            table[_BEFORE + slot] = ctypes.cast(function, _Word).value
+        _for_ever(EVENT_FUNCTIONS)
+        ours[0] = ctypes.addressof(table) + _BEFORE * size
         self._register(_CUDA, self.plain_guard)
         return ctypes.addressof(ours)
 

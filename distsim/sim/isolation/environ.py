@@ -66,6 +66,14 @@ def _put(key: bytes, value: bytes | None) -> None:
         _real_putenv(key, value)
 
 
+def _refuse_driver_tools(command: Any) -> None:
+    """They would tell of the GPU of the machine that simulates."""
+    first = command if isinstance(command, str | bytes | os.PathLike) else next(iter(command), "")
+    words = os.fsdecode(first).split()
+    if words and os.path.basename(words[0]) == "nvidia-smi":
+        raise NotSimulated("nvidia-smi", "ask torch.cuda.get_device_properties() and torch.cuda.mem_get_info()")
+
+
 def environ_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) of what changes or passes on the environment."""
     kind: Any = type(os.environ)
@@ -101,6 +109,9 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
         return answer
 
     def execute(self: Any, *args: Any) -> None:
+        process = current_process()
+        if process is not None and process.accelerators is not None:
+            _refuse_driver_tools(args[0])
         if current_task() is not None and args[6] is None:  # env: C's environment lacks RANK and its like
             args = (*args[:6], dict(os.environ), *args[7:])
         real_execute(self, *args)

@@ -290,6 +290,8 @@ class RankTask(Task):
     """The `World` it runs in."""
     cuda_device = 0
     """The current GPU, which torch keeps by thread."""
+    dispatch_mode: Any = None
+    """Where its operators pass (device/dispatch.py)."""
     cuda_streams = False
     """Whether it has ever worked on another stream than a default one."""
 

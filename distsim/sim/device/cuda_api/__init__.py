@@ -7,26 +7,27 @@ is no rank's is answered as before. Start with `ranks.py`; then a file for each 
 
 from __future__ import annotations
 
-from distsim.sim.device.cuda_api.attention import register_attention
 from distsim.sim.device.cuda_api.compiled import compiled_patches
+from distsim.sim.device.cuda_api.current import current_patches
 from distsim.sim.device.cuda_api.devices import device_patches
+from distsim.sim.device.cuda_api.fake import fake_patches
+from distsim.sim.device.cuda_api.fallbacks import register_kernels
 from distsim.sim.device.cuda_api.generators import generator_patches
 from distsim.sim.device.cuda_api.memory import memory_patches
 from distsim.sim.device.cuda_api.ranks import Patch
-from distsim.sim.device.cuda_api.streams import stream_patches
 from distsim.sim.device.cuda_api.tensors import tensor_patches
 
-__all__ = ["cuda_patches"]
+__all__ = ["cuda_patches", "register_kernels"]
 
 
 def cuda_patches() -> list[Patch]:
     """(holder, attribute, replacement) of everything."""
-    register_attention()
     return [
-        *stream_patches(),
+        *current_patches(),
         *memory_patches(),
         *device_patches(),
         *generator_patches(),
         *tensor_patches(),
         *compiled_patches(),
+        *fake_patches(),
     ]

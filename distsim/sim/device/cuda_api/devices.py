@@ -227,6 +227,26 @@ def device_patches() -> list[Patch]:
         if hasattr(holder, name):
             remedy = "call it under distsim.kernel_cost(fn, flops=, bytes=)"
             patches.append((holder, name, refused(f"torch.cuda.{name}", remedy, getattr(holder, name))))
+    one_process = "use torch.nn.parallel.DistributedDataParallel, one process for each GPU"
+    for name in (
+        "_broadcast",
+        "_broadcast_out",
+        "_broadcast_coalesced",
+        "_scatter",
+        "_scatter_out",
+        "_gather",
+        "_gather_out",
+    ):
+        real = getattr(core, name, None)
+        patches.append(
+            (core, name, refused("a copy to several GPUs of one process (torch.nn.DataParallel)", one_process, real))
+        )
+    nvml = sys.modules.get("pynvml")  # torch has imported it, where it is installed
+    for name in ("nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags"):
+        if nvml is not None and hasattr(nvml, name):
+            patches.append((nvml, name, refused(f"pynvml.{name}", "ask torch.cuda", getattr(nvml, name))))
+    for holder in (torch.distributed, torch.distributed.distributed_c10d):
+        patches.append((holder, "is_nccl_available", with_gpus(holder.is_nccl_available, lambda task: True)))
     patches += [
         (cuda, "_is_compiled", lambda: was_compiled or current_task() is not None),
         (cuda, "_cudart", _Runtime()),

@@ -70,7 +70,7 @@ def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
     if size > _storage_nbytes(storage):
         there = _bytes_of(storage)
         under_meta(torch.ops.aten.set_.source_Storage_storage_offset, (there, storage, 0, (size,), (1,)), {})
-    storage._distsim_size = size  # type: ignore[attr-defined]
+    storage._distsim_size = size
     storage.__dict__.pop("_distsim_shadow", None)
     if size:
         block = device.allocate(size, current_stream(task, device))

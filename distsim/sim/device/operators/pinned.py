@@ -17,7 +17,7 @@ def is_pinned(tensor: Tensor) -> bool:
 
 
 def make_pinned(tensor: Tensor) -> Tensor:
-    tensor.untyped_storage()._distsim_pinned = True  # type: ignore[attr-defined]
+    tensor.untyped_storage()._distsim_pinned = True
     return tensor
 
 

@@ -26,6 +26,8 @@ class Made:
     __slots__ = ("dtype", "nbytes", "numel", "size", "stride")
 
     def __init__(self, tensor: Tensor) -> None:
+        if tensor.layout is not torch.strided:
+            raise NotSimulated(f"a tensor of layout {tensor.layout} on CUDA", "use dense tensors there")
         self.size = tuple(tensor.shape)
         self.stride = tensor.stride()
         self.dtype = tensor.dtype
@@ -138,7 +140,8 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
             f"{func} on CUDA tensors (it has no meta kernel: {str(error).splitlines()[0][:120]})",
             "register one with torch.library.register_fake, or run that part on CPU tensors",
         ) from None
-    device = devices[0] if devices else current
+    said = kwargs.get("device")
+    device = _indexed(said, current) if said is not None else devices[0] if devices else current
     whole = result if isinstance(result, list | tuple) else [result]
     outs = [_part(value, paths) for value in whole]
     plan = Plan(
@@ -163,6 +166,10 @@ def _looks(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(_looks(item) for item in value)
     return type(value)
+
+
+def _indexed(device: torch.device, current: torch.device) -> torch.device:
+    return current if device.type == "cuda" and device.index is None else device
 
 
 def _part(value: Any, paths: dict[int, tuple[Any, ...]]) -> Any:

@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["aliases", "module_body", "module_table", "modules"]
+__all__ = ["absent", "aliases", "module_body", "module_table", "modules"]

@@ -80,6 +80,10 @@ CONTENTS: dict[str, tuple[str, ...]] = {
         "DTensor._op_dispatcher.sharding_propagator.op_to_schema_info",
     ),
     "torch.distributed.tensor.experimental._context_parallel._attention": ("_cp_options", "_replaced_functions"),
+    "torch.distributed.tensor.experimental._context_parallel._sharding_rules": (
+        "_cp_strategy_contexts",
+        "_original_strategies",
+    ),
     "torch.nn.modules.module": (
         "_global_backward_hooks",
         "_global_backward_pre_hooks",

@@ -1,0 +1,151 @@
+"""The current device and the current stream: what torch.cuda and torch.accelerator ask of C++.
+
+torch's Python classes stand on two of C++ (`torch._C._CudaStreamBase`, `_CudaEventBase`), which derive from
+torch.Stream and torch.Event. Ours stand in their place, and torch's own `torch/cuda/streams.py` is run once more on top
+of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from distsim.sim.device.cuda_api.events import CALL_S, CudaEventBase, Event
+from distsim.sim.device.cuda_api.ranks import (
+    Patch,
+    accelerators,
+    for_ranks,
+    gpu,
+    only_ranks,
+    visible_devices,
+    with_gpus,
+)  # fmt: skip
+from distsim.sim.device.cuda_api.streams import CUDA, CudaStreamBase, Stream, handle, make_current
+from distsim.sim.device.gpu import invalid_ordinal
+from distsim.sim.device.streams import current_device, current_stream, set_current_device
+from distsim.sim.isolation.process import RankTask
+
+__all__ = ["current_patches"]
+
+_PlainStream: Any = torch.Stream
+
+
+def _set_stream(task: RankTask, stream_id: int, device_index: int, device_type: int) -> None:
+    make_current(task, device_index, gpu(task, device_index).streams[stream_id])
+
+
+def _get_stream(task: RankTask, index: int) -> tuple[int, int, int]:
+    on = gpu(task, index)
+    return current_stream(task, on).number, on.index, CUDA
+
+
+def _get_default(task: RankTask, index: int) -> tuple[int, int, int]:
+    return 0, gpu(task, index).index, CUDA
+
+
+def _raw(task: RankTask, index: int) -> int:
+    on = gpu(task, index)
+    return handle(_PlainStream(stream_id=current_stream(task, on).number, device_index=on.index, device_type=CUDA))
+
+
+def _accelerator_stream(task: RankTask, index: int) -> Stream:
+    number, found, kind = _get_stream(task, index)
+    made: Stream = Stream(stream_id=number, device_index=found, device_type=kind)
+    return made
+
+
+def _accelerator_set_stream(task: RankTask, stream: Any) -> None:
+    _set_stream(task, stream.stream_id, stream.device_index, stream.device_type)
+
+
+def _exchange(task: RankTask, index: int) -> int:
+    """The old one; a negative number changes nothing."""
+    if index < 0:
+        return -1
+    old = current_device(task)
+    if index != old:
+        _set_device(task, index)
+    return old
+
+
+def _set_device(task: RankTask, index: int) -> None:
+    if not 0 <= index < visible_devices(task):
+        raise invalid_ordinal()
+    set_current_device(task, index)
+
+
+def _synchronize(task: RankTask, index: int | None = None) -> None:
+    on = gpu(task, index)
+    task.debt_s += CALL_S
+    on.synchronize_all(task)
+
+
+@functools.cache
+def _on_top() -> ModuleType:
+    """torch/cuda/streams.py, its classes derived from ours."""
+    spec = importlib.util.find_spec("torch.cuda.streams")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    core: Any = torch._C
+    before = core._CudaStreamBase, core._CudaEventBase
+    core._CudaStreamBase, core._CudaEventBase = CudaStreamBase, CudaEventBase
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        core._CudaStreamBase, core._CudaEventBase = before
+    return module
+
+
+def current_patches() -> list[Patch]:
+    """(holder, attribute, replacement) of streams, events and the current device."""
+    core: Any = torch._C
+    ours = _on_top()
+    patches: list[Patch] = [
+        (core, "_CudaStreamBase", CudaStreamBase),
+        (core, "_CudaEventBase", CudaEventBase),
+        (core, "Stream", Stream),
+        (core, "Event", Event),
+        (torch, "Stream", Stream),
+        (torch, "Event", Event),
+    ]
+    for holder in (torch.cuda, torch.cuda.streams):
+        patches += [(holder, name, getattr(ours, name)) for name in ("Stream", "ExternalStream", "Event")]
+    answers: tuple[tuple[str, Callable[..., Any]], ...] = (
+        ("getDevice", lambda task: (accelerators(task), current_device(task))[1]),
+        ("setDevice", _set_device),
+        ("exchangeDevice", _exchange),
+        ("maybeExchangeDevice", _exchange),
+        ("getDeviceCount", visible_devices),
+        ("getCurrentStream", _get_stream),
+        ("getDefaultStream", _get_default),
+        ("setStream", _set_stream),
+        ("getCurrentRawStream", _raw),
+        ("synchronize", _synchronize),
+    )
+    for name, answer in answers:
+        real = getattr(core, f"_cuda_{name}", None)
+        call = only_ranks(name, answer) if real is None else for_ranks(real, answer)
+        patches.append((core, f"_cuda_{name}", call))
+    answers = (
+        ("getDeviceIndex", lambda task: current_device(task)),
+        ("setDeviceIndex", lambda task, index: _set_device(task, index) if index >= 0 else None),
+        ("exchangeDevice", _exchange),
+        ("maybeExchangeDevice", _exchange),
+        ("getStream", _accelerator_stream),
+        ("setStream", _accelerator_set_stream),
+        ("synchronizeDevice", _synchronize),
+    )
+    for name, answer in answers:
+        patches.append((core, f"_accelerator_{name}", with_gpus(getattr(core, f"_accelerator_{name}"), answer)))
+    exchanged = {name: value for holder, name, value in patches if holder is core}
+    patches += [
+        (torch.cuda, "_exchange_device", exchanged["_cuda_exchangeDevice"]),
+        (torch.cuda, "_maybe_exchange_device", exchanged["_cuda_maybeExchangeDevice"]),
+    ]
+    return patches

@@ -1,0 +1,53 @@
+"""Teaches: FSDP1, FullyShardedDataParallel. Flat parameters, a unit a block, gathers ahead in the backward pass.
+
+Gradients of a step's micro-batches add up unsharded under no_sync, and are reduce-scattered with the last.
+"""
+
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+from gpt import GPT, Block
+from log import Log, start, tokens
+from options import GPT_2, options, refuse
+
+args = options("FSDP1", GPT_2 | {"layers": 24, "hidden": 2048, "heads": 16}, archs=("gpt",), mbs=4)
+if args.ckpt == "selective":
+    refuse("--ckpt selective: FSDP1 here recomputes whole blocks (full) or nothing (none)")
+device = start()
+torch.manual_seed(0)
+with device:
+    model = GPT(args, bias=True)
+    model.init_weights()
+model = FullyShardedDataParallel(
+    model,
+    auto_wrap_policy=ModuleWrapPolicy({Block}),
+    mixed_precision=MixedPrecision(param_dtype=args.torch_dtype, reduce_dtype=torch.float32),
+    backward_prefetch=BackwardPrefetch.BACKWARD_PRE,
+    device_id=device,
+    use_orig_params=True,
+    limit_all_gathers=True,
+)
+if args.ckpt == "full":
+    apply_activation_checkpointing(model, check_fn=partial(lambda kind, module: isinstance(module, kind), Block))
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=device.type == "cuda")
+
+torch.manual_seed(1 + dist.get_rank())
+log = Log(device, args.accum * args.mbs * args.seq)
+for step in range(1, args.steps + 1):
+    optimizer.zero_grad()
+    for micro in range(args.accum):
+        x, y = tokens(args.vocab, args.seq, args.mbs, device)
+        with model.no_sync() if micro < args.accum - 1 else nullcontext():
+            loss = F.cross_entropy(model(x).flatten(0, 1).float(), y.flatten(0, 1)) / args.accum
+            loss.backward()
+    model.clip_grad_norm_(1.0)
+    optimizer.step()
+    log.step(step, loss.detach() * args.accum)
+dist.destroy_process_group()

@@ -1,0 +1,162 @@
+"""What each rank has of its own, and what is refused or answered where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any
+
+import torch
+
+import distsim
+
+
+def ranks(fn: Any, num_ranks: int = 2, on: str = "dgx-h100:1") -> list[Any]:
+    return list(distsim.simulate(fn, on=on, nproc_per_node=num_ranks).results)
+
+
+def raised(call: Any) -> tuple[str, str]:
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def test_a_device_mesh_takes_the_local_rank() -> None:
+    """torch chooses the device from LOCAL_RANK where CUDA has not begun, which each rank knows of itself."""
+
+    def body() -> Any:
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        begun = torch.cuda.is_initialized()
+        if dist.is_available() and os.environ["RANK"] == "0":
+            torch.cuda.set_device(3)
+        init_device_mesh("cuda", (3,))
+        return begun, torch.cuda.current_device(), str(torch.ones(1, device="cuda").device)
+
+    assert ranks(body, 3) == [(False, 3, "cuda:3"), (False, 1, "cuda:1"), (False, 2, "cuda:2")]
+
+
+def test_visible_devices_are_those_that_a_rank_leaves_itself() -> None:
+    """CUDA_VISIBLE_DEVICES that a rank sets before its first use hides the others; what stood there before is not of
+    the simulated node."""
+
+    def body() -> Any:
+        if os.environ["RANK"] == "0":
+            os.environ["CUDA_VISIBLE_DEVICES"] = "2,5"
+        count = torch.cuda.device_count()
+        torch.cuda.init()
+        os.environ["CUDA_VISIBLE_DEVICES"] = "7"
+        return count, torch.cuda.device_count(), raised(lambda: torch.cuda.set_device(2))[0]
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        assert ranks(body) == [(2, 2, "AcceleratorError"), (8, 8, "")]
+    finally:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_seeds_are_each_ranks_own() -> None:
+    """Ranks that seed alike draw alike; one rank's draws leave another's alone."""
+
+    def body() -> Any:
+        rank = int(os.environ["RANK"])
+        torch.manual_seed(1 + rank // 2)
+        drawn = torch.rand(2, device="cuda").tolist()
+        for _ in range(rank):
+            torch.rand(2, device="cuda")
+        return drawn, torch.cuda.initial_seed(), torch.rand(2).tolist()
+
+    one, two, three, four = ranks(body, 4)
+    assert one == two
+    assert three == four
+    assert one[0] != three[0]
+    assert (one[1], three[1]) == (1, 2)
+
+
+def test_a_cluster_without_gpus() -> None:
+    """torch says that there is none; who uses one all the same is told which cluster has them."""
+
+    def body() -> Any:
+        torch.cuda.manual_seed_all(3)
+        torch.cuda.empty_cache()
+        asked = torch.cuda.is_available(), torch.cuda.device_count(), torch.accelerator.current_accelerator()
+        used = [
+            raised(lambda: torch.ones(1, device="cuda")),
+            raised(torch.cuda.current_device),
+            raised(torch.cuda.Stream),
+            raised(lambda: torch.Generator("cuda")),
+        ]
+        return asked, used
+
+    ((asked, used),) = ranks(body, 1, on="ethernet-cpu:1")
+    assert asked == (False, 0, None)
+    for kind, text in used:
+        assert kind == "NotSimulated"
+        assert "--on dgx-h100:1" in text
+
+
+def test_the_machine_answers_as_before() -> None:
+    """After a simulation, and for who is no rank, there is no GPU and no CUDA version."""
+    before = (
+        torch.cuda.is_available(),
+        torch.cuda.device_count(),
+        torch.version.cuda,
+        torch.cuda.Stream,
+        torch.Generator,
+    )
+    ranks(lambda: torch.ones(1, device="cuda").sum().item(), 1)
+    assert before == (
+        torch.cuda.is_available(), torch.cuda.device_count(), torch.version.cuda, torch.cuda.Stream, torch.Generator,
+    )  # fmt: skip
+    assert not hasattr(torch._C, "_cuda_getDeviceCount") or torch.version.cuda
+    assert torch.accelerator.current_accelerator() is None or torch.cuda.is_available()
+
+
+def test_tools_of_the_driver_are_refused() -> None:
+    """nvidia-smi would tell of the machine that simulates."""
+
+    def body() -> Any:
+        return raised(lambda: subprocess.run(["/usr/bin/nvidia-smi", "-L"], check=False)), raised(
+            lambda: subprocess.check_output("nvidia-smi --query-gpu=name", shell=True)
+        )
+
+    for kind, text in ranks(body, 1)[0]:
+        assert kind == "NotSimulated"
+        assert text.startswith("nvidia-smi is not simulated: ask torch.cuda")
+
+
+def test_triton_is_defined_and_not_launched() -> None:
+    """A program that imports Triton and defines kernels goes on; a launch names the kernel and what to do."""
+
+    def body() -> Any:
+        import triton
+        import triton.language as tl
+        from triton import Config
+        from triton.language.extra import libdevice  # noqa: F401 - importing it is the point
+
+        @triton.autotune(configs=[Config({"BLOCK": 64}, num_warps=4)], key=["n"])
+        @triton.jit
+        def add(x: Any, n: Any, BLOCK: tl.constexpr) -> None:
+            tl.program_id(0)
+
+        return (
+            triton.cdiv(5, 2),
+            triton.next_power_of_2(33),
+            raised(lambda: add[(1,)](1, 2)),
+            raised(lambda: tl.arange(0, 2)),
+        )
+
+    for blocks, power, launched, called in ranks(body):
+        assert (blocks, power) == (3, 64)
+        for name, (kind, text) in (("the Triton kernel add", launched), ("triton.language.arange", called)):
+            assert kind == "NotSimulated"
+            assert text.startswith(f"{name} is not simulated")
+            assert "distsim.kernel_cost(fn, flops=, bytes=)" in text
+
+
+def test_triton_is_missing_where_no_gpu_is() -> None:
+    """On a cluster without GPUs it is as missing as on such machines."""
+    assert ranks(lambda: raised(lambda: __import__("triton"))[0], 1, on="ethernet-cpu:1") == ["ModuleNotFoundError"]
