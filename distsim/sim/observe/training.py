@@ -307,7 +307,7 @@ def _count_tokens(found: Training, ends: dict[Any, list[StepEnd]], alike: dict[S
     found.tokens_how = "looked up in the largest embedding, all ranks together"
     if groups:
         ranks = min(groups, key=lambda each: (-len(each), each))
-        several = f" and {len(groups) - 1} groups more" if len(groups) > 1 else ""
+        several = "" if len(groups) == 1 else f" and {len(groups) - 1} more like it"
         found.tokens_how += (
             f"; ranks that reduce activations in forward see the same ones, which count once "
             f"({groups[ranks]}: {ranks_text(ranks)}{several})"
