@@ -21,6 +21,7 @@ from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
 from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.diagnosis.waits.unwaited import unwaited
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
+from distsim.debug.words.phrases import ranks_text
 from distsim.errors import UsageError
 from distsim.kernels import Gpu
 from distsim.network import Network
@@ -35,13 +36,15 @@ from distsim.sim.observe.user_stack import user_stack
 if TYPE_CHECKING:
     import torch
 
-    from distsim.sim.isolation.output import RankStream
+    from distsim.sim.isolation.output import Held, RankStream
     from distsim.sim.isolation.switches import Host
     from distsim.sim.kernel.limits import Limits
     from distsim.sim.kernel.schedule import Schedule
 
 __all__ = ["Setting", "Surroundings", "World"]
 
+FEW_VALUES = 64
+"""Up to so many ranks, all are traced where they bring values of their own to a collective."""
 RECENT = 2_000
 """Calls of each rank that are looked at for stragglers."""
 
@@ -121,6 +124,8 @@ class Setting:
     """Where somebody asked for it: see memory.Memory."""
     equal: EqualRanks | None = None
     """Which ranks are known to do the same; None: every one is traced."""
+    held: Sequence[Held] = ()
+    """The streams that show what ranks print only once the run will not begin anew."""
     may_be_equal: bool = False
     """Whether ranks are looked at as kinds once the program uses a GPU."""
     late_ranks_are_planted: bool = False
@@ -175,6 +180,7 @@ class World(Scheduler):
         """Where ranks that do the same are traced once: which are alike."""
         self._traced: frozenset[int] = frozenset() if setting.equal is None else setting.equal.traced
         self.may_be_equal = setting.may_be_equal
+        self._held = setting.held
         self.faults = setting.faults(self)
 
     @functools.cached_property
@@ -366,9 +372,22 @@ class World(Scheduler):
         if self.crash is None:
             self.crash = StartAgain(equal, f"ranks of group {group.label} send to each other")
 
+    def saw_call(self, process: SimProcess, record: CallRecord, side: Any) -> None:
+        """A traced rank makes a call on a GPU; *side*: what is known of its values (on_gpu.HostSide)."""
+        equal = self.equal
+        if equal is None or equal.compared or equal.values_differ:
+            return
+        equal.saw_call(process.rank, record, side)
+        if equal.values_differ and self.world_size <= FEW_VALUES and self.crash is None:
+            where = "" if record.site is None else f" at {record.site.file}:{record.site.line}"
+            self.crash = StartAgain(None, f"ranks bring values of their own to {record.op}{where}")
+
     def ended_step(self, process: SimProcess) -> None:
         """A traced rank's optimizer has made a step: doubles that did the same are traced no more."""
         equal = self.equal
+        for stream in self._held if self.crash is None else ():
+            stream.release()
+        self._held = ()
         if equal is None or equal.compared:
             return
         try:
@@ -378,7 +397,7 @@ class World(Scheduler):
                 None, f"ranks {found.leader} and {found.double} did not do the same in step {found.step}"
             )
             return
-        if not all(equal.is_believed(double) for double in equal.doubles.values()):
+        if not equal.is_believed:
             return
         equal.compared = True
         if equal.values_differ:
@@ -388,6 +407,11 @@ class World(Scheduler):
             )
         gone = self._who_may_go(equal)
         self._traced -= gone
+        self.note(
+            f"{ranks_text(sorted(equal.traced))} of {self.world_size} were traced and compared for "
+            f"{max(len(steps) for steps in equal.steps.values())} steps, then {ranks_text(sorted(self._traced))} for all "
+            "of their kind (--ranks all traces every one throughout)"
+        )
         for rank in gone:
             self._retire(self.rank_processes.pop(rank))
         for communicator in list(self.communicators.values()):
@@ -401,14 +425,14 @@ class World(Scheduler):
         not (many programs log on the last rank); nobody, where both do."""
         said = {rank: any(s is not None and s.spoke for s in (p.stdout, p.stderr))
                 for rank, p in self.rank_processes.items()}  # fmt: skip
-        pairs = [(equal.leaders[kind], double) for kind, double in equal.doubles.items()]
+        pairs = [(leader, double) for double, leader in equal.pairs()]
         firsts_are_needed = any(said[leader] and not said[double] for leader, double in pairs)
         if not any(said[double] and not said[leader] for leader, double in pairs):
             return frozenset(double for _, double in pairs)
         if firsts_are_needed:
             return frozenset()
-        equal.leaders.update(equal.doubles)
-        return frozenset(leader for leader, _ in pairs)
+        equal.leaders.update({kind: doubles[-1] for kind, doubles in equal.doubles.items()})
+        return frozenset(rank for pair in pairs for rank in pair) - frozenset(equal.leaders.values())
 
     def _retire(self, process: SimProcess) -> None:
         """*process* has been traced long enough; nothing of its end is seen."""

@@ -295,8 +295,7 @@ class SimGroup(dist.ProcessGroup):
             claim_buffers((*call.inputs, *call.outputs))
         work.device, work.host_waits = device, record.op == "barrier"
         side = on_gpu.host_side(task, device, record.op, call.inputs, call.outputs)
-        if world.equal is not None:
-            world.equal.saw_call(process, record, side)
+        world.saw_call(process, record, side)
         if side.outputs:
             on_gpu.pend(side, work)
         inputs: Tensors = ()

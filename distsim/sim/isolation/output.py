@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from distsim.errors import UsageError
 from distsim.sim.kernel.task import current_process
 
-__all__ = ["RankStream", "StreamProxy", "open_streams"]
+__all__ = ["Held", "RankStream", "StreamProxy", "open_streams"]
 
 _LONGEST_LINE = 1 << 16
 
@@ -86,6 +86,40 @@ class RankStream(io.TextIOBase):
         if self._file is not None:
             self._file.close()
         self.muted = True
+
+
+class Held:
+    """Stands for *stream* in a run that may have to begin anew: what is written is shown once `release` is called."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._kept: list[str] | None = []
+
+    @property
+    def encoding(self) -> str:
+        return self._stream.encoding
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> None:
+        if self._kept is None:
+            self._stream.write(text)
+        else:
+            self._kept.append(text)
+
+    @property
+    def is_shown(self) -> bool:
+        return self._kept is None
+
+    def release(self) -> None:
+        kept, self._kept = self._kept, None
+        for text in kept or ():
+            _put(self._stream, text.removesuffix("\n"))
+
+    def drop(self) -> None:
+        """The run begins anew: nothing of this one is shown."""
+        self._kept = None
 
 
 class _Bytes(io.RawIOBase):
