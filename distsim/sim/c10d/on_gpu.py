@@ -60,8 +60,6 @@ class GpuWork(SimWork):
     _written: Sequence[weakref.ref[Tensor]] = ()
     """Its outputs, once it was waited for."""
     host_waits = False
-    _written: Sequence[weakref.ref[Tensor]] = ()
-    """Its outputs, after it was waited for."""
     together: Sequence[CallRecord] = ()
     """Of a batch: all its calls, which have one handle."""
 
