@@ -140,7 +140,7 @@ class ComputeMode(TorchDispatchMode):
                 result = plan.kind([self._part(out, args, kwargs, gpu, stream) for out in outs])
         equal = task.world.traced.equal
         if equal is not None and not equal.compared:
-            equal.saw_operator(self._process, plan.number)
+            equal.saw_operator(self._process.rank, plan.number)
         if plan.cost.kernels:
             gpu.launch(stream, plan.cost, task, func)
         if plan.counted is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from distsim.debug.records import Group, Phase
+from distsim.debug.records import CallRecord, Group, Phase
+from distsim.debug.words.phrases import ranks_text
 from distsim.sim.isolation.process import current_task
 from distsim.sim.kernel.task import Killed
 from distsim.sim.world.equal_ranks import Different, EqualRanks, StartAgain, Unlike, families
@@ -13,9 +14,13 @@ from distsim.sim.world.equal_ranks import Different, EqualRanks, StartAgain, Unl
 if TYPE_CHECKING:
     import simpy
 
+    from distsim.sim.isolation.output import Held
     from distsim.sim.isolation.process import SimProcess
 
 __all__ = ["Traced"]
+
+FEW_VALUES = 64
+"""Up to so many ranks, all are traced where they bring values of their own to a collective."""
 
 
 class Job(Protocol):
@@ -38,12 +43,14 @@ class Job(Protocol):
 
 class Traced:
     """The ranks of *job* that come themselves. *equal*: who does the same, None where every one is traced;
-    *may_be_equal*: whether ranks are looked at as kinds once the program uses a GPU."""
+    *may_be_equal*: whether ranks are looked at as kinds once the program uses a GPU; *held*: the streams that show
+    what ranks print only once the run will not begin anew."""
 
-    def __init__(self, job: Job, equal: EqualRanks | None, may_be_equal: bool) -> None:
+    def __init__(self, job: Job, equal: EqualRanks | None, may_be_equal: bool, held: Sequence[Held]) -> None:
         self._job = job
         self.equal = equal
         self._may_be_equal = may_be_equal
+        self._held = held
         self._ranks: frozenset[int] = frozenset() if equal is None else equal.traced
 
     def __contains__(self, rank: int) -> bool:
@@ -92,9 +99,22 @@ class Traced:
         if job.crash is None:
             job.crash = StartAgain(equal, f"ranks of group {group.label} send to each other")
 
+    def saw_call(self, process: SimProcess, record: CallRecord, side: Any) -> None:
+        """A traced rank makes a call on a GPU; *side*: what is known of its values (arrival.HostSide)."""
+        equal, job = self.equal, self._job
+        if equal is None or equal.compared or equal.values_differ:
+            return
+        equal.saw_call(process.rank, record, side)
+        if equal.values_differ and job.world_size <= FEW_VALUES and job.crash is None:
+            where = "" if record.site is None else f" at {record.site.file}:{record.site.line}"
+            job.crash = StartAgain(None, f"ranks bring values of their own to {record.op}{where}")
+
     def ended_step(self, process: SimProcess) -> None:
         """A traced rank's optimizer has made a step: doubles that did the same are traced no more."""
         equal, job = self.equal, self._job
+        for stream in self._held if job.crash is None else ():
+            stream.release()
+        self._held = ()
         if equal is None or equal.compared:
             return
         try:
@@ -104,7 +124,7 @@ class Traced:
                 None, f"ranks {found.leader} and {found.double} did not do the same in step {found.step}"
             )
             return
-        if not all(equal.is_believed(double) for double in equal.doubles.values()):
+        if not equal.is_believed:
             return
         equal.compared = True
         if equal.values_differ:
@@ -114,6 +134,11 @@ class Traced:
             )
         gone = self._who_may_go(equal)
         self._ranks -= gone
+        job.note(
+            f"{ranks_text(sorted(equal.traced))} of {job.world_size} were traced and compared for "
+            f"{max(len(steps) for steps in equal.steps.values())} steps, then {ranks_text(sorted(self._ranks))} for "
+            "all of their kind (--ranks all traces every one throughout)"
+        )
         for rank in gone:
             self._retire(job.rank_processes.pop(rank))
         for communicator in list(job.communicators.values()):
@@ -129,14 +154,14 @@ class Traced:
             rank: any(s is not None and s.spoke for s in (p.stdout, p.stderr))
             for rank, p in self._job.rank_processes.items()
         }
-        pairs = [(equal.leaders[kind], double) for kind, double in equal.doubles.items()]
+        pairs = [(leader, double) for double, leader in equal.pairs()]
         firsts_are_needed = any(said[leader] and not said[double] for leader, double in pairs)
         if not any(said[double] and not said[leader] for leader, double in pairs):
             return frozenset(double for _, double in pairs)
         if firsts_are_needed:
             return frozenset()
-        equal.leaders.update(equal.doubles)
-        return frozenset(leader for leader, _ in pairs)
+        equal.leaders.update({kind: doubles[-1] for kind, doubles in equal.doubles.items()})
+        return frozenset(rank for pair in pairs for rank in pair) - frozenset(equal.leaders.values())
 
     def _retire(self, process: SimProcess) -> None:
         """*process* has been traced long enough; nothing of its end is seen."""

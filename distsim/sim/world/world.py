@@ -35,7 +35,7 @@ from distsim.sim.world.traced import Traced
 if TYPE_CHECKING:
     import torch
 
-    from distsim.sim.isolation.output import RankStream
+    from distsim.sim.isolation.output import Held, RankStream
     from distsim.sim.isolation.switches import Host
     from distsim.sim.kernel.limits import Limits
     from distsim.sim.kernel.schedule import Schedule
@@ -91,6 +91,8 @@ class Setting:
     """Where somebody asked for it: see memory.Memory."""
     equal: EqualRanks | None = None
     """Which ranks are known to do the same; None: every one is traced."""
+    held: Sequence[Held] = ()
+    """The streams that show what ranks print only once the run will not begin anew."""
     may_be_equal: bool = False
     """Whether ranks are looked at as kinds once the program uses a GPU."""
     late_ranks_are_planted: bool = False
@@ -141,7 +143,7 @@ class World(Scheduler):
         self._store_waiters: list[simpy.Event] = []
         self._next_port = 40_000
         self.late_ranks_are_planted = setting.late_ranks_are_planted
-        self.traced = Traced(self, setting.equal, setting.may_be_equal)
+        self.traced = Traced(self, setting.equal, setting.may_be_equal, setting.held)
         self.faults = setting.faults(self)
 
     @functools.cached_property

@@ -199,8 +199,7 @@ class SimGroup(Questions):
             claim_buffers((*call.inputs, *call.outputs))
         work.device, work.host_waits = device, record.op == "barrier"
         side = known_of(task, call.inputs, call.outputs)
-        if world.traced.equal is not None:
-            world.traced.equal.saw_call(process, record, side)
+        world.traced.saw_call(process, record, side)
         if side.outputs:
             pend(side, work)
         inputs: Tensors = ()
