@@ -5,8 +5,9 @@
 
 The map of the house (each package says more at its own door; docs/architecture.md draws it):
 
-- `distsim.sim`          the simulator: `kernel` (time and tasks), `isolation`, `processes`, `c10d`, `device`, `faults`,
-                         `observe`
+- `distsim.sim`          the simulator: `kernel` (time and tasks), `isolation`, `processes`, `device` (the CPU, simulated
+                         GPUs and torch.cuda), `world`, `c10d`, `faults`, `observe`
+- `distsim.kernels`      what an operator costs on a GPU: a data file for each GPU, a rule for each kind of operator
 - `distsim.cluster`      clusters as graphs: `graph`, `files` that describe them, `show`
 - `distsim.collectives`  `algorithms` and protocols, and `libraries` that choose them (NCCL, gloo, MPI)
 - `distsim.network`      fluid flows over those links, in simpy's time
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed import *  # noqa: F403
 
     from distsim.errors import DistsimError, NotSimulated, RankFailure, UsageError
+    from distsim.kernels import kernel_cost
     from distsim.sim import Outcome, simulate
 
 __version__ = "0.1.0"
@@ -45,10 +47,11 @@ _OWN = {
     "NotSimulated": "distsim.errors",
     "RankFailure": "distsim.errors",
     "UsageError": "distsim.errors",
+    "kernel_cost": "distsim.kernels",
 }
-_PACKAGES = ("cli", "cluster", "collectives", "debug", "network", "realexec", "report", "sim")
+_PACKAGES = ("cli", "cluster", "collectives", "debug", "kernels", "network", "realexec", "report", "sim")
 
-__all__ = ["DistsimError", "NotSimulated", "Outcome", "RankFailure", "UsageError", "simulate"]
+__all__ = ["DistsimError", "NotSimulated", "Outcome", "RankFailure", "UsageError", "kernel_cost", "simulate"]
 
 
 def __getattr__(name: str) -> Any:
