@@ -393,9 +393,8 @@ class World(Scheduler):
         try:
             equal.ended_step(process.rank)
         except Different as found:
-            self.crash = StartAgain(
-                None, f"ranks {found.leader} and {found.double} did not do the same in step {found.step}"
-            )
+            why = f"ranks {found.leader} and {found.double} did not do the same in step {found.step}"
+            self.crash = self.crash or StartAgain(None, why)
             return
         if not equal.is_believed:
             return
@@ -472,6 +471,11 @@ class World(Scheduler):
 
     def all_ended(self) -> None:
         """What hung nobody but is wrong all the same: calls in another order, a crash."""
+        if self.equal is not None and not self.equal.compared:
+            self.note(
+                f"{ranks_text(sorted(self._traced))} of {self.world_size} were traced, for all of their kind (--ranks all "
+                "traces every one)"
+            )
         if self.diagnoses and all(
             p.phase in (Phase.FINISHED, Phase.EXITED) and not p.exit_code for p in self.processes
         ):
