@@ -22,7 +22,6 @@ from distsim.debug.records.frames import shown_from
 from distsim.errors import RankFailure, UsageError
 from distsim.network import make_network
 from distsim.sim.conditions import Conditions, RunRequest
-from distsim.sim.equal_ranks import StartAgain
 from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
 from distsim.sim.isolation.environ import without_launchers
@@ -40,6 +39,7 @@ from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import master_address
 from distsim.sim.processes.lifecycle import Program, live
 from distsim.sim.world import Setting, Surroundings, World
+from distsim.sim.world.equal_ranks import StartAgain
 from distsim.watcher import beacon
 from distsim.watcher.overseer import watch_from_outside
 
@@ -236,7 +236,7 @@ def _attempt(
     equal = None if again is None else again.equal
     few = again is None and request.trace_equal_once and len(slots) > MANY_RANKS and request.conditions is None
     held = [Held(sys.stdout), Held(sys.stderr)] if few or equal is not None else []
-    out, err = held or (sys.stdout, sys.stderr)
+    out, err = (held[0], held[1]) if held else (sys.stdout, sys.stderr)
 
     def streams_of(process: SimProcess) -> tuple[RankStream, RankStream]:
         others = () if request.log_dir is None else process.world.processes
@@ -273,7 +273,7 @@ def _attempt(
                 world.note(f"every rank was traced: {again.why}")
             environ_of = _environ(slots, per_node, nodes)
             for slot in slots:
-                if not world.is_traced(slot.rank):
+                if slot.rank not in world.traced:
                     continue
                 process = world.new_process(slot, environ_of(slot), sys.argv, rank=slot.rank)
                 world.start_process(process, enter(process))
@@ -297,7 +297,7 @@ def _attempt(
                 if request.conditions is not None:
                     request.conditions.end(world)
             wrong = any(d.exit_code in (3, 4) for d in world.diagnoses)
-            if world.equal is not None and wrong and len(slots) <= MANY_TO_NAME and not interrupted:
+            if world.traced.equal is not None and wrong and len(slots) <= MANY_TO_NAME and not interrupted:
                 raise StartAgain(None, "something is wrong, and all together say what")
     except StartAgain as found:
         if any(stream.is_shown for stream in held):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distsim.sim import Outcome, RunRequest, run_program
-from distsim.sim.equal_ranks import EqualRanks, Unlike, families
+from distsim.sim.world.equal_ranks import EqualRanks, Unlike, families
 
 HEAD = """\
 import os, torch, torch.distributed as dist

@@ -152,7 +152,7 @@ class Device:
         """Allocate what *storage* takes, until it dies."""
         nbytes = _nbytes(storage)
         if nbytes:
-            storage._distsim_held = Held(self, self.allocate(nbytes, stream), nbytes)  # type: ignore[attr-defined]
+            storage._distsim_held = Held(self, self.allocate(nbytes, stream), nbytes)
 
     def allocate(self, nbytes: int, stream: Stream) -> Block:
         if self._deferred:
@@ -251,7 +251,7 @@ class Accelerators:
             if not 0 <= index < self.count:
                 raise invalid_ordinal()
             self.begin()
-            self.process.world.uses_gpu()
+            self.process.world.traced.uses_gpu()
             device = self._devices[index] = Device(self.process, index, self.model)
         return device
 

@@ -122,6 +122,10 @@ class Held:
         self._kept = None
 
 
+Shown = TextIO | Held
+"""Where the lines of ranks go."""
+
+
 class _Bytes(io.RawIOBase):
     """`sys.stdout.buffer` of a rank."""
 
@@ -192,7 +196,7 @@ class StreamProxy(io.TextIOBase):
 
 
 def open_streams(
-    label: Callable[[], str], fresh: bool, width: int, log_dir: str | None, stdout: TextIO, stderr: TextIO
+    label: Callable[[], str], fresh: bool, width: int, log_dir: str | None, stdout: Shown, stderr: Shown
 ) -> tuple[RankStream, RankStream]:
     """The two streams of a process: lines behind `[label]`, or files `LOG_DIR/<label>/stdout.log` and
     `stderr.log`, as torchrun names them; *fresh* ones, or those that a process of that label has begun.
@@ -208,7 +212,7 @@ def open_streams(
             RankStream(_drop, folder / "stderr.log", stderr, fresh),
         )
 
-    def put(stream: TextIO) -> Callable[[str], None]:
+    def put(stream: Shown) -> Callable[[str], None]:
         return lambda line: _put(stream, f"[{label():>{width}}] {line}")
 
     return RankStream(put(stdout), raw=stdout), RankStream(put(stderr), raw=stderr)
@@ -226,7 +230,7 @@ def _drop(line: str) -> None:
     pass
 
 
-def _put(stream: TextIO, line: str) -> None:
+def _put(stream: Shown, line: str) -> None:
     try:
         stream.write(line + "\n")
     except UnicodeEncodeError:  # the terminal is not UTF-8

@@ -64,7 +64,7 @@ def noticed() -> Iterator[None]:
                 steps.modules.begin()
             elif steps.num_ended > 1:
                 steps.modules.end()
-        task.world.ended_step(task.process)
+        task.world.traced.ended_step(task.process)
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         task = current_task()
@@ -168,7 +168,7 @@ def _path(found: Training, ends: Mapping[SimProcess, list[StepEnd]]) -> list[Pat
 
 def _like(world: World, used: Sequence[SimProcess]) -> dict[SimProcess, tuple[int, ...]]:
     """The ranks for which each stands, itself included (equal_ranks.py)."""
-    equal = world.equal
+    equal = world.traced.equal
     if equal is None:
         return {process: (process.rank,) for process in used}
     traced = {process.rank for process in used}

@@ -3,8 +3,9 @@
 A training job's ranks differ in their data, not in what they do with it. Where a program works on simulated GPUs
 (their data are not there anyway), one rank of each kind is traced, its leader, and others, its doubles, for as long as
 it takes to see that they do the same: every operator, its shapes, every call. Of a few ranks all are doubles, of many
-the last of each kind. What is traced arrives in a collective for all ranks of its kind. Kinds begin as one; a message to a rank that nobody stands for in that group makes each place in
-such groups a kind (pipeline stages), and the run starts again.
+the last of each kind. What is traced arrives in a collective for all ranks of its kind. Kinds begin as one; a message
+to a rank that nobody stands for in that group makes each place in such groups a kind (pipeline stages), and the run
+starts again.
 """
 
 from __future__ import annotations
@@ -85,9 +86,7 @@ class EqualRanks:
     def split(self, places: dict[int, int], why: str) -> EqualRanks:
         """Kinds that differ in *places*, too: by rank, its place in a group; -1 where it is in none."""
         numbers: dict[tuple[int, int], int] = {}
-        kinds = [
-            numbers.setdefault((kind, places.get(rank, -1)), len(numbers)) for rank, kind in enumerate(self.kinds)
-        ]
+        kinds = [numbers.setdefault((kind, places.get(rank, -1)), len(numbers)) for rank, kind in enumerate(self.kinds)]
         return EqualRanks(kinds, [*self.reasons, why])
 
     def pairs(self) -> list[tuple[int, int]]:
@@ -97,7 +96,7 @@ class EqualRanks:
     # -- what they do
 
     def saw_call(self, rank: int, record: CallRecord, side: Any) -> None:
-        """*rank* makes a call; *side*: what is known of its values (on_gpu.HostSide)."""
+        """*rank* makes a call; *side*: what is known of its values (arrival.HostSide)."""
         self.sums[rank] = hash((self.sums.get(rank, 0), record.op, record.nbytes, len(record.group.ranks)))
         if not side.inputs or side.guess or record.op in P2P:
             return
