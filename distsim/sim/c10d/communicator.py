@@ -176,8 +176,6 @@ class Communicator:
         if self.world.lookahead is not None:
             self.world.lookahead.passes(arrival.work)
             return
-        if not self._somebody_is(destination):
-            return
         schedule = self.world.schedule
         if schedule is not None and schedule.buffered:
             arrival.inputs = [tensor.detach().clone() for tensor in arrival.inputs]
@@ -194,8 +192,6 @@ class Communicator:
         if self.world.lookahead is not None:
             self.world.lookahead.passes(arrival.work)
             return
-        if source is not None and not self._somebody_is(source):
-            return
         letter = Letter(source, destination, tag, arrival)
         fits: dict[int | None, Letter] = {}
         for send in self._sends:  # of each sender the first: messages between two ranks keep their order
@@ -209,12 +205,10 @@ class Communicator:
             return
         self._recvs.append(letter)
 
-    def _somebody_is(self, place: int) -> bool:
-        """Whether the member at *place* is traced itself; else its place makes it a kind of its own."""
-        if self.stand_in is None or self.stand_in[place] == place:
-            return True
-        self.world.traced.split_by(self.group)
-        return False
+    def sends_to(self, place: int) -> None:
+        """A member sends to that at *place*, or receives from it: it has to be traced itself."""
+        if self.stand_in is not None and self.stand_in[place] != place:
+            self.world.traced.split_by(self.group)
 
     def _transmit(self, send: Letter, recv: Letter) -> None:
         if check_pair(send.arrival.record, recv.arrival.record) is not None:

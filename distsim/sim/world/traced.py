@@ -120,9 +120,8 @@ class Traced:
         try:
             equal.ended_step(process.rank)
         except Different as found:
-            job.crash = StartAgain(
-                None, f"ranks {found.leader} and {found.double} did not do the same in step {found.step}"
-            )
+            why = f"ranks {found.leader} and {found.double} did not do the same in step {found.step}"
+            job.crash = job.crash or StartAgain(None, why)
             return
         if not equal.is_believed:
             return
@@ -146,6 +145,14 @@ class Traced:
         task = current_task()
         if task is not None and task.doom is not None:
             raise task.doom
+
+    def tell(self) -> None:
+        """A run whose ranks were never compared to the end: who was traced."""
+        if self.equal is not None and not self.equal.compared:
+            self._job.note(
+                f"{ranks_text(sorted(self._ranks))} of {self._job.world_size} were traced, for all of their kind (--ranks "
+                "all traces every one)"
+            )
 
     def _who_may_go(self, equal: EqualRanks) -> frozenset[int]:
         """Of two ranks of a kind the second; the first, where the seconds tell the user something that the firsts do

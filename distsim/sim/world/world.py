@@ -315,6 +315,7 @@ class World(Scheduler):
 
     def all_ended(self) -> None:
         """What hung nobody but is wrong all the same: calls in another order, a crash."""
+        self.traced.tell()
         if self.diagnoses and all(
             p.phase in (Phase.FINISHED, Phase.EXITED) and not p.exit_code for p in self.processes
         ):

@@ -287,6 +287,8 @@ class SimGroup(Questions):
         end: Any = None if any_source else call.opts
         if end is not None:
             refusals.refuse_peer(op, end, me, self.size())
+        if end is not None:
+            self._communicator.sends_to(end)
         if op == "send":
             meet = partial(self._communicator.send, me, end, call.tag)
         else:
