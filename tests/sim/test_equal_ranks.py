@@ -61,6 +61,34 @@ def ran(folder: Path, text: str, ranks: str, on: str = "dgx-h100:2") -> tuple[Ou
     return outcome, out.getvalue()
 
 
+def test_a_program_on_the_host_is_traced_on_every_rank(tmp_path: Path) -> None:
+    """Data on CPU tensors are each rank's own and exact, also where torch asks for the GPU's current stream, as Adam
+    does at each step, or the program waits for a GPU that it does not use."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""\
+            import torch, torch.distributed as dist
+            dist.init_process_group("gloo")
+            weight = torch.nn.Parameter(torch.zeros(4))
+            optimizer = torch.optim.Adam([weight])
+            for step in range(3):
+                weight.sum().backward()
+                optimizer.step()
+                torch.cuda.synchronize()
+                total = torch.tensor([float(dist.get_rank())])
+                dist.all_reduce(total)
+            if dist.get_rank() == 0:
+                print("total", total.item())
+            """)
+    )
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        outcome = run_program(RunRequest(program=str(script), on="dgx-h100:2"))
+    assert "total 120.0" in out.getvalue()
+    assert outcome.training is None
+    assert outcome.notes == []
+
+
 def test_a_member_arrives_for_those_of_its_kind() -> None:
     """In each group a traced rank stands for all of its kind; a kind that nobody of the group traces is an error."""
     equal = EqualRanks([0, 1] * 16)

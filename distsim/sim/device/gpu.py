@@ -62,7 +62,8 @@ class Device:
         self.memory = Allocator(model.memory_bytes - model.context_bytes)
         self.shortage: Shortage | None = None
         """Of the last OutOfMemoryError."""
-        process.accelerators.steps.ledgers.append(self.memory.ledger)
+        self._accelerators: Accelerators = process.accelerators
+        self._accelerators.steps.ledgers.append(self.memory.ledger)
         self.streams: list[Stream] = []
         self.pools: dict[int, list[Stream]] = {}
         """By priority: those that torch.cuda.Stream() gives out in turn."""
@@ -155,6 +156,8 @@ class Device:
             storage._distsim_held = Held(self, self.allocate(nbytes, stream), nbytes)
 
     def allocate(self, nbytes: int, stream: Stream) -> Block:
+        if not self._accelerators.works:
+            self._accelerators.begin_work()
         if self._deferred:
             self.give_back()
         try:
@@ -227,7 +230,9 @@ class Accelerators:
         self.count = count
         """Those that the process sees."""
         self.used = False
-        """Whether torch.cuda.is_initialized()."""
+        """Whether torch.cuda.is_initialized(): also where torch only asked which stream is the current one."""
+        self.works = False
+        """Whether the process has chosen a GPU or put a tensor on one."""
         self.queued: list[Callable[[], None]] = []
         """What waits for its first use (torch.cuda._lazy_call)."""
         self.values = Values()
@@ -251,7 +256,6 @@ class Accelerators:
             if not 0 <= index < self.count:
                 raise invalid_ordinal()
             self.begin()
-            self.process.world.traced.uses_gpu()
             device = self._devices[index] = Device(self.process, index, self.model)
         return device
 
@@ -262,6 +266,12 @@ class Accelerators:
             queued, self.queued = self.queued, []
             for call in queued:
                 call()
+
+    def begin_work(self) -> None:
+        """The process works on GPUs, not only on the host beside them: its ranks may be looked at as equal."""
+        if not self.works:
+            self.works = True
+            self.process.world.traced.uses_gpu()
 
     def generator(self, index: int) -> CudaGenerator:
         """The default generator of GPU *index*, which works on the host."""

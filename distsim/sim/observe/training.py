@@ -55,7 +55,7 @@ def noticed() -> Iterator[None]:
         if task is None:
             return
         accelerators = task.process.accelerators
-        if accelerators is not None and accelerators.used:
+        if accelerators is not None and accelerators.works:
             device = accelerators[task.cuda_device]
             steps = accelerators.steps
             steps.end(optimizer, device.timeline, current_stream(task, device), task.now_s())
@@ -91,7 +91,7 @@ def finish(world: World) -> None:
 
 def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: float | None) -> Training | None:
     """What the GPUs of *ranks* did; None where no rank has used one."""
-    used = [p for p in ranks if p.accelerators is not None and p.accelerators.devices]
+    used = [p for p in ranks if p.accelerators is not None and p.accelerators.works and p.accelerators.devices]
     if not used:
         return None
     for process in used:

@@ -150,8 +150,8 @@ class Traced:
         """A run whose ranks were never compared to the end: who was traced."""
         if self.equal is not None and not self.equal.compared:
             self._job.note(
-                f"{ranks_text(sorted(self._ranks))} of {self._job.world_size} were traced, for all of their kind (--ranks "
-                "all traces every one)"
+                f"{ranks_text(sorted(self._ranks))} of {self._job.world_size} were traced, for all of their kind "
+                "(--ranks all traces every one)"
             )
 
     def _who_may_go(self, equal: EqualRanks) -> frozenset[int]:

@@ -69,13 +69,16 @@ def _exchange(task: RankTask, index: int) -> int:
         return -1
     old = current_device(task)
     if index != old:
-        _set_device(task, index)
+        if index >= visible_devices(task):
+            raise invalid_ordinal()
+        set_current_device(task, index)
     return old
 
 
 def _set_device(task: RankTask, index: int) -> None:
     if not 0 <= index < visible_devices(task):
         raise invalid_ordinal()
+    accelerators(task).begin_work()
     set_current_device(task, index)
 
 
