@@ -104,7 +104,7 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         choices=["equal", "all"],
         default="equal",
-        help="on simulated GPUs: of more than 8 ranks trace one of each kind that does the same, or every one "
+        help="on simulated GPUs: of more than 4 ranks trace one of each kind that does the same, or every one "
         "(default: equal)",
     )
     network = parser.add_argument_group("the simulated network")
