@@ -70,8 +70,8 @@ class Gpu:
     @classmethod
     def named(cls, model: str, *, memory: float | None = None, memory_bandwidth: float | None = None) -> Gpu:
         """The GPU that a cluster file calls *model* (or the path of a data file, .toml); where the cluster file gives
-        bytes of memory and bytes a second of bandwidth, they replace the data file's. A UsageError names the known
-        ones."""
+        bytes of memory and bytes a second of bandwidth, they replace the data file's: memory within a tenth of it is
+        the card's name (80GB), and stays as torch says it. A UsageError names the known ones."""
         if model.endswith(".toml"):
             return cls._with(read_gpu(model), memory, memory_bandwidth)
         known = model.strip().lower().replace("_", "-").removeprefix("nvidia-").replace(" ", "-")

@@ -17,14 +17,16 @@ FILES = sorted(gpu_folder().glob("*.toml"))
 
 
 def test_the_gpu_of_every_preset_has_a_file() -> None:
-    """A cluster that distsim ships can run what it prices; the cluster's own memory and bandwidth hold."""
+    """A cluster that distsim ships can run what it prices; the cluster's own bandwidth holds, and its memory means a
+    card, of which torch says a little more or less."""
     seen = set()
     for name in preset_names():
         facts = load_cluster(name).node.gpu
         if facts is None:
             continue
         gpu = Gpu.named(facts.model, memory=facts.memory_bytes, memory_bandwidth=facts.memory_bytes_per_s)
-        assert (gpu.memory_bytes, gpu.memory_bandwidth) == (facts.memory_bytes, facts.memory_bytes_per_s)
+        assert gpu.memory_bandwidth == facts.memory_bytes_per_s
+        assert gpu.memory_bytes == pytest.approx(facts.memory_bytes, rel=0.1)
         seen.add(gpu.name)
     assert {"a100", "a100-80gb", "b200", "gb200", "gh200", "h100", "h200", "rtx4090"} <= seen
 

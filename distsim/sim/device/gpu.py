@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _nbytes = UntypedStorage.nbytes
 
-__all__ = ["Accelerators", "Device", "Held"]
+__all__ = ["Accelerators", "Device", "Held", "prepare"]
 
 
 class Held:
@@ -218,6 +218,18 @@ def _size(nbytes: int) -> str:
 
 
 _plans: dict[Gpu, dict[Any, Any]] = {}
+_prepared: list[Callable[[], object]] = []
+
+
+def prepare(ready: Callable[[], object]) -> None:
+    """Have *ready* called before a simulated process uses a GPU for the first time: it takes a quarter of a second."""
+    if ready not in _prepared:
+        _prepared.append(ready)
+
+
+def _first_use() -> None:
+    for ready in _prepared:
+        ready()
 
 
 class Accelerators:
@@ -263,6 +275,7 @@ class Accelerators:
         """The process uses its GPUs from now on (torch.cuda.init)."""
         if not self.used:
             self.used = True
+            _first_use()
             queued, self.queued = self.queued, []
             for call in queued:
                 call()
