@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from attention import as_published
 from gpt import GPT
 from log import Log, start, tokens
 from megatron import ALONE, Stage
@@ -68,6 +69,7 @@ def with_masters(args, device) -> None:
 
 args = options("data parallel training", GPT_2, dtypes=("bf16", "fp16", "fp32"), mbs=12)
 device = start()
+as_published(device)
 if args.arch == "gpt" and args.ckpt == "none":
     automatic(args, device)
 else:
