@@ -18,6 +18,7 @@ from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d.backend import backend_patches, register_backend
 from distsim.sim.c10d.work import future_patches
 from distsim.sim.device.cuda_api import cuda_patches, register_kernels
+from distsim.sim.device.gpu import prepare
 from distsim.sim.device.hooks import accepted
 from distsim.sim.isolation.clock import clock_patches, datetime_clock
 from distsim.sim.isolation.effects import socket_patches
@@ -72,7 +73,7 @@ def simulation(gpus: bool) -> Iterator[Host]:
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
         if gpus:
-            register_kernels()
+            prepare(register_kernels)
         host = Host(environ, modules.shared)
         with (
             noticed() if gpus else contextlib.nullcontext(),

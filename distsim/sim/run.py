@@ -22,11 +22,10 @@ from distsim.debug.records.frames import shown_from
 from distsim.errors import RankFailure, UsageError
 from distsim.network import make_network
 from distsim.sim.conditions import Conditions, RunRequest
-from distsim.sim.equal_ranks import StartAgain
 from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
 from distsim.sim.isolation.environ import without_launchers
-from distsim.sim.isolation.output import RankStream, open_streams
+from distsim.sim.isolation.output import Held, RankStream, open_streams
 from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.randomness import undrawn
 from distsim.sim.kernel.interrupts import interruptible
@@ -40,6 +39,7 @@ from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import master_address
 from distsim.sim.processes.lifecycle import Program, live
 from distsim.sim.world import Setting, Surroundings, World
+from distsim.sim.world.equal_ranks import StartAgain
 from distsim.watcher import beacon
 from distsim.watcher.overseer import watch_from_outside
 
@@ -197,7 +197,7 @@ def _simulate(request: RunRequest, enter: Callable[[SimProcess], Callable[[], An
             again = found
 
 
-MANY_RANKS = 8
+MANY_RANKS = 4
 """Up to so many ranks every one is traced."""
 MANY_TO_NAME = 512
 """Up to so many, all are traced once something has gone wrong."""
@@ -233,7 +233,10 @@ def _attempt(
         )
         page.listen()
     width = len(str(len(slots) - 1))
-    out, err = sys.stdout, sys.stderr
+    equal = None if again is None else again.equal
+    few = again is None and request.trace_equal_once and len(slots) > MANY_RANKS and request.conditions is None
+    held = [Held(sys.stdout), Held(sys.stderr)] if few or equal is not None else []
+    out, err = (held[0], held[1]) if held else (sys.stdout, sys.stderr)
 
     def streams_of(process: SimProcess) -> tuple[RankStream, RankStream]:
         others = () if request.log_dir is None else process.world.processes
@@ -264,15 +267,13 @@ def _attempt(
             )
             if request.conditions is not None:
                 setting = request.conditions.applied_to(setting)
-            few = again is None and request.trace_equal_once and len(slots) > MANY_RANKS and request.conditions is None
-            equal = None if again is None else again.equal
-            setting = dataclasses.replace(setting, may_be_equal=few, equal=equal)
+            setting = dataclasses.replace(setting, may_be_equal=few, equal=equal, held=held)
             world = World(setting, Surroundings(live, evidence_of, Lookahead))
             if again is not None and again.equal is None:
                 world.note(f"every rank was traced: {again.why}")
             environ_of = _environ(slots, per_node, nodes)
             for slot in slots:
-                if not world.is_traced(slot.rank):
+                if slot.rank not in world.traced:
                     continue
                 process = world.new_process(slot, environ_of(slot), sys.argv, rank=slot.rank)
                 world.start_process(process, enter(process))
@@ -295,14 +296,23 @@ def _attempt(
                 world.end()
                 if request.conditions is not None:
                     request.conditions.end(world)
+            wrong = any(d.exit_code in (3, 4) for d in world.diagnoses)
+            if world.traced.equal is not None and wrong and len(slots) <= MANY_TO_NAME and not interrupted:
+                raise StartAgain(None, "something is wrong, and all together say what")
+    except StartAgain as found:
+        if any(stream.is_shown for stream in held):
+            print(f"distsim: the run begins anew: {found.why}", file=sys.stderr)
+        for stream in held:
+            stream.drop()
+        raise
     finally:
+        for stream in held:
+            stream.release()
         forget_stacks()
         threading.stack_size(stack_bytes)
         if page is not None:
             page.rest()
 
-    if world.equal is not None and any(d.exit_code in (3, 4) for d in world.diagnoses) and len(slots) <= MANY_TO_NAME and not interrupted:
-        raise StartAgain(None, "something is wrong: all ranks are traced to name it")
     return summing_up(world, evidence, request, name, interrupted, _real_perf_counter() - started)
 
 

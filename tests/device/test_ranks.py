@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -160,3 +161,20 @@ def test_triton_is_defined_and_not_launched() -> None:
 def test_triton_is_missing_where_no_gpu_is() -> None:
     """On a cluster without GPUs it is as missing as on such machines."""
     assert ranks(lambda: raised(lambda: __import__("triton"))[0], 1, on="ethernet-cpu:1") == ["ModuleNotFoundError"]
+
+
+def test_a_file_has_holes_for_unknown_values(tmp_path: Path) -> None:
+    """A checkpoint is as long as on a cluster, takes no room for values that nobody knows, and can be loaded."""
+
+    def body() -> Any:
+        weights = {"large": torch.randn(4096, 4096, device="cuda"), "known": torch.arange(3, device="cuda")}
+        torch.save(weights, tmp_path / "model.pt")
+        again = torch.load(tmp_path / "model.pt", map_location="cuda:1")
+        return str(again["large"].device), tuple(again["large"].shape), again["known"].tolist()
+
+    outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1)
+    assert outcome.results[0] == ("cuda:1", (4096, 4096), [0, 1, 2])
+    found = (tmp_path / "model.pt").stat()
+    assert found.st_size > 4 * 4096 * 4096
+    assert 512 * found.st_blocks < 1 << 20
+    assert [note for note in outcome.notes if "values that nobody knows are zeros" in note]

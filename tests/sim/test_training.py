@@ -14,6 +14,7 @@ from rich.console import Console
 from distsim.report import Summary, print_summary, report_document
 from distsim.sim import Outcome, simulate
 from distsim.sim.device.allocator.ledger import ACTIVATIONS, GRADIENTS, OTHER, Ledger
+from distsim.sim.device.allocator.modules import family
 from distsim.sim.device.timeline import Kernel, Mark, Timeline
 from distsim.sim.device.timeline.account import Account
 
@@ -150,6 +151,37 @@ def test_a_ledger_finds_the_peak_by_what_is_known_later() -> None:
     ledger.settle()
     assert ledger.peak_bytes == 140, "130 bytes are no new peak"
     assert ledger.now()[ACTIVATIONS] == 90
+
+
+def remembered(steps: int) -> list[int]:
+    """Bytes in use after each step of a DDP model."""
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    model = torch.nn.parallel.DistributedDataParallel(Model().cuda().bfloat16())
+    used = []
+    for _ in range(steps):
+        model(torch.randint(0, WORDS, (TOKENS,), device="cuda")).sum().backward()
+        model.zero_grad()
+        torch.cuda.synchronize()
+        used.append(torch.cuda.memory_allocated())
+    return used
+
+
+def test_what_is_kept_for_the_trace_holds_no_memory() -> None:
+    """DDP makes its buckets anew in the second step: the first ones' memory is free, though their calls are told of."""
+    outcome, _ = ran(remembered, 3)
+    first, second, third = outcome.results[0]
+    assert first == second == third
+
+
+def test_memory_is_told_by_module(trained: dict[str, Any]) -> None:
+    """Parameters, gradients and activations of a module are its own; the names are the model's, without wrappers."""
+    rank = trained["ranks"][0]
+    assert sum(rank["modules"].values()) == rank["peak_allocated_bytes"]
+    assert rank["modules"]["words"] >= 2 * WIDTH * WORDS + 2 * WIDTH * TOKENS, "the table, and what was looked up"
+    assert rank["modules"]["layer"] >= 2 * WIDTH * WIDTH + 2 * WIDTH * TOKENS
+    assert family("module.model.layers.17._checkpoint_wrapped_module.mlp.up.proj") == "model.layers.*.mlp"
+    assert family("DistributedDataParallel") == "DistributedDataParallel"
 
 
 def test_memory_is_told_by_what_it_is_for(trained: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["memory_table", "remedies", "shortage"]
 
+MOST_MODULES = 8
 RESERVE = 0.95
 """Of the capacity can be used: the rest is lost between blocks."""
 
@@ -23,12 +24,14 @@ RESERVE = 0.95
 def memory_table(training: Training) -> RenderableType:
     """The rank with most, by what it was for."""
     most = max(training.ranks, key=lambda rank: (rank.peak_allocated_bytes, -rank.rank))
-    table = _parts(most.memory, most.peak_allocated_bytes)
+    tables: list[RenderableType] = [_parts(most.memory, most.peak_allocated_bytes)]
+    if most.modules:
+        tables += [Text("by module:"), _parts(most.modules, most.peak_allocated_bytes, MOST_MODULES)]
     waste = training.peak_reserved_bytes - training.peak_allocated_bytes
     if waste > 0.02 * training.peak_reserved_bytes:
         said = f"and {format_bytes(waste)} that the allocator reserved beyond that (fragments, other moments)"
-        return Group(table, Text(said, style="dim"))
-    return table
+        tables.append(Text(said, style="dim"))
+    return Group(*tables)
 
 
 def shortage(short: OutOfMemory, training: Training) -> RenderableType:
@@ -83,12 +86,12 @@ def remedies(short: OutOfMemory, training: Training) -> list[str]:
     return found
 
 
-def _parts(held: dict[str, int], total: int) -> Table:
+def _parts(held: dict[str, int], total: int, most: int = 6) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column()
-    for kind, nbytes in sorted(held.items(), key=lambda item: -item[1]):
+    for kind, nbytes in sorted(held.items(), key=lambda item: (-item[1], item[0]))[:most]:
         if nbytes > 0.001 * total:
             table.add_row(kind, format_bytes(nbytes), bar(nbytes / total))
     return table

@@ -1,17 +1,20 @@
 """torch.distributed in virtual time: groups, works, stores, and where calls meet.
 
-`group.py` is what torch calls; `communicator.py` is where the calls of a group meet.
+`group` is what torch calls; `communicator.py` is where the calls of a group meet; `on_gpu` puts those of tensors on a
+simulated GPU into streams.
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "arrival",
     "backend",
     "buffers",
     "communicator",
     "data",
     "group",
     "monitored_barrier",
+    "on_gpu",
     "operations",
     "refusals",
     "stores",

@@ -12,35 +12,20 @@ from typing import TYPE_CHECKING
 import simpy
 
 from distsim.debug.matching.agreement import check_meeting, check_pair
-from distsim.debug.records import CallRecord, Group, Phase, State
+from distsim.debug.records import Group, Phase, State
 from distsim.network import Transfer
-from distsim.sim.c10d.data import Tensors, copy_into
+from distsim.sim.c10d.arrival import Arrival
+from distsim.sim.c10d.data import copy_into
 from distsim.sim.c10d.monitored_barrier import MonitoredBarrier
-from distsim.sim.c10d.on_gpu import HostSide, compute
+from distsim.sim.c10d.on_gpu.values import compute
 from distsim.sim.c10d.work import SimWork
 
 if TYPE_CHECKING:
-    from distsim.sim.isolation.process import SimProcess
     from distsim.sim.world import World
 
-__all__ = ["Arrival", "Communicator"]
+__all__ = ["Communicator"]
 
 _DEAD = (Phase.KILLED, Phase.EXITED)
-
-
-@dataclass(slots=True)
-class Arrival:
-    """One member's part in a collective."""
-
-    process: SimProcess
-    record: CallRecord
-    work: SimWork
-    inputs: Tensors = ()
-    outputs: Tensors = ()
-    host_side: HostSide | None = None
-    """Of a call on a GPU: what is known of its values."""
-    sums: list[tuple[int | None, int | None]] | None = None
-    """Checksums of the inputs when the call was made, and how often torch had counted a write to each (guards.py)."""
 
 
 DataFunction = Callable[[list[Arrival]], None]
@@ -78,7 +63,7 @@ class Communicator:
         self._sends: list[Letter] = []
         self._recvs: deque[Letter] = deque()
         self.monitored: dict[int, MonitoredBarrier] = {}
-        self.stand_in: list[int] | None = world.standing_for(group)
+        self.stand_in: list[int] | None = world.traced.standing_for(group)
         """For each member the place of who arrives for it, where equal ranks are traced once; None: itself."""
         self._num_traced = len(group.ranks) if self.stand_in is None else len(set(self.stand_in))
 
@@ -176,9 +161,9 @@ class Communicator:
 
     def fewer_traced(self) -> None:
         """Ranks that were traced are no longer: others arrive for them."""
-        if self.stand_in is None or not any(self.world.is_traced(rank) for rank in self.group.ranks):
+        if self.stand_in is None or not any(rank in self.world.traced for rank in self.group.ranks):
             return
-        self.stand_in = self.world.standing_for(self.group)
+        self.stand_in = self.world.traced.standing_for(self.group)
         assert self.stand_in is not None
         self._num_traced = len(set(self.stand_in))
         for number in list(self._meetings):
@@ -196,8 +181,6 @@ class Communicator:
         if self.world.lookahead is not None:
             self.world.lookahead.passes(arrival.work)
             return
-        if not self._somebody_is(destination):
-            return
         schedule = self.world.schedule
         if schedule is not None and schedule.buffered:
             arrival.inputs = [tensor.detach().clone() for tensor in arrival.inputs]
@@ -214,8 +197,6 @@ class Communicator:
         if self.world.lookahead is not None:
             self.world.lookahead.passes(arrival.work)
             return
-        if source is not None and not self._somebody_is(source):
-            return
         letter = Letter(source, destination, tag, arrival)
         fits: dict[int | None, Letter] = {}
         for send in self._sends:  # of each sender the first: messages between two ranks keep their order
@@ -229,12 +210,10 @@ class Communicator:
             return
         self._recvs.append(letter)
 
-    def _somebody_is(self, place: int) -> bool:
-        """Whether the member at *place* is traced itself; else its place makes it a kind of its own."""
-        if self.stand_in is None or self.stand_in[place] == place:
-            return True
-        self.world.split_by(self.group)
-        return False
+    def sends_to(self, place: int) -> None:
+        """A member sends to that at *place*, or receives from it: it has to be traced itself."""
+        if self.stand_in is not None and self.stand_in[place] != place:
+            self.world.traced.split_by(self.group)
 
     def _transmit(self, send: Letter, recv: Letter) -> None:
         if check_pair(send.arrival.record, recv.arrival.record) is not None:

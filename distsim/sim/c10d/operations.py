@@ -15,7 +15,8 @@ from distsim.sim.c10d.data import copy_into, reduce_tensors
 from distsim.sim.c10d.refusals import even_shares
 
 if TYPE_CHECKING:
-    from distsim.sim.c10d.communicator import Arrival, Communicator
+    from distsim.sim.c10d.arrival import Arrival
+    from distsim.sim.c10d.communicator import Communicator
 
 __all__ = ["OPERATIONS", "Operation", "algorithms"]
 

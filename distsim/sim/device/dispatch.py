@@ -20,6 +20,7 @@ from distsim.sim.device.carrier import carrier, under_meta
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.generator import PlainGenerator
 from distsim.sim.device.gpu import Device
+from distsim.sim.device.operators.handler import Handler
 from distsim.sim.device.operators.pinned import PINNING, make_pinned
 from distsim.sim.device.operators.plan import Given, Made, Plan, key_of, learn, tensors_in
 from distsim.sim.device.operators.special import SPECIAL
@@ -31,7 +32,7 @@ from distsim.sim.isolation.process import RankTask
 __all__ = ["ComputeMode"]
 
 aten = torch.ops.aten
-_HANDLERS: dict[Any, Any] = {**TRANSFERS, **SPECIAL}
+_HANDLERS: dict[Any, Handler] = {**TRANSFERS, **SPECIAL}
 VIEW, COMPOSITE, PASSED, PLANNED, HIGHER, PYTHON = range(6)
 VIEW_SHARE = 0.4
 """Of the host's time for an operator: a view launches no kernel (torch/benchmarks: about 2 of 5 us)."""
@@ -140,9 +141,9 @@ class ComputeMode(TorchDispatchMode):
                 result = self._part(outs[0], args, kwargs, gpu, stream)
             else:
                 result = plan.kind([self._part(out, args, kwargs, gpu, stream) for out in outs])
-        equal = task.world.equal
+        equal = task.world.traced.equal
         if equal is not None and not equal.compared:
-            equal.saw_operator(self._process, plan.number)
+            equal.saw_operator(self._process.rank, plan.number)
         if plan.cost.kernels:
             gpu.launch(stream, plan.cost, task, func)
         if plan.counted is not None:
@@ -157,7 +158,7 @@ class ComputeMode(TorchDispatchMode):
         if type(out) is Given:
             return out.of(args, kwargs)
         if isinstance(out, list | tuple):
-            return type(out)([self._part(item, args, kwargs, gpu, stream) for item in out])  # type: ignore[call-arg]
+            return type(out)([self._part(item, args, kwargs, gpu, stream) for item in out])
         return out
 
     def _forget(self, written: Any) -> None:
@@ -180,7 +181,7 @@ class ComputeMode(TorchDispatchMode):
                 guess = guess or values.guessed(value)
                 return found
             if isinstance(value, list | tuple):
-                return type(value)([host(item) for item in value])  # type: ignore[call-arg]
+                return type(value)([host(item) for item in value])
             if isinstance(value, torch.device):
                 return torch.device("cpu")
             return value
@@ -228,7 +229,8 @@ class ComputeMode(TorchDispatchMode):
 
     @property
     def values(self) -> Values:
-        return self._process.accelerators.values
+        values: Values = self._process.accelerators.values
+        return values
 
     @property
     def task(self) -> RankTask:
@@ -291,12 +293,11 @@ class ComputeMode(TorchDispatchMode):
 
 _OVERWRITE = frozenset(
     {aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.normal_.default, aten.uniform_.default,
-     aten.random_.default, getattr(aten.random_, "from"), aten.random_.to, aten.bernoulli_.float, aten.exponential_.default,
-     aten.log_normal_.default, aten.geometric_.default, aten.cauchy_.default}
+     aten.random_.default, getattr(aten.random_, "from"), aten.random_.to, aten.bernoulli_.float,
+     aten.exponential_.default, aten.log_normal_.default, aten.geometric_.default, aten.cauchy_.default}
 )  # fmt: skip
 
 _kinds: dict[Any, int] = {}
-
 
 
 def _precision() -> tuple[str, str]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _nbytes = UntypedStorage.nbytes
 
-__all__ = ["Accelerators", "Device", "Held"]
+__all__ = ["Accelerators", "Device", "Held", "prepare"]
 
 
 class Held:
@@ -152,7 +152,7 @@ class Device:
         """Allocate what *storage* takes, until it dies."""
         nbytes = _nbytes(storage)
         if nbytes:
-            storage._distsim_held = Held(self, self.allocate(nbytes, stream), nbytes)  # type: ignore[attr-defined]
+            storage._distsim_held = Held(self, self.allocate(nbytes, stream), nbytes)
 
     def allocate(self, nbytes: int, stream: Stream) -> Block:
         if self._deferred:
@@ -215,6 +215,18 @@ def _size(nbytes: int) -> str:
 
 
 _plans: dict[Gpu, dict[Any, Any]] = {}
+_prepared: list[Callable[[], object]] = []
+
+
+def prepare(ready: Callable[[], object]) -> None:
+    """Have *ready* called before a simulated process uses a GPU for the first time: it takes a quarter of a second."""
+    if ready not in _prepared:
+        _prepared.append(ready)
+
+
+def _first_use() -> None:
+    for ready in _prepared:
+        ready()
 
 
 class Accelerators:
@@ -251,7 +263,7 @@ class Accelerators:
             if not 0 <= index < self.count:
                 raise invalid_ordinal()
             self.begin()
-            self.process.world.uses_gpu()
+            self.process.world.traced.uses_gpu()
             device = self._devices[index] = Device(self.process, index, self.model)
         return device
 
@@ -259,6 +271,7 @@ class Accelerators:
         """The process uses its GPUs from now on (torch.cuda.init)."""
         if not self.used:
             self.used = True
+            _first_use()
             queued, self.queued = self.queued, []
             for call in queued:
                 call()

@@ -3,8 +3,9 @@
 Two objects of C++ decide whether a tensor may lie on device type `cuda`. The *device guard* (c10's registry,
 c10/core/impl/DeviceGuardImplInterface.h) knows the current device and stream; torch brings a stand-in for tests,
 `FakeGuardImpl<CUDA>`, which keeps them by thread and is installed by `torch._C._ensureCUDADeviceGuardSet()` where a
-guard of zero devices is registered; it has no events, so those are ours (`autograd_events.py`). The *accelerator hooks* (ATen/detail/AcceleratorHooksInterface.h) tell autograd
-that there is an accelerator; three slots of their table of functions are exchanged.
+guard of zero devices is registered; it has no events, so those are ours (`timeline`). The *accelerator hooks*
+(ATen/detail/AcceleratorHooksInterface.h) tell autograd that there is an accelerator; three slots of their table of
+functions are exchanged.
 
 Both are in force within `accepted()` only. What C++ may still point to afterwards is never freed.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 import torch
 
 from distsim.errors import NotSimulated
-from distsim.sim.device.autograd_events import EVENT_FUNCTIONS
+from distsim.sim.device.timeline.autograd_events import EVENT_FUNCTIONS
 
 __all__ = ["MOST_DEVICES", "accepted"]
 
@@ -89,7 +90,9 @@ class _Parts:
             raise LookupError("torch._C._ensureCUDADeviceGuardSet installed no guard")
         table = _words(_BEFORE + _GUARD_SLOTS)
         size = ctypes.sizeof(_Word)
-        ctypes.memmove(table, _Word.from_address(stand_in).value - _BEFORE * size, len(table) * size)
+        its = _Word.from_address(stand_in).value
+        assert its is not None
+        ctypes.memmove(table, its - _BEFORE * size, len(table) * size)
         for slot, function in EVENT_FUNCTIONS.items():
             table[_BEFORE + slot] = ctypes.cast(function, _Word).value
         _for_ever(EVENT_FUNCTIONS)

@@ -46,7 +46,8 @@ def current_stream(task: RankTask, device: Device) -> Stream:
     """torch's C++ keeps it, by thread: autograd runs backward on the streams of forward."""
     if not task.cuda_streams:
         return device.default_stream
-    return device.streams[_get_stream(device.index).stream_id]
+    stream: Stream = device.streams[_get_stream(device.index).stream_id]
+    return stream
 
 
 def set_current_stream(task: RankTask, device: Device, stream: Stream) -> None:

@@ -18,7 +18,7 @@ from distsim.sim.faults.moment import When
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
-    from distsim.sim.c10d.communicator import Arrival
+    from distsim.sim.c10d.arrival import Arrival
     from distsim.sim.faults.links.state import LinkState
     from distsim.sim.isolation.process import RankTask, SimProcess
     from distsim.sim.world import World

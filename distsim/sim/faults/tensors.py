@@ -14,7 +14,7 @@ from distsim.debug.evidence import guard_findings as seen
 from distsim.debug.records import Finding
 
 if TYPE_CHECKING:
-    from distsim.sim.c10d.communicator import Arrival
+    from distsim.sim.c10d.arrival import Arrival
 
 __all__ = ["ALWAYS", "GUARDS", "Guards", "checksum", "holds_nan"]
 

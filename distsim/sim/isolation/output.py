@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from distsim.errors import UsageError
 from distsim.sim.kernel.task import current_process
 
-__all__ = ["RankStream", "StreamProxy", "open_streams"]
+__all__ = ["Held", "RankStream", "StreamProxy", "open_streams"]
 
 _LONGEST_LINE = 1 << 16
 
@@ -88,6 +88,44 @@ class RankStream(io.TextIOBase):
         self.muted = True
 
 
+class Held:
+    """Stands for *stream* in a run that may have to begin anew: what is written is shown once `release` is called."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._kept: list[str] | None = []
+
+    @property
+    def encoding(self) -> str:
+        return self._stream.encoding
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> None:
+        if self._kept is None:
+            self._stream.write(text)
+        else:
+            self._kept.append(text)
+
+    @property
+    def is_shown(self) -> bool:
+        return self._kept is None
+
+    def release(self) -> None:
+        kept, self._kept = self._kept, None
+        for text in kept or ():
+            _put(self._stream, text.removesuffix("\n"))
+
+    def drop(self) -> None:
+        """The run begins anew: nothing of this one is shown."""
+        self._kept = None
+
+
+Shown = TextIO | Held
+"""Where the lines of ranks go."""
+
+
 class _Bytes(io.RawIOBase):
     """`sys.stdout.buffer` of a rank."""
 
@@ -158,7 +196,7 @@ class StreamProxy(io.TextIOBase):
 
 
 def open_streams(
-    label: Callable[[], str], fresh: bool, width: int, log_dir: str | None, stdout: TextIO, stderr: TextIO
+    label: Callable[[], str], fresh: bool, width: int, log_dir: str | None, stdout: Shown, stderr: Shown
 ) -> tuple[RankStream, RankStream]:
     """The two streams of a process: lines behind `[label]`, or files `LOG_DIR/<label>/stdout.log` and
     `stderr.log`, as torchrun names them; *fresh* ones, or those that a process of that label has begun.
@@ -174,7 +212,7 @@ def open_streams(
             RankStream(_drop, folder / "stderr.log", stderr, fresh),
         )
 
-    def put(stream: TextIO) -> Callable[[str], None]:
+    def put(stream: Shown) -> Callable[[str], None]:
         return lambda line: _put(stream, f"[{label():>{width}}] {line}")
 
     return RankStream(put(stdout), raw=stdout), RankStream(put(stderr), raw=stderr)
@@ -192,7 +230,7 @@ def _drop(line: str) -> None:
     pass
 
 
-def _put(stream: TextIO, line: str) -> None:
+def _put(stream: Shown, line: str) -> None:
     try:
         stream.write(line + "\n")
     except UnicodeEncodeError:  # the terminal is not UTF-8

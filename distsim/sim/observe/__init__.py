@@ -5,4 +5,14 @@
 
 from __future__ import annotations
 
-__all__ = ["evidence", "figures", "gpu_tracks", "lookahead", "profiler", "totals", "training", "user_stack"]
+__all__ = [
+    "critical_path",
+    "evidence",
+    "figures",
+    "gpu_tracks",
+    "lookahead",
+    "profiler",
+    "totals",
+    "training",
+    "user_stack",
+]

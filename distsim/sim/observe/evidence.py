@@ -31,10 +31,10 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
     """*asleep* makes a rank that only sleeps count as blocked; with *hang_after_s* a running rank
     that others have waited for that long is missing."""
     ranks = range(world.world_size)
-    states = {rank: _state(world, rank, asleep) for rank in ranks if world.is_traced(rank)}
-    if world.equal is not None:  # whom nobody traced does what its leader does
+    states = {rank: _state(world, rank, asleep) for rank in ranks if rank in world.traced}
+    if world.traced.equal is not None:  # whom nobody traced does what its leader does
         for rank in ranks:
-            states.setdefault(rank, replace(states[world.equal.leader_of(rank)], rank=rank))
+            states.setdefault(rank, replace(states[world.traced.equal.leader_of(rank)], rank=rank))
         states = dict(sorted(states.items()))
     records = {rank: world.rank_processes[rank].records for rank in ranks if rank in world.rank_processes}
     if any(state.phase is Phase.BLOCKED for state in states.values()):

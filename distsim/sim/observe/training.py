@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from distsim.debug.words.phrases import ranks_text
 from distsim.sim.device.allocator.ledger import OPTIMIZER
+from distsim.sim.device.allocator.modules import Modules, family
 from distsim.sim.device.streams import current_stream
 from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import StepEnd
@@ -38,6 +39,8 @@ __all__ = ["finish", "noticed", "training_of"]
 FIRST_STEADY = 3
 """The first step makes the optimizer's state, the second is the first that finds the allocator's segments."""
 MOST_OPERATORS = 20
+NO_MODULE = "outside of modules"
+"""The loss, backward, the optimizer's temporaries, inputs."""
 LONGEST_REST_S = 3_600.0
 """Longer than this no GPU works on after its program's end: it waits for what never comes."""
 
@@ -54,15 +57,21 @@ def noticed() -> Iterator[None]:
         accelerators = task.process.accelerators
         if accelerators is not None and accelerators.used:
             device = accelerators[task.cuda_device]
-            accelerators.steps.end(optimizer, device.timeline, current_stream(task, device), task.now_s())
-        task.world.ended_step(task.process)
+            steps = accelerators.steps
+            steps.end(optimizer, device.timeline, current_stream(task, device), task.now_s())
+            if steps.modules is None:  # the second step shows which modules take memory
+                steps.modules = Modules(steps.ledgers)
+                steps.modules.begin()
+            elif steps.num_ended > 1:
+                steps.modules.end()
+        task.world.traced.ended_step(task.process)
 
-    def steps(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
         task = current_task()
         if task is not None and task.process.accelerators is not None:
             task.process.accelerators.steps.allocates(OPTIMIZER)
 
-    handles = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
+    handles = register_optimizer_step_pre_hook(begins), register_optimizer_step_post_hook(stepped)
     try:
         yield
     finally:
@@ -159,7 +168,7 @@ def _path(found: Training, ends: Mapping[SimProcess, list[StepEnd]]) -> list[Pat
 
 def _like(world: World, used: Sequence[SimProcess]) -> dict[SimProcess, tuple[int, ...]]:
     """The ranks for which each stands, itself included (equal_ranks.py)."""
-    equal = world.equal
+    equal = world.traced.equal
     if equal is None:
         return {process: (process.rank,) for process in used}
     traced = {process.rank for process in used}
@@ -233,6 +242,7 @@ def _rank(process: SimProcess, account: Account, counted: int, like: tuple[int, 
             account.waits.items(), key=lambda item: (-sum(item[1][:2]), item[0])
         )
     ]
+    ledger = max((device.memory.ledger for device in process.accelerators.devices), key=lambda one: one.peak_bytes)
     return RankTraining(
         process.rank,
         like,
@@ -246,9 +256,19 @@ def _rank(process: SimProcess, account: Account, counted: int, like: tuple[int, 
         account.host_s / counted,
         max(allocated for allocated, _ in highest),
         max(reserved for _, reserved in highest),
-        {**max((device.memory.ledger for device in process.accelerators.devices), key=lambda one: one.peak_bytes).peak},
+        {**ledger.peak},
+        _families(ledger.peak_modules),
         waits,
     )
+
+
+def _families(modules: dict[str, int]) -> dict[str, int]:
+    """Bytes by names of modules in which numbers are stars; nothing where the peak was in a step without names."""
+    found: dict[str, int] = {}
+    for name, nbytes in modules.items():
+        kind = family(name) if name else NO_MODULE
+        found[kind] = found.get(kind, 0) + nbytes
+    return found if set(found) - {NO_MODULE} else {}
 
 
 def _operators(
@@ -287,7 +307,7 @@ def _count_tokens(found: Training, ends: dict[Any, list[StepEnd]], alike: dict[S
     found.tokens_how = "looked up in the largest embedding, all ranks together"
     if groups:
         ranks = min(groups, key=lambda each: (-len(each), each))
-        several = f" and {len(groups) - 1} groups more" if len(groups) > 1 else ""
+        several = "" if len(groups) == 1 else f" and {len(groups) - 1} more like it"
         found.tokens_how += (
             f"; ranks that reduce activations in forward see the same ones, which count once "
             f"({groups[ranks]}: {ranks_text(ranks)}{several})"

@@ -78,7 +78,7 @@ class TCPStore(SimStore):
             self._values.data["init/"] = str(self._values.clients).encode()
             self._values.change()
             if is_master:  # keeps the server alive until all have come
-                self._wait_for_workers(task, task.world.num_traced(world_size), give_up_s)
+                self._wait_for_workers(task, task.world.traced.number_of(world_size), give_up_s)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         if len(keys) != len(values):

@@ -21,22 +21,26 @@ def tag_of(tensor: Tensor) -> Tag | None:
     return None if held is None or held.block is None else held.block.tag
 
 
-def _claim(tensor: Any, kind: str) -> None:
+def _claim(tensor: Any, kind: str, owner: Tag | None = None) -> Tag | None:
     tag = tag_of(tensor) if isinstance(tensor, Tensor) else None
     if tag is not None:
         tag.kind = kind
+        if owner is not None:
+            tag.module = owner.module
+    return tag
 
 
 def claim_of_optimizer(optimizer: Any) -> None:
     """What *optimizer* updates, by what, and what it keeps."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            _claim(parameter, PARAMETERS)
+            tag = _claim(parameter, PARAMETERS)
             if parameter.grad is not None:
-                _claim(parameter.grad, GRADIENTS)
-    for state in list(optimizer.state.values()):
+                _claim(parameter.grad, GRADIENTS, tag)
+    for parameter, state in list(optimizer.state.items()):
+        tag = tag_of(parameter) if isinstance(parameter, Tensor) else None
         for value in state.values() if isinstance(state, dict) else ():
-            _claim(value, OPTIMIZER)
+            _claim(value, OPTIMIZER, tag)
 
 
 def claim_buffers(tensors: Iterable[Tensor]) -> None:

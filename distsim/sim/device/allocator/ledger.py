@@ -20,11 +20,13 @@ PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, COMMUNICATION, OTHER = KINDS
 class Tag:
     """One allocation."""
 
-    __slots__ = ("alive", "kind", "nbytes")
+    __slots__ = ("alive", "kind", "module", "nbytes")
 
-    def __init__(self, nbytes: int, kind: str) -> None:
+    def __init__(self, nbytes: int, kind: str, module: str = "") -> None:
         self.nbytes = nbytes
         self.kind = kind
+        self.module = module
+        """In which it was made, where that is known (modules.py)."""
         self.alive = False
         """At the point to which the ledger has been read."""
 
@@ -35,8 +37,13 @@ class Ledger:
     def __init__(self) -> None:
         self.kind = OTHER
         """Of what is allocated now."""
+        self.module = ""
+        self.named = False
+        """Whether `module` is told."""
         self.peak: dict[str, int] = dict.fromkeys(KINDS, 0)
         """Bytes by kind when most were in use."""
+        self.peak_modules: dict[str, int] = {}
+        """The same bytes by module."""
         self.peak_bytes = 0
         self.in_use = self.most = 0
         """Bytes now, and the most since `settle`."""
@@ -45,7 +52,7 @@ class Ledger:
         self._alive: list[Tag] = []
 
     def born(self, nbytes: int) -> Tag:
-        tag = Tag(nbytes, self.kind)
+        tag = Tag(nbytes, self.kind, self.module)
         self._events.append(tag)
         self.in_use += nbytes
         if self.in_use > self.most:
@@ -57,31 +64,51 @@ class Ledger:
         self.in_use -= tag.nbytes
 
     @property
+    def _beaten(self) -> int:
+        """What a peak has to be more than; one with names is worth as much as one without."""
+        return self.peak_bytes - (1 if self.named else 0)
+
+    @property
     def has_risen(self) -> bool:
         """Whether more is, or was, in use since `settle` than ever before: tags matter."""
-        return self.most > self.peak_bytes
+        return self.most > self._beaten
 
     def settle(self) -> None:
         """All tags are known: find the peak in what came and went."""
-        if self.has_risen:
-            held = self._held()
-            now = best = sum(held.values())
-            if best > self.peak_bytes:
-                self.peak, self.peak_bytes = {**held}, best
-            for tag in self._events:
-                change = -tag.nbytes if tag.alive else tag.nbytes
-                tag.alive = not tag.alive
-                now += change
-                held[tag.kind] += change
-                if now > self.peak_bytes:
-                    self.peak, self.peak_bytes = {**held}, now
-        else:
-            for tag in self._events:
-                tag.alive = not tag.alive
+        place = self._peak_at() if self.has_risen else -1
+        for number, tag in enumerate(self._events):
+            if number == place:
+                self._look(self._events[:place])
+            tag.alive = not tag.alive
+        if place == len(self._events):
+            self._look(self._events)
         seen: dict[int, Tag] = {id(tag): tag for tag in (*self._alive, *self._events) if tag.alive}
         self._alive = list(seen.values())
         self._events.clear()
         self.most = self.in_use
+
+    def _peak_at(self) -> int:
+        """How many of the events had come when most was in use; -1: never so much as before."""
+        now, place, most = sum(tag.nbytes for tag in self._alive), -1, self._beaten
+        on = {id(tag) for tag in self._alive}
+        for number, tag in enumerate(self._events, 1):
+            if id(tag) in on:
+                now -= tag.nbytes
+            else:
+                on.add(id(tag))
+                now += tag.nbytes
+                if now > most:
+                    place, most = number, now
+        return place
+
+    def _look(self, events: list[Tag]) -> None:
+        """The peak is now, after *events*."""
+        tags = {id(tag): tag for tag in (*self._alive, *events) if tag.alive}.values()
+        self.peak, self.peak_modules = dict.fromkeys(KINDS, 0), {}
+        for tag in tags:
+            self.peak[tag.kind] += tag.nbytes
+            self.peak_modules[tag.module] = self.peak_modules.get(tag.module, 0) + tag.nbytes
+        self.peak_bytes = sum(self.peak.values())
 
     def now(self) -> dict[str, int]:
         """Bytes in use by kind."""

@@ -24,6 +24,10 @@ _BETWEEN = 1 << 38
 _LOADED = 1 << 15
 """Bytes of a storage that comes from the host whose values are kept: as many as 4,096 double precision numbers take."""
 
+_SPARSE = 1 << 16
+"""Bytes of unknown values from which on a file has a hole in their place."""
+_write_record = torch._C.PyTorchFileWriter.write_record
+
 _storage_nbytes, _storage_resize, _data_ptr = UntypedStorage.nbytes, UntypedStorage.resize_, Tensor.data_ptr
 
 
@@ -76,7 +80,7 @@ def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
         block = device.allocate(size, current_stream(task, device))
         assert block.tag is not None
         block.tag.kind = COMMUNICATION
-        storage._distsim_held = Held(device, block, size)  # type: ignore[attr-defined]
+        storage._distsim_held = Held(device, block, size)
     return storage
 
 
@@ -90,9 +94,21 @@ def _to_host(storage: UntypedStorage, what: str) -> UntypedStorage:
         return there.cpu().untyped_storage()
     mode.copy_time(there, to_host=True, blocking=True)
     mode.values.count(what, mode.where)
+    require_task().world.note(
+        f"{what}: values that nobody knows are zeros there; a file of torch.save has holes in their place and takes no "
+        "room on the disk for them"
+    )
     made = torch.zeros(_nbytes(storage), dtype=torch.uint8, device="cpu").untyped_storage()
     made._distsim_unknown = True
     return made
+
+
+def _write(writer: Any, name: str, data: Any, size: int) -> None:
+    """One part of a file of torch.save."""
+    if size >= _SPARSE and isinstance(data, UntypedStorage) and "_distsim_unknown" in data.__dict__:
+        writer.write_record_metadata(name, size)
+    else:
+        _write_record(writer, name, data, size)
 
 
 def _to_device(storage: UntypedStorage, device: torch.device, non_blocking: bool) -> UntypedStorage:
@@ -191,6 +207,7 @@ def tensor_patches() -> list[Patch]:
     return [
         (torch._tensor_str, "_str", show),
         (Tensor, "data_ptr", data_ptr),
+        (torch._C.PyTorchFileWriter, "write_record", _write),
         *((UntypedStorage, name, ours) for name, ours in replaced.items()),
     ]
 

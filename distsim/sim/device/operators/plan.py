@@ -31,7 +31,7 @@ class Made:
         self.size = tuple(tensor.shape)
         self.stride = tensor.stride()
         self.dtype = tensor.dtype
-        self.numel = tensor.numel()
+        self.numel: int = tensor.numel()
         self.nbytes = tensor.untyped_storage().nbytes()
 
 
@@ -53,7 +53,19 @@ class Given:
 class Plan:
     """How to answer a call: *outs* has `Made`, `Given` or a value that is no tensor."""
 
-    __slots__ = ("cost", "counted", "device", "kind", "number", "offset", "outs", "precision", "random", "valued", "written")
+    __slots__ = (
+        "cost",
+        "counted",
+        "device",
+        "kind",
+        "number",
+        "offset",
+        "outs",
+        "precision",
+        "random",
+        "valued",
+        "written",
+    )
 
     def __init__(
         self, kind: Callable[[list[Any]], Any] | None, outs: list[Any], device: torch.device | None, cost: Cost
@@ -122,7 +134,7 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
                 devices.append(value if value.index is not None or value.type != "cuda" else current)
             return META
         if isinstance(value, list | tuple):
-            return type(value)(twin(item, (*path, i)) for i, item in enumerate(value))  # type: ignore[call-arg]
+            return type(value)(twin(item, (*path, i)) for i, item in enumerate(value))
         if isinstance(value, PlainGenerator):
             if not is_for_gpu(value):
                 raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
@@ -175,7 +187,7 @@ def _indexed(device: torch.device, current: torch.device) -> torch.device:
 def _part(value: Any, paths: dict[int, tuple[Any, ...]]) -> Any:
     if not isinstance(value, Tensor):
         if isinstance(value, list | tuple):
-            return type(value)(_part(item, paths) for item in value)  # type: ignore[call-arg]
+            return type(value)(_part(item, paths) for item in value)
         return value
     path = paths.get(id(value))
     return Made(value) if path is None else Given(path)
@@ -216,9 +228,7 @@ def limit(dtype: torch.dtype) -> int:
 
 def _small(tensor: Tensor) -> bool:
     """Whether its storage may be one that keeps values."""
-    if tensor.numel() <= limit(tensor.dtype):
-        return True
-    return 0 in tensor.stride()
+    return bool(tensor.numel() <= limit(tensor.dtype) or 0 in tensor.stride())
 
 
 def _may_be_known(out: Any) -> bool:

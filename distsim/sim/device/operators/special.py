@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from distsim.sim.device.dispatch import ComputeMode
+from distsim.sim.device.operators.handler import Handler, Mode
 
 __all__ = ["SPECIAL"]
 
@@ -17,7 +16,7 @@ _CUDA = 1
 """c10::DeviceType::CUDA."""
 
 
-def _unscale(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _unscale(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """GradScaler: gradients that nobody knows are finite, so `found_inf` keeps its value; known ones are looked at."""
     gradients, found_inf, inverse_scale = args
     scale = mode.values.host(inverse_scale)
@@ -29,13 +28,13 @@ def _unscale(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[s
     mode.launch_plain(found_inf.device, 2 * sum(t.numel() * t.element_size() for t in gradients))
 
 
-def _batch_norm_stats(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _batch_norm_stats(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """SyncBatchNorm's statistics: (mean, inverse deviation) of each channel, float32 for half precision."""
     x: Tensor = args[0]
     return tuple(_channels(mode, x, 2, _wide(x.dtype)))
 
 
-def _batch_norm_gather(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _batch_norm_gather(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, mean = args[0], args[1]
     for running in args[3:5]:
         if isinstance(running, Tensor):
@@ -43,14 +42,14 @@ def _batch_norm_gather(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwar
     return tuple(_channels(mode, x, 2, mean.dtype))
 
 
-def _batch_norm_elemt(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _batch_norm_elemt(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x: Tensor = args[0]
     made = mode.carry(tuple(x.shape), x.stride(), x.dtype, x.device)
     mode.launch_plain(x.device, 2 * x.numel() * x.element_size())
     return made
 
 
-def _batch_norm_backward_reduce(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _batch_norm_backward_reduce(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = args[1]
     return tuple(_channels(mode, x, 4, _wide(x.dtype)))
 
@@ -59,13 +58,13 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def _channels(mode: ComputeMode, x: Tensor, count: int, dtype: torch.dtype) -> list[Tensor]:
+def _channels(mode: Mode, x: Tensor, count: int, dtype: torch.dtype) -> list[Tensor]:
     made = [mode.carry((x.shape[1],), (1,), dtype, x.device) for _ in range(count)]
     mode.launch_plain(x.device, x.numel() * x.element_size())
     return made
 
 
-def _record_stream(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _record_stream(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Tensor.record_stream: its memory is not free before that stream has come so far."""
     held = args[0].untyped_storage().__dict__.get("_distsim_held")
     stream = args[1]
@@ -73,7 +72,7 @@ def _record_stream(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: 
         held.streams = [*(held.streams or ()), held.device.streams[stream.stream_id]]
 
 
-def _gru_cell(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _gru_cell(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """aten._thnn_fused_gru_cell: (state, workspace of five gates)."""
     state: Tensor = args[2]
     rows, width = state.shape
@@ -83,7 +82,7 @@ def _gru_cell(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[
     return made, workspace
 
 
-def _gru_cell_backward(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _gru_cell_backward(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     gradient, has_bias = args[0], args[2]
     rows, width = gradient.shape
 
@@ -98,7 +97,7 @@ def _gru_cell_backward(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwar
     return gates, hidden, state, *biases
 
 
-SPECIAL: dict[Any, Any] = {
+SPECIAL: dict[Any, Handler] = {
     aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
     aten.batch_norm_stats.default: _batch_norm_stats,
     aten.batch_norm_gather_stats_with_counts.default: _batch_norm_gather,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from distsim.sim.device.operators.handler import Handler, Mode
 from distsim.sim.device.operators.pinned import is_pinned
 from distsim.sim.device.operators.plan import learn
-
-if TYPE_CHECKING:
-    from distsim.sim.device.dispatch import ComputeMode
 
 __all__ = ["TRANSFERS"]
 
@@ -21,19 +19,19 @@ STAGED = 64 << 10
 behavior": transfers of up to 64 KB)."""
 
 
-def _read(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _read(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """aten._local_scalar_dense: a number for the host."""
     mode.synchronize(args[0])
     return mode.values.read(args[0], "a value", mode.where).item()
 
 
-def _equal(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _equal(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mode.synchronize(args[0])
     one, other = (mode.values.read(t, "equal", mode.where) for t in args[:2])
     return func(one, other)
 
 
-def _to_copy(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _to_copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """aten._to_copy, where the tensor changes its device; elsewhere it is an operator like others."""
     source: Tensor = args[0]
     device = kwargs.get("device")
@@ -56,7 +54,7 @@ def _to_copy(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[s
     return made
 
 
-def _copy(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """aten.copy_(target, source), between devices."""
     target, source = args[0], args[1]
     if target.device.type == source.device.type:
@@ -71,7 +69,7 @@ def _copy(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return target
 
 
-def _nonzero(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _nonzero(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Operators whose result is as large as the values say: the host waits for their number."""
     mode.synchronize(args[0])
     hosts = [mode.values.read(a, f"{func._overloadpacket.__name__}'s size", mode.where) if isinstance(a, Tensor)
@@ -89,7 +87,7 @@ def _nonzero(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[s
     return type(result)(made) if isinstance(result, tuple | list) else made[0]
 
 
-def _masked(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _masked(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """aten.index with masks: as many rows as they select."""
     indices = list(args[1])
     if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
@@ -105,19 +103,19 @@ def _masked(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[st
         return func(args[0], flat, *args[2:], **kwargs)
 
 
-def _masked_select(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _masked_select(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with mode:
         one, mask = torch.broadcast_tensors(args[0], args[1])
         return one.reshape(-1)[mask.reshape(-1)]
 
 
-def _repeat_interleave(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _repeat_interleave(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("output_size") is not None:
         return NotImplemented
     return _nonzero(mode, func, args, kwargs)
 
 
-def _resize(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _resize(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """aten.resize_: the storage may grow."""
     tensor, size = args[0], tuple(args[1])
     numel = 1
@@ -136,7 +134,7 @@ def _resize(mode: ComputeMode, func: Any, args: tuple[Any, ...], kwargs: dict[st
     return tensor
 
 
-TRANSFERS: dict[Any, Any] = {
+TRANSFERS: dict[Any, Handler] = {
     aten._local_scalar_dense.default: _read,
     aten.equal.default: _equal,
     aten._to_copy.default: _to_copy,

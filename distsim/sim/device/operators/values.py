@@ -53,11 +53,11 @@ class Values:
 
     def shadow(self, tensor: Tensor) -> Shadow | None:
         storage = tensor.untyped_storage()
-        found = storage.__dict__.get("_distsim_shadow")
-        if type(found) is Pending:
+        found: Shadow | Pending | None = storage.__dict__.get("_distsim_shadow")
+        if isinstance(found, Pending):
             found.force()
             found = storage.__dict__.get("_distsim_shadow")
-            if type(found) is Pending:
+            if isinstance(found, Pending):
                 return None
         return found
 

@@ -87,6 +87,8 @@ class Steps:
     """The values of `ends`, which outlive their optimizers."""
     ledgers: list[Ledger] = field(default_factory=list)
     """Of its GPUs' memory."""
+    modules: Any = None
+    """Where memory is taken, told in the second step (allocator/modules.py)."""
     _backward_begun: bool = False
     """In this step."""
 
@@ -146,6 +148,11 @@ class Steps:
             self._last.append(known)
         known.append(end)
         timeline.put(stream, end.mark)
+
+    @property
+    def num_ended(self) -> int:
+        """Steps that have ended for the host."""
+        return max((len(ends) for ends in self._last), default=0)
 
     def chosen(self) -> list[StepEnd]:
         """Of the optimizer with most steps; of several, the one that came last."""

@@ -104,6 +104,10 @@ class Comm:
 Item = Kernel | Mark | Wait | Comm
 
 
+def _over(_: Comm) -> None:
+    raise AssertionError("a communication kernel begins once")
+
+
 class Stream:
     """Items in their order; the first may be running."""
 
@@ -186,6 +190,7 @@ class Timeline:
         self._advance(float(self._env.now))
         comm.ended_s = self._at_s
         self._comms.remove(comm)
+        comm.begin = _over  # it holds the call's tensors, and `done` holds the kernel
         assert comm.begun_s is not None
         self.account.communicated(comm.records, comm.begun_s, self._at_s, comm.exposed_s)
         self._share()

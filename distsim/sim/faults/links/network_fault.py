@@ -12,7 +12,7 @@ from distsim.sim.faults.links.names import links_of
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
-    from distsim.sim.c10d.communicator import Arrival
+    from distsim.sim.c10d.arrival import Arrival
     from distsim.sim.faults.links.state import LinkState
     from distsim.sim.world import World
 

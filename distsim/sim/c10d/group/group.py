@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import lru_cache, partial
+from types import FrameType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import Work
 
@@ -23,17 +23,19 @@ from distsim.debug.records import P2P, CallRecord, CallWait, Group, State
 from distsim.debug.records.arguments import METHODS, Call, Reader
 from distsim.debug.records.signature import Signature
 from distsim.debug.words.error_text import error_line
-from distsim.sim.c10d import on_gpu, refusals
+from distsim.sim.c10d import refusals
+from distsim.sim.c10d.arrival import Arrival
 from distsim.sim.c10d.buffers import as_gloo_sees
-from distsim.sim.c10d.communicator import Arrival, Communicator
+from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.c10d.data import Tensors
+from distsim.sim.c10d.group.questions import Questions
 from distsim.sim.c10d.monitored_barrier import monitored_barrier
+from distsim.sim.c10d.on_gpu.streams import GroupStreams, device_of
+from distsim.sim.c10d.on_gpu.values import known_of, pend
+from distsim.sim.c10d.on_gpu.work import GpuWork
 from distsim.sim.c10d.operations import OPERATIONS
 from distsim.sim.c10d.work import SimWork
 from distsim.sim.device.allocator.claims import claim_buffers
-from distsim.sim.device.gpu import Device
-from distsim.sim.device.streams import current_stream
-from distsim.sim.device.timeline import Load, Stream
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task, require_task
 from distsim.sim.observe.user_stack import call_stack, handle_is_the_users, waits_itself
 
@@ -44,7 +46,7 @@ C10D = vars(c10d)
 signature_of = lru_cache(4096)(Signature.of)
 
 
-class SimGroup(dist.ProcessGroup):
+class SimGroup(Questions):
     """A process group of one simulated rank."""
 
     def __init__(
@@ -57,95 +59,10 @@ class SimGroup(dist.ProcessGroup):
         explicit_timeout: bool,
         store: Any,
     ) -> None:
-        group = communicator.group
-        super().__init__(group_rank, len(group.ranks))
+        super().__init__(communicator.group, group_rank, backends, timeout, explicit_timeout, store)
         self._process = process
         self._communicator = communicator
-        self._backends = backends
-        """Device type -> the backend the user asked for."""
-        self._timeout = timeout
-        self._explicit = explicit_timeout
-        self._store = store
-        self._numbers = {"collective": 0, "p2p": 0}
-        self._streams: dict[tuple[int, int], Stream] = {}
-        self._batch: on_gpu.Batch | None = None
-        self._group = group
-
-    # -- questions
-
-    def getBackendName(self) -> str:
-        """What C++ asks. Not `gloo`: DDP's logger would take the group for a C++ ProcessGroupGloo."""
-        return "sim"
-
-    def name(self) -> str:
-        return next(iter(self._backends.values()), "sim")
-
-    _get_backend_name = name
-
-    @property
-    def group_name(self) -> str:
-        return self._group.name
-
-    @property
-    def group_desc(self) -> str:
-        return self._group.description
-
-    def _set_group_name(self, name: str) -> None:
-        """Known since the group was made."""
-
-    _set_group_desc = _set_group_name
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device(kind) for kind in self._backends]
-
-    def _get_backend(self, device: torch.device) -> SimGroup:
-        self._flavour(torch.device(device))
-        return self
-
-    def _flavour(self, device: torch.device) -> str:
-        flavour = self._backends.get(device.type)
-        if flavour is None:
-            raise RuntimeError(f"No backend type associated with device type {device.type}")
-        return flavour
-
-    def _flavour_of(self, tensor: torch.Tensor) -> str:
-        return (self._backends.get("cpu") if tensor.is_cpu else None) or self._flavour(tensor.device)
-
-    create_device = staticmethod(dist.ProcessGroupGloo.create_device)
-    create_default_device = staticmethod(dist.ProcessGroupGloo.create_default_device)
-
-    supports_splitting = False
-
-    @property
-    def supports_coalescing(self) -> bool:
-        return "nccl" in self._backends.values()
-
-    def get_group_store(self) -> Any:
-        return self._store
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
-        self._explicit = True
-
-    _set_default_timeout = set_timeout
-
-    def _set_sequence_number_for_group(self) -> None:
-        pass
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._numbers["collective"]
-
-    def _wait_for_pending_works(self) -> None:
-        pass
-
-    def _enable_collectives_timing(self) -> None:
-        pass
-
-    def shutdown(self) -> None:
-        pass
-
-    abort = shutdown
+        self._on_gpu = GroupStreams(communicator)
 
     def refused(self, op: str, error: BaseException) -> None:
         """A public function of torch.distributed refused a call of this group: it has no number, and has not come."""
@@ -199,23 +116,7 @@ class SimGroup(dist.ProcessGroup):
         if at_once:
             task.flush()
             self._refuse_if_broken()
-        stack = call_stack(caller)
-        said = signature_of(call.key)
-        record = said.record(
-            rank=process.rank,
-            group=self._group,
-            seq=0,
-            peer=None if call.peer < 0 else call.peer,
-            tag=call.tag if said.op in P2P else None,
-            is_async=is_async,
-            site=stack[0] if stack else None,
-            stack=stack,
-            thread=task.name,
-            issued_s=task.now_s(),
-        )
-        of_torch = is_async and not handle_is_the_users(caller)
-        if of_torch:
-            record.waited = True
+        record = self._recorded(task, call, is_async, caller)
         own = timeout is not None and timeout.total_seconds() > 0 and timeout != self._timeout
         limit: timedelta = timeout if own and timeout is not None else self._timeout
         work = SimWork(
@@ -229,7 +130,7 @@ class SimGroup(dist.ProcessGroup):
             self._communicator.break_up,
         )
         if at_once:
-            work.outlives_python(of_torch)
+            work.outlives_python(of_torch=record.waited)
         received, given = (tuple(call.inputs), tuple(call.outputs)) if memory is None else memory
         arrival = Arrival(process, record, work, received, given)
         if at_once or meet is None:
@@ -240,6 +141,25 @@ class SimGroup(dist.ProcessGroup):
         else:
             task.arrive(lambda: self._arrive(arrival, meet))
         return arrival
+
+    def _recorded(self, task: RankTask, call: Call, is_async: bool, caller: FrameType) -> CallRecord:
+        """The record of *call*, which has no number yet; of a handle that torch keeps for itself nobody says that it
+        was not waited for."""
+        stack = call_stack(caller)
+        said = signature_of(call.key)
+        return said.record(
+            rank=task.process.rank,
+            group=self._group,
+            seq=0,
+            peer=None if call.peer < 0 else call.peer,
+            tag=call.tag if said.op in P2P else None,
+            is_async=is_async,
+            site=stack[0] if stack else None,
+            stack=stack,
+            thread=task.name,
+            issued_s=task.now_s(),
+            waited=is_async and not handle_is_the_users(caller),
+        )
 
     def _runs_on_gpu(self, call: Call) -> bool:
         if call.first is None:
@@ -256,30 +176,14 @@ class SimGroup(dist.ProcessGroup):
     ) -> Arrival:
         """Put the call into a stream of its GPU; the host goes on."""
         process, world = task.process, task.world
-        device = on_gpu.device_of(task, call.first)
+        device = device_of(task, call.first)
         task.compute(device.model.host_op_s)
         if self._is_looked_at(task):
             task.flush()
         self._refuse_if_broken()
-        caller = sys._getframe(3)
-        stack = call_stack(caller)
-        said = signature_of(call.key)
-        record = said.record(
-            rank=process.rank,
-            group=self._group,
-            seq=0,
-            peer=None if call.peer < 0 else call.peer,
-            tag=call.tag if said.op in P2P else None,
-            is_async=is_async,
-            site=stack[0] if stack else None,
-            stack=stack,
-            thread=task.name,
-            issued_s=task.now_s(),
-        )
-        if is_async and not handle_is_the_users(caller):
-            record.waited = True
+        record = self._recorded(task, call, is_async, sys._getframe(3))
         limit = self._timeout if timeout is None or timeout.total_seconds() <= 0 else timeout
-        work = on_gpu.GpuWork(
+        work = GpuWork(
             process,
             record,
             world.env.event(),
@@ -294,11 +198,10 @@ class SimGroup(dist.ProcessGroup):
         if self._group.ranks not in process.accelerators.steps.same_tokens:
             claim_buffers((*call.inputs, *call.outputs))
         work.device, work.host_waits = device, record.op == "barrier"
-        side = on_gpu.host_side(task, device, record.op, call.inputs, call.outputs)
-        if world.equal is not None:
-            world.equal.saw_call(process, record, side)
+        side = known_of(task, call.inputs, call.outputs)
+        world.traced.saw_call(process, record, side)
         if side.outputs:
-            on_gpu.pend(side, work)
+            pend(side, work)
         inputs: Tensors = ()
         if record.op in ("all_to_all", "all_to_all_single"):  # their sizes are each member's own
             inputs = tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in call.inputs)
@@ -306,29 +209,8 @@ class SimGroup(dist.ProcessGroup):
         self._number(record)
         self._tell_others(task, arrival)
         assert meet is not None
-        if self._batch is not None:
-            work.stash = (*call.inputs, *call.outputs)
-            self._batch.parts.append((arrival, meet))
-            return arrival
-        if is_async:
-            work.stash = (*call.inputs, *call.outputs)
-            stream = self._stream(device, call)
-        else:
-            stream = current_stream(task, device)
-        on_gpu.put(task, device, stream, [(arrival, meet)], self._load(device))
+        self._on_gpu.launch(task, device, call, is_async, (arrival, work, meet))
         return arrival
-
-    def _stream(self, device: Device, call: Call | None) -> Stream:
-        """NCCL's stream of this group, of a pair of ranks for a message outside a batch."""
-        peer = -1 if call is None or call.key[0] not in P2P else call.peer
-        stream = self._streams.get((device.index, peer))
-        if stream is None:
-            stream = device.new_stream(f"nccl {self._group.label}" + (f" with rank {peer}" if peer >= 0 else ""))
-            self._streams[device.index, peer] = stream
-        return stream
-
-    def _load(self, device: Device) -> Load:
-        return Load(*device.model.comm_load(self._communicator.channels, self._communicator.rate_bytes_per_s))
 
     def _is_looked_at(self, task: RankTask) -> bool:
         """Whether somebody wants to see the call in the thread that makes it."""
@@ -405,6 +287,8 @@ class SimGroup(dist.ProcessGroup):
         end: Any = None if any_source else call.opts
         if end is not None:
             refusals.refuse_peer(op, end, me, self.size())
+        if end is not None:
+            self._communicator.sends_to(end)
         if op == "send":
             meet = partial(self._communicator.send, me, end, call.tag)
         else:
@@ -416,21 +300,12 @@ class SimGroup(dist.ProcessGroup):
     def _start_coalescing(self, device: torch.device) -> None:
         if self._flavour(device) != "nccl":
             raise RuntimeError(f"Backend {self._flavour(device)} does not implement startCoalescing")
-        self._batch = on_gpu.Batch()
+        self._on_gpu.begin_batch()
 
     def _end_coalescing(self, device: torch.device) -> Work | None:
         if self._flavour(device) != "nccl":
             raise RuntimeError(f"Backend {self._flavour(device)} does not implement endCoalescing")
-        batch, self._batch = self._batch, None
-        if batch is None or not batch.parts:
-            return None
-        task = require_task()
-        gpu = on_gpu.device_of(task, batch.parts[0][0].work.stash[0])
-        on_gpu.put(task, gpu, self._stream(gpu, None), batch.parts, self._load(gpu))
-        last: on_gpu.GpuWork = batch.parts[-1][0].work
-        last.together = [arrival.record for arrival, _ in batch.parts]
-        last.stash = [tensor for arrival, _ in batch.parts for tensor in arrival.work.stash]
-        return last
+        return self._on_gpu.end_batch()
 
     # -- helpers
 

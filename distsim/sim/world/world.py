@@ -9,10 +9,8 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import simpy
 
@@ -20,22 +18,24 @@ from distsim.cluster import Cluster, CpuModel, Slot
 from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
 from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.diagnosis.waits.unwaited import unwaited
-from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
+from distsim.debug.records import CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
 from distsim.errors import UsageError
 from distsim.kernels import Gpu
 from distsim.network import Network
 from distsim.sim.device.gpu import Accelerators
-from distsim.sim.equal_ranks import Different, EqualRanks, StartAgain, Unlike, families
 from distsim.sim.isolation.effects import withheld
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task
 from distsim.sim.kernel.scheduler import Scheduler, Unwind
 from distsim.sim.kernel.task import Killed
 from distsim.sim.observe.user_stack import user_stack
+from distsim.sim.world.equal_ranks import EqualRanks
+from distsim.sim.world.injected import Injected
+from distsim.sim.world.traced import Traced
 
 if TYPE_CHECKING:
     import torch
 
-    from distsim.sim.isolation.output import RankStream
+    from distsim.sim.isolation.output import Held, RankStream
     from distsim.sim.isolation.switches import Host
     from distsim.sim.kernel.limits import Limits
     from distsim.sim.kernel.schedule import Schedule
@@ -49,36 +49,6 @@ RECENT = 2_000
 @functools.cache
 def _gpu(model: str, memory: float, memory_bandwidth: float) -> Gpu:
     return Gpu.named(model, memory=memory, memory_bandwidth=memory_bandwidth)
-
-
-class Injected(Protocol):
-    """What a world asks of its faults (planted.Faults), everywhere where something can go wrong; *members* are
-    the arrivals of a call. Of a world without faults nobody answers."""
-
-    def begin(self) -> None: ...
-
-    def on_call(self, task: RankTask, record: CallRecord) -> None: ...
-
-    def on_start(self, members: Sequence[Any]) -> None: ...
-
-    def after_data(self, members: Sequence[Any]) -> None: ...
-
-    def compute_s(self, process: SimProcess, start_s: float, seconds: float) -> float: ...
-
-    def on_connect(self, task: RankTask, host_name: str, port: int, timeout: timedelta, explicit: bool) -> None: ...
-
-    def accesses(self) -> AbstractContextManager[None]: ...
-
-    def findings(self) -> Sequence[Finding]: ...
-
-    @property
-    def are_planted(self) -> bool: ...
-
-    @property
-    def notes(self) -> Sequence[str]: ...
-
-    @property
-    def never_struck(self) -> Sequence[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +91,8 @@ class Setting:
     """Where somebody asked for it: see memory.Memory."""
     equal: EqualRanks | None = None
     """Which ranks are known to do the same; None: every one is traced."""
+    held: Sequence[Held] = ()
+    """The streams that show what ranks print only once the run will not begin anew."""
     may_be_equal: bool = False
     """Whether ranks are looked at as kinds once the program uses a GPU."""
     late_ranks_are_planted: bool = False
@@ -171,10 +143,7 @@ class World(Scheduler):
         self._store_waiters: list[simpy.Event] = []
         self._next_port = 40_000
         self.late_ranks_are_planted = setting.late_ranks_are_planted
-        self.equal: EqualRanks | None = setting.equal
-        """Where ranks that do the same are traced once: which are alike."""
-        self._traced: frozenset[int] = frozenset() if setting.equal is None else setting.equal.traced
-        self.may_be_equal = setting.may_be_equal
+        self.traced = Traced(self, setting.equal, setting.may_be_equal, setting.held)
         self.faults = setting.faults(self)
 
     @functools.cached_property
@@ -320,108 +289,6 @@ class World(Scheduler):
         process.is_rank = True
         self.rank_processes[rank] = process
 
-    # -- equal ranks
-
-    def is_traced(self, rank: int) -> bool:
-        return self.equal is None or rank in self._traced
-
-    def num_traced(self, world_size: int) -> int:
-        """How many of *world_size* ranks come themselves."""
-        return len(self._traced) if self.equal is not None and world_size == self.world_size else world_size
-
-    def standing_for(self, group: Group) -> list[int] | None:
-        """For each member of *group* the place of who arrives for it; None: everybody arrives."""
-        if self.equal is None:
-            return None
-        try:
-            return self.equal.standing_for(group.ranks, self._traced)
-        except Unlike:
-            self.split_by(group)
-            return list(range(len(group.ranks)))
-
-    def uses_gpu(self) -> None:
-        """The program uses a GPU for the first time: from here on one rank of each kind is enough."""
-        if not self.may_be_equal:
-            return
-        self.may_be_equal = False
-        equal = EqualRanks.of_one_kind(self.world_size)
-        if not self.only_first_has_begun():
-            self.crash = StartAgain(equal, "the program uses GPUs")
-            return
-        self.equal, self._traced = equal, equal.traced
-        for process in list(self.processes):
-            if process.rank not in self._traced:
-                assert process.main_task is not None
-                process.main_task.cancel()
-                self.processes.remove(process)
-                del self.rank_processes[process.rank]
-
-    def split_by(self, group: Group) -> None:
-        """Members of *group* send to each other: their places make them kinds."""
-        assert self.equal is not None
-        made = [r.new_ranks for p in self.processes for r in p.records if r.op == "new_group" and r.new_ranks]
-        family = next((f for f in families(list(dict.fromkeys(made))) if group.ranks in f), [group.ranks])
-        places = {rank: place for ranks in family for place, rank in enumerate(ranks)}
-        equal = self.equal.split(places, f"its place in groups such as {group.label}")
-        if self.crash is None:
-            self.crash = StartAgain(equal, f"ranks of group {group.label} send to each other")
-
-    def ended_step(self, process: SimProcess) -> None:
-        """A traced rank's optimizer has made a step: doubles that did the same are traced no more."""
-        equal = self.equal
-        if equal is None or equal.compared:
-            return
-        try:
-            equal.ended_step(process.rank)
-        except Different as found:
-            self.crash = StartAgain(
-                None, f"ranks {found.leader} and {found.double} did not do the same in step {found.step}"
-            )
-            return
-        if not all(equal.is_believed(double) for double in equal.doubles.values()):
-            return
-        equal.compared = True
-        if equal.values_differ:
-            self.note(
-                "ranks bring values of their own to collectives; of equal ranks one was traced, and its values stand for "
-                "the others' (--ranks all traces every rank)"
-            )
-        gone = self._who_may_go(equal)
-        self._traced -= gone
-        for rank in gone:
-            self._retire(self.rank_processes.pop(rank))
-        for communicator in list(self.communicators.values()):
-            communicator.fewer_traced()
-        task = current_task()
-        if task is not None and task.doom is not None:
-            raise task.doom
-
-    def _who_may_go(self, equal: EqualRanks) -> frozenset[int]:
-        """Of two ranks of a kind the second; the first, where the seconds tell the user something that the firsts do
-        not (many programs log on the last rank); nobody, where both do."""
-        said = {rank: any(s is not None and s.spoke for s in (p.stdout, p.stderr))
-                for rank, p in self.rank_processes.items()}  # fmt: skip
-        pairs = [(equal.leaders[kind], double) for kind, double in equal.doubles.items()]
-        firsts_are_needed = any(said[leader] and not said[double] for leader, double in pairs)
-        if not any(said[double] and not said[leader] for leader, double in pairs):
-            return frozenset(double for _, double in pairs)
-        if firsts_are_needed:
-            return frozenset()
-        equal.leaders.update(equal.doubles)
-        return frozenset(leader for leader, _ in pairs)
-
-    def _retire(self, process: SimProcess) -> None:
-        """*process* has been traced long enough; nothing of its end is seen."""
-        process.phase, process.exit_code, process.end_s = Phase.FINISHED, 0, float(self.env.now)
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.finish()
-        self.processes.remove(process)
-        for task in process.tasks:
-            task.doom = Killed()
-            if task is not current_task():
-                task.interrupt(task.doom)
-
     # -- what the scheduler asks
 
     def timed_out(self, why: Wait | None) -> None:
@@ -448,6 +315,7 @@ class World(Scheduler):
 
     def all_ended(self) -> None:
         """What hung nobody but is wrong all the same: calls in another order, a crash."""
+        self.traced.tell()
         if self.diagnoses and all(
             p.phase in (Phase.FINISHED, Phase.EXITED) and not p.exit_code for p in self.processes
         ):

@@ -1,10 +1,11 @@
 """Ranks that do the same are traced once: who is traced, and for whom it stands.
 
 A training job's ranks differ in their data, not in what they do with it. Where a program works on simulated GPUs
-(their data are not there anyway), one rank of each kind is traced, and one more, its last, for as long as it takes to
-see that the two do the same: every operator, its shapes, every call. What is traced arrives in a collective for all
-ranks of its kind. Kinds begin as one; a message to a rank that nobody stands for in that group makes each place in
-such groups a kind (pipeline stages), and the run starts again.
+(their data are not there anyway), one rank of each kind is traced, its leader, and others, its doubles, for as long as
+it takes to see that they do the same: every operator, its shapes, every call. Of a few ranks all are doubles, of many
+the last of each kind. What is traced arrives in a collective for all ranks of its kind. Kinds begin as one; a message
+to a rank that nobody stands for in that group makes each place in such groups a kind (pipeline stages), and the run
+starts again.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from distsim.debug.records import P2P, CallRecord
 
 __all__ = ["Different", "EqualRanks", "StartAgain", "Unlike", "families"]
 
-COMPARED_STEPS = 2
-"""Optimizer steps after which a rank that has done the same as its leader is believed."""
+FEW = 8
+"""Up to so many ranks all are compared, by one step of the optimizer; of more a sample, by two."""
 
 
 class StartAgain(BaseException):
@@ -54,13 +55,15 @@ class EqualRanks:
     """Why there is more than one kind."""
     leaders: dict[int, int] = field(default_factory=dict)
     """By kind: the rank that is traced."""
-    doubles: dict[int, int] = field(default_factory=dict)
-    """By kind: the rank that is traced as well, until it is seen to do the same."""
+    doubles: dict[int, list[int]] = field(default_factory=dict)
+    """By kind: ranks that are traced as well, until they are seen to do the same."""
     traced: frozenset[int] = frozenset()
-    sums: dict[int, list[int]] = field(default_factory=dict)
-    """By traced rank: [of its operators and calls so far, of the values that it brought to calls]."""
-    steps: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """By traced rank: those two at the end of each optimizer step."""
+    sums: dict[int, int] = field(default_factory=dict)
+    """By traced rank: a checksum of its operators and calls so far."""
+    brought: dict[int, list[int]] = field(default_factory=dict)
+    """By traced rank: checksums of the known values that it brought to its collectives."""
+    steps: dict[int, list[int]] = field(default_factory=dict)
+    """By traced rank: its checksum at the end of each optimizer step."""
     values_differ: bool = False
     """A rank that does the same brings other values to calls."""
     compared: bool = False
@@ -70,9 +73,11 @@ class EqualRanks:
         for rank, kind in enumerate(self.kinds):
             if kind not in self.leaders:
                 self.leaders[kind] = rank
+            elif len(self.kinds) <= FEW:
+                self.doubles.setdefault(kind, []).append(rank)
             else:
-                self.doubles[kind] = rank
-        self.traced = frozenset([*self.leaders.values(), *self.doubles.values()])
+                self.doubles[kind] = [rank]
+        self.traced = frozenset([*self.leaders.values(), *(rank for rank, _ in self.pairs())])
 
     @classmethod
     def of_one_kind(cls, world_size: int) -> EqualRanks:
@@ -81,46 +86,50 @@ class EqualRanks:
     def split(self, places: dict[int, int], why: str) -> EqualRanks:
         """Kinds that differ in *places*, too: by rank, its place in a group; -1 where it is in none."""
         numbers: dict[tuple[int, int], int] = {}
-        kinds = [
-            numbers.setdefault((kind, places.get(rank, -1)), len(numbers)) for rank, kind in enumerate(self.kinds)
-        ]
+        kinds = [numbers.setdefault((kind, places.get(rank, -1)), len(numbers)) for rank, kind in enumerate(self.kinds)]
         return EqualRanks(kinds, [*self.reasons, why])
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """(double, leader) of every double."""
+        return [(double, self.leaders[kind]) for kind, doubles in self.doubles.items() for double in doubles]
 
     # -- what they do
 
-    def saw_call(self, process: Any, record: CallRecord, side: Any) -> None:
-        """*process* makes a call; *side*: what is known of its values (on_gpu.HostSide)."""
-        if self.compared:
+    def saw_call(self, rank: int, record: CallRecord, side: Any) -> None:
+        """*rank* makes a call; *side*: what is known of its values (arrival.HostSide)."""
+        self.sums[rank] = hash((self.sums.get(rank, 0), record.op, record.nbytes, len(record.group.ranks)))
+        if not side.inputs or side.guess or record.op in P2P:
             return
-        sums = self.sums.setdefault(process.rank, [0, 0])
-        sums[0] = hash((sums[0], record.op, record.nbytes, len(record.group.ranks), record.dtypes))
-        if side.inputs and not side.guess and record.op not in P2P:
-            for tensor in side.inputs:
-                raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-                sums[1] = zlib.crc32(raw.data, sums[1])
+        total = 0
+        for tensor in side.inputs:
+            total = zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data, total)
+        brought = self.brought.setdefault(rank, [])
+        brought.append(total)
+        for double, leader in self.pairs():
+            if rank in (double, leader):
+                theirs = self.brought.get(leader if rank == double else double, ())
+                if len(theirs) >= len(brought) and theirs[len(brought) - 1] != total:
+                    self.values_differ = True
 
-    def saw_operator(self, process: Any, number: int) -> None:
-        sums = self.sums.setdefault(process.rank, [0, 0])
-        sums[0] = hash((sums[0], number))
+    def saw_operator(self, rank: int, number: int) -> None:
+        self.sums[rank] = hash((self.sums.get(rank, 0), number))
 
     def ended_step(self, rank: int) -> None:
         """*rank* has made an optimizer's step. Raises Different where the two of a kind have not done the same."""
         if self.compared:
             return
-        sums = self.sums.setdefault(rank, [0, 0])
-        self.steps.setdefault(rank, []).append((sums[0], sums[1]))
-        for kind, double in self.doubles.items():
-            leader = self.leaders[kind]
-            pairs = zip(self.steps.get(leader, ()), self.steps.get(double, ()), strict=False)
-            for step, (one, other) in enumerate(pairs):
-                if one[0] != other[0]:
+        self.steps.setdefault(rank, []).append(self.sums.get(rank, 0))
+        for double, leader in self.pairs():
+            both = zip(self.steps.get(leader, ()), self.steps.get(double, ()), strict=False)
+            for step, (one, other) in enumerate(both):
+                if one != other:
                     raise Different(leader, double, step + 1)
-                if one[1] != other[1]:
-                    self.values_differ = True
 
-    def is_believed(self, double: int) -> bool:
-        leader = self.leaders[self.kinds[double]]
-        return min(len(self.steps.get(rank, ())) for rank in (leader, double)) >= COMPARED_STEPS
+    @property
+    def is_believed(self) -> bool:
+        """Whether all doubles have done what their leaders did for long enough."""
+        steps = 1 if len(self.kinds) <= FEW else 2
+        return all(len(self.steps.get(rank, ())) >= steps for pair in self.pairs() for rank in pair)
 
     def leader_of(self, rank: int) -> int:
         return self.leaders[self.kinds[rank]]

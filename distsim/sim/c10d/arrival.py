@@ -1,0 +1,48 @@
+"""One member's part in a call of its group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from distsim.debug.records import CallRecord
+from distsim.sim.c10d.data import Tensors
+from distsim.sim.c10d.work import SimWork
+from distsim.sim.device.operators.values import Values
+
+if TYPE_CHECKING:
+    from distsim.sim.isolation.process import SimProcess
+
+__all__ = ["Arrival", "HostSide"]
+
+
+@dataclass(slots=True)
+class HostSide:
+    """What is known of the values of a member's tensors on a GPU, which have no data themselves."""
+
+    values: Values
+    """All that is known on that process's GPUs."""
+    inputs: list[Tensor] | None
+    """Copies made when the call was; None: unknown."""
+    outputs: list[Tensor]
+    """The tensors to write to, where their values may be known; else none."""
+    guess: bool = False
+    before: tuple[Any, ...] = ()
+    """What was known of each output's storage."""
+
+
+@dataclass(slots=True)
+class Arrival:
+    """One member's part in a collective."""
+
+    process: SimProcess
+    record: CallRecord
+    work: SimWork
+    inputs: Tensors = ()
+    outputs: Tensors = ()
+    host_side: HostSide | None = None
+    """Of a call on a GPU: what is known of its values."""
+    sums: list[tuple[int | None, int | None]] | None = None
+    """Checksums of the inputs when the call was made, and how often torch had counted a write to each (guards.py)."""

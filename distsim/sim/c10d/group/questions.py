@@ -1,0 +1,108 @@
+"""What torch asks of a group beside its calls: its name and number, its backends and timeout."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from distsim.debug.records import Group
+
+__all__ = ["Questions"]
+
+
+class Questions(dist.ProcessGroup):
+    """The answers of *group*'s member at *group_rank*. *backends*: device type -> the backend the user asked for."""
+
+    def __init__(
+        self,
+        group: Group,
+        group_rank: int,
+        backends: dict[str, str],
+        timeout: timedelta,
+        explicit_timeout: bool,
+        store: Any,
+    ) -> None:
+        super().__init__(group_rank, len(group.ranks))
+        self._group = group
+        self._backends = backends
+        self._timeout = timeout
+        self._explicit = explicit_timeout
+        self._store = store
+        self._numbers = {"collective": 0, "p2p": 0}
+
+    def getBackendName(self) -> str:
+        """What C++ asks. Not `gloo`: DDP's logger would take the group for a C++ ProcessGroupGloo."""
+        return "sim"
+
+    def name(self) -> str:
+        return next(iter(self._backends.values()), "sim")
+
+    _get_backend_name = name
+
+    @property
+    def group_name(self) -> str:
+        return self._group.name
+
+    @property
+    def group_desc(self) -> str:
+        return self._group.description
+
+    def _set_group_name(self, name: str) -> None:
+        """Known since the group was made."""
+
+    _set_group_desc = _set_group_name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in self._backends]
+
+    def _get_backend(self, device: torch.device) -> Questions:
+        self._flavour(torch.device(device))
+        return self
+
+    def _flavour(self, device: torch.device) -> str:
+        flavour = self._backends.get(device.type)
+        if flavour is None:
+            raise RuntimeError(f"No backend type associated with device type {device.type}")
+        return flavour
+
+    def _flavour_of(self, tensor: torch.Tensor) -> str:
+        return (self._backends.get("cpu") if tensor.is_cpu else None) or self._flavour(tensor.device)
+
+    create_device = staticmethod(dist.ProcessGroupGloo.create_device)
+    create_default_device = staticmethod(dist.ProcessGroupGloo.create_default_device)
+
+    supports_splitting = False
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return "nccl" in self._backends.values()
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._explicit = True
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._numbers["collective"]
+
+    def _wait_for_pending_works(self) -> None:
+        pass
+
+    def _enable_collectives_timing(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+    abort = shutdown

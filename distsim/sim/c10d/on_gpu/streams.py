@@ -1,0 +1,106 @@
+"""The streams on which a group's calls run: each call, or batch of messages, is one kernel in one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from distsim.debug.records import P2P
+from distsim.sim.c10d.on_gpu.work import GpuWork
+from distsim.sim.device.gpu import Device
+from distsim.sim.device.streams import accelerators_of, current_stream
+from distsim.sim.device.timeline import Comm, Load, Mark, Stream
+from distsim.sim.isolation.process import RankTask, require_task
+
+if TYPE_CHECKING:
+    from distsim.debug.records.arguments import Call
+    from distsim.sim.c10d.arrival import Arrival
+    from distsim.sim.c10d.communicator import Communicator
+
+__all__ = ["GroupStreams", "device_of"]
+
+Meet = Callable[[Any], None]
+Part = tuple["Arrival", GpuWork, Meet]
+"""One call: its arrival, its handle, and what brings it to those of the others."""
+
+
+class GroupStreams:
+    """The streams of one member of a group, by GPU and by the rank it sends to or hears from."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._streams: dict[tuple[int, int], Stream] = {}
+        self._batch: list[Part] | None = None
+
+    def begin_batch(self) -> None:
+        """Calls from here on are one kernel (`_start_coalescing`, `batch_isend_irecv`)."""
+        self._batch = []
+
+    def end_batch(self) -> GpuWork | None:
+        """Put what has come since `begin_batch` into a stream. The handle of all of it; None: nothing has come."""
+        batch, self._batch = self._batch, None
+        if not batch:
+            return None
+        last = batch[-1][1]
+        gpu = device_of(require_task(), batch[0][1].stash[0])
+        self._put(require_task(), gpu, self._stream(gpu, -1), batch)
+        last.together = [arrival.record for arrival, _, _ in batch]
+        last.stash = [tensor for _, work, _ in batch for tensor in work.stash]
+        return last
+
+    def launch(self, task: RankTask, device: Device, call: Call, is_async: bool, part: Part) -> None:
+        """Put *call* into a stream of *device*, or into the batch that has begun."""
+        _, work, _ = part
+        if is_async or self._batch is not None:
+            work.stash = (*call.inputs, *call.outputs)
+        if self._batch is not None:
+            self._batch.append(part)
+            return
+        peer = call.peer if call.key[0] in P2P else -1
+        self._put(task, device, self._stream(device, peer) if is_async else current_stream(task, device), [part])
+
+    def _stream(self, device: Device, peer: int) -> Stream:
+        """NCCL's stream of this group; of a pair of ranks for a message outside a batch, *peer* -1 where it is none."""
+        stream = self._streams.get((device.index, peer))
+        if stream is None:
+            label = self._communicator.group.label
+            stream = device.new_stream(f"nccl {label}" + (f" with rank {peer}" if peer >= 0 else ""))
+            self._streams[device.index, peer] = stream
+        return stream
+
+    def _put(self, task: RankTask, device: Device, stream: Stream, parts: Sequence[Part]) -> None:
+        """Put the calls *parts* into *stream* as one kernel, behind what the current stream has so far."""
+        now_s = task.now_s()
+        current = current_stream(task, device)
+        if stream is not current and current.items:
+            device.wait_for(stream, device.timeline.mark(current, now_s), now_s)
+        left = len(parts)
+        comm: Comm
+
+        def begin(_: Comm) -> None:
+            for arrival, _, meet in parts:
+                meet(arrival)
+
+        def one_ended(_: Any) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                device.ended(comm)
+
+        load = Load(*device.model.comm_load(self._communicator.channels, self._communicator.rate_bytes_per_s))
+        records = [arrival.record for arrival, _, _ in parts]
+        comm = Comm(now_s + device.model.launch_s, load, begin, records[0], records)
+        for _, work, _ in parts:
+            assert work.done.callbacks is not None
+            work.done.callbacks.append(one_ended)
+        mark: Mark = device.communicate(stream, comm)
+        for _, work, _ in parts:
+            work.mark = mark
+
+
+def device_of(task: RankTask, tensor: torch.Tensor | None) -> Device:
+    """The GPU that a call runs on: its tensors', the current one where it has none."""
+    index = task.cuda_device if tensor is None else tensor.device.index
+    return accelerators_of(task.process)[index]

@@ -1,0 +1,91 @@
+"""What is known of the values of a call's tensors on GPUs, and what the call makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distsim.debug.records import P2P, CallWait
+from distsim.sim.c10d.arrival import Arrival, HostSide
+from distsim.sim.c10d.work import SimWork
+from distsim.sim.device.operators.values import Values
+from distsim.sim.isolation.process import RankTask, require_task
+
+__all__ = ["compute", "known_of", "pend"]
+
+_ROOT_ONLY = frozenset({"broadcast", "scatter", "send"})
+"""Operations whose values are those of one member."""
+
+
+def known_of(task: RankTask, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> HostSide:
+    """What is known of the call's values; what it writes is not known before it has met the others."""
+    values: Values = task.process.accelerators.values
+    written = [t for t in outputs if values.keeps(t.numel(), t.dtype)] if _all_kept(values, outputs) else []
+    for tensor in outputs:
+        if not written:
+            values.forget(tensor)
+    if outputs and not written:
+        return HostSide(values, None, [])
+    before = tuple(values.shadow(tensor) for tensor in written)
+    copies: list[Tensor] = []
+    guess = False
+    for tensor in inputs:
+        host = values.host(tensor) if values.keeps(tensor.numel(), tensor.dtype) else None
+        if host is None:
+            return HostSide(values, None, written, guess, before)
+        guess = guess or values.guessed(tensor)
+        copies.append(host.clone())
+    return HostSide(values, copies, written, guess, before)
+
+
+def _all_kept(values: Values, tensors: Sequence[Tensor]) -> bool:
+    return all(values.keeps(t.numel(), t.dtype) for t in tensors)
+
+
+def pend(side: HostSide, work: SimWork) -> None:
+    """Who looks at what the call writes, waits for it."""
+
+    def force() -> None:
+        if not work.done.processed:
+            require_task().wait(work.done, CallWait(work.record))
+
+    for tensor in side.outputs:
+        side.values.pend(tensor, force)
+
+
+def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> None:
+    """What a call does to values that are known: *data*, on copies that lie on the host."""
+    sides = [member.host_side for member in members if member.host_side is not None]
+    record = members[0].record
+    if record.op in _ROOT_ONLY:
+        root = 0 if record.root is None else record.group.ranks.index(record.root)
+        needed = [sides[root]]
+    else:
+        needed = sides
+    known = all(side.inputs is not None for side in needed)
+    guess = any(side.guess for side in needed)
+    twins = []
+    for member, side in zip(members, sides, strict=True):
+        outputs = []
+        for tensor, before in zip(side.outputs, side.before, strict=True):
+            storage = tensor.untyped_storage()
+            if before is None:
+                storage.__dict__.pop("_distsim_shadow", None)
+            else:
+                storage._distsim_shadow = before
+            host = side.values.host(tensor)
+            outputs.append(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype) if host is None
+                           else host.clone())  # fmt: skip
+        inputs = side.inputs if side.inputs is not None else outputs
+        twins.append(Arrival(member.process, member.record, member.work, inputs, outputs))
+    if known and all(len(twin.outputs) == len(side.outputs) for twin, side in zip(twins, sides, strict=True)):
+        data(twins)
+    for place, (twin, side) in enumerate(zip(twins, sides, strict=True)):
+        if record.op not in P2P and record.group.ranks[place] != twin.record.rank:
+            continue  # somebody else arrived for this member
+        for tensor, host in zip(side.outputs, twin.outputs, strict=True):
+            side.values.write(tensor, host if known else None, guess)
+        side.outputs = []

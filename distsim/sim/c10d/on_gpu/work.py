@@ -1,0 +1,87 @@
+"""`torch.distributed.Work` of a call on a GPU: waiting for it makes a stream wait, and the host goes on."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from distsim.debug.records import CallWait
+from distsim.sim.c10d.work import NO_TIMEOUT, SimWork, drain_backward
+from distsim.sim.device.gpu import Device
+from distsim.sim.device.streams import current_stream
+from distsim.sim.device.timeline import Mark
+from distsim.sim.isolation.process import require_task
+
+if TYPE_CHECKING:
+    from distsim.debug.records import CallRecord
+
+__all__ = ["GpuWork"]
+
+
+class GpuWork(SimWork):
+    """The handle of a call on a GPU's stream."""
+
+    device: Device
+    mark: Mark | None = None
+    """The end of its kernel; None until its batch has been put into a stream."""
+    stash: Sequence[Tensor] = ()
+    """The call's tensors, until it was waited for: their memory is not free before."""
+    _written: Sequence[weakref.ref[Tensor]] = ()
+    """Its outputs, once it was waited for."""
+    host_waits = False
+    together: Sequence[CallRecord] = ()
+    """Of a batch: all its calls, which have one handle."""
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        task = require_task()
+        self.record.waited = True
+        if self.mark is not None:
+            self.device.wait_for(current_stream(task, self.device), self.mark, task.now_s())
+            if self.host_waits or (isinstance(timeout, timedelta) and timeout.total_seconds() > 0):
+                self.device.synchronize(task, self.mark)
+        self.stash = ()
+        if self._outputs:  # the kernel that is still to run holds this work, and torch's holds no tensor
+            self._written, self._outputs = [weakref.ref(tensor) for tensor in self._outputs], []
+        for other in self.together:
+            other.waited = True
+        if self._error is not None:
+            raise self._error
+        self._was_waited_for()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        task = require_task()
+        if not self.done.processed:
+            task.poll(CallWait(self.record))
+        if self.done.processed:
+            self.record.waited = True
+        return bool(self.done.processed)
+
+    def result(self) -> list[Tensor]:
+        return self._outputs or [tensor for tensor in (ref() for ref in self._written) if tensor is not None]
+
+    def get_future(self) -> Future[Any]:
+        """Done at once, as torch's is on a GPU: who waits for it makes a stream wait."""
+        if self._future is None:
+            self._future = Future()
+            self._future.set_result(self.result())
+            self.record.waited = True
+            if torch._C._current_graph_task_id() != -1:  # DDP's reducer waits for it in C++
+                notes = self.process.notes
+                notes.backward.append(self)
+                if len(notes.backward) == 1:
+                    process = self.process
+                    torch.autograd.Variable._execution_engine.queue_callback(lambda: drain_backward(process))
+        return self._future

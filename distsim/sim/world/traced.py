@@ -1,0 +1,183 @@
+"""Who of a job's ranks is traced: every one, or one of each kind of those that do the same (equal_ranks.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from distsim.debug.records import CallRecord, Group, Phase
+from distsim.debug.words.phrases import ranks_text
+from distsim.sim.isolation.process import current_task
+from distsim.sim.kernel.task import Killed
+from distsim.sim.world.equal_ranks import Different, EqualRanks, StartAgain, Unlike, families
+
+if TYPE_CHECKING:
+    import simpy
+
+    from distsim.sim.isolation.output import Held
+    from distsim.sim.isolation.process import SimProcess
+
+__all__ = ["Traced"]
+
+FEW_VALUES = 64
+"""Up to so many ranks, all are traced where they bring values of their own to a collective."""
+
+
+class Job(Protocol):
+    """What is asked of the world whose ranks these are."""
+
+    env: simpy.Environment
+    crash: BaseException | None
+    """What ends the run; set here where it has to start again with other kinds."""
+    world_size: int
+    processes: list[SimProcess]
+    rank_processes: dict[int, SimProcess]
+
+    @property
+    def communicators(self) -> Mapping[Any, Any]: ...
+
+    def note(self, text: str) -> None: ...
+
+    def only_first_has_begun(self) -> bool: ...
+
+
+class Traced:
+    """The ranks of *job* that come themselves. *equal*: who does the same, None where every one is traced;
+    *may_be_equal*: whether ranks are looked at as kinds once the program uses a GPU; *held*: the streams that show
+    what ranks print only once the run will not begin anew."""
+
+    def __init__(self, job: Job, equal: EqualRanks | None, may_be_equal: bool, held: Sequence[Held]) -> None:
+        self._job = job
+        self.equal = equal
+        self._may_be_equal = may_be_equal
+        self._held = held
+        self._ranks: frozenset[int] = frozenset() if equal is None else equal.traced
+
+    def __contains__(self, rank: int) -> bool:
+        return self.equal is None or rank in self._ranks
+
+    def number_of(self, world_size: int) -> int:
+        """How many of *world_size* ranks come themselves."""
+        return len(self._ranks) if self.equal is not None and world_size == self._job.world_size else world_size
+
+    def standing_for(self, group: Group) -> list[int] | None:
+        """For each member of *group* the place of who arrives for it; None: everybody arrives."""
+        if self.equal is None:
+            return None
+        try:
+            return self.equal.standing_for(group.ranks, self._ranks)
+        except Unlike:
+            self.split_by(group)
+            return list(range(len(group.ranks)))
+
+    def uses_gpu(self) -> None:
+        """The program uses a GPU for the first time: from here on one rank of each kind is enough."""
+        if not self._may_be_equal:
+            return
+        self._may_be_equal = False
+        job = self._job
+        equal = EqualRanks.of_one_kind(job.world_size)
+        if not job.only_first_has_begun():
+            job.crash = StartAgain(equal, "the program uses GPUs")
+            return
+        self.equal, self._ranks = equal, equal.traced
+        for process in list(job.processes):
+            if process.rank not in self._ranks:
+                assert process.main_task is not None
+                process.main_task.cancel()
+                job.processes.remove(process)
+                del job.rank_processes[process.rank]
+
+    def split_by(self, group: Group) -> None:
+        """Members of *group* send to each other: their places make them kinds."""
+        assert self.equal is not None
+        job = self._job
+        made = [r.new_ranks for p in job.processes for r in p.records if r.op == "new_group" and r.new_ranks]
+        family = next((f for f in families(list(dict.fromkeys(made))) if group.ranks in f), [group.ranks])
+        places = {rank: place for ranks in family for place, rank in enumerate(ranks)}
+        equal = self.equal.split(places, f"its place in groups such as {group.label}")
+        if job.crash is None:
+            job.crash = StartAgain(equal, f"ranks of group {group.label} send to each other")
+
+    def saw_call(self, process: SimProcess, record: CallRecord, side: Any) -> None:
+        """A traced rank makes a call on a GPU; *side*: what is known of its values (arrival.HostSide)."""
+        equal, job = self.equal, self._job
+        if equal is None or equal.compared or equal.values_differ:
+            return
+        equal.saw_call(process.rank, record, side)
+        if equal.values_differ and job.world_size <= FEW_VALUES and job.crash is None:
+            where = "" if record.site is None else f" at {record.site.file}:{record.site.line}"
+            job.crash = StartAgain(None, f"ranks bring values of their own to {record.op}{where}")
+
+    def ended_step(self, process: SimProcess) -> None:
+        """A traced rank's optimizer has made a step: doubles that did the same are traced no more."""
+        equal, job = self.equal, self._job
+        for stream in self._held if job.crash is None else ():
+            stream.release()
+        self._held = ()
+        if equal is None or equal.compared:
+            return
+        try:
+            equal.ended_step(process.rank)
+        except Different as found:
+            why = f"ranks {found.leader} and {found.double} did not do the same in step {found.step}"
+            job.crash = job.crash or StartAgain(None, why)
+            return
+        if not equal.is_believed:
+            return
+        equal.compared = True
+        if equal.values_differ:
+            job.note(
+                "ranks bring values of their own to collectives; of equal ranks one was traced, and its values stand "
+                "for the others' (--ranks all traces every rank)"
+            )
+        gone = self._who_may_go(equal)
+        self._ranks -= gone
+        job.note(
+            f"{ranks_text(sorted(equal.traced))} of {job.world_size} were traced and compared for "
+            f"{max(len(steps) for steps in equal.steps.values())} steps, then {ranks_text(sorted(self._ranks))} for "
+            "all of their kind (--ranks all traces every one throughout)"
+        )
+        for rank in gone:
+            self._retire(job.rank_processes.pop(rank))
+        for communicator in list(job.communicators.values()):
+            communicator.fewer_traced()
+        task = current_task()
+        if task is not None and task.doom is not None:
+            raise task.doom
+
+    def tell(self) -> None:
+        """A run whose ranks were never compared to the end: who was traced."""
+        if self.equal is not None and not self.equal.compared:
+            self._job.note(
+                f"{ranks_text(sorted(self._ranks))} of {self._job.world_size} were traced, for all of their kind (--ranks "
+                "all traces every one)"
+            )
+
+    def _who_may_go(self, equal: EqualRanks) -> frozenset[int]:
+        """Of two ranks of a kind the second; the first, where the seconds tell the user something that the firsts do
+        not (many programs log on the last rank); nobody, where both do."""
+        said = {
+            rank: any(s is not None and s.spoke for s in (p.stdout, p.stderr))
+            for rank, p in self._job.rank_processes.items()
+        }
+        pairs = [(leader, double) for double, leader in equal.pairs()]
+        firsts_are_needed = any(said[leader] and not said[double] for leader, double in pairs)
+        if not any(said[double] and not said[leader] for leader, double in pairs):
+            return frozenset(double for _, double in pairs)
+        if firsts_are_needed:
+            return frozenset()
+        equal.leaders.update({kind: doubles[-1] for kind, doubles in equal.doubles.items()})
+        return frozenset(rank for pair in pairs for rank in pair) - frozenset(equal.leaders.values())
+
+    def _retire(self, process: SimProcess) -> None:
+        """*process* has been traced long enough; nothing of its end is seen."""
+        process.phase, process.exit_code, process.end_s = Phase.FINISHED, 0, float(self._job.env.now)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.finish()
+        self._job.processes.remove(process)
+        for task in process.tasks:
+            task.doom = Killed()
+            if task is not current_task():
+                task.interrupt(task.doom)

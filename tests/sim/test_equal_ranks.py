@@ -1,0 +1,145 @@
+"""Ranks that do the same on simulated GPUs are traced once, and nothing of what is told depends on that."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from distsim.sim import Outcome, RunRequest, run_program
+from distsim.sim.world.equal_ranks import EqualRanks, Unlike, families
+
+HEAD = """\
+import os, torch, torch.distributed as dist
+rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(local)
+dist.init_process_group("nccl")
+size = dist.get_world_size()
+"""
+TRAIN = """\
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    {extra}
+    model(torch.ones(64, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.cuda.synchronize()
+"""
+STAGES = """\
+for first in range(0, size, 4):
+    made = dist.new_group(list(range(first, first + 4)))
+    if rank in range(first, first + 4):
+        group, stage = made, rank - first
+weight = torch.ones(256, 256, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(3):
+    x = torch.ones(256, 256, device="cuda")
+    if stage > 0:
+        dist.recv(x, group=group, group_src=stage - 1)
+    y = x @ weight
+    if stage < 3:
+        dist.send(y.detach(), group=group, group_dst=stage + 1)
+    y.sum().backward()
+    optimizer.step()
+    if stage == 3:
+        print("step", step)
+torch.cuda.synchronize()
+"""
+
+
+def ran(folder: Path, text: str, ranks: str, on: str = "dgx-h100:2") -> tuple[Outcome, str]:
+    """A script on simulated H100s, and what it printed."""
+    script = folder / "train.py"
+    script.write_text(HEAD + textwrap.dedent(text))
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        outcome = run_program(RunRequest(program=str(script), on=on, trace_equal_once=ranks == "equal"))
+    return outcome, out.getvalue()
+
+
+def test_a_member_arrives_for_those_of_its_kind() -> None:
+    """In each group a traced rank stands for all of its kind; a kind that nobody of the group traces is an error."""
+    equal = EqualRanks([0, 1] * 16)
+    assert equal.leaders == {0: 0, 1: 1}
+    assert equal.doubles == {0: [30], 1: [31]}
+    assert equal.standing_for((0, 2, 4, 30), equal.traced) == [0, 0, 0, 3]
+    assert equal.standing_for((0, 1, 2, 3), equal.traced) == [0, 1, 0, 1]
+    with pytest.raises(Unlike):
+        equal.standing_for((0, 3), equal.traced)
+
+
+def test_of_a_few_ranks_all_are_compared() -> None:
+    """Eight ranks are each other's doubles; of nine the last."""
+    assert EqualRanks.of_one_kind(8).doubles == {0: [1, 2, 3, 4, 5, 6, 7]}
+    assert EqualRanks.of_one_kind(9).doubles == {0: [8]}
+
+
+def test_places_in_groups_make_kinds() -> None:
+    """Ranks of one place in their pipelines are a kind; those in no pipeline are one, too."""
+    equal = EqualRanks.of_one_kind(9).split({rank: rank % 4 for rank in range(8)}, "pipelines")
+    assert list(equal.kinds) == [0, 1, 2, 3, 0, 1, 2, 3, 4]
+    assert families([(0, 1), (2, 3), (0, 2), (1, 3)]) == [[(0, 1), (2, 3)], [(0, 2), (1, 3)]]
+
+
+def test_traced_once_is_as_long_as_traced_on_all(tmp_path: Path) -> None:
+    """DDP on 16 GPUs takes the same virtual time and moves the same bytes, with two ranks traced and with all."""
+    few, _ = ran(tmp_path, TRAIN.format(extra="pass"), "equal")
+    every, _ = ran(tmp_path, TRAIN.format(extra="pass"), "all")
+    assert len(few.ranks) == 1
+    assert len(every.ranks) == 16
+    assert few.virtual_time_s == pytest.approx(every.virtual_time_s, rel=1e-9)
+    assert [(t.op, t.count, t.bytes) for t in few.collectives] == [(t.op, t.count, t.bytes) for t in every.collectives]
+    assert any("ranks 0,15 of 16 were traced" in note for note in few.notes)
+
+
+def test_stages_of_a_pipeline_are_kinds(tmp_path: Path) -> None:
+    """Who sends to whom decides who is traced; the rank that logs is one of them, and its lines are shown once."""
+    few, out = ran(tmp_path, STAGES, "equal", "dgx-h100:4")
+    every, _ = ran(tmp_path, STAGES, "all", "dgx-h100:4")
+    assert few.exit_code == every.exit_code == 0
+    assert few.virtual_time_s == pytest.approx(every.virtual_time_s, rel=1e-9)
+    assert len(few.ranks) < 16
+    lines = [line.split("] ")[1] for line in out.splitlines()]
+    assert sorted(set(lines)) == ["step 0", "step 1", "step 2"]
+
+
+def test_a_rank_that_does_otherwise_is_found(tmp_path: Path) -> None:
+    """An operator more on one of eight ranks, and every rank is traced; the report says why."""
+    extra = "torch.ones(1000, device='cuda').add_(1) if rank == 3 else None"
+    outcome, _ = ran(tmp_path, TRAIN.format(extra=extra), "equal", "dgx-h100:1")
+    assert len(outcome.ranks) == 8
+    assert any("every rank was traced: ranks 0 and 3 did not do the same in step 1" in note for note in outcome.notes)
+
+
+def test_values_of_their_own_are_summed_right(tmp_path: Path) -> None:
+    """What ranks bring to a collective is theirs: the sum of their numbers is not one number many times."""
+    text = """\
+    x = torch.tensor([float(rank)], device="cuda")
+    dist.all_reduce(x)
+    if rank == 0:
+        print("sum", x.item())
+    """
+    outcome, out = ran(tmp_path, text, "equal")
+    assert "sum 120.0" in out
+    assert out.count("sum") == 1
+    assert any("ranks bring values of their own to all_reduce" in note for note in outcome.notes)
+
+
+@pytest.mark.slow
+def test_a_hang_is_named_by_all_ranks(tmp_path: Path) -> None:
+    """A rank that leaves out a call is the culprit, as if every rank had been traced from the start."""
+    text = """\
+    x = torch.ones(1000, device="cuda")
+    if rank != 15:
+        dist.all_reduce(x)
+    torch.cuda.synchronize()
+    dist.barrier()
+    """
+    outcome, _ = ran(tmp_path, text, "equal")
+    assert outcome.exit_code in (3, 4)
+    assert outcome.diagnosis is not None
+    assert outcome.diagnosis.culprits == (15,)
