@@ -14,3 +14,8 @@ def as_published(device: torch.device, *, first: bool = False) -> None:
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(torch.cuda.get_device_capability(device)[0] >= 10)
         torch.backends.cuda.enable_flash_sdp(not first)
+
+
+def by_nanotron(device: torch.device) -> bool:
+    """Whether a Llama's nearest figures are nanotron's, on Hopper, or Megatron-LM's as SimuMax ran it, on Blackwell."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 10
