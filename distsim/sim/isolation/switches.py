@@ -184,11 +184,6 @@ SWITCHES: tuple[Switch, ...] = (
         _set_deterministic,
         ((torch, "use_deterministic_algorithms"), (torch, "set_deterministic_debug_mode")),
     ),
-    Switch(
-        torch.get_float32_matmul_precision,
-        torch._C._set_float32_matmul_precision,
-        ((torch, "set_float32_matmul_precision"),),
-    ),
     Switch(_anomaly, lambda value: _set_anomaly_enabled(*value), ((torch, "set_anomaly_enabled"),)),
     Switch(
         lambda: dict(vars(_shown)),

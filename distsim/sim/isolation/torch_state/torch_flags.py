@@ -20,9 +20,7 @@ _PAIRS = (
     ("_get_blas_preferred_backend", "_set_blas_preferred_backend"),
     ("_check_sparse_tensor_invariants", "_set_check_sparse_tensor_invariants"),
     ("_get_cpu_allow_fp16_reduced_precision_reduction", "_set_cpu_allow_fp16_reduced_precision_reduction"),
-    ("_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
     ("_get_cublas_allow_fp16_accumulation", "_set_cublas_allow_fp16_accumulation"),
-    ("_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32"),
     ("_get_cudnn_benchmark", "_set_cudnn_benchmark"),
     ("_get_cudnn_deterministic", "_set_cudnn_deterministic"),
     ("_get_cudnn_enabled", "_set_cudnn_enabled"),
@@ -56,22 +54,45 @@ def _flags() -> list[Flag]:
         holders = [(torch._C, setter)]
         holders += [(prop, "setter") for prop in dict.fromkeys(props) if prop.setter is put]
         found.append((get, put, tuple(holders)))
-    if hasattr(torch._C, "_set_fp32_precision_setter"):
-        found.append((_precisions, _set_precisions, ((torch._C, "_set_fp32_precision_setter"),)))
+    ways = [(torch, "set_float32_matmul_precision")]
+    for setter in ("_set_cublas_allow_tf32", "_set_cudnn_allow_tf32", "_set_fp32_precision_setter"):
+        put = getattr(torch._C, setter, None)
+        if put is not None:
+            ways.append((torch._C, setter))
+            ways += [(prop, "setter") for prop in dict.fromkeys(props) if prop.setter is put]
+    found.append((_precisions, _set_precisions, tuple(ways)))
     return found
 
 
-_PRECISIONS = (("generic", "all"), ("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"))
+_PRECISIONS = tuple(
+    [("generic", "all")]
+    + [(backend, what) for backend in ("cuda", "mkldnn") for what in ("all", "matmul", "conv", "rnn")]
+)
 _set_precision = getattr(torch._C, "_set_fp32_precision_setter", None)
 
 
-def _precisions() -> tuple[str, ...]:
-    return tuple(torch._C._get_fp32_precision_getter(*of) for of in _PRECISIONS)
+def _precisions() -> tuple[str | None, bool | None, tuple[str, ...]]:
+    """How products of 32-bit numbers may be rounded: four setters of torch write to the same few places, and its older
+    getters raise once a newer setter was used."""
+    exact = () if _set_precision is None else tuple(torch._C._get_fp32_precision_getter(*of) for of in _PRECISIONS)
+    return _asked(torch.get_float32_matmul_precision), _asked(torch._C._get_cudnn_allow_tf32), exact
 
 
-def _set_precisions(values: tuple[str, ...]) -> None:
-    assert _set_precision is not None
-    for of, value in zip(_PRECISIONS, values, strict=True):
+def _asked(get: Any) -> Any:
+    try:
+        return get()
+    except RuntimeError:
+        return None
+
+
+def _set_precisions(values: tuple[str | None, bool | None, tuple[str, ...]]) -> None:
+    products, convolutions, exact = values
+    if products is not None:
+        torch._C._set_float32_matmul_precision(products)
+    if convolutions is not None:
+        torch._C._set_cudnn_allow_tf32(convolutions)
+    for of, value in zip(_PRECISIONS, exact, strict=False):  # last: the others write to them
+        assert _set_precision is not None
         _set_precision(*of, value)
 
 
