@@ -59,7 +59,7 @@ class MemorySpec(Table):
     softmax_short: Fraction = _key("softmax forward of rows that a warp holds: up to 1,024 values")
     softmax: Fraction = _key("softmax and log_softmax forward of rows that shared memory holds")
     softmax_long: Fraction = _key("the same of rows that do not fit into shared memory")
-    softmax_backward: Fraction = _key("gradient and output read, gradient written")
+    softmax_backward: Fraction = _key("gradient and output read, gradient written, of rows that do not fit")
     gather: Fraction = _key("embedding and index reads")
     scatter: Fraction = _key("embedding's gradient and index writes")
     optimizer: Fraction = _key("fused and foreach optimizers")

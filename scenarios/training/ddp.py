@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from attention import as_published
 from gpt import GPT
 from log import Log, start, tokens
 from megatron import ALONE, Stage
@@ -47,11 +48,20 @@ def automatic(args, device) -> None:
         log.step(step, loss.detach() * args.accum)
 
 
+def fits(model, device) -> bool:
+    """Whether a GPU holds the whole optimizer: 16 bytes a parameter in fp16, and its activations beside them."""
+    if device.type != "cuda":
+        return True
+    return 16 * sum(p.numel() for p in model.parameters()) < 0.8 * torch.cuda.mem_get_info(device)[1]
+
+
 def with_masters(args, device) -> None:
-    """16-bit parameters, one buffer of gradients, float32 masters."""
+    """16-bit parameters, one buffer of gradients, float32 masters; cut over the ranks (ZeRO-1) if they do not fit."""
     torch.manual_seed(0)
     model = Stage(args, 0, 1, ALONE, device)
-    optimizer = Optimizer([(list(model.parameters()), dist.group.WORLD)], share=False, overlap=args.ckpt == "none")
+    nanotrons = args.arch == "llama"
+    parts = [(list(model.parameters()), dist.group.WORLD)]
+    optimizer = Optimizer(parts, share=not fits(model, device), overlap=args.ckpt == "none", ddp=nanotrons)
     torch.manual_seed(1 + dist.get_rank())
     log = Log(device, args.accum * args.mbs * args.seq)
     for step in range(1, args.steps + 1):
@@ -68,6 +78,7 @@ def with_masters(args, device) -> None:
 
 args = options("data parallel training", GPT_2, dtypes=("bf16", "fp16", "fp32"), mbs=12)
 device = start()
+as_published(device)
 if args.arch == "gpt" and args.ckpt == "none":
     automatic(args, device)
 else:

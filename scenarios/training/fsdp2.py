@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from attention import as_published
 from gpt import GPT
 from llama import Llama
 from log import Log, start, tokens
@@ -89,6 +90,7 @@ def main() -> None:
     if args.arch == "gpt" and args.tp > 1:
         refuse(f"--tp {args.tp}: here it is for a Llama (--arch llama); tp_pp.py cuts a GPT")
     device = start()
+    as_published(device, first=args.arch == "gpt")
     mesh = init_device_mesh(device.type, (args.dp, args.tp), mesh_dim_names=("dp", "tp"))
     with torch.device("meta"):
         model = Llama(args) if args.arch == "llama" else GPT(args, bias=True)
@@ -96,7 +98,9 @@ def main() -> None:
         cut_over(model, mesh["tp"])
     if args.ckpt != "none":
         recompute(model, args.ckpt)
-    policy = MixedPrecisionPolicy(param_dtype=args.torch_dtype, reduce_dtype=torch.float32)
+    # llm-foundry's mixed precision "DEFAULT" reduces in the parameters' type (composer, mosaic_fsdp_utils.py).
+    reduced = torch.float32 if args.arch == "llama" else args.torch_dtype
+    policy = MixedPrecisionPolicy(param_dtype=args.torch_dtype, reduce_dtype=reduced)
     for name, layer in model.layers.items():
         last = int(name) == args.layers - 1  # its backward comes at once
         fully_shard(layer, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=not last)

@@ -16,6 +16,8 @@ from torch import nn
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
+from attention import by_nanotron
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -220,6 +222,7 @@ class Attention(nn.Module):
         self.heads, self.kv_heads = args.heads // tp.size, args.kv_heads // tp.size
         self.recompute = args.ckpt == "selective"
         gpt = args.arch == "gpt"
+        self.nanotrons = not gpt and by_nanotron(where["device"])
         self.qkv = Column(args.hidden, (args.heads + 2 * args.kv_heads) * self.dim, tp, gpt, **where)
         self.proj = Row(args.hidden, args.hidden, tp, gpt, **where)
 
@@ -227,6 +230,8 @@ class Attention(nn.Module):
         qkv = self.qkv(x)
         seq, batch, _ = qkv.shape
         qkv = qkv.view(seq, batch, -1, self.dim)
+        if self.nanotrons and not self.recompute:
+            return self.proj(self.batch_first(qkv, *shared))
         if len(shared) == 2:
             qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=2)
             q, k = _Rotate.apply(qk, *shared).split([self.heads, self.kv_heads], dim=2)
@@ -241,6 +246,16 @@ class Attention(nn.Module):
 
     def fused(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         q, k, v = (part.permute(1, 2, 0, 3) for part in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+        return y.permute(2, 0, 1, 3).flatten(2)
+
+    def batch_first(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """As nanotron copies: to [batch, seq, ...], keys and values into one tensor, and the answer back."""
+        each = [self.heads, self.kv_heads, self.kv_heads]
+        q, k, v = (part.transpose(0, 1).contiguous() for part in qkv.split(each, dim=2))
+        k, v = torch.stack([k, v]).permute(1, 2, 0, 3, 4).contiguous().unbind(2)
+        cos, sin = (part.transpose(0, 1) for part in (cos, sin))
+        q, k, v = (part.transpose(1, 2) for part in (_Rotate.apply(q, cos, sin), _Rotate.apply(k, cos, sin), v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
         return y.permute(2, 0, 1, 3).flatten(2)
 

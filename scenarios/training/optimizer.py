@@ -20,13 +20,14 @@ BUCKET = 40_000_000
 class Bucket:
     """Parameters whose gradients travel together."""
 
-    def __init__(self, params: list[nn.Parameter], group: Any, share: bool, dtype: torch.dtype) -> None:
+    def __init__(self, params: list[nn.Parameter], group: Any, share: bool, dtype: torch.dtype, ddp: bool) -> None:
         self.params, self.group, self.share = params, group, share
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         device = params[0].device
         numel = sum(p.numel() for p in params)
         pad = -numel % self.size if share else 0
         self.gradient = torch.zeros(numel + pad, dtype=dtype, device=device)
+        self.ddps = torch.zeros(numel, dtype=params[0].dtype, device=device) if ddp and self.size > 1 else None
         self.weight = torch.zeros(numel + pad, dtype=params[0].dtype, device=device) if share else None
         self.views, start = [], 0
         for p in params:
@@ -64,7 +65,8 @@ class Optimizer:
     *model*: the groups that cut the model itself, for the norm.
 
     Gradients add up over backward passes in float32 (in fp16: in fp16). With *overlap* each bucket is reduced as soon
-    as the last micro-batch has its gradients, else all of them in step().
+    as the last micro-batch has its gradients, else all of them in step(). *ddp*: it is DistributedDataParallel's hook
+    that does so, as in nanotron, and its own buckets of 16-bit gradients are there as well.
     """
 
     def __init__(
@@ -75,9 +77,10 @@ class Optimizer:
         tp: Any = None,
         share: bool,
         overlap: bool,
+        ddp: bool = False,
         lr: float = 3e-4,
     ) -> None:
-        self.overlap, self.share, self.last = overlap, share, False
+        self.overlap, self.share, self.ddp, self.last = overlap, share, ddp, False
         self.model, self.tp = model, tp
         self.fp16 = parts[0][0][0].dtype == torch.float16
         self.scale = 65536.0 if self.fp16 else 1.0
@@ -100,7 +103,7 @@ class Optimizer:
             if sum(q.numel() for q in some) >= limit:
                 made.append(some)
                 some = []
-        buckets = [Bucket(some, group, self.share, dtype) for some in [*made, some] if some]
+        buckets = [Bucket(some, group, self.share, dtype, self.ddp) for some in [*made, some] if some]
         for bucket in buckets:
             for p, view in zip(bucket.params, bucket.views, strict=True):
                 p.register_post_accumulate_grad_hook(self._arrival(bucket, view))

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from attention import as_published
 from log import Log, start
 from megatron import Stage, Tensor
 from optimizer import Optimizer
@@ -19,6 +20,7 @@ args = options(
     "GPT with tensor and pipeline parallelism", GPT_7B, does=("tp", "pp", "vpp"), dtypes=("bf16", "fp16", "fp32")
 )
 device = start()
+as_published(device)
 mesh = init_device_mesh(device.type, (args.pp, args.dp, args.tp), mesh_dim_names=("pp", "dp", "tp"))
 pp, dp, tp = (mesh.get_group(name) for name in ("pp", "dp", "tp"))
 cut = Tensor(tp, args.tp, mesh.get_local_rank("tp"), sequence=args.tp > 1 and args.ckpt != "full")

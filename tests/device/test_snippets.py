@@ -44,6 +44,8 @@ EXPECTED: dict[str, Any] = {
         ("ScaledDotProductEfficientAttentionBackward0", (2, 4, 128, 64), (2, 4, 128, 64)),
     ],
     "grouped_attention": (2, 8, 64, 64),
+    "latent_attention": ("ScaledDotProductCudnnAttentionBackward0", (2, 4, 128, 128)),
+    "rms_norm": ("FusedRmsNormBackward0", (64 << 10) + (4 << 10) + 512, (16, 1 << 10)),
     "encoder_layer": (2, 16, 64),
     "convolution": (2, 8),
     "recurrent": ((2, 5, 16), (2, 2, 16), (2, 2, 16)),

@@ -156,6 +156,25 @@ def attention() -> Any:
 
 
 @snippet
+def latent_attention() -> Any:
+    """DeepSeek's heads: 192 of queries and keys, 128 of values."""
+    q, v = (torch.randn(2, 4, 128, d, device="cuda", dtype=torch.bfloat16, requires_grad=True) for d in (192, 128))
+    out = F.scaled_dot_product_attention(q, q, v, is_causal=True)
+    return type(out.grad_fn).__name__, tuple(out.shape)
+
+
+@snippet
+def rms_norm() -> Any:
+    """One operator each way, and nothing kept but the input and a number a row."""
+    x = torch.randn(16, 1 << 10, device="cuda", requires_grad=True)
+    before = torch.cuda.memory_allocated()
+    out = F.rms_norm(x, (1 << 10,), torch.ones(1 << 10, device="cuda", requires_grad=True))
+    kept = torch.cuda.memory_allocated() - before
+    out.sum().backward()
+    return type(out.grad_fn).__name__, kept, tuple(x.grad.shape)
+
+
+@snippet
 def grouped_attention() -> Any:
     q = torch.randn(2, 8, 64, 64, device="cuda", dtype=torch.bfloat16)
     k, v = (torch.randn(2, 2, 64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))

@@ -105,6 +105,6 @@ def test_communication_takes_a_multiprocessor_a_channel() -> None:
     gpu = Gpu.named("h100")
     multiprocessors, bandwidth = gpu.comm_load(16)
     assert multiprocessors == 16 / 132
-    assert bandwidth == pytest.approx(16 * 20e9 * 2 / 3.35e12)
-    assert gpu.comm_load(16, bytes_per_s=50e9)[1] == pytest.approx(100e9 / 3.35e12)
+    assert bandwidth == pytest.approx(16 * 20e9 * 3 / 3.35e12)
+    assert gpu.comm_load(16, bytes_per_s=50e9)[1] == pytest.approx(150e9 / 3.35e12)
     assert gpu.comm_load(1000) == (1.0, 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from distsim.kernels.call import Call, nbytes
 from distsim.kernels.cost import Cost
 from distsim.kernels.pricing import Pricing
@@ -62,16 +64,26 @@ def _backward(pricing: Pricing, call: Call) -> Cost:
 
 @rule("_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax")
 def _softmax(pricing: Pricing, call: Call) -> Cost:
-    given = call["self"]
     memory = pricing.spec.memory
-    values = given.shape[call["dim"]] if given.dim() else 1
-    efficiency = memory.softmax_long if values * given.element_size() > _SHARED else memory.softmax
-    return pricing.bytes(call.read + call.write, memory.softmax_short if values <= _WARP else efficiency, "softmax")
+    return pricing.bytes(
+        call.read + call.write, _rows(pricing, call["self"], call["dim"], memory.softmax_long), "softmax"
+    )
+
+
+def _rows(pricing: Pricing, given: Any, dim: int, long: float) -> float:
+    """What rows along *dim* get of the bandwidth; *long*, if they do not fit into shared memory."""
+    memory = pricing.spec.memory
+    values = given.shape[dim] if given.dim() else 1
+    if values <= _WARP:
+        return memory.softmax_short
+    return long if values * given.element_size() > _SHARED else memory.softmax
 
 
 @rule("_softmax_backward_data", "_log_softmax_backward_data")
 def _softmax_backward(pricing: Pricing, call: Call) -> Cost:
-    return pricing.bytes(call.read + call.write, pricing.spec.memory.softmax_backward, "softmax")
+    """As forward's kernels (SoftMax.cu: a warp's, one that keeps the row in shared memory, and one that does not)."""
+    efficiency = _rows(pricing, call["output"], call["dim"], pricing.spec.memory.softmax_backward)
+    return pricing.bytes(call.read + call.write, efficiency, "softmax")
 
 
 @rule("nll_loss_forward", "nll_loss2d_forward", "nll_loss")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -82,13 +82,18 @@ class Communicator:
         """How many SMs NCCL's kernels take for it, one for each channel."""
         return 16 if self._crosses_nodes else 24
 
-    @property
+    @functools.cached_property
     def rate_bytes_per_s(self) -> float:
-        """What one GPU moves at most: over its NIC, its NVLinks, or PCIe."""
+        """What one GPU moves at most: over its NVLinks, or PCIe; between nodes what its node's NICs bring, which
+        goes through each of the group's GPUs there."""
         node = self.world.cluster.node
-        if self._crosses_nodes:
-            return float(node.nic_bytes_per_s)
-        return float(node.nvlink_bytes_per_s or node.pcie_bytes_per_s)
+        inside = float(node.nvlink_bytes_per_s or node.pcie_bytes_per_s)
+        if not self._crosses_nodes:
+            return inside
+        local = max(Counter(self.world.slots[rank].host for rank in self.group.ranks).values())
+        return (
+            min(inside, node.nic_bytes_per_s * max(1, min(local, node.num_nics))) if local > 1 else node.nic_bytes_per_s
+        )
 
     # -- collectives
 

@@ -33,7 +33,7 @@ __all__ = ["ComputeMode"]
 
 aten = torch.ops.aten
 _HANDLERS: dict[Any, Handler] = {**TRANSFERS, **SPECIAL}
-VIEW, COMPOSITE, PASSED, PLANNED, HIGHER = range(5)
+VIEW, COMPOSITE, PASSED, PLANNED, HIGHER, PYTHON = range(6)
 VIEW_SHARE = 0.4
 """Of the host's time for an operator: a view launches no kernel (torch/benchmarks: about 2 of 5 us)."""
 
@@ -105,6 +105,9 @@ class ComputeMode(TorchDispatchMode):
         elif kind == PASSED:
             with self:
                 return func._op_dk(DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        elif kind == PYTHON:
+            with self:
+                return func._op_dk(DispatchKey.CUDA, *args, **kwargs)
         elsewhere = kwargs.get("device")
         if elsewhere is not None and elsewhere.type != "cuda":  # x.new_zeros(3, device="cpu"): only looks are asked for
             return self._cpu.run(task, func, tuple(_look(value) for value in args), kwargs)
@@ -351,6 +354,10 @@ def _classify(func: Any) -> int:
         return VIEW
     if func.namespace in _REGISTERED:
         return PASSED
-    if func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd):
+    if func.namespace == "fsdp" and func.has_kernel_for_dispatch_key(DispatchKey.CUDA):
+        return PYTHON  # what they copy, and into what, they say themselves
+    if func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd) and not func.has_kernel_for_dispatch_key(
+        DispatchKey.CUDA
+    ):
         return COMPOSITE  # before views: `to` may make one
     return VIEW if func.is_view else PLANNED

@@ -25,7 +25,9 @@ aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 _MOST_OF_FLASH = 256
 """Elements of a head (check_head_dim_size_flash)."""
-_MOST_OF_CUDNN = 128
+_CUDNN_HEADS = 128
+"""At most, of queries, keys and values, except for DeepSeek's 192 and 128 (check_cudnn_tensor_shapes; cuDNN 9.11 on
+compute capability 9.0 and 10)."""
 
 
 def choice(
@@ -37,18 +39,19 @@ def choice(
     order.insert(0 if cudnn_first and mask is None else len(order), SDPBackend.CUDNN_ATTENTION)
     four = all(t.dim() == 4 for t in (query, key, value))
     last = four and all(t.stride(-1) == 1 for t in (query, key, value))
-    head, same_head = query.shape[-1], query.shape[-1] == value.shape[-1]
+    heads = head, value_head = query.shape[-1], value.shape[-1]
     square = query.shape[-2] == key.shape[-2]
     same_heads = four and query.shape[1] == key.shape[1] == value.shape[1]
     some = query.numel() > 0 and key.numel() > 0
     half, plain = query.dtype in _HALVES, square or not causal
     fits = {
         SDPBackend.FLASH_ATTENTION: core._get_flash_sdp_enabled() and last and some and half and plain and mask is None
-        and same_head and head <= _MOST_OF_FLASH and (same_heads or grouped),
+        and head == value_head and head <= _MOST_OF_FLASH and (same_heads or grouped),
         SDPBackend.EFFICIENT_ATTENTION: core._get_mem_efficient_sdp_enabled() and last and some and same_heads
         and (half or query.dtype is torch.float32) and not (mask is not None and mask.requires_grad),
         SDPBackend.CUDNN_ATTENTION: core._get_cudnn_sdp_enabled() and last and some and half and plain
-        and head <= _MOST_OF_CUDNN and head % 8 == 0 and (same_heads or grouped),
+        and (max(heads) <= _CUDNN_HEADS or (cudnn_first and heads == (192, 128))) and not any(h % 8 for h in heads)
+        and (same_heads or grouped),
         SDPBackend.MATH: core._get_math_sdp_enabled(),
     }  # fmt: skip
     return next((backend for backend in order if fits[backend]), SDPBackend.ERROR)

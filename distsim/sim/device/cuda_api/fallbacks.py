@@ -25,6 +25,8 @@ _PLAIN = frozenset(
      "set_.source_Storage_storage_offset", "fill_.Scalar", "zero_", "cat", "add.Tensor", "mul.Tensor", "_reshape_alias"}
 )  # fmt: skip
 """Operators with a kernel for each device that such code calls."""
+_FUSED = frozenset({"_fused_rms_norm", "_fused_rms_norm_backward"})
+"""Where no device has a kernel for these, torch composes them of others, which take as many kernels and keep more."""
 
 
 @functools.cache
@@ -47,7 +49,7 @@ def _missing(name: str) -> bool:
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     if has(name, "CUDA"):
         return False
-    if name.removeprefix("aten::") in _PLAIN:
+    if name.removeprefix("aten::") in _PLAIN | _FUSED:
         return True
     return bool(has(name, "CompositeExplicitAutograd")) and not _is_view(name)
 
