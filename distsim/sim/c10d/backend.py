@@ -293,10 +293,10 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
     @functools.wraps(batch)
     def batch_isend_irecv(p2p_op_list: Any) -> Any:
         """torch asks for `type(group) is ProcessGroup` before it makes one kernel of them."""
-        group = (p2p_op_list[0].group if p2p_op_list else None) or c10d._world.default_pg
+        c10d._check_p2p_op_list(p2p_op_list)
+        group = p2p_op_list[0].group or c10d._world.default_pg
         if not isinstance(group, SimGroup) or not p2p_op_list[0].tensor.is_cuda:
             return batch(p2p_op_list)
-        c10d._check_p2p_op_list(p2p_op_list)
         device = p2p_op_list[0].tensor.device
         group._start_coalescing(device)
         batch(p2p_op_list)
