@@ -171,3 +171,16 @@ def test_a_hang_is_named_by_all_ranks(tmp_path: Path) -> None:
     assert outcome.exit_code in (3, 4)
     assert outcome.diagnosis is not None
     assert outcome.diagnosis.culprits == (15,)
+
+
+def test_values_on_the_host_are_their_own_too(tmp_path: Path) -> None:
+    """A program on GPUs that sums a number of each rank over gloo gets the sum of all."""
+    text = """\
+    on_host = dist.new_group(backend="gloo")
+    x = torch.tensor([float(rank)])
+    dist.all_reduce(x, group=on_host)
+    if rank == 0:
+        print("sum", x.item())
+    """
+    _, out = ran(tmp_path, text, "equal")
+    assert "sum 120.0" in out

@@ -243,3 +243,41 @@ def test_what_holds_for_the_whole_process_is_set_without_effect(
     assert armed == []
     after = resource.getrlimit(resource.RLIMIT_NOFILE), os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
     assert after == before
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "torch.backends.cudnn.allow_tf32 = False",
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.cudnn.conv.fp32_precision = 'ieee'",
+        "torch.set_float32_matmul_precision('high')",
+    ],
+)
+def test_precision_of_products_is_a_ranks_own(script: Scripts, way: str) -> None:
+    """Whichever of torch's ways rank 1 takes, rank 0 and the surrounding program see nothing of it."""
+
+    def seen() -> tuple[str, str, str, str]:
+        cuda, cudnn, cpu = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.mkldnn.matmul
+        return cuda.fp32_precision, cudnn.fp32_precision, cpu.fp32_precision, torch.get_float32_matmul_precision()
+
+    before = seen()
+    ran = script(
+        HEAD
+        + f"""
+def seen():
+    cuda, cudnn, cpu = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.mkldnn.matmul
+    return cuda.fp32_precision, cudnn.fp32_precision, cpu.fp32_precision
+if rank == 1:
+    own = seen()
+    {way}
+    assert seen() != own
+dist.barrier()
+if rank == 0:
+    print(*seen())
+"""
+    )
+    assert ran.outcome.exit_code == 0, ran.outcome.failures
+    assert ran.of(0) == [" ".join(before[:3])]
+    assert seen() == before

@@ -13,7 +13,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -95,14 +94,14 @@ class EqualRanks:
 
     # -- what they do
 
-    def saw_call(self, rank: int, record: CallRecord, side: Any) -> None:
-        """*rank* makes a call; *side*: what is known of its values (arrival.HostSide)."""
+    def saw_call(self, rank: int, record: CallRecord, inputs: Sequence[torch.Tensor] | None) -> None:
+        """*rank* makes a call; *inputs*: its values, where they are known."""
         self.sums[rank] = hash((self.sums.get(rank, 0), record.op, record.nbytes, len(record.group.ranks)))
-        if not side.inputs or side.guess or record.op in P2P:
+        if not inputs or record.op in P2P:
             return
         total = 0
-        for tensor in side.inputs:
-            total = zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data, total)
+        for tensor in inputs:
+            total = zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, total)
         brought = self.brought.setdefault(rank, [])
         brought.append(total)
         for double, leader in self.pairs():

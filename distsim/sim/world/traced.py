@@ -13,6 +13,7 @@ from distsim.sim.world.equal_ranks import Different, EqualRanks, StartAgain, Unl
 
 if TYPE_CHECKING:
     import simpy
+    from torch import Tensor
 
     from distsim.sim.isolation.output import Held
     from distsim.sim.isolation.process import SimProcess
@@ -99,12 +100,12 @@ class Traced:
         if job.crash is None:
             job.crash = StartAgain(equal, f"ranks of group {group.label} send to each other")
 
-    def saw_call(self, process: SimProcess, record: CallRecord, side: Any) -> None:
-        """A traced rank makes a call on a GPU; *side*: what is known of its values (arrival.HostSide)."""
+    def saw_call(self, process: SimProcess, record: CallRecord, inputs: Sequence[Tensor] | None) -> None:
+        """A traced rank makes a call; *inputs*: its values, where they are known."""
         equal, job = self.equal, self._job
         if equal is None or equal.compared or equal.values_differ:
             return
-        equal.saw_call(process.rank, record, side)
+        equal.saw_call(process.rank, record, inputs)
         if equal.values_differ and job.world_size <= FEW_VALUES and job.crash is None:
             where = "" if record.site is None else f" at {record.site.file}:{record.site.line}"
             job.crash = StartAgain(None, f"ranks bring values of their own to {record.op}{where}")
