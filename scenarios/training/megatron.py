@@ -99,11 +99,12 @@ class _CrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor, tp: Tensor) -> torch.Tensor:
         ctx.dtype = logits.dtype
-        logits = logits.to(torch.float32, copy=True)
+        mine = logits.dtype != torch.float32
+        logits = logits.float()
         peak = logits.amax(-1)
         if tp.size > 1:
             dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=tp.group)
-        logits.sub_(peak[:, None])
+        logits = logits.sub_(peak[:, None]) if mine else logits - peak[:, None]
         words = logits.shape[1]
         local = target - tp.rank * words
         elsewhere = (local < 0) | (local >= words)
@@ -348,6 +349,8 @@ class Stage(nn.Module):
         if not self.last:
             return x
         logits = self.output(self.norm(x)).flatten(0, 1)
+        if self.args.arch == "llama" and by_nanotron(x.device):
+            logits = logits.float()  # beside what the loss makes of them
         return _CrossEntropy.apply(logits, target.t().reshape(-1), self.tp).mean()
 
 
