@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -197,7 +198,7 @@ def test_a_monitor_that_gives_up_leaves_the_rings_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing but faults of its own: the job is not called healthy, and what its ranks have noted stays."""
-    monkeypatch.setattr("distsim.debug.monitor.steady.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("distsim.debug.monitor.steady.time", SimpleNamespace(sleep=lambda seconds: None))
     monkeypatch.setattr("distsim.debug.monitor.loop.default_directory", lambda job: tmp_path / job)
     folder = tmp_path / "job"  # one that we chose ourselves: a healthy job's goes
     folder.mkdir()
@@ -235,7 +236,7 @@ def test_rings_removed_unseen_accuse_nobody(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_good_turn_ends_a_row_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault now and then over a long job is no reason to give up."""
-    monkeypatch.setattr("distsim.debug.monitor.steady.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("distsim.debug.monitor.steady.time", SimpleNamespace(sleep=lambda seconds: None))
     monitor = Steady(tmp_path, Settings.read({}, {}), None)
     turns = iter([False, True] * (2 * MOST_FAULTS))
 

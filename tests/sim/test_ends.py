@@ -203,6 +203,23 @@ def test_real_timers_are_refused(script: Scripts, call: str) -> None:
     assert "signal." + call.split("(")[0] in ran.outcome.failures[0].message
 
 
+@pytest.mark.slow
+def test_a_thread_that_blocks_for_ever_leaves_profilers_alone(script: Scripts) -> None:
+    """A rank that blocks in C is given up, and what follows in this process may be profiled."""
+    script(HEAD + "if rank == 1:\n    import ctypes; ctypes.CDLL(None).pause()\ndist.barrier()\n", host_timeout_s=0.5)
+    seen: list[str] = []
+
+    def called() -> None:
+        pass
+
+    sys.setprofile(lambda frame, event, arg: seen.append(event))
+    try:
+        called()
+    finally:
+        sys.setprofile(None)
+    assert seen.count("call") == 1
+
+
 def test_a_rank_that_swallows_everything(script: Scripts) -> None:
     """`except BaseException: pass` around a deadlock, once or for ever, cannot keep the run from ending."""
     body = "    try:\n        dist.recv(torch.ones(1), src=1 - rank)\n    except BaseException:\n        pass\n"

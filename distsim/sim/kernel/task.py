@@ -59,6 +59,10 @@ class SignalArrived(BaseException):
     """Wakes a process's main thread so that it calls its signal handlers; it then goes on waiting."""
 
 
+class _Taken(BaseException):
+    """What `stop_asking` raises and catches."""
+
+
 class Task:
     """One simulated thread. Methods without an underscore are called in its own thread."""
 
@@ -340,6 +344,20 @@ class Task:
         """Ask a thread that never comes back (`while True: pass`) to end, at its next bytecode."""
         if not self.finished and self.ident is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(unwind))
+
+    def stop_asking(self) -> None:
+        """The thread blocks outside of Python and will never look: CPython 3.11 has every thread look for what this one
+        was asked, at each step, and one that is traced or profiled then never gets on. The flag falls where any thread
+        takes an exception of this kind."""
+        if not self.finished and self.ident is not None:
+            ask = ctypes.pythonapi.PyThreadState_SetAsyncExc
+            ask(ctypes.c_ulong(self.ident), None)
+            try:
+                ask(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(_Taken))
+                while True:
+                    pass
+            except _Taken:
+                pass
 
     @property
     def wait_reason(self) -> Wait | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -373,12 +374,18 @@ class World(Scheduler):
                     stream.finish()
                     stream.muted = True
         left = [task for process in self.processes for task in process.tasks if not task.finished]
+        abandoned: list[RankTask] = []
         with withheld(self) if left else contextlib.nullcontext():
             for task in left:
                 if task.abandoned:
                     task.raise_inside(Unwind)
+                    abandoned.append(task)
                 elif not task.finished:
                     task.end(unwind())
+        if abandoned:
+            time.sleep(0.02)  # who runs Python takes it in this time
+        for task in abandoned:
+            task.stop_asking()
         self.leave()
 
     # -- looking
