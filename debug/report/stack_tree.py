@@ -18,6 +18,8 @@ __all__ = ["StackNode", "blank_addresses", "format_ranks", "merge_equal", "merge
 T = TypeVar("T", bound=Hashable)
 
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
+_OWN_GPU = re.compile(r"\bGPU \d+(?= has a total capacity)")
+"""In torch's words for out of memory."""
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -36,8 +38,9 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def blank_addresses(text: str) -> str:
-    """`<object at 0x7f...>` without what differs from rank to rank and from run to run."""
-    return _ADDRESS.sub("0x...", text)
+    """`<object at 0x7f...>` without what differs from rank to rank and from run to run; so is the number of the GPU
+    that is out of memory."""
+    return _OWN_GPU.sub("GPU ...", _ADDRESS.sub("0x...", text))
 
 
 def merge_equal(per_rank: Mapping[int, T]) -> list[tuple[tuple[int, ...], T]]:

@@ -205,7 +205,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
     if not args.module:
         _check_script(args.training_script)
     if args.tokens_per_step is not None and args.tokens_per_step <= 0:
-        raise UsageError(f"--tokens-per-step: expected a number of tokens, got {args.tokens_per_step}")
+        raise UsageError(f"--tokens-per-step: expected 1 or a larger number, got {args.tokens_per_step}")
     if args.seed < 0:
         raise UsageError(f"--seed: expected 0 or a larger number, got {args.seed}")
     notes.extend(_ignored(args))

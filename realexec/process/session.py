@@ -50,6 +50,7 @@ class Session:
     heartbeat: Heartbeat
     strict: Any = None
     ddp: Any = None
+    _stack_file: Any = None
     guards: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
 
     @classmethod
@@ -190,6 +191,10 @@ class Session:
 
     def end_threads(self) -> None:
         """Nothing of ours runs beside the program from here on: see `Heartbeat.stop`."""
+        if self._stack_file is not None:
+            # Who is asked while threads end reads what they free: only the thread that is asked shows its stack now.
+            with contextlib.suppress(Exception):
+                faulthandler.register(STACK_SIGNAL, file=self._stack_file, all_threads=False, chain=False)
         self.heartbeat.stop()
         if self.strict is not None:
             self.strict.stop()

@@ -13,10 +13,12 @@ from rich.console import Console
 
 from distsim.report import Summary, print_summary, report_document
 from distsim.sim import Outcome, simulate
+from distsim.sim.conditions import Conditions
 from distsim.sim.device.allocator.ledger import ACTIVATIONS, GRADIENTS, OTHER, Ledger
 from distsim.sim.device.allocator.modules import family
 from distsim.sim.device.timeline import Kernel, Mark, Timeline
 from distsim.sim.device.timeline.account import Account
+from distsim.sim.kernel.limits import Limits
 
 TOKENS, WIDTH, WORDS = 2048, 1024, 4096
 
@@ -216,6 +218,39 @@ def test_out_of_memory_says_what_would_have_fitted() -> None:
     text = io.StringIO()
     print_summary(outcome, text)
     assert "out of memory: rank 0" in text.getvalue()
+
+
+def too_large() -> None:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    with torch.device("cuda"):
+        model = torch.nn.Linear(1 << 17, 1 << 17, bias=False, dtype=torch.bfloat16)
+    torch.nn.parallel.DistributedDataParallel(model)  # its buckets are as large again
+    torch.empty(1 << 36, device="cuda", dtype=torch.uint8)
+
+
+def test_out_of_memory_before_the_first_batch_blames_no_batch() -> None:
+    """Ranks that run out alike are one failure, whatever the number of their GPU; and no micro-batch is at fault."""
+    outcome, section = ran(too_large, check=False)
+    assert [d.culprits for d in outcome.diagnoses] == [(0, 1)]
+    (short,) = section["out_of_memory"]
+    assert short["remedies"]
+    assert not any("micro-batch" in remedy or "checkpoint" in remedy for remedy in short["remedies"])
+
+
+def test_a_host_that_waits_for_its_kernels_is_not_stuck() -> None:
+    """A run that is cut short while GPUs compute accuses nobody."""
+
+    def compute() -> None:
+        x = torch.empty(1 << 14, 1 << 14, device="cuda", dtype=torch.bfloat16)
+        for _ in range(1_000):
+            x = x @ x
+        torch.cuda.synchronize()
+
+    limits = Limits(virtual_time_s=0.1)
+    outcome, _ = ran(compute, conditions=Conditions(limits=limits))
+    assert limits.reached is not None
+    assert [str(d.kind) for d in outcome.diagnoses] == []
 
 
 def test_the_summary_tells_of_the_step() -> None:

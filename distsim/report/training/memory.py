@@ -57,7 +57,8 @@ def remedies(short: OutOfMemory, training: Training) -> list[str]:
     activations = held["activations"] + short.asked
     states = held["parameters"] + held["gradients"] + held["optimizer"]
     bound = "" if short.in_backward else " (and less once the rest of forward has run)"
-    if 0 < need < activations:
+    trains = held["activations"] > 0 or training.steps > 0  # else what is asked for is none of a batch's
+    if trains and 0 < need < activations:
         share = 1 - need / activations
         found.append(
             f"a micro-batch of at most {share:.0%} of this one{bound}: activations grow with it, "
@@ -67,7 +68,7 @@ def remedies(short: OutOfMemory, training: Training) -> list[str]:
             "checkpointing (torch.utils.checkpoint): of a checkpointed block only its input is held, the rest is "
             "computed again in backward"
         )
-    elif need >= activations:
+    elif trains and need >= activations:
         found.append(f"no smaller micro-batch: without any activation {format_bytes(need - activations)} are too much")
     ranks = training.num_gpus
     if states and ranks > 1 and not short.sharded:

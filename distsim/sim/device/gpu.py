@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 _nbytes = UntypedStorage.nbytes
 
-__all__ = ["Accelerators", "Device", "Held", "prepare"]
+__all__ = ["KERNELS", "Accelerators", "Device", "Held", "prepare"]
+
+
+KERNELS = "the kernels of its GPU"
+"""What a host waits for where no call with others is among it: that ends by itself."""
 
 
 class Held:
@@ -119,7 +123,7 @@ class Device:
         for comm in self.comms:
             if comm.record is not None:
                 return CallWait(comm.record)
-        return HostWait("its GPU")
+        return HostWait(KERNELS)
 
     def synchronize(self, task: RankTask, mark: Mark) -> None:
         """The host waits until *mark* is reached."""

@@ -26,7 +26,7 @@ def accelerators_of(process: SimProcess) -> Accelerators:
     found: Accelerators | None = process.accelerators
     if found is None:
         raise NotSimulated(
-            f"CUDA on {process.world.cluster.name}, whose nodes have no accelerators",
+            f"CUDA on {process.world.cluster.name} (its nodes have no accelerators)",
             "choose a cluster that has them (--on dgx-h100:1), or use CPU tensors",
         )
     return found

@@ -13,6 +13,7 @@ from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, HostW
 from distsim.debug.records.frames import absolute
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.error_text import error_line
+from distsim.sim.device.gpu import KERNELS
 from distsim.sim.isolation.tracebacks import format_user_traceback
 from distsim.sim.observe.user_stack import user_stack
 from distsim.sim.processes.hosts import lost_clients
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["evidence"]
 
 _DDP_UNFINISHED = "Expected to have finished reduction in the prior iteration"
+_ENDS = (KERNELS,)
+"""Waits on the host that end whatever others do."""
 _DDP_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
@@ -79,7 +82,8 @@ def _state(world: World, rank: int, asleep: bool) -> RankState:
     phase = Phase.EXITED if process.ended_by_program else process.phase
     if phase is Phase.HOST_STUCK:
         since_s = None  # it used up wall time; that of the simulation passes for the others alone
-    if not asleep and waits and all(isinstance(w, HostWait) and w.what == "sleep" for w in waits):
+    ends = _ENDS if asleep else (*_ENDS, "sleep")
+    if waits and all(isinstance(w, HostWait) and w.what in ends for w in waits):
         waits = []  # it will wake by itself: late, not stuck
     if phase is Phase.RUNNING and waits:
         phase = Phase.BLOCKED
