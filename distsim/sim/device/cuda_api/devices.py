@@ -25,7 +25,7 @@ from distsim.sim.device.gpu import Device
 from distsim.sim.device.streams import accelerators_of
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 
-__all__ = ["device_patches", "everywhere"]
+__all__ = ["device_patches"]
 
 CUDA_VERSION = "12.8"
 """What torch.version.cuda says, and the runtime."""
@@ -190,14 +190,10 @@ def _lazy_init(task: RankTask) -> None:
     accelerators(task)
 
 
-def everywhere(name: str, value: Any, *, of: str = "torch.cuda") -> list[Patch]:
-    """*value* for *name* of module *of*, and wherever torch.cuda and torch.accelerator have imported it to."""
-    real = getattr(sys.modules[of], name)
-    return [
-        (module, name, value)
-        for path, module in list(sys.modules.items())
-        if path.startswith(("torch.cuda", "torch.accelerator")) and vars(module).get(name) is real
-    ]
+def _everywhere(name: str, value: Any, modules: list[Any]) -> list[Patch]:
+    """*value* for *name* of torch.cuda, and wherever *modules* have imported it to."""
+    real = getattr(torch.cuda, name)
+    return [(module, name, value) for module in modules if vars(module).get(name) is real]
 
 
 def device_patches() -> list[Patch]:
@@ -205,6 +201,7 @@ def device_patches() -> list[Patch]:
     cuda, core = torch.cuda, torch._C
     was_compiled = cuda._is_compiled()
     patches: list[Patch] = []
+    takers = [m for path, m in list(sys.modules.items()) if path.startswith(("torch.cuda", "torch.accelerator"))]
     for name, ours in (
         ("is_available", _available),
         ("device_count", visible_devices),
@@ -214,11 +211,11 @@ def device_patches() -> list[Patch]:
         ("is_current_stream_capturing", lambda task: False),
         ("_get_generator", lambda task, device: accelerators(task).generator(indexed(task, device.index))),
     ):
-        patches += everywhere(name, for_ranks(getattr(cuda, name), ours))
+        patches += _everywhere(name, for_ranks(getattr(cuda, name), ours), takers)
     tools = "the simulated GPU has no sensors: drop the call, or guard it"
     for name in ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage", "device_memory_used",
                  "list_gpu_processes"):  # fmt: skip
-        patches += everywhere(name, refused(f"torch.cuda.{name}", tools, getattr(cuda, name)))
+        patches += _everywhere(name, refused(f"torch.cuda.{name}", tools, getattr(cuda, name)), takers)
     for name in ("jiterator._create_jit_fn", "jiterator._create_multi_output_jit_fn", "_compile_kernel"):
         holder: Any = cuda
         *path, name = name.split(".")
