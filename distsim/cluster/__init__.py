@@ -12,7 +12,6 @@ from distsim.cluster.files.load import load_cluster, preset_names
 from distsim.cluster.graph.cluster import Cluster
 from distsim.cluster.graph.facts import CpuModel, GpuModel, NcclFacts, NodeModel
 from distsim.cluster.graph.link import Link, Slot, Vertex
-from distsim.cluster.graph.many_routes import padded
 from distsim.cluster.graph.reroute import Around
 
 __all__ = [
@@ -26,6 +25,5 @@ __all__ = [
     "Slot",
     "Vertex",
     "load_cluster",
-    "padded",
     "preset_names",
 ]

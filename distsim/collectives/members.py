@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.cluster import Around, Cluster, padded
+from distsim.cluster import Around, Cluster
+from distsim.cluster.graph.many_routes import padded
 from distsim.collectives.plan import Cost, Loads
 from distsim.collectives.ways import Ways
 
