@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import simpy
@@ -151,7 +152,7 @@ def planning() -> None:
         network.collective(Transfer(op, "nccl", devices, 64 << 20))
         print(f"first {op} of 16,384 ranks: {time.process_time() - began:.2f} CPU s to plan (aim: 1 s)")
     began = time.process_time()
-    for a, b in zip(devices, devices[1:], strict=False):
+    for a, b in pairwise(devices):
         for key in range(8):
             cluster.route(a, b, key)
     print(f"  the routes of its eight rings alone, one by one: {time.process_time() - began:.2f} CPU s")
