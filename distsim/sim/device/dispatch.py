@@ -192,7 +192,9 @@ class ComputeMode(TorchDispatchMode):
         host_kwargs = {name: host(value) for name, value in kwargs.items() if name != "pin_memory"}
         if overwritten and known:
             known = values.keeps(args[0].numel(), args[0].dtype)
-            host_args = (torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype), *host_args[1:])
+            like = args[0]
+            blank = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+            host_args = (blank, *host_args[1:])
         try:
             if plan.random and known and not any(isinstance(v, PlainGenerator) for v in kwargs.values()):
                 with self._process.accelerators.drawing(gpu.index):

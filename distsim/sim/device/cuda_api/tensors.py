@@ -121,7 +121,7 @@ def _to_device(storage: UntypedStorage, device: torch.device, non_blocking: bool
         else:
             mode.copy_time(made, to_host=False, blocking=not non_blocking)
             if nbytes <= _LOADED or mode.values.everything:
-                here = torch.empty(0, dtype=torch.uint8).set_(storage)
+                here = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
                 mode.values.know(made, here.clone())
     return made.untyped_storage()
 

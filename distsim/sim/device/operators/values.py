@@ -8,7 +8,6 @@ operator whose inputs all have one. One unknown input makes the result unknown; 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ __all__ = ["Pending", "Values"]
 
 _set_ = torch.Tensor.set_
 _empty = torch.empty
+_HOST = torch.device("cpu")
 
 
 class Shadow:
@@ -113,13 +113,14 @@ class Values:
             storage.__dict__.pop("_distsim_shadow", None)
 
     def guess(self, tensor: Tensor) -> None:
-        self.know(tensor, torch.full(tensor.shape, self._placeholder(tensor.dtype), dtype=tensor.dtype), guess=True)
+        self.know(tensor, self._placeholders(tensor), guess=True)
 
     def pend(self, tensor: Tensor, force: Callable[[], None]) -> None:
         tensor.untyped_storage()._distsim_shadow = Pending(force)
 
-    def _placeholder(self, dtype: torch.dtype) -> Any:
-        return self.placeholder if dtype.is_floating_point or dtype.is_complex else 0
+    def _placeholders(self, tensor: Tensor) -> Tensor:
+        number = self.placeholder if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 0
+        return torch.full(tensor.shape, number, dtype=tensor.dtype, device=_HOST)
 
     def count(self, what: str, where: Callable[[], str]) -> None:
         """Values that nobody knows were asked for."""
@@ -132,9 +133,11 @@ class Values:
         if host is None or self.guessed(tensor):
             self.count(what, where)
         if host is None:
-            return torch.full(tensor.shape, self._placeholder(tensor.dtype), dtype=tensor.dtype)
+            return self._placeholders(tensor)
         return host.clone()
 
 
 def _over(shadow: Shadow, tensor: Tensor) -> Tensor:
-    return _set_(_empty(0, dtype=tensor.dtype), shadow.data, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return _set_(
+        _empty(0, dtype=tensor.dtype, device=_HOST), shadow.data, tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
