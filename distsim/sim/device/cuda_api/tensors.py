@@ -13,6 +13,7 @@ from distsim.sim.device.carrier import under_meta
 from distsim.sim.device.cuda_api.ranks import Patch, gpu
 from distsim.sim.device.dispatch import ComputeMode
 from distsim.sim.device.gpu import Held
+from distsim.sim.device.operators.values import Shadow
 from distsim.sim.device.streams import current_stream
 from distsim.sim.isolation.process import current_task, require_task
 
@@ -76,6 +77,8 @@ def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
         under_meta(torch.ops.aten.set_.source_Storage_storage_offset, (there, storage, 0, (size,), (1,)), {})
     storage._distsim_size = size
     storage.__dict__.pop("_distsim_shadow", None)
+    if size and _mode().values.everything:
+        storage._distsim_shadow = Shadow(UntypedStorage(size, device="cpu"))
     if size:
         block = device.allocate(size, current_stream(task, device))
         assert block.tag is not None
