@@ -16,7 +16,16 @@ ON_GPU = (
     'dist.init_process_group("nccl"'
 )
 SUITE = {"wrong_order", "shape_mismatch", "crossed_recvs", "skipped_in_the_middle"}
-OTHERWISE: dict[str, str] = {}
+OTHERWISE = {
+    "monitored_barrier": "NCCL has none",
+    "os_exit": "the host is ahead of its kernels: the rank is gone before its first call",
+    "sys_exit_3": "the host is ahead of its kernels: the rank is gone before its first call",
+    "timeout": "the time limit of NCCL's watchdog, which kills the process, is not simulated",
+    "timeout_caught": "an error of NCCL's watchdog cannot be caught",
+    "two_threads_one_group": "torch.set_default_device is of one thread",
+    "polls_a_tensor": "a loop that reads a GPU is not seen to be stuck yet",
+}
+"""What is another program, or ends otherwise, on GPUs."""
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # a program's warnings are its own
 
