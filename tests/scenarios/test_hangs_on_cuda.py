@@ -12,7 +12,8 @@ from distsim.scenario import find_scenarios, load_scenario, run_scenario
 ROOT = Path(__file__).parents[2] / "scenarios"
 FILES = find_scenarios([ROOT / "hangs"])
 ON_GPU = (
-    'import torch; torch.set_default_device("cuda"); torch.cuda.set_device(int(__import__("os").environ["LOCAL_RANK"])); '
+    'import torch; torch.set_default_device("cuda"); '
+    'torch.cuda.set_device(int(__import__("os").environ["LOCAL_RANK"])); '
     'dist.init_process_group("nccl"'
 )
 SUITE = {"wrong_order", "shape_mismatch", "crossed_recvs", "skipped_in_the_middle"}
