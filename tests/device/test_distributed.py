@@ -80,6 +80,15 @@ def default_device(rank: int, folder: str) -> Any:
 
 
 @program
+def tensors_in_objects(rank: int, folder: str) -> Any:
+    """A pickled CUDA tensor arrives with its values, and on the GPU that it left."""
+    everyone: list[Any] = [None, None]
+    torch.distributed.all_gather_object(everyone, {"mine": torch.arange(3, device="cuda") + rank})
+    assert [one["mine"].tolist() for one in everyone] == [[0, 1, 2], [1, 2, 3]]
+    assert [one["mine"].device.index for one in everyone] == [0, 1]
+
+
+@program
 def zero_redundancy(rank: int, folder: str) -> Any:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 

@@ -155,7 +155,8 @@ def tensor_patches() -> list[Patch]:
     """(holder, attribute, replacement) of tensors and storages, as Python sees them."""
     real_str = torch._tensor_str._str
     base = {
-        name: getattr(UntypedStorage, name) for name in ("size", "cpu", "copy_", "to", "data_ptr", "__len__", "clone")
+        name: getattr(UntypedStorage, name)
+        for name in ("size", "cpu", "copy_", "to", "data_ptr", "__len__", "clone", "_write_file", "_set_from_file")
     }
 
     def show(self: Tensor, *, tensor_contents: Any = None) -> str:
@@ -203,9 +204,20 @@ def tensor_patches() -> list[Patch]:
                 return _to_host(self, "a storage copied to the host")
         return base["to"](self, device=device, non_blocking=non_blocking)
 
+    def write_file(self: UntypedStorage, *args: Any) -> Any:
+        return base["_write_file"](_to_host(self, "a pickled tensor") if _simulated(self) else self, *args)
+
+    def set_from_file(self: UntypedStorage, *args: Any) -> Any:
+        if not _simulated(self):
+            return base["_set_from_file"](self, *args)
+        read = UntypedStorage(_nbytes(self), device="cpu")
+        base["_set_from_file"](read, *args)
+        return _copy(self, read, False)
+
     replaced = {
         "nbytes": nbytes, "size": nbytes, "__len__": length, "resize_": resize, "cpu": cpu, "copy_": copy,
-        "clone": clone, "to": to, "data_ptr": storage_data_ptr,
+        "clone": clone, "to": to, "data_ptr": storage_data_ptr, "_write_file": write_file,
+        "_set_from_file": set_from_file,
     }  # fmt: skip
     return [
         (torch._tensor_str, "_str", show),
