@@ -44,13 +44,18 @@ def double_tree(size: int) -> tuple[list[int], list[int]]:
 
 
 def _depth(parents: list[int]) -> int:
-    deepest = 0
+    return max(_depths(parents))
+
+
+def _depths(parents: list[int]) -> list[int]:
+    """Of each node; the root's is 0."""
+    found: list[int] = []
     for node in range(len(parents)):
         depth = 0
         while parents[node] >= 0:
             node, depth = parents[node], depth + 1
-        deepest = max(deepest, depth)
-    return deepest
+        found.append(depth)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +99,8 @@ def _tree(group: Members, domains: list[list[int]], parents: list[int], number: 
         start = domain.index(near[side % len(near)] if len(domains) > 1 else domain[-side])
         chains.append([*domain[start:], *domain[:start]])
     branches: list[Branch] = []
-    depth = {}
-    for node in range(len(parents)):
-        steps, at = 0, node
-        while parents[at] >= 0:
-            at, steps = parents[at], steps + 1
-        depth[node] = steps
-    for node in sorted(depth, key=lambda n: (-depth[n], n)):
+    depth = _depths(parents)
+    for node in sorted(range(len(parents)), key=lambda n: (-depth[n], n)):
         chain = chains[node]
         for child, parent in zip(chain[:0:-1], chain[-2::-1], strict=True):
             branches.append(_branch(group, child, parent, None))
@@ -158,7 +158,7 @@ class _Hops:
 def _hops(group: Members) -> _Hops:
     def make() -> _Hops:
         loads = tree_loads(group)
-        level = {int(k): float(w / group.capacity[k]) for k, w in zip(loads.links, loads.weights, strict=True)}
+        level = dict(zip(loads.links.tolist(), (loads.weights / group.capacity[loads.links]).tolist(), strict=True))
         rows: list[list[float]] = []
         for tree in trees(group)[:2]:
             ways = {tree.root: [0.0] * 6}
@@ -168,7 +168,7 @@ def _hops(group: Members) -> _Hops:
                     start = 3 if branch.inter else 0
                     way[start] += 1.0
                     way[start + 1] += group.latency_s(links)
-                    way[start + 2] += max((level[link] for link in links), default=0.0)
+                    way[start + 2] += max([level[link] for link in links]) if links else 0.0
                 ways[branch.child] = way
             rows.extend(ways.values())
         return _Hops(np.unique(np.array(rows), axis=0), level)

@@ -232,7 +232,7 @@ def _between(
 
 def _dtype(dtype: str) -> str:
     """Which of the GPU's peaks holds."""
-    return "tf32" if dtype == "fp32" and torch.backends.cuda.matmul.allow_tf32 else dtype
+    return "tf32" if dtype == "fp32" and torch.backends.cuda.matmul.fp32_precision == "tf32" else dtype
 
 
 def _rank(process: SimProcess, account: Account, counted: int, like: tuple[int, ...]) -> RankTraining:
