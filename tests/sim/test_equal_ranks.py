@@ -143,6 +143,13 @@ def test_a_rank_that_does_otherwise_is_found(tmp_path: Path) -> None:
     assert any("every rank was traced: ranks 0 and 3 did not do the same in step 1" in note for note in outcome.notes)
 
 
+def test_a_mask_that_fills_is_alike_on_all_ranks(tmp_path: Path) -> None:
+    """x[mask] = 0 is a fill, whose shape no rank's values decide: a vocabulary cut over ranks masks the rest."""
+    extra = "mask = torch.arange(9, device='cuda') < rank; x = torch.ones(9, 3, device='cuda'); x[mask] = 0"
+    outcome, _ = ran(tmp_path, TRAIN.format(extra=extra), "equal", "dgx-h100:1")
+    assert not [note for note in outcome.notes if "did not do the same" in note]
+
+
 def test_values_of_their_own_are_summed_right(tmp_path: Path) -> None:
     """What ranks bring to a collective is theirs: the sum of their numbers is not one number many times."""
     text = """\
