@@ -359,8 +359,9 @@ def dense_block(args: Any, number: int, tp: Tensor, where: dict[str, Any]) -> Bl
 
 
 def legacy(args: Any) -> bool:
-    """A GPT that recomputes is Megatron-LM's before flash attention: attention in three operators, dropout, fp16."""
-    return args.arch == "gpt" and args.ckpt != "none"
+    """A GPT that recomputes, or is in fp16, is Megatron-LM's before flash attention: attention in three operators, and
+    dropout."""
+    return args.arch == "gpt" and (args.ckpt != "none" or args.dtype == "fp16")
 
 
 def ties(args: Any, stages: int) -> bool:
