@@ -32,8 +32,8 @@ def took_s(load: Load | None, *, memory_bound: bool) -> float:
 
 
 def test_communication_takes_multiprocessors_and_bandwidth() -> None:
-    """A kernel that memory limits is slowed by all of the bandwidth that is taken, one that computes by less of it, both
-    by the multiprocessors; alone neither is."""
+    """A kernel that memory limits is slowed by all of the bandwidth that is taken, one that computes by less of it,
+    both by the multiprocessors; alone neither is."""
     load = Load(multiprocessors=0.25, memory_bandwidth=0.4)
     assert took_s(None, memory_bound=True) == pytest.approx(1.0)
     assert took_s(load, memory_bound=True) == pytest.approx(1 / (0.75 * 0.6))
@@ -61,8 +61,8 @@ def rate(hosts: str, nic: float = 50.0, num_nics: int = 4, nvlink: float = 450.0
 
 
 def test_between_nodes_a_gpu_moves_what_the_nics_bring() -> None:
-    """Inside a node NVLink is the limit, PCIe where there is none; between nodes all NICs that the group's GPUs of a node
-    use, but no more than goes over NVLink."""
+    """Inside a node NVLink is the limit, PCIe where there is none; between nodes all NICs that the group's GPUs of a
+    node use, but no more than goes over NVLink."""
     assert rate("aaaa") == 450.0
     assert rate("aa", nvlink=0.0) == 55.0
     assert rate("ab") == 50.0
@@ -100,8 +100,8 @@ def orders(second_group: bool) -> list[float]:
 
 
 def test_kernels_of_a_communicator_run_in_the_order_of_their_launch() -> None:
-    """An all_reduce in a stream of its own waits for the one that was launched before it on the same communicator, as in
-    NCCL; one of another group does not."""
+    """An all_reduce in a stream of its own waits for the one that was launched before it on the same communicator, as
+    in NCCL; one of another group does not."""
     first, second = orders(second_group=False)
     assert second > first
     first, second = orders(second_group=True)

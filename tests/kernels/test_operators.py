@@ -140,8 +140,8 @@ def test_softmax_of_rows_beyond_shared_memory_is_slower(h100: Gpu) -> None:
 
 
 def test_softmax_backward_has_forwards_three_kernels(h100: Gpu) -> None:
-    """A row in registers, in shared memory, and in neither: of as many elements the first is the fastest, and the second
-    is no slower than the third."""
+    """A row in registers, in shared memory, and in neither: of as many elements the first is the fastest, and the
+    second is no slower than the third."""
 
     def seconds(func: Any, *rest: Any) -> list[float]:
         shapes = ((131_072, 1024), (65_536, 2048), (1024, 131_072))

@@ -176,7 +176,7 @@ class Traced:
             return frozenset(double for _, double in pairs)
         if firsts_are_needed:
             return frozenset()
-        last = {leader: double for leader, double in pairs}
+        last = dict(pairs)
         equal.leaders.update({kind: last[leader] for kind, leader in equal.leaders.items() if leader in last})
         return frozenset(rank for pair in pairs for rank in pair) - frozenset(equal.leaders.values())
 
