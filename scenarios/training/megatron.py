@@ -339,8 +339,7 @@ class Stage(nn.Module):
             self.embedding = Embedding(args.vocab, args.hidden, tp, **where)
             if args.arch == "gpt":
                 self.positions = nn.Parameter(torch.empty(args.seq, 1, args.hidden, **where))
-        each = args.layers // stages
-        mine = range(number * each, (number + 1) * each)
+        mine = range(number * args.layers // stages, (number + 1) * args.layers // stages)
         if block is None and args.arch == "llama" and args.vpp == 1 and by_nanotron(device):
             mine = balanced(args, stages)[number]
         block = block or dense_block
