@@ -37,8 +37,9 @@ REFUSED = f"{CollectiveMismatch.__name__}: "
 """So begins the error of a call that strict did not let go out."""
 
 
-def diagnose(evidence: Evidence) -> list[Diagnosis]:
-    """What is wrong, the root cause first; an empty list when nothing is."""
+def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnosis]:
+    """What is wrong, the root cause first; an empty list when nothing is. Where *nothing_moves* any more (a simulation
+    that has come to its end knows it), ranks that are blocked are a finding even if nobody can say what they lack."""
     index = EvidenceIndex(evidence)
     divergences = [d for log in index.group_logs for d in find_divergences(index, log)]
     pairs = disagreeing(index)
@@ -66,6 +67,9 @@ def diagnose(evidence: Evidence) -> list[Diagnosis]:
     found = [_not_made(case, _with_refused(case, d)) for d in found]
     found += _unwaited_deaths(case, found + met)
     found = merge_findings(case, [*met, *found, *stragglers(case)])
+    blocked = [rank for rank, state in index.states.items() if state.phase is Phase.BLOCKED]
+    if nothing_moves and blocked and not found:
+        found = [_blocked_alone(case, blocked[0], blocked[1:])]
     weigher = Weigher(index, moving, _of_content(contradictions, divergences))
     weighed = [d if d.proof is Proof.MET else replace(d, proof=weigher.proof(d)) for d in found]
     return _told_once(order(index, weighed))

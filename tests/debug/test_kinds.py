@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.records import Site, State
+from distsim.debug.records import CallWait, Phase, RankState, Site, State
 from distsim.debug.records.kinds import Kind
-from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, fail, play
+from tests.debug.builders import FILE, Step, all_reduce, barrier, coll, fail, finish, play
 from tests.debug.faults import MISCALLED, STEP, odd
 from tests.debug.faults_between import STUCK
 
@@ -83,3 +83,16 @@ def test_other_calls_inside_one_line_have_advice_that_can_be_followed() -> None:
     (d,) = diagnose(play(3, lambda r: [coll(op, 9) for op in step + step[r == 1 :]]))
     assert (d.kind, d.culprits) == (Kind.MISSING_RANK, (1,))
     assert "wrap the model alike" in d.suggestion
+
+
+def test_ranks_blocked_for_ever_are_a_finding_even_where_nobody_knows_what_they_lack() -> None:
+    """Two ranks wait for a call that all records say is over: while the job may move that is nothing, in a simulation
+    that has come to its end it is a hang."""
+    evidence = play(2, {rank: [all_reduce(3), finish()] for rank in range(2)})
+    waits = [CallWait(evidence.records[rank][0]) for rank in range(2)]
+    evidence.ranks = {
+        r: RankState(r, Phase.BLOCKED, (wait,), site=Site(FILE, 3, "main")) for r, wait in enumerate(waits)
+    }
+    assert diagnose(evidence) == []
+    (found,) = diagnose(evidence, nothing_moves=True)
+    assert (found.kind, found.exit_code, {*found.culprits, *found.victims}) == (Kind.HOST_STUCK, 3, {0, 1})

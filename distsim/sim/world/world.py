@@ -303,7 +303,8 @@ class World(Scheduler):
 
     def stands_still(self) -> None:
         """Empty heap and blocked ranks, nothing but naps, or a limit: why."""
-        self.diagnoses = self.diagnoses or diagnose(self.evidence())
+        nothing_moves = self.env.peek() == float("inf")
+        self.diagnoses = self.diagnoses or diagnose(self.evidence(), nothing_moves=nothing_moves)
 
     def has_met(self) -> bool:
         """Whether calls met that do not fit, or a guard saw what is wrong; then the run is over."""
