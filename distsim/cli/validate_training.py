@@ -91,10 +91,12 @@ def print_summary(summary: Summary) -> None:
         print(f"{'memory':>10s}: median error {summary.memory:.1%} {bound}")
     continued = sum(run.micro_batches is not None for run in summary.runs)
     if continued:
-        print(f"* {continued} rows: two steps of fewer micro-batches were simulated, and continued in a straight line")
+        print(
+            f"* ({continued} of them) two steps of fewer micro-batches were simulated, and continued in a straight line"
+        )
     seconds = sum(run.wall_s for run in summary.runs)
     took = f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
-    print(f"{len(summary.runs)} rows in {took}")
+    print(f"rows: {len(summary.runs)}, in {took}")
     for text in summary.broken:
         print(f"BROKEN  {text}")
     print("all bounds hold" if not summary.broken else f"{len(summary.broken)} bounds broken")

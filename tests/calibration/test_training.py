@@ -175,7 +175,7 @@ def test_a_step_of_very_many_micro_batches_is_continued(
     said = capsys.readouterr().out
     assert "long *" in said
     assert "short *" not in said
-    assert "2 rows in 0 s" in said
+    assert "rows: 2, in 0 s" in said
     assert main(["validate", "--training", "--json", "--from", str(tmp_path)]) == 0
     long, short = json.loads(capsys.readouterr().out)["rows"]
     assert (long["step_time_s"], long["mfu"]) == (pytest.approx(64.5), pytest.approx(25.6 / 64.5))
