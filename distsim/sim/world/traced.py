@@ -142,9 +142,10 @@ class Traced:
             )
         gone = self._who_may_go(equal)
         self._ranks -= gone
+        compared = max(len(steps) for steps in equal.steps.values())
         job.note(
             f"{ranks_text(sorted(equal.traced))} of {job.world_size} were traced and compared for "
-            f"{max(len(steps) for steps in equal.steps.values())} steps, then {ranks_text(sorted(self._ranks))} for "
+            f"{compared} step{'s' * (compared > 1)}, then {ranks_text(sorted(self._ranks))} for "
             "all of their kind (--ranks all traces every one throughout)"
         )
         for rank in gone:
