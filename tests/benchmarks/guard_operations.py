@@ -7,7 +7,7 @@ whole process: gloo's threads, the strict level's, the heartbeat. At the levels 
 they differ in the monitor, which is no rank. The column `plain` is plain against itself: the noise of the figures
 beside it. Messages are the noisiest: gloo's threads meet in their locks or do not, for seconds on end.
 
-python tests/benchmarks/guard_operations.py [--ranks 2] [--calls 800] [--kinds check,strict,plain,detail] [--ops ...]
+python -m tests.benchmarks.guard_operations [--ranks 2] [--calls 800] [--kinds check,strict,plain,detail] [--ops ...]
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 import torch.multiprocessing as mp
-from guard_overhead import adopt, detail_group
+
+from tests.benchmarks.guard_overhead import adopt, detail_group
 
 CHECK_LIMIT, CHECK_LIMIT_US, STRICT_LIMIT, STEP_LIMIT = 1.10, 15.0, 1.5, 1.02
 WARM = 30

@@ -4,7 +4,7 @@ One rank, so nothing is cold and nobody is waited for. `torch` is what torch's o
 group that does nothing, in the same seconds; its dispatcher, which a guarded call does not pass, is not in it. Each
 figure is that of the fastest hundredth of the calls: a busy machine is in all others.
 
-python tests/benchmarks/guard_record.py [--calls 5000]
+python -m tests.benchmarks.guard_record [--calls 5000]
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from guard_operations import operations, untouched
 
 import distsim.debug
 from distsim.realexec.guard import entrances
+from tests.benchmarks.guard_operations import operations, untouched
 
 LIMIT_US = 8.0
 
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=5000)
     args = parser.parse_args()
     bare = untouched()
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", DISTSIM_MONITOR="0")
     entrances._backends = lambda name: nothing
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     worst = 0.0
