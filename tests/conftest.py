@@ -18,6 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
     os.environ.pop(_name, None)  # a shell left inside somebody's job must not reach the tests
 
+# The suite starts some hundred interpreters: without bytecode on file each compiles all of distsim, nearly a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # What a shell starts with & ignores Ctrl-C, and so would every process that a test sends it to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -226,8 +226,23 @@ def _refused(case: Case, rank: int, told: Diagnosis) -> bool:
     )
 
 
+def _refused_to_begin(case: Case) -> bool:
+    """Whether all ranks have left alike before any of them called another: a wrong flag, say. The program has told the
+    user why, in its own words."""
+    states, records = case.index.states, case.index.evidence.records
+    codes = {state.exit_code for state in states.values()}
+    return (
+        len(states) == case.index.evidence.world_size
+        and all(state.phase is Phase.EXITED for state in states.values())
+        and len(codes) == 1
+        and not any(records.values())
+    )
+
+
 def _unwaited_deaths(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Ranks that went wrong without anybody waiting for them yet."""
+    if _refused_to_begin(case):
+        return []
     named = {rank for d in found for rank in (*d.culprits, *d.victims)}
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank, state in case.index.states.items():

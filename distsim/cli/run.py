@@ -107,6 +107,23 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         help="on simulated GPUs: of more than 4 ranks trace one of each kind that does the same, or every one "
         "(default: equal)",
     )
+    values = parser.add_argument_group("the values of tensors on simulated GPUs")
+    values.add_argument(
+        "--data",
+        choices=["shapes", "real"],
+        default="shapes",
+        help="shapes: tensors have them, and no values but the few that come from the host (seeds, labels, splits, "
+        "pickled objects); real: all are computed on the CPU, so losses are true, it takes as long and as much memory "
+        "as there, and a host waits for a collective before it computes on (default: shapes)",
+    )
+    values.add_argument(
+        "--placeholder",
+        type=float,
+        default=1.0,
+        metavar="VALUE",
+        help="what a number that nobody knows reads as, say loss.item(); the report counts them by line, and says "
+        "where a condition depends on one; integers are 0 (default: 1.0)",
+    )
     network = parser.add_argument_group("the simulated network")
     network.add_argument(
         "--fidelity",
@@ -141,7 +158,7 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
     )
     # Ours first in the help text: torchrun's twenty are known, or looked up.
     groups = parser._action_groups
-    own = [group for group in groups if group in (where, network, output)]
+    own = [group for group in groups if group in (where, values, network, output)]
     positionals = [group for group in groups if group is parser._positionals]
     rest = [group for group in groups if group not in own and group not in positionals]
     parser._action_groups[:] = positionals + own + rest
@@ -226,6 +243,8 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         log_dir=log_dir,
         tokens_per_step=args.tokens_per_step,
         host_timeout_s=args.host_timeout,
+        data=args.data,
+        placeholder=args.placeholder,
         trace_equal_once=args.ranks == "equal",
     )
     return request, notes

@@ -3,7 +3,7 @@ NICs."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.cluster import Around, Cluster
+from distsim.cluster.graph.many_routes import padded
 from distsim.collectives.plan import Cost, Loads
+from distsim.collectives.ways import Ways
 
 __all__ = ["Gate", "LinkArrays", "Members"]
 
@@ -39,7 +41,7 @@ class LinkArrays:
 
     def __init__(self, cluster: Cluster) -> None:
         self.capacity: NDArray[np.float64] = np.array([link.bandwidth_bytes_per_s for link in cluster.links])
-        self.latency_s = [link.latency_s for link in cluster.links]
+        self.latency_s: NDArray[np.float64] = np.array([link.latency_s for link in cluster.links])
         inside = ("nvlink",) if cluster.node.nvlink != "none" else ("pcie", "c2c", "socket", "loopback")
         self.outside: NDArray[np.bool_] = np.array([link.kind not in inside for link in cluster.links])
         """Links that only what goes to another node crosses: where there is NVLink, PCIe too."""
@@ -61,8 +63,9 @@ class Members:
         self._cache: dict[Hashable, Any] = {}
         per_node = max(1, len(cluster.devices) // cluster.num_nodes)
         positions = links.positions
-        self.host = [positions[device] // per_node for device in devices]
-        self.local = [positions[device] % per_node for device in devices]
+        self._places = np.array([positions[device] for device in devices], dtype=np.int64)
+        self.host: list[int] = (self._places // per_node).tolist()
+        self.local: list[int] = (self._places % per_node).tolist()
         by_host: dict[int, list[int]] = {}
         for member, host in enumerate(self.host):
             by_host.setdefault(host, []).append(member)
@@ -98,6 +101,12 @@ class Members:
         """Whether two members talk without a NIC."""
         span = self.cluster.node.nvlink_domain_nodes
         return self.host[a] // span == self.host[b] // span
+
+    def leaves_domain(self, a: Sequence[int], b: Sequence[int]) -> NDArray[np.bool_]:
+        """Which pairs talk through NICs."""
+        host = np.array(self.host) // self.cluster.node.nvlink_domain_nodes
+        away: NDArray[np.bool_] = host[np.asarray(a, dtype=np.int64)] != host[np.asarray(b, dtype=np.int64)]
+        return away
 
     def rails(self, member: int) -> tuple[int, ...]:
         """The NICs of the node that *member* uses: an even share of those on its side."""
@@ -139,10 +148,37 @@ class Members:
         found = self.cluster.route(self.devices[a], self.devices[b], self.key, rail)
         return found if self.links.around is None else self.links.around.route(found, self.key)
 
+    def ways(
+        self,
+        src: Sequence[int] | NDArray[np.int64],
+        dst: Sequence[int] | NDArray[np.int64],
+        rails: Sequence[int | None] | None = None,
+    ) -> Ways:
+        """The links between many pairs of members, by the NICs *rails* at both ends where they leave a node."""
+        a, b = self._places[np.asarray(src, dtype=np.int64)], self._places[np.asarray(dst, dtype=np.int64)]
+        forced = np.full(len(a), -1) if rails is None else np.array([-1 if rail is None else rail for rail in rails])
+        if rails is not None:
+            span = len(self.cluster.devices) // self.cluster.num_nodes * self.cluster.node.nvlink_domain_nodes
+            forced[a // span == b // span] = -1
+        rows = self.cluster.routes(a, b, self.key, forced)
+        around = self.links.around
+        if around is not None:
+            rows = padded([around.route(tuple(row[row >= 0].tolist()), self.key) for row in rows])
+        return Ways(rows)
+
     def latency_s(self, links: Iterable[int]) -> float:
         """The links' own latencies together."""
-        every = self.links.latency_s
-        return sum([every[link] for link in links])
+        return float(sum(self.links.latency_s[np.fromiter(links, dtype=np.int64)].tolist()))
+
+    def loads_of(self, ways: Ways, share: float | NDArray[np.float64]) -> Loads:
+        """The loads of transfers over *ways*, *share* bytes per byte of progress each."""
+        flat, counts = ways.flat, ways.counts
+        if not len(flat):
+            return Loads(np.zeros(0, dtype=np.int64), np.zeros(0))
+        weights = np.repeat(np.broadcast_to(share, len(counts)), counts)
+        total = np.bincount(flat, weights, minlength=len(self.capacity)).astype(np.float64)
+        used = np.flatnonzero(total)
+        return Loads(used, total[used])
 
     def loads(self, paths: Iterable[tuple[tuple[int, ...], float]]) -> Loads:
         """The loads of transfers given as (links, bytes per byte of progress)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
@@ -11,64 +11,14 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from distsim.network.max_min import max_min_rates
+from distsim.network.flow import Flow
+from distsim.network.sharing import Sharing
 from distsim.network.usage import Usage
 
-__all__ = ["Flow", "FluidEngine", "detour"]
+__all__ = ["FluidEngine", "detour"]
 
 _LAST: Any = 2
 """simpy priority after every ordinary event of the same time (URGENT 0, NORMAL 1)."""
-
-_FULL = 1.0 + 1e-9
-"""A link is overloaded when the flows on it want more than this much of it."""
-
-
-class Flow:
-    """Transfers that move in lockstep: *progress_bytes* each, over *links* with a weight each (see
-    `max_min_rates`).
-
-    No link may appear twice. *cap_bytes_per_s* bounds the rate; *done* is called when the last byte has
-    left.
-    """
-
-    __slots__ = (
-        "cap_bytes_per_s",
-        "demand",
-        "done",
-        "links",
-        "number",
-        "rate",
-        "remaining_bytes",
-        "shares",
-        "since_s",
-        "version",
-        "weights",
-        "wish",
-    )
-
-    def __init__(
-        self,
-        links: NDArray[np.int64],
-        weights: NDArray[np.float64],
-        progress_bytes: float,
-        cap_bytes_per_s: float,
-        done: Callable[[], None],
-    ) -> None:
-        self.links = links
-        self.weights = weights
-        self.remaining_bytes = progress_bytes
-        self.cap_bytes_per_s = cap_bytes_per_s
-        self.done = done
-        self.number = -1
-        self.rate = 0.0
-        self.since_s = 0.0
-        self.version = 0
-        self.wish = 0.0
-        """The rate it would have alone."""
-        self.demand = weights
-        """Bytes a second on each link at that rate."""
-        self.shares = False
-        """One of its links is overloaded, so its rate must be settled with the others'."""
 
 
 class FluidEngine:
@@ -85,14 +35,12 @@ class FluidEngine:
         self.usage = Usage(self.capacity.copy())
         self.num_settlements = 0
         self.num_flows = 0
-        self._wanted = np.zeros(len(self.capacity))
+        self._sharing = Sharing(self.capacity, self.usage.users)
         self._flows: dict[int, Flow] = {}
-        self._sharing: dict[int, Flow] = {}
         self._numbers = count()
         self._ends: list[tuple[float, int, int, Flow]] = []
         self._armed_s = float("inf")
         self._unsettled = False
-        self._crowded: list[NDArray[np.int64]] = []
 
     @property
     def num_active(self) -> int:
@@ -107,10 +55,7 @@ class FluidEngine:
         self._flows[flow.number] = flow
         self.num_flows += 1
         self.usage.enter(flow.links, now)
-        self._want(flow)
-        full = self._overloaded(flow.links)
-        if full.any():
-            self._crowded.append(flow.links[full])
+        if self._sharing.add(flow):
             self._settle_later()
         else:
             self._set_rate(flow, flow.wish)
@@ -120,14 +65,7 @@ class FluidEngine:
         if self.capacity[link] == bytes_per_s:
             return
         self.capacity[link] = bytes_per_s
-        for flow in self._flows.values():
-            if link in flow.links:
-                self._wanted[flow.links] -= flow.demand
-                self._want(flow)
-                if not flow.shares:
-                    flow.shares = True
-                    self._sharing[flow.number] = flow
-        self._crowded.append(np.array([link]))
+        self._sharing.feel([flow for flow in self._flows.values() if link in flow.links])
         self._settle_later()
 
     def reroute(self, instead: Mapping[int, int]) -> None:
@@ -142,13 +80,8 @@ class FluidEngine:
         now = self.env.now
         self._account(flow)
         self.usage.leave(flow.links, now)
-        self._wanted[flow.links] -= flow.demand
-        flow.links, flow.weights = links, weights
         self.usage.enter(links, now)
-        self._want(flow)
-        flow.shares = True
-        self._sharing[flow.number] = flow
-        self._crowded.append(links)
+        self._sharing.move(flow, links, weights)
         self._settle_later()
 
     def stalled(self) -> list[int]:
@@ -157,17 +90,6 @@ class FluidEngine:
             link for flow in self._flows.values() for link in flow.links[self.capacity[flow.links] <= 0.0].tolist()
         }
         return sorted(waiting)
-
-    def _want(self, flow: Flow) -> None:
-        flow.wish = flow.cap_bytes_per_s
-        if len(flow.links):
-            flow.wish = min(flow.wish, float((self.capacity[flow.links] / flow.weights).min()))
-        flow.demand = flow.weights * flow.wish
-        self._wanted[flow.links] += flow.demand
-
-    def _overloaded(self, links: NDArray[np.int64]) -> NDArray[np.bool_]:
-        over: NDArray[np.bool_] = self._wanted[links] > self.capacity[links] * _FULL
-        return over
 
     def _settle_later(self) -> None:
         if self._unsettled:
@@ -181,40 +103,9 @@ class FluidEngine:
     def _settle(self, _: simpy.Event) -> None:
         self._unsettled = False
         self.num_settlements += 1
-        self._admit()
-        for flow in list(self._sharing.values()):
-            if not self._overloaded(flow.links).any():
-                flow.shares = False
-                del self._sharing[flow.number]
-                self._set_rate(flow, flow.wish)
-        flows = list(self._sharing.values())
-        if not flows:
-            return
-        offsets = np.zeros(len(flows) + 1, dtype=np.int64)
-        np.cumsum([len(flow.links) for flow in flows], out=offsets[1:])
-        rates = max_min_rates(
-            offsets,
-            np.concatenate([flow.links for flow in flows]),
-            np.concatenate([flow.weights for flow in flows]),
-            np.array([flow.wish for flow in flows]),
-            self.capacity,
-        )
-        for flow, rate in zip(flows, rates.tolist(), strict=True):
+        for flow, rate in self._sharing.settle(self._flows.values()):
             if rate != flow.rate:
                 self._set_rate(flow, rate)
-
-    def _admit(self) -> None:
-        """Flows that run over links which have become overloaded now share them."""
-        if not self._crowded:
-            return
-        crowded = np.zeros(len(self.capacity), dtype=bool)
-        for links in self._crowded:
-            crowded[links] = True
-        self._crowded.clear()
-        for number, flow in self._flows.items():
-            if not flow.shares and crowded[flow.links].any():
-                flow.shares = True
-                self._sharing[number] = flow
 
     def _set_rate(self, flow: Flow, rate: float) -> None:
         self._account(flow)
@@ -263,12 +154,8 @@ class FluidEngine:
             self.usage.move(flow.links, flow.weights, flow.remaining_bytes, now, now)
         flow.version += 1
         del self._flows[flow.number]
-        links = flow.links
-        self.usage.leave(links, now)
-        self._wanted[links] -= flow.demand
-        self._wanted[links[self.usage.users[links] == 0]] = 0.0
-        if flow.shares:
-            del self._sharing[flow.number]
+        self.usage.leave(flow.links, now)
+        if self._sharing.remove(flow):
             self._settle_later()
 
 

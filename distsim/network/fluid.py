@@ -13,7 +13,8 @@ from distsim.cluster import Cluster
 from distsim.collectives import Compiler, Plan
 from distsim.errors import UsageError
 from distsim.network.answers import LinkBusy, Statistics, Timing, Transfer
-from distsim.network.engine import Flow, FluidEngine, detour
+from distsim.network.engine import FluidEngine, detour
+from distsim.network.flow import Flow
 
 __all__ = ["FluidNetwork", "Run", "after"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +13,7 @@ _CLOSE = 1.0 + 1e-9
 
 
 def max_min_rates(
-    offsets: NDArray[np.int64],
+    counts: Sequence[int],
     links: NDArray[np.int64],
     weights: NDArray[np.float64],
     caps: NDArray[np.float64],
@@ -19,13 +21,13 @@ def max_min_rates(
 ) -> NDArray[np.float64]:
     """The rate of each flow when all rates rise together until a link is full or a flow's cap is met.
 
-    Flow f crosses `links[offsets[f]:offsets[f + 1]]`, each with a weight: the bytes that cross the link
-    for each byte of the flow's progress. A flow that meets a full link stops rising; the others go on
+    Flow f crosses *counts*[f] of *links*, one flow's after the other's, each with a weight: the bytes that cross the
+    link for each byte of the flow's progress. A flow that meets a full link stops rising; the others go on
     (progressive filling, which is max-min fair; Bertsekas and Gallager, Data Networks, section 6.5.2).
     """
     num_flows = len(caps)
     rates = np.zeros(num_flows)
-    rows = np.repeat(np.arange(num_flows), np.diff(offsets))
+    rows = np.repeat(np.arange(num_flows), counts)
     used, entries = np.unique(links, return_inverse=True)
     room = capacity[used].astype(np.float64, copy=True)
     num_links = len(used)

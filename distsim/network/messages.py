@@ -11,7 +11,8 @@ import simpy
 from distsim.collectives import Message, Plan
 from distsim.errors import UsageError
 from distsim.network.answers import Timing, Transfer
-from distsim.network.engine import Flow, FluidEngine
+from distsim.network.engine import FluidEngine
+from distsim.network.flow import Flow
 from distsim.network.fluid import FluidNetwork, after
 
 __all__ = ["MAX_RANKS", "MessageNetwork"]

@@ -75,6 +75,8 @@ def simulate_scenario(scenario: Scenario, schedule: Schedule | None = None) -> t
         "seed": spec.seed,
         "fidelity": spec.fidelity,
         "algo": spec.algo,
+        "data": spec.data,
+        "placeholder": spec.placeholder,
         "proto": spec.proto,
         "host_timeout_s": min(limits.host_timeout_s, limits.wall_time_s),
         "conditions": conditions,

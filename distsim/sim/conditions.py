@@ -16,7 +16,11 @@ from distsim.sim.outcome import Progress
 if TYPE_CHECKING:
     from distsim.sim.world import Setting, World
 
-__all__ = ["Conditions", "RunRequest"]
+__all__ = ["DATA", "Conditions", "RunRequest"]
+
+DATA = ("shapes", "real")
+"""What tensors on simulated GPUs have: shapes, and values where they are few and came from the host; or all values,
+computed on the CPU."""
 
 
 @dataclass(slots=True)
@@ -91,6 +95,10 @@ class RunRequest:
     tokens_per_step: float | None = None
     """Of all ranks together; None: counted at the embedding."""
     host_timeout_s: float | None = None
+    data: str = "shapes"
+    """One of DATA."""
+    placeholder: float = 1.0
+    """What a number on a simulated GPU that nobody knows reads as."""
     progress: Callable[[Progress], None] | None = None
     trace_equal_once: bool = False
     """Whether of ranks that do the same on GPUs one is traced for all (equal_ranks.py)."""

@@ -31,8 +31,8 @@ from distsim.sim.isolation.process import current_task
 from distsim.sim.isolation.randomness import random_patches
 from distsim.sim.isolation.resemblance import resembling
 from distsim.sim.isolation.switches import Host, switch_patches
+from distsim.sim.isolation.torch_state.meshes import mesh_patches
 from distsim.sim.isolation.torch_state.operators import operator_patches
-from distsim.sim.isolation.torch_state.torch_state import mesh_patches
 from distsim.sim.observe.profiler import profiler_patches
 from distsim.sim.observe.training import noticed
 from distsim.sim.processes.hosts import host_patches

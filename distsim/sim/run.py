@@ -21,7 +21,8 @@ from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records.frames import shown_from
 from distsim.errors import RankFailure, UsageError
 from distsim.network import make_network
-from distsim.sim.conditions import Conditions, RunRequest
+from distsim.sim.conditions import DATA, Conditions, RunRequest
+from distsim.sim.device.operators.values import Data
 from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
 from distsim.sim.isolation.environ import without_launchers
@@ -31,6 +32,7 @@ from distsim.sim.isolation.randomness import undrawn
 from distsim.sim.kernel.interrupts import interruptible
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.lookahead import Lookahead
+from distsim.sim.observe.reading import forget_readings
 from distsim.sim.observe.totals import summing_up
 from distsim.sim.observe.training import finish
 from distsim.sim.observe.user_stack import forget_stacks
@@ -85,13 +87,16 @@ def simulate(
     nccl_version: str | None = None,
     host_timeout_s: float | None = None,
     log_dir: str | None = None,
+    data: str = "shapes",
+    placeholder: float = 1.0,
     conditions: Conditions | None = None,
     check: bool = True,
 ) -> Outcome:
     """Call `fn(*args, **kwargs)` on every rank of a simulated cluster.
 
     *fn* finds its rank as under torchrun: in the environment, or after `init_process_group`.
-    `Outcome.results` holds what each rank returned. A rank that raises raises `RankFailure` here,
+    *data* "real" has the values of all tensors on simulated GPUs computed on the CPU; else one that nobody knows reads
+    as *placeholder*. `Outcome.results` holds what each rank returned. A rank that raises raises `RankFailure` here,
     with all ranks' tracebacks merged and the diagnosis after them, unless *check* is False; a hang or
     mismatch without an exception is reported in `Outcome.diagnoses`.
     """
@@ -107,6 +112,8 @@ def simulate(
         nccl_version=nccl_version,
         host_timeout_s=host_timeout_s,
         log_dir=log_dir,
+        data=data,
+        placeholder=placeholder,
         conditions=conditions,
     )
     call, args = dict(kwargs or {}), tuple(args)
@@ -234,7 +241,9 @@ def _attempt(
         page.listen()
     width = len(str(len(slots) - 1))
     equal = None if again is None else again.equal
+    data = Data(_is_real(request.data), request.placeholder)
     few = again is None and request.trace_equal_once and len(slots) > MANY_RANKS and request.conditions is None
+    few = few and not data.real
     held = [Held(sys.stdout), Held(sys.stderr)] if few or equal is not None else []
     out, err = (held[0], held[1]) if held else (sys.stdout, sys.stderr)
 
@@ -263,6 +272,7 @@ def _attempt(
                 open_streams=streams_of,
                 guards=Guards(),
                 faults=Faults,
+                data=data,
                 on_progress=None if request.progress is None else on_progress,
             )
             if request.conditions is not None:
@@ -309,11 +319,18 @@ def _attempt(
         for stream in held:
             stream.release()
         forget_stacks()
+        forget_readings()
         threading.stack_size(stack_bytes)
         if page is not None:
             page.rest()
 
     return summing_up(world, evidence, request, name, interrupted, _real_perf_counter() - started)
+
+
+def _is_real(data: str) -> bool:
+    if data not in DATA:
+        raise UsageError(f"data: expected {' or '.join(DATA)}, got {data!r}")
+    return data == "real"
 
 
 def _fresh_rng() -> torch.Tensor:

@@ -85,6 +85,14 @@ def cut_over(model: nn.Module, mesh) -> None:
         parallelize_module(layer, mesh, plan)
 
 
+@torch.no_grad()
+def measured(logits: torch.Tensor, targets: torch.Tensor, metrics: torch.Tensor) -> None:
+    """What composer's trainer does after each micro-batch for the metrics of llm-foundry's models, cross entropy and
+    perplexity: the loss again, for each (composer/trainer/trainer.py; composer/metrics/nlp.py)."""
+    for metric in metrics:
+        metric.add_(F.cross_entropy(logits.float(), targets, reduction="sum"))
+
+
 def main() -> None:
     args = options("FSDP2, in the manner of torchtitan", LLAMA_3_8B, does=("tp",))
     if args.arch == "gpt" and args.tp > 1:
@@ -108,17 +116,24 @@ def main() -> None:
     model.to_empty(device=device)
     torch.manual_seed(0)
     model.init_weights()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=device.type == "cuda")
+    # llm-foundry's is composer's DecoupledAdamW: operator after operator.
+    fused = device.type == "cuda" and args.arch == "llama"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, fused=fused)
 
     torch.manual_seed(1 + mesh.get_local_rank("dp"))
+    metrics = torch.zeros(2, device=device)
     log = Log(device, args.accum * args.mbs * args.seq / args.tp)
     for step in range(1, args.steps + 1):
         optimizer.zero_grad()
         for _ in range(args.accum):
             x, y = tokens(args.vocab, args.seq, args.mbs, device)
             with loss_parallel():
-                loss = F.cross_entropy(model(x).flatten(0, 1).float(), y.flatten(0, 1)) / args.accum
+                logits = model(x).flatten(0, 1)
+                loss = F.cross_entropy(logits.float(), y.flatten(0, 1)) / args.accum
                 loss.backward()
+            if args.arch == "gpt":
+                measured(logits.detach(), y.flatten(0, 1), metrics)
+            del logits
         nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()
         log.step(step, loss.detach() * args.accum)

@@ -7,6 +7,7 @@ reduce_scatter take the place of each all_reduce (arXiv:2205.05198).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -268,6 +269,26 @@ class Attention(nn.Module):
         return torch.bmm(weights, v).transpose(0, 1).reshape(seq, batch, heads * dim)
 
 
+class _SwiGLU(Function):
+    """silu(gate) * up with only what both are cut from kept: Megatron-LM's bias-swiglu fusion, in a few operators."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        gate, up = x.chunk(2, dim=-1)
+        dx = torch.empty_like(x)
+        dgate, dup = dx.chunk(2, dim=-1)
+        torch.mul(dy, F.silu(gate), out=dup)
+        torch.ops.aten.silu_backward.grad_input(dy * up, gate, grad_input=dgate)
+        return dx
+
+
 class FeedForward(nn.Module):
     def __init__(self, args: Any, tp: Tensor, ffn: int | None = None, **where: Any) -> None:
         super().__init__()
@@ -280,6 +301,8 @@ class FeedForward(nn.Module):
         x = self.up(x)
         if not self.gated:
             return self.down(F.gelu(x, approximate="tanh"))
+        if not by_nanotron(x.device):
+            return self.down(_SwiGLU.apply(x))
         gate, up = x.chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)
 
@@ -316,9 +339,11 @@ class Stage(nn.Module):
             self.embedding = Embedding(args.vocab, args.hidden, tp, **where)
             if args.arch == "gpt":
                 self.positions = nn.Parameter(torch.empty(args.seq, 1, args.hidden, **where))
-        each = args.layers // stages
+        mine = range(number * args.layers // stages, (number + 1) * args.layers // stages)
+        if block is None and args.arch == "llama" and args.vpp == 1 and by_nanotron(device):
+            mine = balanced(args, stages)[number]
         block = block or dense_block
-        self.layers = nn.ModuleList(block(args, n, tp, where) for n in range(number * each, (number + 1) * each))
+        self.layers = nn.ModuleList(block(args, n, tp, where) for n in mine)
         if self.last:
             self.norm = Norm(args, tp, **where)
             self.output = Column(args.hidden, args.vocab, tp, False, **where)
@@ -354,13 +379,29 @@ class Stage(nn.Module):
         return _CrossEntropy.apply(logits, target.t().reshape(-1), self.tp).mean()
 
 
+def balanced(args: Any, stages: int) -> list[range]:
+    """The layers of each stage as nanotron shares them out (models/base.py, build_model): by the flops of products, the
+    output layer's among them, each stage until it has more than its share. The last has few, or none."""
+    layer = 4 * args.hidden**2 + 3 * args.ffn * args.hidden
+    total = args.layers * layer + args.vocab * args.hidden
+    starts = [0]
+    for n in range(1, args.layers):
+        if n * layer > total * len(starts) / stages:
+            starts.append(n)
+    if len(starts) < stages - 1:  # more stages than its blocks can fill
+        starts = [number * args.layers // stages for number in range(stages)]
+    starts += [args.layers] * (stages + 1 - len(starts))
+    return [range(start, end) for start, end in pairwise(starts)]
+
+
 def dense_block(args: Any, number: int, tp: Tensor, where: dict[str, Any]) -> Block:
     return Block(args, Attention(args, tp, **where), FeedForward(args, tp, **where), tp, **where)
 
 
 def legacy(args: Any) -> bool:
-    """A GPT that recomputes is Megatron-LM's before flash attention: attention in three operators, dropout, fp16."""
-    return args.arch == "gpt" and args.ckpt != "none"
+    """A GPT that recomputes, or is in fp16, is Megatron-LM's before flash attention: attention in three operators, and
+    dropout."""
+    return args.arch == "gpt" and (args.ckpt != "none" or args.dtype == "fp16")
 
 
 def ties(args: Any, stages: int) -> bool:

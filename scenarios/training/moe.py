@@ -49,32 +49,40 @@ class Sort(Function):
     @staticmethod
     def forward(ctx, x, order, top_k):
         ctx.save_for_backward(order)
-        ctx.top_k = top_k
-        return x.index_select(0, order.div(top_k, rounding_mode="floor"))
+        ctx.top_k, ctx.tokens = top_k, x.shape[0]
+        return by_expert(x, order, top_k)
 
     @staticmethod
     def backward(ctx, dy):
         (order,) = ctx.saved_tensors
-        return unsorted(dy, order, ctx.top_k), None, None
+        return unsorted(dy, order, ctx.top_k, ctx.tokens), None, None
 
 
 class Unsort(Function):
     """Rows by expert [n * top_k, hidden] to the sum of each token's, [n, hidden]."""
 
     @staticmethod
-    def forward(ctx, y, order, top_k):
+    def forward(ctx, y, order, top_k, tokens):
         ctx.save_for_backward(order)
         ctx.top_k = top_k
-        return unsorted(y, order, top_k)
+        return unsorted(y, order, top_k, tokens)
 
     @staticmethod
     def backward(ctx, dy):
         (order,) = ctx.saved_tensors
-        return dy.index_select(0, order.div(ctx.top_k, rounding_mode="floor")), None, None
+        return by_expert(dy, order, ctx.top_k), None, None, None
 
 
-def unsorted(rows, order, top_k):
-    return rows.index_select(0, order.argsort()).unflatten(0, (-1, top_k)).sum(1)
+def by_expert(x, order, top_k):
+    """Row by row of *order*; where that has more than all, because experts get as many each, they are zeros."""
+    if order.numel() > x.shape[0] * top_k:
+        order = order.clamp(max=x.shape[0] * top_k)
+        x = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
+    return x.index_select(0, order.div(top_k, rounding_mode="floor"))
+
+
+def unsorted(rows, order, top_k, tokens):
+    return rows.index_select(0, order.argsort()[: tokens * top_k]).unflatten(0, (-1, top_k)).sum(1)
 
 
 class Experts(nn.Module):
@@ -99,7 +107,7 @@ class Experts(nn.Module):
         sent = counts.view(self.ep, -1).sum(1).tolist()
         received = coming.view(self.ep, -1).sum(1).tolist()
         rows = Exchange.apply(Sort.apply(flat, order, self.top_k), received, sent, self.group)
-        weights = Exchange.apply(weights.flatten().index_select(0, order), received, sent, self.group)
+        weights = Exchange.apply(Sort.apply(weights.flatten(), order, 1), received, sent, self.group)
         # From [ranks, experts, rows] to [experts, ranks * rows]: every expert has as many.
         each = rows.shape[0] // (self.ep * self.own)
         rows = rows.view(self.ep, self.own, each, -1).transpose(0, 1).reshape(self.own, self.ep * each, -1)
@@ -108,16 +116,18 @@ class Experts(nn.Module):
         rows = torch.bmm(F.silu(gate) * up * weights.to(up.dtype), self.down)
         rows = rows.view(self.own, self.ep, each, -1).transpose(0, 1).reshape(self.ep * self.own * each, -1)
         rows = Exchange.apply(rows, sent, received, self.group)
-        return (Unsort.apply(rows, order, self.top_k) + self.common(flat)).view_as(x)
+        return (Unsort.apply(rows, order, self.top_k, flat.shape[0]) + self.common(flat)).view_as(x)
 
     def balanced(self, weights, chosen):
         """The router's weights, but the experts in turn, as it would be perfectly balanced.
 
-        Returns the weights [n, top_k], the order of the n * top_k rows by expert, and the rows of each expert.
+        Returns the weights [n, top_k], the order of the n * top_k rows by expert, and the rows of each expert: all have
+        as many, so that the last may be beyond the n * top_k.
         """
-        turn = torch.arange(chosen.numel(), device=chosen.device)
+        each = -(-chosen.numel() // self.experts)
+        turn = torch.arange(each * self.experts, device=chosen.device)
         order = turn.view(-1, self.experts).t().reshape(-1)
-        counts = torch.full((self.experts,), chosen.numel() // self.experts, device=chosen.device)
+        counts = torch.full((self.experts,), each, device=chosen.device)
         return weights, order, counts
 
 
@@ -164,11 +174,6 @@ args.q_latent, args.kv_latent = (1536, 512) if published else (args.hidden // 2,
 dense_layers = 3 if args.layers == 61 else 1
 if args.experts % args.ep:
     refuse(f"--ep {args.ep} does not divide the {args.experts} experts")
-if args.mbs * args.seq * args.top_k % args.experts:
-    refuse(
-        f"--mbs {args.mbs} * --seq {args.seq} tokens to {args.top_k} experts each "
-        f"are no multiple of {args.experts} experts"
-    )
 
 device = start()
 mesh = init_device_mesh(device.type, (args.pp, args.dp), mesh_dim_names=("pp", "dp"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import simpy
@@ -116,9 +118,51 @@ def many_at_once() -> None:
     )
 
 
+def crowded() -> None:
+    """128 groups of 64 ranks drawn from shared rails, 10 all_reduces each: every NIC carries several groups."""
+    cluster = load_cluster("dgx-h100:128")
+    draw = random.Random(0)
+    nodes = [sorted(draw.sample(range(128), 64)) for _ in range(128)]
+    groups = [tuple(cluster.devices[node * 8 + index % 8] for node in chosen) for index, chosen in enumerate(nodes)]
+    env = simpy.Environment()
+    network = FluidNetwork(env, cluster)
+
+    def run(transfer: Transfer) -> object:
+        for _ in range(10):
+            yield network.collective(transfer)
+
+    began = time.process_time()
+    for group in groups:
+        env.process(run(Transfer("all_reduce", "nccl", group, 64 << 20)))
+    env.run()
+    statistics = network.statistics()
+    print(
+        f"128 groups of 64 on shared rails x 10 all_reduces: {time.process_time() - began:.2f} CPU s, "
+        f"{statistics.num_settlements} settlements, virtual time {env.now!r} s (aim: 1.5 s)"
+    )
+
+
+def planning() -> None:
+    """The first collective of 16,384 ranks, beside asking for its ring's routes one by one."""
+    cluster = load_cluster("dgx-h100:2048")
+    devices = tuple(cluster.devices)
+    network = FluidNetwork(simpy.Environment(), cluster)
+    for op in ("all_reduce", "all_gather", "all_to_all"):
+        began = time.process_time()
+        network.collective(Transfer(op, "nccl", devices, 64 << 20))
+        print(f"first {op} of 16,384 ranks: {time.process_time() - began:.2f} CPU s to plan (aim: 1 s)")
+    began = time.process_time()
+    for a, b in pairwise(devices):
+        for key in range(8):
+            cluster.route(a, b, key)
+    print(f"  the routes of its eight rings alone, one by one: {time.process_time() - began:.2f} CPU s")
+
+
 if __name__ == "__main__":
     closed_form()
     command_line()
     sweep()
     growth()
     many_at_once()
+    crowded()
+    planning()

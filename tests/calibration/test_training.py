@@ -64,7 +64,7 @@ def test_the_command_is_what_a_user_would_type(tmp_path: Path) -> None:
     """`distsim run --on PRESET:N --report FILE program flags`, with fewer ranks where fewer took part."""
     words = command(row(), tmp_path / "r.json", Path("/clone/scenarios/training"))
     assert words[1:6] == ["-m", "distsim", "run", "--on", "dgx-h100:1"]
-    assert words[-3:] == ["/clone/scenarios/training/fsdp2.py", "--mbs", "2"]
+    assert words[-5:] == ["/clone/scenarios/training/fsdp2.py", "--mbs", "2", "--steps", "3"]
     assert words[words.index("--report") + 1] == str(tmp_path / "r.json")
     fewer = Row("node", "x", "aws-p4d:1", 4, "ddp.py", (), 1.0, None, "s")
     words = command(fewer, tmp_path / "r.json", Path("/p"))
@@ -148,6 +148,38 @@ def test_the_table(
     found = json.loads(capsys.readouterr().out)
     assert [entry["step_error"] for entry in found["rows"]] == [pytest.approx(0.05), pytest.approx(-0.02)]
     assert found["broken"] == []
+
+
+def test_a_step_of_very_many_micro_batches_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two shorter ones are simulated, each with the pipeline full, and a straight line goes through them; what it comes
+    to is marked."""
+    ran = []
+
+    def run(words: list[str], **_: object) -> SimpleNamespace:
+        micro_batches = int(words[words.index("--accum") + 1])
+        ran.append(micro_batches)
+        step_s = 0.5 + 0.25 * micro_batches
+        training = {"step_time_s": step_s, "peak_memory_bytes": 1 << 30, "mfu": 0.1 * micro_batches / step_s}
+        Path(words[words.index("--report") + 1]).write_text(json.dumps({"training": training}))
+        return SimpleNamespace(returncode=0, stdout="", stderr="")
+
+    monkeypatch.setattr(runs_module.subprocess, "run", run)
+    (tmp_path / "rows.csv").write_text(
+        HEADER
+        + "node,long,aws-p5:1,,zero1.py,--accum 256 --pp 4,64.5,,s\nnode,short,aws-p5:1,,zero1.py,--accum 16,4.5,,s\n"
+    )
+    assert main(["validate", "--training", "--from", str(tmp_path)]) == 0
+    assert ran == [8, 16, 16]
+    said = capsys.readouterr().out
+    assert "long *" in said
+    assert "short *" not in said
+    assert "2 rows in 0 s" in said
+    assert main(["validate", "--training", "--json", "--from", str(tmp_path)]) == 0
+    long, short = json.loads(capsys.readouterr().out)["rows"]
+    assert (long["step_time_s"], long["mfu"]) == (pytest.approx(64.5), pytest.approx(25.6 / 64.5))
+    assert (long["micro_batches_simulated"], short["micro_batches_simulated"]) == ([8, 16], None)
 
 
 def test_a_row_that_fails_is_said_and_the_others_run(

@@ -7,7 +7,7 @@ import simpy
 
 from distsim.cluster import load_cluster
 from distsim.collectives.algorithms.direct import all_to_all_loads
-from distsim.collectives.algorithms.ring import Shape, ring_edges, ring_loads
+from distsim.collectives.algorithms.ring import Shape, ring_loads, rings_of
 from distsim.collectives.algorithms.tree import double_tree, tree_loads, trees
 from distsim.collectives.members import LinkArrays, Members
 from distsim.errors import UsageError
@@ -27,10 +27,10 @@ def group(preset: str, every: int = 1) -> Members:
 def test_every_ring_visits_every_member_once(preset: str) -> None:
     """Following a ring's edges leads through all members and back."""
     members = group(preset)
-    for ring in ring_edges(members):
-        after = {edge.src: edge.dst for edge in ring}
+    for ring in rings_of(members):
+        after = dict(zip(ring.src, ring.dst, strict=True))
         seen, at = [], 0
-        for _ in ring:
+        for _ in ring.src:
             seen.append(at)
             at = after[at]
         assert at == 0
@@ -80,7 +80,7 @@ def test_trees_span_all_members() -> None:
     """Each tree has one branch fewer than members, and no member two parents."""
     members = group("dgx-h100:4")
     for tree in trees(members):
-        children = [branch.child for branch in tree.branches]
+        children = tree.child
         assert len(children) == len(set(children)) == members.size - 1
         assert tree.root not in children
     assert len(tree_loads(members).links) > 0

@@ -69,6 +69,26 @@ def synchronized_batch_norm(rank: int, folder: str) -> Any:
 
 
 @program
+def default_device(rank: int, folder: str) -> Any:
+    """torch.set_default_device also stands over what torch's own code, and ours, makes within a call."""
+    torch.set_default_device("cuda")
+    ddp = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)))
+    torch.nn.functional.cross_entropy(ddp(torch.randn(3, 8)), torch.randint(0, 4, (3,))).backward()
+    everyone: list[Any] = [None, None]
+    torch.distributed.all_gather_object(everyone, rank)
+    assert everyone == [0, 1]
+
+
+@program
+def tensors_in_objects(rank: int, folder: str) -> Any:
+    """A pickled CUDA tensor arrives with its values, and on the GPU that it left."""
+    everyone: list[Any] = [None, None]
+    torch.distributed.all_gather_object(everyone, {"mine": torch.arange(3, device="cuda") + rank})
+    assert [one["mine"].tolist() for one in everyone] == [[0, 1, 2], [1, 2, 3]]
+    assert [one["mine"].device.index for one in everyone] == [0, 1]
+
+
+@program
 def zero_redundancy(rank: int, folder: str) -> Any:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 

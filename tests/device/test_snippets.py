@@ -30,6 +30,7 @@ EXPECTED: dict[str, Any] = {
         "tensor(<16777216 unknown values>, size=(4096, 4096), device='cuda:0')",
         "1.0",
     ),
+    "masked_assignment": ([False, True], [[6.0, 6.0, 6.0], [4.0, 0.0, 4.0]]),
     "set_default_device": ("cuda:0", "cuda:0", "cuda:1"),
     "meta_then_to_empty": ("cuda:0", 0.0),
     "training_step": [True] * 5,

@@ -57,6 +57,24 @@ def printing() -> Any:
 
 
 @snippet
+def masked_assignment() -> Any:
+    """A number of the host fills and nobody waits; a tensor is put where the mask says, and the host waits for how
+    many there are."""
+    x = torch.zeros(2, 3, 2, device="cuda")
+    rows, inner = torch.tensor([True, False], device="cuda"), torch.tensor([True, False, True], device="cuda")
+    busy = torch.empty(1 << 14, 1 << 14, device="cuda")
+    last = torch.cuda.Event()
+    _ = busy @ busy
+    last.record()
+    x[rows] = 1
+    x[:, inner] = 2
+    waited = [last.query()]
+    x[rows] = torch.full((3, 2), 3.0, device="cuda")
+    waited.append(last.query())
+    return waited, x.sum(-1).tolist()
+
+
+@snippet
 def set_default_device() -> Any:
     torch.set_default_device("cuda")
     try:

@@ -29,7 +29,7 @@ def _shape(line: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(2))
+@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_the_pictures_are_what_the_commands_print(number: int) -> None:
     """Every line shown in the README is printed by its command, but for the figures."""
     command, picture = pictures((ROOT / "README.md").read_text(encoding="utf-8"))[number]

@@ -18,7 +18,6 @@ MOST_LINES = 400
 LONGER = {
     "debug/monitor/loop.py": 581,
     "debug/rings/reader.py": 405,
-    "distsim/sim/isolation/torch_state/torch_state.py": 401,
 }
 """Files over 400 lines, and how many they may have: numbers here only fall."""
 

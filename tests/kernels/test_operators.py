@@ -139,6 +139,22 @@ def test_softmax_of_rows_beyond_shared_memory_is_slower(h100: Gpu) -> None:
     assert long.seconds > 1.2 * short.seconds
 
 
+def test_softmax_backward_has_forwards_three_kernels(h100: Gpu) -> None:
+    """A row in registers, in shared memory, and in neither: of as many elements the first is the fastest, and the
+    second is no slower than the third."""
+
+    def seconds(func: Any, *rest: Any) -> list[float]:
+        shapes = ((131_072, 1024), (65_536, 2048), (1024, 131_072))
+        return [h100.cost(func, (x, *rest), {}, x).seconds for x in (meta(*shape, dtype=F32) for shape in shapes)]
+
+    forward = seconds(aten._softmax.default, 1, False)
+    assert forward[0] < 0.9 * forward[1] < 0.9 * forward[2]
+    for func in (aten._softmax_backward_data.default, aten._log_softmax_backward_data.default):
+        rows = [meta(*shape, dtype=F32) for shape in ((131_072, 1024), (65_536, 2048), (1024, 131_072))]
+        backward = [h100.cost(func, (x, x, 1, F32), {}, x).seconds for x in rows]
+        assert backward[0] < 0.9 * backward[1] <= 0.9 * backward[2]
+
+
 def test_a_fused_optimizer_reads_four_lists_and_writes_three(h100: Gpu) -> None:
     """Gradients are written only when they are unscaled."""
     lists = [[meta(4096, 4096, dtype=F32) for _ in range(8)] for _ in range(4)]
@@ -190,6 +206,16 @@ def test_fsdps_own_copies_have_prices(h100: Gpu) -> None:
     out = [meta(8, 512), meta(8, 512)]
     cost = h100.cost(func, (meta(8, 1024), [512, 512], 1), {"out": out}, None)
     assert cost.nbytes == 2 * 8 * 1024 * 2
+    large = meta(4096, 4096)
+    times = [
+        h100.cost(func, (large, [4096], 1), {"out": [large]}, None).seconds,
+        h100.cost(torch.ops.fsdp.chunk_cat.default, ([large], 0, 8), {"out": large}, None).seconds,
+        h100.cost(
+            torch.ops.fsdp.all_gather_copy_in.default, ([large], large, [4096], 4096, 0), {}, (large, large)
+        ).seconds,
+    ]
+    assert times[:2] == pytest.approx([h100.cost(aten.copy_.default, (large, large), {}, large).seconds] * 2, rel=0.01)
+    assert times[2] >= times[0]
 
 
 @pytest.mark.slow

@@ -157,6 +157,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.soak
 def test_install_and_remove_in_the_middle_of_a_job(tmp_path: Path) -> None:
     """install() takes in groups that exist, remove() lets all go on: what happens in between is recorded."""
     from distsim.debug.rings.reader import RingReader

@@ -57,7 +57,7 @@ def test_room_for_one_ring(tmp_path: Path) -> None:
     assert "HANG" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_no_room_at_all(tmp_path: Path) -> None:
     """On a full disk, the job runs without a guard, and one line says so."""
     (tmp_path / "train.py").write_text(ENDS_WELL.replace("    time.sleep(0.2)\n", ""))

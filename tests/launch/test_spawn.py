@@ -105,7 +105,7 @@ def test_started_ranks_are_recorded(method: str, tmp_path: Path) -> None:
     [
         pytest.param("mp.spawn", "raise", "rank_raised", marks=SOAK),
         pytest.param("spawn", "hang", "missing_rank", marks=SOAK),
-        ("fork", "raise", "rank_raised"),
+        pytest.param("fork", "raise", "rank_raised", marks=SOAK),
     ],
 )
 def test_started_ranks_are_diagnosed(method: str, fault: str, kind: str, tmp_path: Path) -> None:
@@ -279,6 +279,7 @@ dist.barrier()
 """
 
 
+@SOAK
 def test_ranks_started_as_subprocesses_are_diagnosed(tmp_path: Path) -> None:
     """Such a rank has a ring of its own, so what it did is known."""
     (tmp_path / "train.py").write_text(SUBPROCESSES)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import numpy as np
 import pytest
 import simpy
 
-from distsim.network.engine import Flow, FluidEngine
+from distsim.network.engine import FluidEngine
+from distsim.network.flow import Flow
+from distsim.network.max_min import max_min_rates
 
 INF = float("inf")
 
@@ -129,3 +134,45 @@ def test_a_flow_without_links_or_bytes_ends_at_once() -> None:
     track.flow("nothing", {0: 1.0}, 0.0, at=2.0)
     track.env.run()
     assert track.ends == {"nowhere": 1.0, "nothing": 2.0}
+
+
+def test_what_is_settled_island_by_island_is_what_all_together_would_get() -> None:
+    """After every beginning, end, detour and change of a capacity, each flow has the rate that filling all links for
+    all flows at once gives it."""
+    draw = random.Random(7)
+    num_links = 24
+    env = simpy.Environment()
+    engine = FluidEngine(env, np.array([draw.choice([4.0, 10.0, 25.0]) for _ in range(num_links)]))
+    under_way: list[Flow] = []
+    compared = 0
+
+    def crossing() -> tuple[Any, Any]:
+        size = draw.randint(1, 4)
+        home = draw.choice([0, 8, 16]) if draw.random() < 0.9 else 4  # mostly three islands, at times joined
+        links = np.array(sorted(draw.sample(range(home, home + 8), size)), dtype=np.int64)
+        return links, np.array([draw.choice([1.0, 2.0]) for _ in range(size)])
+
+    for _ in range(400):
+        step = draw.random()
+        if step < 0.6 or not under_way:
+            flow = Flow(*crossing(), draw.uniform(1.0, 60.0), draw.choice([1.0, 3.0, float("inf")]), lambda: None)
+            under_way.append(flow)
+            engine.start(flow)
+        elif step < 0.7:
+            engine.move(draw.choice(under_way), *crossing())
+        elif step < 0.8:
+            engine.set_capacity(draw.randrange(num_links), draw.choice([0.0, 2.0, 10.0, 25.0]))
+        env.run(until=env.now + draw.choice([0.25, 1.0]))
+        under_way = [flow for flow in under_way if flow.number in engine._flows]
+        if not under_way:
+            continue
+        expected = max_min_rates(
+            [len(flow.links) for flow in under_way],
+            np.concatenate([flow.links for flow in under_way]),
+            np.concatenate([flow.weights for flow in under_way]),
+            np.array([flow.cap_bytes_per_s for flow in under_way]),
+            engine.capacity,
+        )
+        assert [flow.rate for flow in under_way] == pytest.approx(expected.tolist(), rel=1e-6)
+        compared += len(under_way)
+    assert compared > 1_000

@@ -12,10 +12,11 @@ INF = float("inf")
 
 def rates(flows: list[list[tuple[int, float]]], capacity: list[float], caps: list[float] | None = None) -> list[float]:
     """The rates of flows given as (link, weight) pairs."""
-    offsets = np.cumsum([0, *[len(flow) for flow in flows]])
     links = np.array([link for flow in flows for link, _ in flow], dtype=np.int64)
     weights = np.array([weight for flow in flows for _, weight in flow], dtype=np.float64)
-    found = max_min_rates(offsets, links, weights, np.array(caps or [INF] * len(flows)), np.array(capacity))
+    found = max_min_rates(
+        [len(flow) for flow in flows], links, weights, np.array(caps or [INF] * len(flows)), np.array(capacity)
+    )
     return found.tolist()
 
 

@@ -144,6 +144,7 @@ def test_a_new_scenario_makes_its_folder_or_says_why_not(tmp_path: Path, capsys:
     assert said.count("\n") == 1
 
 
+@pytest.mark.soak
 def test_what_explore_finds_is_annotated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from distsim.errors import UsageError
 from distsim.scenario import run_scenario
-from distsim.scenario.explore.explore import explore
+from distsim.scenario.explore.explore import Explored, explore
+from distsim.scenario.file.load import Scenario
 from distsim.sim.kernel.schedule import Delay, Schedule
 from tests.scenario.made import RACE, STEPS, made
 
@@ -50,21 +51,26 @@ def test_a_drawn_schedule_is_its_seeds() -> None:
     assert any("any=" in text for text in drawn)
 
 
-def test_an_any_source_race_is_found_and_shrunk(tmp_path: Path) -> None:
-    """The ordinary run passes; of 60 schedules some fail, and one delay of rank 1 is enough."""
-    scenario = made(tmp_path, "[expect]", RACE)
+@pytest.fixture(scope="module")
+def race(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, Explored]:
+    """A scenario with a race, and what 30 schedules found."""
+    scenario = made(tmp_path_factory.mktemp("race"), "[expect]", RACE)
+    return scenario, explore(scenario, 30)
+
+
+def test_an_any_source_race_is_found_and_shrunk(race: tuple[Scenario, Explored]) -> None:
+    """The ordinary run passes; of 30 schedules some fail, and one delay of rank 1 is enough."""
+    scenario, found = race
     assert run_scenario(scenario).passed
-    found = explore(scenario, 60)
     assert found.num_failing > 0
     assert found.schedule is not None
     assert len(found.schedule.delays) + (found.schedule.any_source is not None) == 1
     assert "rank 1 came last" in found.text
 
 
-def test_the_printed_schedule_replays_the_failure(tmp_path: Path) -> None:
+def test_the_printed_schedule_replays_the_failure(race: tuple[Scenario, Explored]) -> None:
     """Bit for bit, as often as one likes."""
-    scenario = made(tmp_path, "[expect]", RACE)
-    found = explore(scenario, 30)
+    scenario, found = race
     assert found.failing is not None
     again = [run_scenario(scenario.changed(schedule=str(found.schedule))) for _ in range(2)]
     assert [r.document for r in again] == [found.failing.document] * 2
@@ -73,10 +79,10 @@ def test_the_printed_schedule_replays_the_failure(tmp_path: Path) -> None:
 
 def test_a_program_without_a_race_passes_under_all(tmp_path: Path) -> None:
     """No false alarm: delays move time, not results."""
-    found = explore(made(tmp_path, "[expect]\nprints = { 0 = ['rank 0 has 256'] }"), 25)
+    found = explore(made(tmp_path, "[expect]\nprints = { 0 = ['rank 0 has 256'] }"), 10)
     assert found.num_failing == 0
     assert STEPS
-    assert found.text.endswith("25 schedules, 0 fail")
+    assert found.text.endswith("10 schedules, 0 fail")
 
 
 def test_sends_may_be_buffered(tmp_path: Path) -> None:

@@ -51,7 +51,12 @@ def flags(training: Any, model: str, *argv: str, does: tuple[str, ...] = ("tp", 
         (["--tp", "2", "--dp", "2"], ("tp",), "= 4 ranks, but 8 are running"),
         (["--tp", "2"], (), "--tp 2: "),
         (["--cp", "2"], ("tp",), "has no such parallelism; try context_parallel.py"),
-        (["--pp", "8"], ("pp",), "--layers 36 must be a multiple of --pp 8 * --vpp 1"),
+        (["--pp", "8", "--layers", "7"], ("pp",), "--layers 7 must be --pp 8 or more"),
+        (
+            ["--pp", "8", "--vpp", "2"],
+            ("pp", "vpp"),
+            "--layers 36 must be --pp 8 or more, and where --vpp",
+        ),
         (["--pp", "2", "--vpp", "3", "--accum", "3"], ("pp", "vpp"), "--accum 3 must be a multiple of --pp 2"),
         (["--vpp", "2"], ("vpp",), "--vpp 2 is of a pipeline"),
         (["--tp", "8", "--heads", "12", "--hidden", "96"], ("tp",), "--tp 8 does not divide --heads 12"),
@@ -300,3 +305,27 @@ found = ring_attention(part[0], part[1:].contiguous(), places, dist.group.WORLD)
 torch.testing.assert_close(found, expected[:, :, places[rank]], rtol=1e-5, atol=1e-5)
 torch.testing.assert_close(part.grad, whole.grad[:, :, :, places[rank]], rtol=1e-5, atol=1e-5)
 """
+
+
+def test_layers_of_stages_as_nanotron_shares_them_out(training: SimpleNamespace) -> None:
+    """The output layer counts as the layers whose products it has; the stage that crosses its share keeps the layer
+    that does; where blocks are too few for that, every stage has its part."""
+
+    def shares(layers: int, hidden: int, ffn: int, stages: int) -> list[int]:
+        args = SimpleNamespace(layers=layers, hidden=hidden, ffn=ffn, vocab=131072)
+        return [len(part) for part in training.megatron.balanced(args, stages)]
+
+    assert shares(16, 2048, 8192, 1) == [16]
+    assert shares(16, 2048, 8192, 2) == [11, 5]
+    assert shares(16, 2048, 8192, 4) == [6, 5, 5, 0]
+    assert shares(32, 4096, 14336, 4) == [9, 9, 8, 6]
+    assert shares(28, 3072, 8192, 8) == [4, 4, 4, 4, 4, 4, 4, 0]
+    assert shares(4, 64, 128, 4) == [1, 1, 1, 1]
+
+
+def test_a_fused_swiglu_has_the_numbers_of_its_parts(training: SimpleNamespace) -> None:
+    """Forward, and the gradient of what it is cut from."""
+    x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
+    gate, up = x.chunk(2, dim=-1)
+    torch.testing.assert_close(training.megatron._SwiGLU.apply(x), torch.nn.functional.silu(gate) * up)
+    assert torch.autograd.gradcheck(training.megatron._SwiGLU.apply, (x,))

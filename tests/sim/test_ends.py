@@ -38,6 +38,14 @@ def test_exit_codes(script: Scripts, code: str, exit_code: int) -> None:
     assert ran.of(1, ran.err) == (["text"] if "text" in code else [])
 
 
+@pytest.mark.parametrize(("code", "exit_code"), [("argparse.ArgumentParser().parse_args(['--x'])", 2), ("exit(7)", 1)])
+def test_ranks_that_all_refuse_to_begin_are_no_finding(script: Scripts, code: str, exit_code: int) -> None:
+    """A wrong flag: the program's own message stands for itself, and 2 is its exit code here as in a shell."""
+    ran = script(f"import argparse\n{code}\n")
+    assert (ran.outcome.exit_code, ran.kinds) == (exit_code, [])
+    assert [r.exit_code for r in ran.outcome.ranks] == [2 if exit_code == 2 else 7] * len(ran.outcome.ranks)
+
+
 @pytest.mark.parametrize(
     ("code", "kind", "signal_name"),
     [
@@ -273,7 +281,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_no_threads_are_left() -> None:
-    """Forty simulations, some of them deadlocked or failed, leave no thread behind."""
+    """Sixteen simulations, some of them deadlocked or failed, leave no thread behind."""
 
     def body(number: int) -> None:
         dist.init_process_group("gloo")
@@ -298,7 +306,7 @@ def test_no_threads_are_left() -> None:
         ranks(body, 2, number, check=False)
     first = 0
     first = settled()
-    for number in range(40):
+    for number in range(16):
         ranks(body, 2, number, check=False)
     assert settled() <= first
 

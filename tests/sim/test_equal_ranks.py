@@ -6,11 +6,13 @@ import contextlib
 import io
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from distsim.sim import Outcome, RunRequest, run_program
-from distsim.sim.world.equal_ranks import EqualRanks, Unlike, families
+from distsim.sim.world.equal_ranks import Difference, EqualRanks, Unlike, families
 
 HEAD = """\
 import os, torch, torch.distributed as dist
@@ -113,6 +115,41 @@ def test_places_in_groups_make_kinds() -> None:
     assert families([(0, 1), (2, 3), (0, 2), (1, 3)]) == [[(0, 1), (2, 3)], [(0, 2), (1, 3)]]
 
 
+def test_ranks_with_the_same_calls_and_other_shapes() -> None:
+    """A double whose operators differ stands for itself alone; one whose calls differ can stand for nobody."""
+
+    def met(nbytes: int, operator: int) -> EqualRanks:
+        equal = EqualRanks.of_one_kind(100)
+        for rank, moved, number in ((0, 8, 1), (99, nbytes, operator)):
+            record: Any = SimpleNamespace(op="all_reduce", nbytes=moved, group=SimpleNamespace(ranks=range(100)))
+            equal.saw_operator(rank, number)
+            equal.saw_call(rank, record, None)
+            equal.ended_step(rank)
+        return equal
+
+    assert met(8, 1).difference() is None
+    assert met(16, 1).difference() == Difference(0, 99, 1, same_calls=False)
+    equal = met(8, 2)
+    assert equal.difference() == Difference(0, 99, 1, same_calls=True)
+    equal.own.add(99)
+    assert equal.difference() is None
+    equal.calls[99] = 0
+    equal.ended_step(0)
+    equal.ended_step(99)
+    assert equal.difference() == Difference(0, 99, 2, same_calls=False)
+
+
+@pytest.mark.slow
+def test_a_last_rank_with_less_of_a_tensor_is_traced_for_itself(tmp_path: Path) -> None:
+    """72 ranks of which the last computes on less: two are traced to the end, and the 70 others are not."""
+    text = TRAIN.format(extra="pass").replace("torch.ones(64", "torch.ones(64 if rank < size - 1 else 32")
+    few, _ = ran(tmp_path, text, "equal", "dgx-h100:9")
+    assert [rank.rank for rank in few.ranks] == [0, 71]
+    assert any("rank 71 is traced for itself" in note for note in few.notes)
+    assert few.training is not None
+    assert [len(rank.like) for rank in few.training.ranks] == [71, 1]
+
+
 def test_traced_once_is_as_long_as_traced_on_all(tmp_path: Path) -> None:
     """DDP on 16 GPUs takes the same virtual time and moves the same bytes, with two ranks traced and with all."""
     few, _ = ran(tmp_path, TRAIN.format(extra="pass"), "equal")
@@ -141,6 +178,13 @@ def test_a_rank_that_does_otherwise_is_found(tmp_path: Path) -> None:
     outcome, _ = ran(tmp_path, TRAIN.format(extra=extra), "equal", "dgx-h100:1")
     assert len(outcome.ranks) == 8
     assert any("every rank was traced: ranks 0 and 3 did not do the same in step 1" in note for note in outcome.notes)
+
+
+def test_a_mask_that_fills_is_alike_on_all_ranks(tmp_path: Path) -> None:
+    """x[mask] = 0 is a fill, whose shape no rank's values decide: a vocabulary cut over ranks masks the rest."""
+    extra = "mask = torch.arange(9, device='cuda') < rank; x = torch.ones(9, 3, device='cuda'); x[mask] = 0"
+    outcome, _ = ran(tmp_path, TRAIN.format(extra=extra), "equal", "dgx-h100:1")
+    assert not [note for note in outcome.notes if "did not do the same" in note]
 
 
 def test_values_of_their_own_are_summed_right(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_busy_wait_on_the_clock() -> None:
             pass
         return time.perf_counter() - start
 
-    for seconds in (1e-5, 1e-3, 0.25, 30.0):
+    for seconds in (1e-5, 0.25, 30.0):
         for spent in ranks(body, 2, seconds).results:
             assert seconds <= spent <= seconds * 1.005 + 4e-7
 

@@ -14,6 +14,7 @@ from sim.running import HEAD, Scripts, ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -38,6 +39,48 @@ def test_caches_by_mesh_are_the_ranks_own() -> None:
     outcome = ranks(body, 4)
     assert outcome.results == [list(range(9))] * 4
     assert outcome.exit_code == 0
+
+
+def test_rules_for_lists_of_tensors_are_worked_out_once_and_hold_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clipping and a step of uneven shards come out as without sharding; one rank asks torch for the rule of a list."""
+    real = ShardingPropagator.propagate_op_sharding_non_cached
+    asked: list[str] = []
+
+    def counted(self: Any, schema: Any) -> Any:
+        asked.append(str(schema.op))
+        return real(self, schema)
+
+    monkeypatch.setattr(ShardingPropagator, "propagate_op_sharding_non_cached", counted)
+    shapes = [(5, 2), (3, 4), (8,)]
+
+    def made() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        return [torch.randn(shape) for shape in shapes]
+
+    def body() -> list[list[float]]:
+        dist.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (4,))
+        parameters = [torch.nn.Parameter(distribute_tensor(value, mesh, [Shard(0)])) for value in made()]
+        for parameter, value in zip(parameters, made(), strict=True):
+            parameter.grad = distribute_tensor(value * 3, mesh, [Shard(0)])
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        torch.optim.AdamW(parameters, lr=0.1, foreach=True).step()
+        assert all(parameter.device_mesh is mesh for parameter in parameters)
+        return [parameter.full_tensor().detach().flatten().tolist() for parameter in parameters]
+
+    plain = [torch.nn.Parameter(value) for value in made()]
+    for parameter, value in zip(plain, made(), strict=True):
+        parameter.grad = value * 3
+    torch.nn.utils.clip_grad_norm_(plain, 1.0)
+    torch.optim.AdamW(plain, lr=0.1, foreach=True).step()
+    expected = [parameter.detach().flatten().tolist() for parameter in plain]
+    for result in ranks(body, 4).results:
+        for got, wanted in zip(result, expected, strict=True):
+            assert got == pytest.approx(wanted, rel=1e-5)
+    lists = [op for op in asked if "_foreach_" in op]
+    assert len(lists) >= 5
+    assert max(lists.count(op) for op in lists) < 4
+    assert ShardingPropagator.propagate_op_sharding_non_cached is counted
 
 
 def test_loss_parallel_on_every_rank() -> None:

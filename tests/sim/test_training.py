@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
+from distsim.debug.records import CallRecord, Group
 from distsim.report import Summary, print_summary, report_document
 from distsim.sim import Outcome, simulate
 from distsim.sim.conditions import Conditions
@@ -18,6 +19,7 @@ from distsim.sim.device.allocator.ledger import ACTIVATIONS, GRADIENTS, OTHER, L
 from distsim.sim.device.allocator.modules import family
 from distsim.sim.device.timeline import Kernel, Mark, Timeline
 from distsim.sim.device.timeline.account import Account
+from distsim.sim.device.timeline.steps import Counted, Steps
 from distsim.sim.kernel.limits import Limits
 
 TOKENS, WIDTH, WORDS = 2048, 1024, 4096
@@ -106,6 +108,16 @@ def test_without_gpus_there_is_no_section() -> None:
     """A run on CPU tensors has no key `training`."""
     outcome = simulate(lambda: float(torch.ones(3).sum()), "dgx-h100:1", nproc_per_node=1)
     assert "training" not in report_document(outcome)
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter_tensor_coalesced"])
+def test_tokens_are_counted_once_a_tensor_parallel_group(op: str) -> None:
+    """Ranks that reduce activations in forward have seen the same tokens, also by a functional collective."""
+    steps = Steps()
+    steps.count(Counted(table=(10, 4), tokens=3))
+    group = Group("1", "mesh_tp", (0, 1))
+    steps.called(CallRecord(0, group, 0, op, nbytes=1 << 20))
+    assert steps.same_tokens == {(0, 1): "mesh_tp"}
 
 
 def test_an_account_splits_late_and_moving() -> None:

@@ -1,4 +1,8 @@
-"""One published step, simulated as a user would: `distsim run ... --report`."""
+"""One published step, simulated as a user would: `distsim run ... --report`.
+
+Of a step of very many micro-batches two shorter ones are simulated and continued in a straight line: once a pipeline is
+full, each micro-batch takes as long as the one before it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,9 @@ from distsim.calibration.training.rows import Row
 from distsim.errors import UsageError
 
 __all__ = ["Run", "command", "programs_folder", "simulate"]
+
+STEPS = 3
+"""The report's step is the third (`training.step_time_s`: median of steps 3 on), and steps are alike."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,8 @@ class Run:
     peak_memory_bytes: int | None = None
     tokens_per_s_per_gpu: float | None = None
     mfu: float | None = None
+    micro_batches: tuple[int, int] | None = None
+    """Of the two steps that were simulated, where the row's has many more."""
     failure: str = ""
     """Why there are no figures: the last line that the run wrote."""
 
@@ -60,7 +69,8 @@ def programs_folder() -> Path:
 def command(row: Row, report: Path, programs: Path) -> list[str]:
     """The command line that repeats *row*, its report as JSON in *report*."""
     ranks = () if row.nproc_per_node is None else ("--nproc-per-node", str(row.nproc_per_node))
-    program = (str(programs / row.program), *row.flags)
+    steps = () if "--steps" in row.flags else ("--steps", str(STEPS))
+    program = (str(programs / row.program), *row.flags, *steps)
     return [
         sys.executable,
         "-m",
@@ -78,6 +88,15 @@ def command(row: Row, report: Path, programs: Path) -> list[str]:
 
 def simulate(row: Row, programs: Path) -> Run:
     """Run *row* in a process of its own. UsageError where its report has no figures of training at all."""
+    asked = _flag(row.flags, "--accum")
+    few = 2 * max(2, _flag(row.flags, "--pp"))
+    if asked <= 4 * few:
+        return _once(row, programs)
+    shorter = [_once(replace(row, flags=_with(row.flags, "--accum", n)), programs) for n in (few, 2 * few)]
+    return _continued(row, shorter, (few, 2 * few), asked)
+
+
+def _once(row: Row, programs: Path) -> Run:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         began = time.perf_counter()
@@ -86,6 +105,36 @@ def simulate(row: Row, programs: Path) -> Run:
         if done.returncode or not report.is_file():
             return Run(row, wall_s, failure=_why(done.returncode, done.stderr, done.stdout))
         return run_of(row, wall_s, json.loads(report.read_text(encoding="utf-8")))
+
+
+def _continued(row: Row, shorter: Sequence[Run], micro_batches: tuple[int, int], asked: int) -> Run:
+    """The step of *asked* micro-batches, from two that have fewer."""
+    wall_s = sum(run.wall_s for run in shorter)
+    few, more = shorter
+    if few.step_s is None or more.step_s is None:
+        return Run(row, wall_s, failure=few.failure or more.failure)
+    each_s = (more.step_s - few.step_s) / (micro_batches[1] - micro_batches[0])
+    step_s = more.step_s + each_s * (asked - micro_batches[1])
+    rate = asked / micro_batches[1] * more.step_s / step_s
+    return replace(
+        more,
+        row=row,
+        wall_s=wall_s,
+        step_s=step_s,
+        tokens_per_s_per_gpu=None if more.tokens_per_s_per_gpu is None else more.tokens_per_s_per_gpu * rate,
+        mfu=None if more.mfu is None else more.mfu * rate,
+        micro_batches=micro_batches,
+    )
+
+
+def _flag(flags: Sequence[str], name: str) -> int:
+    """The number behind *name*; 1 where it is left out."""
+    return int(flags[flags.index(name) + 1]) if name in flags else 1
+
+
+def _with(flags: Sequence[str], name: str, value: int) -> tuple[str, ...]:
+    place = flags.index(name) + 1
+    return (*flags[:place], str(value), *flags[place + 1 :])
 
 
 def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> Run:

@@ -13,6 +13,7 @@ __all__ = [
     "grid_fabric",
     "host_template",
     "link",
+    "many_routes",
     "reroute",
     "tree_fabric",
     "wiring",

@@ -9,6 +9,7 @@ from functools import cached_property
 from distsim.cluster.graph.cluster import Cluster
 from distsim.cluster.graph.facts import CpuModel, NcclFacts, NodeModel
 from distsim.cluster.graph.link import Link, Vertex
+from distsim.cluster.graph.many_routes import Places, Rows, padded
 from distsim.cluster.graph.tree_fabric import mix
 from distsim.errors import UsageError
 
@@ -67,6 +68,12 @@ class GraphWiring:
             backwards.append(self._index[choice[fork], here])
             here = choice[fork]
         return tuple(reversed(backwards))
+
+    def routes(self, src: Places, dst: Places, flow_key: int, rails: Places) -> Rows:
+        """One after the other."""
+        forced = [None if rail < 0 else rail for rail in rails.tolist()]
+        asked = zip(src.tolist(), dst.tolist(), forced, strict=True)
+        return padded([self.route(a, b, flow_key, rail) for a, b, rail in asked])
 
     def bisection_bandwidth_bytes_per_s(self) -> float:
         """By maximum flow over the whole graph."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from distsim.cluster.graph.facts import CpuModel, NcclFacts, NodeModel
 from distsim.cluster.graph.link import Link, Slot, Vertex
+from distsim.cluster.graph.many_routes import Places, Rows
 from distsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ class Wiring(Protocol):
 
     def route(self, src: int, dst: int, flow_key: int, rail: int | None) -> tuple[int, ...]:
         """Link indices from the device at position *src* to that at *dst*."""
+
+    def routes(self, src: Places, dst: Places, flow_key: int, rails: Places) -> Rows:
+        """The same of many, a row each, -1 in places that a way does not need; *rails* are -1 where none is forced."""
 
     def bisection_bandwidth_bytes_per_s(self) -> float:
         """What the two halves of the devices can exchange, in one direction."""
@@ -153,6 +157,11 @@ class Cluster:
                 self._position(src_device), self._position(dst_device), flow_key, rail
             )
         return found
+
+    def routes(self, src: Places, dst: Places, flow_key: int, rails: Places) -> Rows:
+        """`route` of many at once, between positions in `devices`: a row of links each, -1 in places that a way does
+        not need. *rails* are -1 where none is forced."""
+        return self._wiring.routes(src, dst, flow_key, rails)
 
     def _position(self, device: str) -> int:
         try:

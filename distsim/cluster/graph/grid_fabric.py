@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from distsim.cluster.graph.tree_fabric import Cable, Ports
 
@@ -48,7 +49,7 @@ class TorusFabric:
             self._backward.append(backward)
             stride *= extent
 
-    def attach(self, host: int, nic: int) -> int:
+    def attach(self, host: Any, nic: Any) -> Any:
         """The host's own router."""
         return host
 
@@ -81,7 +82,7 @@ class MeshFabric:
         rate = bandwidth_bytes_per_s or ports.num_nics * ports.nic_bytes_per_s / max(1, count - 1)
         self.cables = [Cable(i, j, rate, switch_latency_s) for i in range(count) for j in range(count) if i != j]
 
-    def attach(self, host: int, nic: int) -> int:
+    def attach(self, host: Any, nic: Any) -> Any:
         """The host's own router."""
         return host
 
@@ -145,7 +146,7 @@ class DragonflyFabric:
         i, j = src % size, dst % size
         return (src // size * size * (size - 1) + i * (size - 1) + j - (j > i),)
 
-    def attach(self, host: int, nic: int) -> int:
+    def attach(self, host: Any, nic: Any) -> Any:
         """All NICs of a host on one switch."""
         return host // self._per_switch
 

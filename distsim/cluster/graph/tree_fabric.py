@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["Cable", "Fabric", "Ports", "TreeFabric", "mix"]
 
@@ -47,8 +50,8 @@ class Fabric(Protocol):
     def switch_latency_s(self) -> float:
         """Port to port."""
 
-    def attach(self, host: int, nic: int) -> int:
-        """The switch that a NIC is plugged into."""
+    def attach(self, host: Any, nic: Any) -> Any:
+        """The switch that a NIC is plugged into: numbers, or arrays of them."""
 
     def path(self, src: int, dst: int, key: int) -> tuple[int, ...]:
         """Cables from switch *src* to switch *dst*; *key* chooses among equal ones."""
@@ -118,7 +121,7 @@ class TreeFabric:
         self.cables.append(Cable(low, high, bandwidth, self.switch_latency_s))
         self.cables.append(Cable(high, low, bandwidth, self.switch_latency_s))
 
-    def attach(self, host: int, nic: int) -> int:
+    def attach(self, host: Any, nic: Any) -> Any:
         """The leaf of the host's unit and the NIC's rail."""
         return host // self._nodes_per_leaf * self._rails + nic % self._rails
 
@@ -138,3 +141,23 @@ class TreeFabric:
             self._core_base + ((other * spines + down) * cores + core) * 2 + 1,
             (dst * spines + down) * 2 + 1,
         )
+
+    def paths(self, src: NDArray[np.int64], dst: NDArray[np.int64], key: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """`path` of many, a row each, -1 where there is no cable."""
+        rows = np.full((len(src), 4), -1, dtype=np.int64)
+        spines, cores = self._spines, self._cores
+        away = src != dst
+        if not away.any():
+            return rows
+        pod, other = src // self._leaves_per_pod, dst // self._leaves_per_pod
+        spine = (key % np.uint64(spines)).astype(np.int64)
+        rows[:, 0] = np.where(away, (src * spines + spine) * 2, -1)
+        down = spine
+        if cores:
+            far = away & (pod != other)
+            core = (key // np.uint64(spines) % np.uint64(cores)).astype(np.int64)
+            down = np.where(far, (key // np.uint64(spines * cores) % np.uint64(spines)).astype(np.int64), spine)
+            rows[:, 1] = np.where(far, self._core_base + ((pod * spines + spine) * cores + core) * 2, -1)
+            rows[:, 2] = np.where(far, self._core_base + ((other * spines + down) * cores + core) * 2 + 1, -1)
+        rows[:, 3] = np.where(away, (dst * spines + down) * 2 + 1, -1)
+        return rows

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import numpy as np
+
 from distsim.cluster.graph.host_template import HostTemplate
 from distsim.cluster.graph.link import Link, Vertex
+from distsim.cluster.graph.many_routes import Places, Rows, Wires, padded, routes
 from distsim.cluster.graph.tree_fabric import Fabric, mix
 from distsim.errors import UsageError
 
@@ -130,6 +133,48 @@ class HostsOnFabric:
             other_base + self._nic_base + 2 * m + 1,
             *[other_base + index for index in back],
         )
+
+    def routes(self, src: Places, dst: Places, flow_key: int, rails: Places) -> Rows:
+        """`route` of many, a row each, -1 where a row has no more links; *rails* are -1 where none is forced."""
+        wires, template = self._wires, self.template
+        host, other = src // self.per_host, dst // self.per_host
+        i, j = src - host * self.per_host, dst - other * self.per_host
+        close = host == other
+        inside = np.where(wires.between[i, j] < 0, -1, wires.between[i, j] + (host * self._block)[:, None])
+        lost = close & wires.apart[i, j]
+        if template.port is not None:
+            close, lost = host // self.domain == other // self.domain, np.zeros(len(src), dtype=bool)
+            up = host * self._block + self._port_base + 2 * i
+            down = other * self._block + self._port_base + 2 * j + 1
+            inside = np.where((src == dst)[:, None], -1, np.stack([up, down], axis=1))
+        away = ~close
+        outside = None
+        if away.any() and self.fabric is not None and template.nics:
+            outside = routes(
+                wires,
+                self.fabric,
+                src[away],
+                dst[away],
+                flow_key,
+                rails[away],
+                block=self._block,
+                nic_base=self._nic_base,
+                cable_base=self._cable_base,
+            )
+        if lost.any() or (away.any() and outside is None):  # one of them has no way: say which
+            rail = [None if one < 0 else one for one in rails.tolist()]
+            asked = zip(src.tolist(), dst.tolist(), rail, strict=True)
+            return padded([self.route(a, b, flow_key, forced) for a, b, forced in asked])
+        if outside is None:
+            return inside
+        rows = np.full((len(src), max(inside.shape[1], outside.shape[1])), -1, dtype=np.int64)
+        rows[close, : inside.shape[1]] = inside[close]
+        rows[away, : outside.shape[1]] = outside
+        return rows
+
+    @cached_property
+    def _wires(self) -> Wires:
+        return Wires(self.template)
 
     def _nic(self, device: int, flow: int, rail: int | None) -> int:
         if rail is not None:

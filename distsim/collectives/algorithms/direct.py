@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import numpy as np
+from numpy.typing import NDArray
 
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Message, Phase
+from distsim.collectives.ways import Ways
 
 __all__ = [
     "all_to_all_loads",
@@ -25,36 +27,45 @@ Pairs = dict[tuple[int, int], float]
 
 def all_to_all_loads(group: Members) -> Loads:
     """Bytes over each link per byte that goes from one rank to another."""
-    found: Loads = group.cached("all_to_all loads", lambda: group.loads(_even_paths(group)))
+    found: Loads = group.cached("all_to_all loads", lambda: group.loads_of(*_even_ways(group)))
     return found
 
 
-def _even_paths(group: Members) -> Iterator[tuple[tuple[int, ...], float]]:
+def _even_ways(group: Members) -> tuple[Ways, NDArray[np.float64]]:
+    """Ways, and how many pairs each stands for."""
     size, domains = group.size, group.domains
     if size * size <= _MAX_PAIRS:
-        for src in range(size):
-            for dst in range(size):
-                if src != dst:
-                    yield group.route(src, dst), 1.0
-        return
-    for domain in domains:
-        for src in domain:
-            for dst in domain:
-                if src != dst:
-                    yield group.route(src, dst), 1.0
-    if len(domains) == 1:
-        return
-    # A shift by whole nodes, and by places inside them, is a permutation: each rank sends and receives once.
-    width = max(len(domain) for domain in domains)
+        src, dst = np.divmod(np.arange(size * size), size)
+        src, dst = src[src != dst], dst[src != dst]
+        return group.ways(src, dst), np.ones(len(src))
+    # Inside domains all pairs; between them a shift by whole nodes, and by places inside them, is a permutation: each
+    # rank sends and receives once.
+    widths = np.array([len(domain) for domain in domains])
+    firsts = np.cumsum(widths) - widths
+    members = np.concatenate([np.array(domain) for domain in domains])
+    index = np.repeat(np.arange(len(domains)), widths)
+    place = np.arange(len(members)) - firsts[index]
+    width = int(widths.max())
+    srcs, dsts, shares = [], [], []
+
+    def shift(nodes: int, places: int, share: float) -> None:
+        other = (index + nodes) % len(domains)
+        theirs = members[firsts[other] + (place + places) % widths[other]]
+        kept = members != theirs
+        if not nodes:  # a smaller domain has met everyone before
+            kept &= places < widths[index]
+        srcs.append(members[kept])
+        dsts.append(theirs[kept])
+        shares.append(np.full(int(kept.sum()), share))
+
+    for places in range(1, width):
+        shift(0, places, 1.0)
     shifts = (len(domains) - 1) * width
     taken = min(shifts, max(8, _MAX_PAIRS // size))
     for number in range(taken):
         nodes, places = divmod((2 * number + 1) * shifts // (2 * taken), width)
-        for index, domain in enumerate(domains):
-            other = domains[(index + nodes + 1) % len(domains)]
-            for place, src in enumerate(domain):
-                dst = other[(place + places) % len(other)]
-                yield group.route(src, dst), shifts / taken
+        shift(nodes + 1, places, shifts / taken)
+    return group.ways(np.concatenate(srcs), np.concatenate(dsts)), np.concatenate(shares)
 
 
 def rooted_loads(group: Members, root: int, to_root: bool) -> Loads:
@@ -62,9 +73,8 @@ def rooted_loads(group: Members, root: int, to_root: bool) -> Loads:
 
     def make() -> Loads:
         others = [member for member in range(group.size) if member != root]
-        if to_root:
-            return group.loads((group.route(member, root), 1.0) for member in others)
-        return group.loads((group.route(root, member), 1.0) for member in others)
+        roots = [root] * len(others)
+        return group.loads_of(group.ways(others, roots) if to_root else group.ways(roots, others), 1.0)
 
     found: Loads = group.cached(("rooted", root, to_root), make)
     return found
@@ -80,7 +90,7 @@ def next_loads(group: Members) -> Loads:
     size = group.size
 
     def make() -> Loads:
-        return group.loads((group.route(member, (member + 1) % size), 1.0) for member in range(size))
+        return group.loads_of(group.ways(range(size), [(member + 1) % size for member in range(size)]), 1.0)
 
     found: Loads = group.cached("next loads", make)
     return found

@@ -16,19 +16,20 @@ from numpy.typing import NDArray
 
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Message, Phase
+from distsim.collectives.ways import Ways, joined
 
-__all__ = ["Edge", "Shape", "ring_edges", "ring_messages", "ring_phase"]
+__all__ = ["Ring", "Shape", "ring_messages", "ring_phase", "rings_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
-    """One ring's step from a member to the next: the links, and the share of the payload this ring
-    carries."""
+class Ring:
+    """One ring's steps, from each member to the next; all rings of a group carry the same share of the payload."""
 
-    src: int
-    dst: int
-    links: tuple[int, ...]
-    inter: bool
+    src: list[int]
+    dst: list[int]
+    ways: Ways
+    inter: NDArray[np.bool_]
+    """Steps that lead to another node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +61,18 @@ def _orders(members: list[int], mesh: bool) -> list[list[int]]:
     return orders
 
 
-def ring_edges(group: Members) -> list[list[Edge]]:
-    """The rings of a group, each a list of edges in order. All rings carry the same share of the payload."""
-    found: list[list[Edge]] = group.cached("rings", lambda: _ring_edges(group))
+def rings_of(group: Members) -> list[Ring]:
+    """The rings of a group."""
+    found: list[Ring] = group.cached("rings", lambda: _rings(group))
     return found
 
 
-def _ring_edges(group: Members) -> list[list[Edge]]:
+def _rings(group: Members) -> list[Ring]:
     domains = group.domains
     if len(domains) == 1:
         mesh = group.cluster.node.nvlink == "mesh"
         return [_close(group, [(member, None) for member in order]) for order in _orders(domains[0], mesh)]
-    rings: list[list[Edge]] = []
+    rings: list[Ring] = []
     count = len(group.gates[0])
     for k in range(count):
         partner = k ^ 1 if k ^ 1 < count else k
@@ -93,21 +94,21 @@ def _ring_edges(group: Members) -> list[list[Edge]]:
     return rings
 
 
-def _close(group: Members, stops: list[tuple[int, int | None]]) -> list[Edge]:
-    edges: list[Edge] = []
-    for (src, rail), (dst, _) in zip(stops, [*stops[1:], stops[0]], strict=True):
-        if src == dst:
-            continue
-        edges.append(Edge(src, dst, group.route(src, dst, rail), not group.same_domain(src, dst)))
-    return edges
+def _close(group: Members, stops: list[tuple[int, int | None]]) -> Ring:
+    steps = [
+        (src, dst, rail) for (src, rail), (dst, _) in zip(stops, [*stops[1:], stops[0]], strict=True) if src != dst
+    ]
+    src, dst = [step[0] for step in steps], [step[1] for step in steps]
+    ways = group.ways(src, dst, [step[2] for step in steps])
+    return Ring(src, dst, ways, group.leaves_domain(src, dst))
 
 
 def ring_loads(group: Members) -> Loads:
     """Bytes over each link per byte that an edge carries, all rings together."""
 
     def make() -> Loads:
-        rings = ring_edges(group)
-        return group.loads((edge.links, 1.0 / len(rings)) for ring in rings for edge in ring)
+        rings = rings_of(group)
+        return group.loads_of(joined([ring.ways for ring in rings]), 1.0 / len(rings))
 
     found: Loads = group.cached("ring loads", make)
     return found
@@ -126,13 +127,12 @@ class _Hops:
 
 def _hops(group: Members) -> _Hops:
     def make() -> _Hops:
-        rings = ring_edges(group)
+        rings = rings_of(group)
         loads = ring_loads(group)
         level = np.zeros(len(group.capacity))
         level[loads.links] = loads.weights / group.capacity[loads.links]
-        slow = [[float(level[list(edge.links)].max()) if edge.links else 0.0 for edge in ring] for ring in rings]
-        latency = [group.latency_s(edge.links) for edge in rings[0]]
-        return _Hops(np.array(latency), np.array(slow), np.array([edge.inter for edge in rings[0]], dtype=bool))
+        slow = np.array([ring.ways.largest(level) for ring in rings])
+        return _Hops(rings[0].ways.total(group.links.latency_s), slow, rings[0].inter)
 
     found: _Hops = group.cached("ring hops", make)
     return found
@@ -184,21 +184,24 @@ def ring_messages(group: Members, shape: Shape, cost: Cost) -> list[Message]:
     have.
     """
     messages: list[Message] = []
-    rings, hops = ring_edges(group), _hops(group)
+    rings, hops = rings_of(group), _hops(group)
     step_bytes = shape.edge_bytes / max(1, shape.steps) / len(rings)
     for number, ring in enumerate(rings):
-        size = len(ring)
-        wires = [cost.net_wire if edge.inter else cost.wire for edge in ring]
-        latency = [cost.hop_s(group.latency_s(edge.links), edge.inter) for edge in ring]
+        size = len(ring.src)
+        ways = [ring.ways.links(place) for place in range(size)]
+        inter = ring.inter.tolist()
+        wires = [cost.net_wire if one else cost.wire for one in inter]
+        alone = ring.ways.total(group.links.latency_s).tolist()
+        latency = [cost.hop_s(links_s, one) for links_s, one in zip(alone, inter, strict=True)]
         caps = [
             min(1.0 / slow if slow else math.inf, cost.edge_bytes_per_s * wire) / len(rings)
             for slow, wire in zip(hops.s_per_byte[number].tolist(), wires, strict=True)
         ]
         base = len(messages)
         for step in range(shape.steps):
-            for place, edge in enumerate(ring):
+            for place in range(size):
                 after = () if step == 0 else (base + (step - 1) * size + (place - 1) % size,)
-                queue = (number, edge.src, edge.dst)
+                queue = (number, ring.src[place], ring.dst[place])
                 nbytes = step_bytes * wires[place]
-                messages.append(Message(edge.links, nbytes, latency[place], caps[place], after, queue))
+                messages.append(Message(ways[place], nbytes, latency[place], caps[place], after, queue))
     return messages

@@ -9,6 +9,7 @@ NIC.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Message, Phase
+from distsim.collectives.ways import Ways, joined
 
 __all__ = ["double_tree", "tree_loads", "tree_messages", "tree_phase"]
 
@@ -44,31 +46,30 @@ def double_tree(size: int) -> tuple[list[int], list[int]]:
 
 
 def _depth(parents: list[int]) -> int:
-    deepest = 0
+    return max(_depths(parents))
+
+
+def _depths(parents: list[int]) -> list[int]:
+    """Of each node; the root's is 0."""
+    found: list[int] = []
     for node in range(len(parents)):
         depth = 0
         while parents[node] >= 0:
             node, depth = parents[node], depth + 1
-        deepest = max(deepest, depth)
-    return deepest
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """An edge of one tree: from a member to its parent, and back."""
-
-    child: int
-    parent: int
-    up: tuple[int, ...]
-    down: tuple[int, ...]
-    inter: bool
+        found.append(depth)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One tree over all members, children before parents."""
+    """One tree over all members: its edges, children before parents."""
 
-    branches: tuple[Branch, ...]
+    child: list[int]
+    parent: list[int]
+    up: Ways
+    down: Ways
+    inter: NDArray[np.bool_]
+    """Edges that lead to another node."""
     root: int
 
 
@@ -81,38 +82,41 @@ def trees(group: Members) -> list[Tree]:
 def _trees(group: Members) -> list[Tree]:
     domains = group.domains
     made: list[Tree] = []
+    pair = double_tree(len(domains))
+    orders = [_children_first(parents) for parents in pair]
     for number in range(len(group.gates[0]) if len(domains) > 1 else 1):
-        for side, parents in enumerate(double_tree(len(domains))):
-            made.append(_tree(group, domains, parents, number, side))
+        for side, parents in enumerate(pair):
+            made.append(_tree(group, domains, parents, orders[side], number, side))
     return made
 
 
-def _tree(group: Members, domains: list[list[int]], parents: list[int], number: int, side: int) -> Tree:
+def _children_first(parents: list[int]) -> list[int]:
+    depth = _depths(parents)
+    return sorted(range(len(parents)), key=lambda node: (-depth[node], node))
+
+
+def _tree(
+    group: Members, domains: list[list[int]], parents: list[int], order: list[int], number: int, side: int
+) -> Tree:
     chains: list[list[int]] = []
     for index, domain in enumerate(domains):
         near = group.gates[index][number].near
         start = domain.index(near[side % len(near)] if len(domains) > 1 else domain[-side])
         chains.append([*domain[start:], *domain[:start]])
-    branches: list[Branch] = []
-    depth = {}
-    for node in range(len(parents)):
-        steps, at = 0, node
-        while parents[at] >= 0:
-            at, steps = parents[at], steps + 1
-        depth[node] = steps
-    for node in sorted(depth, key=lambda n: (-depth[n], n)):
+    child: list[int] = []
+    parent: list[int] = []
+    rails: list[int | None] = []
+    for node in order:
         chain = chains[node]
-        for child, parent in zip(chain[:0:-1], chain[-2::-1], strict=True):
-            branches.append(_branch(group, child, parent, None))
+        child += chain[:0:-1]
+        parent += chain[-2::-1]
+        rails += [None] * (len(chain) - 1)
         if parents[node] >= 0:
-            rail = group.gates[node][number].rail
-            branches.append(_branch(group, chain[0], chains[parents[node]][0], rail))
-    return Tree(tuple(branches), chains[parents.index(-1)][0])
-
-
-def _branch(group: Members, child: int, parent: int, rail: int | None) -> Branch:
-    up, down = group.route(child, parent, rail), group.route(parent, child, rail)
-    return Branch(child, parent, up, down, not group.same_domain(child, parent))
+            child.append(chain[0])
+            parent.append(chains[parents[node]][0])
+            rails.append(group.gates[node][number].rail)
+    up, down = group.ways(child, parent, rails), group.ways(parent, child, rails)
+    return Tree(child, parent, up, down, group.leaves_domain(child, parent), chains[parents.index(-1)][0])
 
 
 def tree_loads(group: Members) -> Loads:
@@ -120,10 +124,7 @@ def tree_loads(group: Members) -> Loads:
 
     def make() -> Loads:
         every = trees(group)
-        share = 1.0 / len(every)
-        return group.loads(
-            (links, share) for tree in every for branch in tree.branches for links in (branch.up, branch.down)
-        )
+        return group.loads_of(joined([ways for tree in every for ways in (tree.up, tree.down)]), 1.0 / len(every))
 
     found: Loads = group.cached("tree loads", make)
     return found
@@ -151,30 +152,34 @@ class _Hops:
 
     ways: NDArray[np.float64]
     """Distinct ways (rows). Columns: hops, latency and seconds per byte inside nodes; then between them."""
-    level: dict[int, float]
+    level: NDArray[np.float64]
     """Seconds per byte of the payload on each link, all trees and both directions together."""
 
 
 def _hops(group: Members) -> _Hops:
     def make() -> _Hops:
         loads = tree_loads(group)
-        level = {int(k): float(w / group.capacity[k]) for k, w in zip(loads.links, loads.weights, strict=True)}
-        rows: list[list[float]] = []
+        level = np.zeros(len(group.capacity))
+        level[loads.links] = loads.weights / group.capacity[loads.links]
+        every: list[NDArray[np.float64]] = []
         for tree in trees(group)[:2]:
-            ways = {tree.root: [0.0] * 6}
-            for branch in reversed(tree.branches):
-                way = list(ways[branch.parent])
-                for links in (branch.up, branch.down):
-                    start = 3 if branch.inter else 0
-                    way[start] += 1.0
-                    way[start + 1] += group.latency_s(links)
-                    way[start + 2] += max((level[link] for link in links), default=0.0)
-                ways[branch.child] = way
-            rows.extend(ways.values())
-        return _Hops(np.unique(np.array(rows), axis=0), level)
+            ways = np.zeros((group.size, 6))
+            steps = [_steps(tree, links, group, level) for links in (tree.up, tree.down)]
+            for child, parent, up, down in zip(
+                reversed(tree.child), reversed(tree.parent), steps[0][::-1], steps[1][::-1], strict=True
+            ):
+                ways[child] = ways[parent] + up + down
+            every.append(ways)
+        return _Hops(np.unique(np.concatenate(every), axis=0), level)
 
     found: _Hops = group.cached("tree hops", make)
     return found
+
+
+def _steps(tree: Tree, ways: Ways, group: Members, level: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What each edge adds to a way: the columns of `_Hops.ways`."""
+    step = np.stack([np.ones(len(tree.child)), ways.total(group.links.latency_s), ways.largest(level)], axis=1)
+    return np.where(np.repeat([[False, True]], 3, axis=1) == tree.inter[:, None], np.hstack([step, step]), 0.0)
 
 
 def tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
@@ -204,23 +209,26 @@ def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
     pieces = pieces_of(nbytes, cost)
     size = nbytes / len(every) / pieces
 
-    def send(tree: int, src: int, dst: int, branch: Branch, links: tuple[int, ...], after: tuple[int, ...]) -> None:
-        slow = max((hops.level[link] for link in links), default=0.0)
-        wire = cost.net_wire if branch.inter else cost.wire
-        cap = min(1.0 / slow if slow else math.inf, cost.edge_bytes_per_s * wire) / len(every)
-        latency_s = cost.hop_s(group.latency_s(links), branch.inter)
-        messages.append(Message(links, size * wire, latency_s, cap, after, (tree, src, dst)))
+    def sizes(tree: Tree, ways: Ways) -> Iterator[tuple[tuple[int, ...], float, float, float]]:
+        """Links, bytes, latency and most bytes a second of each edge, one direction."""
+        slowest, alone_s = ways.largest(hops.level).tolist(), ways.total(group.links.latency_s).tolist()
+        for place, inter in enumerate(tree.inter.tolist()):
+            wire = cost.net_wire if inter else cost.wire
+            slow = slowest[place]
+            cap = min(1.0 / slow if slow else math.inf, cost.edge_bytes_per_s * wire) / len(every)
+            yield ways.links(place), size * wire, cost.hop_s(alone_s[place], inter), cap
 
     for number, tree in enumerate(every):
+        edges = list(zip(tree.child, tree.parent, sizes(tree, tree.up), sizes(tree, tree.down), strict=True))
         for _ in range(pieces):
             arrived: dict[int, list[int]] = {}
-            for branch in tree.branches:
-                after = tuple(arrived.get(branch.child, ()))
-                arrived.setdefault(branch.parent, []).append(len(messages))
-                send(number, branch.child, branch.parent, branch, branch.up, after)
+            for child, parent, up, _down in edges:
+                after = tuple(arrived.get(child, ()))
+                arrived.setdefault(parent, []).append(len(messages))
+                messages.append(Message(*up, after, (number, child, parent)))
             ready = {tree.root: tuple(arrived.get(tree.root, ()))}
-            for branch in reversed(tree.branches):
-                after = ready[branch.parent]
-                ready[branch.child] = (len(messages),)
-                send(number, branch.parent, branch.child, branch, branch.down, after)
+            for child, parent, _up, down in reversed(edges):
+                after = ready[parent]
+                ready[child] = (len(messages),)
+                messages.append(Message(*down, after, (number, parent, child)))
     return messages

@@ -209,14 +209,15 @@ def _gains(training: Training) -> RenderableType | None:
 
 
 def _reads(training: Training) -> RenderableType:
-    lines = [
-        Text.assemble(
-            f"{read.what} at {read.where}: placeholder {training.placeholder}, "
-            f"{read.count:,} time{'s' if read.count > 1 else ''}",
-            (f"  {read.code}", "dim"),
-        )
-        for read in training.reads[:MOST_READS]
-    ]
+    lines = []
+    for read in training.reads[:MOST_READS]:
+        times = f"{read.count:,} time{'s' if read.count > 1 else ''}"
+        line = Text(f"{read.expression or read.what} at {read.where}: placeholder {training.placeholder:g}, {times}")
+        if read.condition:
+            line.append(f"; the {read.condition} there went the way that the placeholder led to", "yellow")
+        elif not read.expression and read.code:
+            line.append(f"  {read.code}", "dim")
+        lines.append(line)
     left = len(training.reads) - MOST_READS
     if left > 0:
         lines.append(Text(f"and {left} more places: --report FILE has all", style="dim"))

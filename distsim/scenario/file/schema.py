@@ -135,6 +135,10 @@ class ScenarioSpec(Table):
     backend: Literal["sim", "gloo"] = Field("sim", description="simulated, or for real on gloo")
     seed: Annotated[int, Field(ge=0, strict=True)] = 0
     schedule: str | None = Field(None, description="as `distsim scenario run --explore` prints it")
+    data: Literal["shapes", "real"] = Field(
+        "shapes", description="of tensors on simulated GPUs: shapes only, or real numbers, computed on the CPU"
+    )
+    placeholder: float = Field(1.0, description="what a number on a simulated GPU that nobody knows reads as")
     fidelity: Literal["fluid", "message"] = "fluid"
     algo: str | None = None
     proto: str | None = None

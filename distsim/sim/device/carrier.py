@@ -29,11 +29,13 @@ class _Bare(Tensor):
 _COMPATIBLE = torch.ops.aten._has_compatible_shallow_copy_type.default
 _make = Tensor._make_wrapper_subclass
 _empty = torch.empty
+_HOST = torch.device("cpu")
+"""Said wherever we make a tensor of our own: the program may have chosen another default (torch.set_default_device)."""
 
 
 def carrier(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor on *device* with a storage of its own that holds no data. No dispatch mode may be active."""
-    made = _empty(0)
+    made = _empty(0, device=_HOST)
     made.data = _make(_Bare, size, stride, dtype=dtype, device=device)
     return made
 

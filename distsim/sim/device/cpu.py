@@ -48,7 +48,12 @@ class CpuRates:
             return result
         world.in_operator = True
         try:
-            result = func(*args, **kwargs)
+            if func is _NEW_EMPTY and args[0].is_meta and "device" not in kwargs:
+                # Not through torch's meta function in Python: FSDP2 makes one for each rank that has no piece, of each
+                # parameter (_fsdp_common.py, _chunk_with_empty).
+                result = func._op_dk(_EXPLICIT, *args, **kwargs)
+            else:
+                result = func(*args, **kwargs)
         finally:
             world.in_operator = False
             world.ticks += 1
@@ -68,6 +73,9 @@ class CpuRates:
         task.compute(seconds)
         return result
 
+
+_NEW_EMPTY = torch.ops.aten.new_empty.default
+_EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
 
 _kinds: dict[int, tuple[Any, bool, Callable[..., int] | None, str]] = {}
 """By identity of the operator, which is kept alive here: (operator, free, flop formula, name)."""

@@ -3,9 +3,10 @@ launched on a stream, and what it makes has looks but no data."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.generator import PlainGenerator
 from distsim.sim.device.gpu import Device
 from distsim.sim.device.operators.handler import Handler
+from distsim.sim.device.operators.on_host import ON_HOST, decomposed, not_on_host
 from distsim.sim.device.operators.pinned import PINNING, make_pinned
 from distsim.sim.device.operators.plan import Given, Made, Plan, key_of, learn, tensors_in
 from distsim.sim.device.operators.special import SPECIAL
@@ -28,6 +30,9 @@ from distsim.sim.device.operators.transfers import STAGED, TRANSFERS
 from distsim.sim.device.operators.values import Values
 from distsim.sim.device.streams import accelerators_of, current_stream
 from distsim.sim.isolation.process import RankTask
+
+if TYPE_CHECKING:
+    from distsim.sim.observe.reading import Reading
 
 __all__ = ["ComputeMode"]
 
@@ -175,6 +180,8 @@ class ComputeMode(TorchDispatchMode):
         def host(value: Any) -> Any:
             nonlocal known, guess
             if isinstance(value, Tensor):
+                if value.is_meta:  # empty_like(x, device="cuda"): only its looks are asked for
+                    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
                 found = values.host(value)
                 if found is None:
                     known = False
@@ -192,28 +199,36 @@ class ComputeMode(TorchDispatchMode):
         host_kwargs = {name: host(value) for name, value in kwargs.items() if name != "pin_memory"}
         if overwritten and known:
             known = values.keeps(args[0].numel(), args[0].dtype)
-            host_args = (torch.empty_strided(args[0].shape, args[0].stride(), dtype=args[0].dtype), *host_args[1:])
+            like = args[0]
+            blank = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+            host_args = (blank, *host_args[1:])
+        compute = ON_HOST.get(func)
+        compute = func if compute is None else partial(compute, plan.outs)
         try:
             if plan.random and known and not any(isinstance(v, PlainGenerator) for v in kwargs.values()):
                 with self._process.accelerators.drawing(gpu.index):
-                    answer = func(*host_args, **host_kwargs)
+                    answer = compute(*host_args, **host_kwargs)
             elif known:
-                answer = func(*host_args, **host_kwargs)
+                answer = compute(*host_args, **host_kwargs)
         except NotImplementedError:  # only a GPU has this operator
-            known = False
+            if values.everything:
+                answer = decomposed(func, host_args, host_kwargs)
+            else:
+                known = False
         if overwritten:
             values.write(args[0], host_args[0] if known else None, guess)
             return args[0]
-        parts = [] if not known else list(answer) if plan.kind is not None else [answer]
+        if not known and values.everything:
+            raise not_on_host(func, "on values that nobody knows")
+        parts = [] if not known else list(answer) if isinstance(answer, tuple | list) else [answer]
         made = []
         for i, out in enumerate(plan.outs):
             part = self._part(out, args, kwargs, gpu, stream)
             made.append(part)
             if type(out) is Made:
                 if known and values.keeps(out.numel, out.dtype):
-                    values.know(part, parts[i], guess)
-                elif out.numel == 1:
-                    values.guess(part)
+                    found = parts[i] if i < len(parts) else None
+                    values.know(part, _zeros(out) if found is None else found, guess)
         if known:
             if guess:
                 for path in plan.written:
@@ -282,14 +297,11 @@ class ComputeMode(TorchDispatchMode):
         stream = current_stream(self._task, gpu)
         gpu.synchronize(self._task, gpu.timeline.mark(stream, self._task.now_s()))
 
-    def where(self) -> str:
+    def where(self) -> Reading:
         """The user's line, for what has to be told about it."""
-        import sys
+        from distsim.sim.observe.reading import reading
 
-        from distsim.sim.observe.user_stack import user_stack
-
-        stack = user_stack(sys._getframe(1))
-        return f"{stack[0].file}:{stack[0].line}" if stack else "torch"
+        return reading(sys._getframe(1))
 
 
 _OVERWRITE = frozenset(
@@ -330,6 +342,10 @@ def _gpu_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | Non
             elif type(value) is torch.device and value.type == "cuda":
                 return value
     return None
+
+
+def _zeros(out: Made) -> Tensor:
+    return torch.zeros(out.size, dtype=out.dtype, device="cpu")
 
 
 def _look(value: Any) -> Any:

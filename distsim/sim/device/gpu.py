@@ -251,7 +251,7 @@ class Accelerators:
         """Whether the process has chosen a GPU or put a tensor on one."""
         self.queued: list[Callable[[], None]] = []
         """What waits for its first use (torch.cuda._lazy_call)."""
-        self.values = Values()
+        self.values = Values(process.world.data)
         self.steps = Steps()
         self._devices: dict[int, Device] = {}
         self._generators: dict[int, CudaGenerator] = {}

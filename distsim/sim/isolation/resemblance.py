@@ -19,6 +19,8 @@ def resembling(real: Any, replacement: Any) -> Any:
     shown, looks = _function(replacement), _function(real)
     if shown is looks or not callable(looks) or not hasattr(shown, "__qualname__"):
         return replacement
+    if getattr(shown, "__wrapped__", None) is looks:  # functools.wraps has done it, and inspect follows it
+        return replacement
     for name in _NAMES:
         setattr(shown, name, getattr(looks, name, None))
     signature = _signature(looks)

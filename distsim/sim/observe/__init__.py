@@ -12,6 +12,7 @@ __all__ = [
     "gpu_tracks",
     "lookahead",
     "profiler",
+    "reading",
     "totals",
     "training",
     "user_stack",

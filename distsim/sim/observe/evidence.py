@@ -41,6 +41,7 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         states = dict(sorted(states.items()))
     records = {rank: world.rank_processes[rank].records for rank in ranks if rank in world.rank_processes}
     if any(state.phase is Phase.BLOCKED for state in states.values()):
+        records = {rank: _met(world.rank_processes[rank]) for rank in records}
         _mark_absent(states, records)
     return Evidence(
         world.world_size,
@@ -59,6 +60,21 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         sources=_sources(states, records),
         hang_after_s=hang_after_s,
     )
+
+
+def _met(process: SimProcess) -> list[CallRecord]:
+    """The calls of *process* that others can meet: not those that stand on its GPU behind one that does not end. The
+    host is ahead of its streams; who waits for a call is told by the streams, as if the host had waited in it."""
+    if process.accelerators is None:
+        return process.records
+    behind = {
+        id(record)
+        for device in process.accelerators.devices
+        for comm in device.comms
+        if comm.begun_s is None
+        for record in comm.records
+    }
+    return [record for record in process.records if id(record) not in behind] if behind else process.records
 
 
 def _state(world: World, rank: int, asleep: bool) -> RankState:

@@ -136,6 +136,10 @@ class UnknownRead:
     """That line."""
     count: int
     """On one rank: the one that read it most often."""
+    expression: str = ""
+    """Of that line, what read it: `loss.item()`."""
+    condition: str = ""
+    """`if`, `while` or `assert`: the program went the way that the placeholder led to."""
 
 
 @dataclass(slots=True)

@@ -22,6 +22,9 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 __all__ = ["bus_factor", "summing_up"]
 
+USAGE = 2
+"""The exit code of a program that was called wrongly."""
+
 
 def bus_factor(op: str, num_ranks: int) -> float:
     """busbw / algbw, as nccl-tests' PERFORMANCE.md defines it."""
@@ -95,9 +98,12 @@ def _exit_code(
         code = getattr(diagnosis, "exit_code", 0)
         if code:
             return int(code)
-    if failures or any(p.exit_code and not (p.ended_by_program or p.told_its_parent) for p in ranks):
+    if failures:
         return 1
-    return 0
+    own = {p.exit_code or 0 for p in ranks if not (p.ended_by_program or p.told_its_parent)}
+    if own == {USAGE}:
+        return USAGE  # every rank refused the program's arguments, as argparse does
+    return int(any(own))
 
 
 def _backends(process: SimProcess) -> list[str]:

@@ -29,6 +29,7 @@ from distsim.sim.isolation.process import current_task
 from distsim.sim.observe.critical_path import Ran, critical_path
 from distsim.sim.observe.figures import OperatorTime, OutOfMemory, PathPart, RankTraining, Training, UnknownRead, Wait
 from distsim.sim.observe.gpu_tracks import operator_name
+from distsim.sim.observe.reading import Reading
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -231,7 +232,7 @@ def _between(
 
 def _dtype(dtype: str) -> str:
     """Which of the GPU's peaks holds."""
-    return "tf32" if dtype == "fp32" and torch.backends.cuda.matmul.allow_tf32 else dtype
+    return "tf32" if dtype == "fp32" and torch.backends.cuda.matmul.fp32_precision == "tf32" else dtype
 
 
 def _rank(process: SimProcess, account: Account, counted: int, like: tuple[int, ...]) -> RankTraining:
@@ -315,16 +316,16 @@ def _count_tokens(found: Training, ends: dict[Any, list[StepEnd]], alike: dict[S
 
 
 def _reads(used: Sequence[SimProcess]) -> list[UnknownRead]:
-    most: dict[tuple[str, str], int] = {}
+    most: dict[tuple[str, Reading], int] = {}
     for process in used:
         for key, count in process.accelerators.values.reads.items():
             most[key] = max(most.get(key, 0), count)
     found = []
-    for (what, where), count in sorted(most.items(), key=lambda item: (-item[1], item[0])):
-        file, _, line = where.rpartition(":")
+    for (what, at), count in most.items():
+        file, _, line = at.where.rpartition(":")
         code = linecache.getline(file, int(line)).strip() if line.isdigit() else ""
-        found.append(UnknownRead(what, where, code, count))
-    return found
+        found.append(UnknownRead(what, at.where, code, count, at.expression, at.condition))
+    return sorted(found, key=lambda read: (not read.condition, -read.count, read.what, read.where, read.expression))
 
 
 def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int, ...]]) -> list[OutOfMemory]:

@@ -14,6 +14,8 @@ from distsim.debug.records.frames import Owner, owner, program_frames, steps, to
 
 __all__ = ["call_stack", "forget_stacks", "handle_is_the_users", "user_stack", "waits_itself"]
 
+_BETWEEN = ("/distributed_c10d.py", "/c10d_logger.py", "/torch/_ops.py", "/torch/overrides.py", "/utils/_device.py")
+"""Files of torch between a user's call of torch.distributed and us; the last under torch.set_default_device."""
 C10D = (vars(c10d), vars(c10d_logger))
 
 _known: dict[tuple[int, ...], tuple[tuple[Site, ...], list[CodeType]]] = {}
@@ -56,7 +58,7 @@ def handle_is_the_users(frame: FrameType) -> bool:
     walk: FrameType | None = frame
     while walk is not None and owner(walk.f_code.co_filename) is not Owner.USER:
         file = walk.f_code.co_filename
-        if "/torch/" in file and not file.endswith(("/distributed_c10d.py", "/c10d_logger.py")):
+        if "/torch/" in file and not file.endswith(_BETWEEN):
             return False
         walk = walk.f_back
     return True

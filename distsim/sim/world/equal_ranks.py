@@ -18,7 +18,7 @@ import torch
 
 from distsim.debug.records import P2P, CallRecord
 
-__all__ = ["Different", "EqualRanks", "StartAgain", "Unlike", "families"]
+__all__ = ["Difference", "EqualRanks", "StartAgain", "Unlike", "families"]
 
 FEW = 8
 """Up to so many ranks all are compared, by one step of the optimizer; of more a sample, by two."""
@@ -33,12 +33,15 @@ class StartAgain(BaseException):
         self.why = why
 
 
-class Different(Exception):
+@dataclass(frozen=True, slots=True)
+class Difference:
     """Two ranks that were taken for equal have not done the same by the end of a step."""
 
-    def __init__(self, leader: int, double: int, step: int) -> None:
-        super().__init__(leader, double, step)
-        self.leader, self.double, self.step = leader, double, step
+    leader: int
+    double: int
+    step: int
+    same_calls: bool
+    """Only what lies between their calls differs: the last ranks may have less of a tensor that was cut."""
 
 
 class Unlike(Exception):
@@ -61,8 +64,13 @@ class EqualRanks:
     """By traced rank: a checksum of its operators and calls so far."""
     brought: dict[int, list[int]] = field(default_factory=dict)
     """By traced rank: checksums of the known values that it brought to its collectives."""
-    steps: dict[int, list[int]] = field(default_factory=dict)
-    """By traced rank: its checksum at the end of each optimizer step."""
+    calls: dict[int, int] = field(default_factory=dict)
+    """By traced rank: a checksum of its calls alone."""
+    steps: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """By traced rank: both checksums at the end of each optimizer step."""
+    own: set[int] = field(default_factory=set)
+    """Doubles that make their leader's calls with other operators between them: they stand for nobody else, and are
+    traced throughout."""
     values_differ: bool = False
     """A rank that does the same brings other values to calls."""
     compared: bool = False
@@ -96,7 +104,9 @@ class EqualRanks:
 
     def saw_call(self, rank: int, record: CallRecord, inputs: Sequence[torch.Tensor] | None) -> None:
         """*rank* makes a call; *inputs*: its values, where they are known."""
-        self.sums[rank] = hash((self.sums.get(rank, 0), record.op, record.nbytes, len(record.group.ranks)))
+        call = record.op, record.nbytes, len(record.group.ranks)
+        self.sums[rank] = hash((self.sums.get(rank, 0), call))
+        self.calls[rank] = hash((self.calls.get(rank, 0), call))
         if not inputs or record.op in P2P:
             return
         total = 0
@@ -114,15 +124,17 @@ class EqualRanks:
         self.sums[rank] = hash((self.sums.get(rank, 0), number))
 
     def ended_step(self, rank: int) -> None:
-        """*rank* has made an optimizer's step. Raises Different where the two of a kind have not done the same."""
-        if self.compared:
-            return
-        self.steps.setdefault(rank, []).append(self.sums.get(rank, 0))
+        """*rank* has made an optimizer's step."""
+        self.steps.setdefault(rank, []).append((self.sums.get(rank, 0), self.calls.get(rank, 0)))
+
+    def difference(self) -> Difference | None:
+        """Where the two of a kind have not done the same; the operators of those in `own` are not looked at."""
         for double, leader in self.pairs():
             both = zip(self.steps.get(leader, ()), self.steps.get(double, ()), strict=False)
             for step, (one, other) in enumerate(both):
-                if one != other:
-                    raise Different(leader, double, step + 1)
+                if one[1] != other[1] or (one != other and double not in self.own):
+                    return Difference(leader, double, step + 1, one[1] == other[1])
+        return None
 
     @property
     def is_believed(self) -> bool:

@@ -9,7 +9,7 @@ from distsim.debug.records import CallRecord, Group, Phase
 from distsim.debug.words.phrases import ranks_text
 from distsim.sim.isolation.process import current_task
 from distsim.sim.kernel.task import Killed
-from distsim.sim.world.equal_ranks import Different, EqualRanks, StartAgain, Unlike, families
+from distsim.sim.world.equal_ranks import EqualRanks, StartAgain, Unlike, families
 
 if TYPE_CHECKING:
     import simpy
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Traced"]
 
+FEW_UNEQUAL = 64
+"""Up to so many ranks, all are traced where two make the same calls with other operators between them."""
 FEW_VALUES = 64
 """Up to so many ranks, all are traced where they bring values of their own to a collective."""
 
@@ -118,12 +120,18 @@ class Traced:
         self._held = ()
         if equal is None or equal.compared:
             return
-        try:
-            equal.ended_step(process.rank)
-        except Different as found:
-            why = f"ranks {found.leader} and {found.double} did not do the same in step {found.step}"
-            job.crash = job.crash or StartAgain(None, why)
-            return
+        equal.ended_step(process.rank)
+        while (found := equal.difference()) is not None:
+            if not found.same_calls or job.world_size <= FEW_UNEQUAL:
+                why = f"ranks {found.leader} and {found.double} did not do the same in step {found.step}"
+                job.crash = job.crash or StartAgain(None, why)
+                return
+            equal.own.add(found.double)
+            job.note(
+                f"ranks {found.leader} and {found.double} make the same calls, with other operators or shapes between "
+                f"them (the last ranks have less of a tensor that is cut unevenly): rank {found.double} is traced for "
+                f"itself, and rank {found.leader} for all others of their kind (--ranks all traces every one)"
+            )
         if not equal.is_believed:
             return
         equal.compared = True
@@ -162,13 +170,14 @@ class Traced:
             rank: any(s is not None and s.spoke for s in (p.stdout, p.stderr))
             for rank, p in self._job.rank_processes.items()
         }
-        pairs = [(leader, double) for double, leader in equal.pairs()]
+        pairs = [(leader, double) for double, leader in equal.pairs() if double not in equal.own]
         firsts_are_needed = any(said[leader] and not said[double] for leader, double in pairs)
         if not any(said[double] and not said[leader] for leader, double in pairs):
             return frozenset(double for _, double in pairs)
         if firsts_are_needed:
             return frozenset()
-        equal.leaders.update({kind: doubles[-1] for kind, doubles in equal.doubles.items()})
+        last = dict(pairs)
+        equal.leaders.update({kind: last[leader] for kind, leader in equal.leaders.items() if leader in last})
         return frozenset(rank for pair in pairs for rank in pair) - frozenset(equal.leaders.values())
 
     def _retire(self, process: SimProcess) -> None:

@@ -24,6 +24,7 @@ from distsim.errors import UsageError
 from distsim.kernels import Gpu
 from distsim.network import Network
 from distsim.sim.device.gpu import Accelerators
+from distsim.sim.device.operators.values import Data
 from distsim.sim.isolation.effects import withheld
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task
 from distsim.sim.kernel.scheduler import Scheduler, Unwind
@@ -85,6 +86,8 @@ class Setting:
     """What looks at the tensors of calls (tensors.Guards)."""
     faults: Callable[[World], Injected]
     """What goes wrong in the world: see planted.Faults."""
+    data: Data = Data.SHAPES
+    """What is known of the values on GPUs."""
     on_progress: Callable[[World], None] | None = None
     limits: Limits | None = None
     schedule: Schedule | None = None
@@ -138,9 +141,8 @@ class World(Scheduler):
         self.stopped_at_s: float | None = None
         """When a mismatch ended the run; what is simulated after that only helps to name it."""
         self.final: Evidence | None = None
-        self.guards = setting.guards
-        self.memory = setting.memory
-        self.schedule = setting.schedule
+        self.guards, self.memory = setting.guards, setting.memory
+        self.data, self.schedule = setting.data, setting.schedule
         self._store_waiters: list[simpy.Event] = []
         self._next_port = 40_000
         self.late_ranks_are_planted = setting.late_ranks_are_planted

@@ -1,4 +1,9 @@
-"""The streams on which a group's calls run: each call, or batch of messages, is one kernel in one of them."""
+"""The streams on which a group's calls run: each call, or batch of messages, is one kernel in one of them.
+
+Of one communicator and GPU, kernels run in the order in which the host launched them, whatever their streams: NCCL has
+each wait for its communicator's stream and that stream for each (v2.30.7, src/enqueue.cc, ncclLaunchPrepare and
+ncclLaunchFinish). So an all_gather that is launched behind a reduce_scatter waits for it.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +38,8 @@ class GroupStreams:
         self._communicator = communicator
         self._streams: dict[tuple[int, int], Stream] = {}
         self._batch: list[Part] | None = None
+        self._last: dict[tuple[int, int], tuple[Stream, Mark]] = {}
+        """By GPU and peer: where the last kernel is."""
 
     def begin_batch(self) -> None:
         """Calls from here on are one kernel (`_start_coalescing`, `batch_isend_irecv`)."""
@@ -59,7 +66,8 @@ class GroupStreams:
             self._batch.append(part)
             return
         peer = call.peer if call.key[0] in P2P else -1
-        self._put(task, device, self._stream(device, peer) if is_async else current_stream(task, device), [part])
+        stream = self._stream(device, peer) if is_async else current_stream(task, device)
+        self._put(task, device, stream, [part], peer)
 
     def _stream(self, device: Device, peer: int) -> Stream:
         """NCCL's stream of this group; of a pair of ranks for a message outside a batch, *peer* -1 where it is none."""
@@ -70,12 +78,16 @@ class GroupStreams:
             self._streams[device.index, peer] = stream
         return stream
 
-    def _put(self, task: RankTask, device: Device, stream: Stream, parts: Sequence[Part]) -> None:
-        """Put the calls *parts* into *stream* as one kernel, behind what the current stream has so far."""
+    def _put(self, task: RankTask, device: Device, stream: Stream, parts: Sequence[Part], peer: int = -1) -> None:
+        """Put the calls *parts* into *stream* as one kernel, behind what the current stream has so far and behind the
+        last kernel of the same communicator: messages outside a batch have one for each pair, *peer*."""
         now_s = task.now_s()
         current = current_stream(task, device)
         if stream is not current and current.items:
             device.wait_for(stream, device.timeline.mark(current, now_s), now_s)
+        before = self._last.get((device.index, peer))
+        if before is not None and before[0] is not stream:
+            device.wait_for(stream, before[1], now_s)
         left = len(parts)
         comm: Comm
 
@@ -96,6 +108,7 @@ class GroupStreams:
             assert work.done.callbacks is not None
             work.done.callbacks.append(one_ended)
         mark: Mark = device.communicate(stream, comm)
+        self._last[device.index, peer] = stream, mark
         for _, work, _ in parts:
             work.mark = mark
 

@@ -77,8 +77,7 @@ def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> No
             else:
                 storage._distsim_shadow = before
             host = side.values.host(tensor)
-            outputs.append(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype) if host is None
-                           else host.clone())  # fmt: skip
+            outputs.append(_blank(tensor) if host is None else host.clone())
         inputs = side.inputs if side.inputs is not None else outputs
         twins.append(Arrival(member.process, member.record, member.work, inputs, outputs))
     if known and all(len(twin.outputs) == len(side.outputs) for twin, side in zip(twins, sides, strict=True)):
@@ -89,3 +88,7 @@ def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> No
         for tensor, host in zip(side.outputs, twin.outputs, strict=True):
             side.values.write(tensor, host if known else None, guess)
         side.outputs = []
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")

@@ -13,6 +13,7 @@ from distsim.sim.device.carrier import under_meta
 from distsim.sim.device.cuda_api.ranks import Patch, gpu
 from distsim.sim.device.dispatch import ComputeMode
 from distsim.sim.device.gpu import Held
+from distsim.sim.device.operators.values import Shadow
 from distsim.sim.device.streams import current_stream
 from distsim.sim.isolation.process import current_task, require_task
 
@@ -76,6 +77,8 @@ def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
         under_meta(torch.ops.aten.set_.source_Storage_storage_offset, (there, storage, 0, (size,), (1,)), {})
     storage._distsim_size = size
     storage.__dict__.pop("_distsim_shadow", None)
+    if size and _mode().values.everything:
+        storage._distsim_shadow = Shadow(UntypedStorage(size, device="cpu"))
     if size:
         block = device.allocate(size, current_stream(task, device))
         assert block.tag is not None
@@ -121,7 +124,7 @@ def _to_device(storage: UntypedStorage, device: torch.device, non_blocking: bool
         else:
             mode.copy_time(made, to_host=False, blocking=not non_blocking)
             if nbytes <= _LOADED or mode.values.everything:
-                here = torch.empty(0, dtype=torch.uint8).set_(storage)
+                here = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
                 mode.values.know(made, here.clone())
     return made.untyped_storage()
 
@@ -152,7 +155,8 @@ def tensor_patches() -> list[Patch]:
     """(holder, attribute, replacement) of tensors and storages, as Python sees them."""
     real_str = torch._tensor_str._str
     base = {
-        name: getattr(UntypedStorage, name) for name in ("size", "cpu", "copy_", "to", "data_ptr", "__len__", "clone")
+        name: getattr(UntypedStorage, name)
+        for name in ("size", "cpu", "copy_", "to", "data_ptr", "__len__", "clone", "_write_file", "_set_from_file")
     }
 
     def show(self: Tensor, *, tensor_contents: Any = None) -> str:
@@ -200,9 +204,20 @@ def tensor_patches() -> list[Patch]:
                 return _to_host(self, "a storage copied to the host")
         return base["to"](self, device=device, non_blocking=non_blocking)
 
+    def write_file(self: UntypedStorage, *args: Any) -> Any:
+        return base["_write_file"](_to_host(self, "a pickled tensor") if _simulated(self) else self, *args)
+
+    def set_from_file(self: UntypedStorage, *args: Any) -> Any:
+        if not _simulated(self):
+            return base["_set_from_file"](self, *args)
+        read = UntypedStorage(_nbytes(self), device="cpu")
+        base["_set_from_file"](read, *args)
+        return _copy(self, read, False)
+
     replaced = {
         "nbytes": nbytes, "size": nbytes, "__len__": length, "resize_": resize, "cpu": cpu, "copy_": copy,
-        "clone": clone, "to": to, "data_ptr": storage_data_ptr,
+        "clone": clone, "to": to, "data_ptr": storage_data_ptr, "_write_file": write_file,
+        "_set_from_file": set_from_file,
     }  # fmt: skip
     return [
         (torch._tensor_str, "_str", show),

@@ -15,6 +15,8 @@ from distsim.sim.device.operators.values import Values
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from distsim.sim.observe.reading import Reading
+
 __all__ = ["Handler", "Mode"]
 
 
@@ -46,7 +48,7 @@ class Mode(Protocol):
 
     def synchronize(self, tensor: Tensor) -> None: ...
 
-    def where(self) -> str: ...
+    def where(self) -> Reading: ...
 
 
 Handler = Callable[[Mode, Any, tuple[Any, ...], dict[str, Any]], Any]

@@ -90,17 +90,41 @@ def _nonzero(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 def _masked(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """aten.index with masks: as many rows as they select."""
     indices = list(args[1])
-    if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+    if not any(_is_mask(i) for i in indices):
         return NotImplemented
     flat: list[Tensor | None] = []
     for index in indices:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
+        if _is_mask(index):
             with mode:
                 flat.extend(index.nonzero().unbind(1))
         else:
             flat.append(index)
     with mode:
         return func(args[0], flat, *args[2:], **kwargs)
+
+
+def _is_mask(index: Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def _put_masked(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """x[mask] = value. torch fills where the value is one number of the host and there is one mask
+    (canDispatchToMaskedFill in aten/src/ATen/native/TensorAdvancedIndexing.cpp), and nobody waits."""
+    target, indices, value = args[:3]
+    masks = [index for index in indices if _is_mask(index)]
+    if (
+        len(masks) != 1
+        or any(index is not None and not _is_mask(index) for index in indices)
+        or not (value.is_cpu and value.numel() == 1)
+        or (args[3] if len(args) > 3 else kwargs.get("accumulate", False))
+    ):
+        return _masked(mode, func, args, kwargs)
+    mask = masks[0]
+    after = target.dim() - mask.dim() - (len(indices) - 1)
+    with mode:
+        for _ in range(after):
+            mask = mask.unsqueeze(-1)
+        return (target.masked_fill_ if func is aten.index_put_.default else target.masked_fill)(mask, value.item())
 
 
 def _masked_select(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -146,8 +170,8 @@ TRANSFERS: dict[Any, Handler] = {
     aten.bincount.default: _nonzero,
     aten.repeat_interleave.Tensor: _repeat_interleave,
     aten.index.Tensor: _masked,
-    aten.index_put.default: _masked,
-    aten.index_put_.default: _masked,
+    aten.index_put.default: _put_masked,
+    aten.index_put_.default: _put_masked,
     aten.masked_select.default: _masked_select,
     aten.resize_.default: _resize,
 }

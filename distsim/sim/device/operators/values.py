@@ -8,17 +8,25 @@ operator whose inputs all have one. One unknown input makes the result unknown; 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from distsim.errors import NotSimulated
 from distsim.sim.device.operators.plan import limit
 
-__all__ = ["Pending", "Values"]
+if TYPE_CHECKING:
+    from distsim.sim.observe.reading import Reading
+
+__all__ = ["Data", "Pending", "Values"]
 
 _set_ = torch.Tensor.set_
 _empty = torch.empty
+MOST_PASSES = 100
+"""Of a `while` that only a value nobody knows can end."""
+_HOST = torch.device("cpu")
 
 
 class Shadow:
@@ -41,14 +49,27 @@ class Pending:
         self.force = force
 
 
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What a run knows of the values on its GPUs."""
+
+    real: bool = False
+    """All of them (`--data real`): every operator is computed on the host as well."""
+    placeholder: float = 1.0
+    """A number that nobody knows; integers are 0."""
+    SHAPES: ClassVar[Data]
+
+
+Data.SHAPES = Data()
+
+
 class Values:
     """What is known of the values on the GPUs of one process."""
 
-    def __init__(self, placeholder: float = 1.0, everything: bool = False) -> None:
-        self.placeholder = placeholder
-        self.everything = everything
-        """Keep all values, whatever their number (`--data real`)."""
-        self.reads: dict[tuple[str, str], int] = {}
+    def __init__(self, data: Data) -> None:
+        self.placeholder = data.placeholder
+        self.everything = data.real
+        self.reads: dict[tuple[str, Reading], int] = {}
         """(what was read, where) -> how often nobody knew it."""
 
     def shadow(self, tensor: Tensor) -> Shadow | None:
@@ -62,10 +83,14 @@ class Values:
         return found
 
     def host(self, tensor: Tensor) -> Tensor | None:
-        """*tensor* on the host, sharing its shadow; None: unknown."""
+        """*tensor* on the host, sharing its shadow; None: unknown. A single number that is unknown is guessed."""
         if tensor.is_cpu:
             return tensor
         shadow = self.shadow(tensor)
+        if shadow is None and tensor.numel() == 1 and not self.everything and tensor.is_cuda:
+            if tensor.untyped_storage().nbytes() == tensor.element_size():
+                self.know(tensor, self._placeholders(tensor), guess=True)
+                shadow = self.shadow(tensor)
         return None if shadow is None else _over(shadow, tensor)
 
     def guessed(self, tensor: Tensor) -> bool:
@@ -105,36 +130,38 @@ class Values:
         shadow.guess = shadow.guess or guess
 
     def forget(self, tensor: Tensor) -> None:
-        """Nobody knows the values of *tensor*'s storage any more; a single number is guessed."""
-        storage = tensor.untyped_storage()
-        if tensor.numel() == 1 and storage.nbytes() == tensor.element_size():
-            self.guess(tensor)
-        else:
-            storage.__dict__.pop("_distsim_shadow", None)
-
-    def guess(self, tensor: Tensor) -> None:
-        self.know(tensor, torch.full(tensor.shape, self._placeholder(tensor.dtype), dtype=tensor.dtype), guess=True)
+        """Nobody knows the values of *tensor*'s storage any more."""
+        tensor.untyped_storage().__dict__.pop("_distsim_shadow", None)
 
     def pend(self, tensor: Tensor, force: Callable[[], None]) -> None:
         tensor.untyped_storage()._distsim_shadow = Pending(force)
 
-    def _placeholder(self, dtype: torch.dtype) -> Any:
-        return self.placeholder if dtype.is_floating_point or dtype.is_complex else 0
+    def _placeholders(self, tensor: Tensor) -> Tensor:
+        number = self.placeholder if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 0
+        return torch.full(tensor.shape, number, dtype=tensor.dtype, device=_HOST)
 
-    def count(self, what: str, where: Callable[[], str]) -> None:
-        """Values that nobody knows were asked for."""
-        key = (what, where())
-        self.reads[key] = self.reads.get(key, 0) + 1
+    def count(self, what: str, where: Callable[[], Reading]) -> None:
+        """Values that nobody knows were asked for. Raises NotSimulated where a loop may wait for one for ever."""
+        reading = where()
+        count = self.reads[what, reading] = self.reads.get((what, reading), 0) + 1
+        if count == MOST_PASSES and reading.condition == "while" and reading.alone:
+            raise NotSimulated(
+                f"a `while` that only {reading.expression or 'a value on the GPU'} ends, at {reading.where} (read "
+                f"{count} times; nobody knows it, placeholder {self.placeholder:g})",
+                "end it by a number of steps as well, give a --placeholder that ends it, or compute with --data real",
+            )
 
-    def read(self, tensor: Tensor, what: str, where: Callable[[], str]) -> Tensor:
+    def read(self, tensor: Tensor, what: str, where: Callable[[], Reading]) -> Tensor:
         """A copy of *tensor* on the host; where nobody knows its values, placeholders, and that is noted."""
         host = self.host(tensor)
         if host is None or self.guessed(tensor):
             self.count(what, where)
         if host is None:
-            return torch.full(tensor.shape, self._placeholder(tensor.dtype), dtype=tensor.dtype)
+            return self._placeholders(tensor)
         return host.clone()
 
 
 def _over(shadow: Shadow, tensor: Tensor) -> Tensor:
-    return _set_(_empty(0, dtype=tensor.dtype), shadow.data, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return _set_(
+        _empty(0, dtype=tensor.dtype, device=_HOST), shadow.data, tensor.storage_offset(), tensor.shape, tensor.stride()
+    )

@@ -28,7 +28,10 @@ PRODUCTS = frozenset({"gemm", "attention", "conv"})
 """Kinds of operators whose flops count: the others' are few, and no published figure has them."""
 SAME_TOKENS_BYTES = 1 << 16
 """A reduction in forward of more than this sums activations, whose tokens all members of its group have seen."""
-_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"})
+_REDUCTIONS = frozenset(
+    {"all_reduce", "all_reduce_coalesced", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single",
+     "reduce_scatter_tensor_coalesced"}
+)  # fmt: skip
 
 _in_backward = torch._C._current_graph_task_id
 

@@ -1,8 +1,18 @@
 """torch's state for the whole process, kept once per simulated rank.
 
-`torch_places.py` lists the places; `torch_state.py` swaps what a rank changed; `class_guards.py` sees it in classes.
+`torch_places.py` lists the places; `torch_state.py` swaps what a rank changed; `class_guards.py` sees it in classes;
+`sharding_rules.py` shares what is the same for every rank.
 """
 
 from __future__ import annotations
 
-__all__ = ["class_guards", "known", "operators", "torch_flags", "torch_places", "torch_state"]
+__all__ = [
+    "class_guards",
+    "known",
+    "meshes",
+    "operators",
+    "sharding_rules",
+    "torch_flags",
+    "torch_places",
+    "torch_state",
+]

@@ -117,7 +117,7 @@ RANK_KEYED: tuple[tuple[str, str], ...] = (
     ("torch.distributed.tensor._redistribute", "_warned_flatten_issues"),
 )
 """Caches by device mesh. What they hold depends on the rank's coordinate, and a mesh of one rank is
-never equal to another's (`torch_state.mesh_patches`)."""
+never equal to another's (`meshes.mesh_patches`)."""
 
 MODULES_OF_CLASSES = (
     "torch._tensor",

@@ -13,14 +13,12 @@ import functools
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import getitem, is_not, ne
 from types import ModuleType
 from typing import Any
-
-from torch.distributed.device_mesh import DeviceMesh
 
 from distsim.sim.isolation.modules.modules import is_own_file
 from distsim.sim.isolation.torch_state.class_guards import (
@@ -33,10 +31,12 @@ from distsim.sim.isolation.torch_state.class_guards import (
     may_be_guarded,
 )
 from distsim.sim.isolation.torch_state.known import Known
-from distsim.sim.isolation.torch_state.torch_places import CONTENTS, GROWING, RANK_KEYED, REBOUND
+from distsim.sim.isolation.torch_state.meshes import follow, forget_meshes
+from distsim.sim.isolation.torch_state.sharding_rules import MODULE, SharedRules
+from distsim.sim.isolation.torch_state.torch_places import CONTENTS, GROWING, REBOUND
 from distsim.sim.kernel.task import Task, current_process, current_task
 
-__all__ = ["STATE", "Own", "TorchState", "mesh_patches"]
+__all__ = ["STATE", "Own", "TorchState"]
 
 _set = ModuleType.__setattr__  # past what watched modules do: there are a thousand of them
 
@@ -109,6 +109,7 @@ class TorchState:
         self._watched: list[ModuleType] = []
         self._kind = _watched(self)
         self._known = Known()
+        self.rules = SharedRules()
         self.importer: Task | None = None  # of a module of torch
         self._finder = _TorchFinder(self)
         self.swapped_anyway: frozenset[tuple[int, str]] = frozenset()
@@ -201,6 +202,7 @@ class TorchState:
         """For the time of a simulation: torch's modules, and whatever else all ranks share, tell when they
         are written to."""
         try:
+            self.rules.begin(sys.modules.get(MODULE))
             self._take_as_everyones()
             self.adopt([m for n, m in list(sys.modules.items()) if _is_shared(n, getattr(m, "__file__", None))])
             sys.meta_path.insert(0, self._finder)
@@ -212,7 +214,8 @@ class TorchState:
                 _set(module, "__class__", ModuleType)
             self._watched.clear()
             self._attributes.clear()
-            _forget_meshes()
+            self.rules.end()
+            forget_meshes()
 
     @contextlib.contextmanager
     def everyones(self) -> Iterator[None]:
@@ -259,11 +262,11 @@ class TorchState:
                 if name in space:
                     names.append(_Name(space, name, space[name]))
             for path in CONTENTS.get(module.__name__, ()):
-                container = _follow(module, path)
+                container = follow(module, path)
                 if container is not None:
                     contents.append(_Content(container))
             for path in GROWING.get(module.__name__, ()):
-                content = _Content(_follow(module, path))
+                content = _Content(follow(module, path))
                 growing.append((content.container, len(content.shared), content))
             if has_guarded_classes(module.__name__):
                 for value in space.values():
@@ -289,13 +292,6 @@ def _is_shared(name: str, file: str | None) -> bool:
     if name.partition(".")[0] in ("sys", "distsim", "__main__", "__mp_main__"):
         return False  # import makes new modules of the type that `sys` has
     return not is_own_file(file)
-
-
-def _follow(module: ModuleType, path: str) -> Any:
-    found: Any = module
-    for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
 
 
 def _watched(state: TorchState) -> type[ModuleType]:
@@ -351,51 +347,9 @@ class _TorchLoader(importlib.abc.Loader):
         module.__spec__.loader = module.__loader__ = self._real
         with self._state.everyones():
             self._real.exec_module(module)
+            if module.__name__ == MODULE:
+                self._state.rules.begin(module)
             self._state.adopt([sys.modules.get(module.__name__, module)])
 
 
 STATE = TorchState()
-
-
-# -- meshes
-
-
-def _owner() -> int | None:
-    process = current_process()
-    return None if process is None else process.index
-
-
-def mesh_patches() -> list[tuple[Any, str, Any]]:
-    """A mesh is its rank's own. torch's caches take meshes of equal shape for one, though what they
-    keep holds for one coordinate; `_thread_id` is what torch itself tells the meshes of threads apart by."""
-    real_init, real_get, real_set = DeviceMesh.__init__, DeviceMesh.__getstate__, DeviceMesh.__setstate__
-
-    @functools.wraps(real_init)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        real_init(self, *args, **kwargs)
-        self._thread_id, self._hash = _owner(), None
-
-    @functools.wraps(real_get)
-    def get_state(self: Any) -> dict[str, Any]:
-        return {**real_get(self), "_thread_id": None, "_hash": None}
-
-    @functools.wraps(real_set)
-    def set_state(self: Any, state: dict[str, Any]) -> None:
-        real_set(self, {**state, "_thread_id": _owner(), "_hash": None})
-
-    named: list[tuple[str, Callable[..., Any]]] = [
-        ("__init__", init),
-        ("__getstate__", get_state),
-        ("__setstate__", set_state),
-    ]
-    return [(DeviceMesh, name, function) for name, function in named]
-
-
-def _forget_meshes() -> None:
-    """The caches by mesh would keep the ranks of a simulation that is over."""
-    for name, path in RANK_KEYED:
-        module = sys.modules.get(name)
-        cache = None if module is None else _follow(module, path)
-        clear = getattr(cache, "cache_clear", None) or getattr(cache, "clear", None)
-        if clear is not None:
-            clear()

@@ -1,0 +1,100 @@
+"""Where a program reads a value: its line, the expression that reads, and the condition that the value decides."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from types import CodeType, FrameType
+
+from distsim.debug.records.frames import Owner, owner
+from distsim.sim.observe.user_stack import user_stack
+
+__all__ = ["Reading", "forget_readings", "reading"]
+
+LONGEST = 60
+"""Characters of an expression that are shown."""
+CONDITIONS = (ast.If, ast.While, ast.IfExp, ast.Assert)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One place of a program that reads a value."""
+
+    where: str
+    """file:line; "torch" where no line of the program's is to blame."""
+    expression: str = ""
+    """As the program writes it: `loss.item()`; empty where its text is not known."""
+    condition: str = ""
+    """`if`, `while`, `assert` where the value decides which way the program goes."""
+    alone: bool = False
+    """That condition is this value's alone, nothing else with `and` or `or`."""
+
+
+def reading(frame: FrameType) -> Reading:
+    """The reading that *frame* is a part of."""
+    stack = user_stack(frame)
+    if not stack:
+        return Reading("torch")
+    where = f"{stack[0].file}:{stack[0].line}"
+    walk: FrameType | None = frame
+    while walk is not None and owner(walk.f_code.co_filename) is not Owner.USER:
+        walk = walk.f_back
+    if walk is None:
+        return Reading(where)
+    return Reading(where, *_told(walk.f_code, walk.f_code.co_filename, walk.f_lasti))
+
+
+def forget_readings() -> None:
+    """A simulation is over: its files may have other text in the next."""
+    _told.cache_clear()
+    _tests.cache_clear()
+
+
+@functools.lru_cache(maxsize=1024)
+def _told(code: CodeType, file: str, instruction: int) -> tuple[str, str, bool]:
+    place = next(islice(code.co_positions(), instruction // 2, None), None)
+    if place is None:
+        return "", "", False
+    first, last, begin, end = place
+    if first is None or last is None:
+        return "", "", False
+    lines = [linecache.getline(file, n).encode() for n in range(first, last + 1)]
+    if not all(lines):
+        return "", "", False
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][begin:]
+    expression = " ".join(b"".join(lines).decode(errors="replace").split())
+    if len(expression) > LONGEST:
+        expression = expression[: LONGEST - 4] + " ..."
+    return expression, *_condition(file, (first, begin or 0))
+
+
+def _condition(file: str, place: tuple[int, int]) -> tuple[str, bool]:
+    """(its word, whether it asks for nothing else) of the innermost condition that *place* is in."""
+    found = "", False
+    for test, word in _tests(file):
+        if (test.lineno, test.col_offset) <= place < (test.end_lineno or 0, test.end_col_offset or 0):
+            found = word, not isinstance(test, ast.BoolOp)
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _tests(file: str) -> tuple[tuple[ast.expr, str], ...]:
+    """Every condition of *file*, the outer ones first."""
+    try:
+        return tuple(_walk(ast.parse("".join(linecache.getlines(file)))))
+    except (SyntaxError, ValueError):
+        return ()
+
+
+def _walk(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, CONDITIONS):
+            word = {ast.While: "while", ast.Assert: "assert"}.get(type(node), "if")
+            yield node.test, word
+        elif isinstance(node, ast.comprehension):
+            yield from ((test, "if") for test in node.ifs)

@@ -1,0 +1,108 @@
+"""What kernels take from each other on one GPU, and the order of a communicator's kernels."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import simpy
+import torch
+
+import distsim
+from distsim.kernels import Gpu
+from distsim.sim.c10d.communicator import Communicator
+from distsim.sim.device.timeline import Comm, Kernel, Load, Timeline
+
+
+def took_s(load: Load | None, *, memory_bound: bool) -> float:
+    """What a kernel of one second takes beside a communication kernel that is there all the time."""
+    env = simpy.Environment()
+    timeline = Timeline(env)
+    if load is not None:
+        timeline.put(timeline.stream("nccl"), Comm(0.0, load, lambda _: None))
+    kernel = Kernel(1.0, 0.0, memory_bound)
+    stream = timeline.stream("default")
+    timeline.put(stream, kernel)
+    timeline.when_reached(timeline.mark(stream, 0.0), lambda: None)
+    env.run()
+    assert kernel.begun_s is not None
+    assert kernel.ended_s is not None
+    return kernel.ended_s - kernel.begun_s
+
+
+def test_communication_takes_multiprocessors_and_bandwidth() -> None:
+    """A kernel that memory limits is slowed by all of the bandwidth that is taken, one that computes by less of it,
+    both by the multiprocessors; alone neither is."""
+    load = Load(multiprocessors=0.25, memory_bandwidth=0.4)
+    assert took_s(None, memory_bound=True) == pytest.approx(1.0)
+    assert took_s(load, memory_bound=True) == pytest.approx(1 / (0.75 * 0.6))
+    assert 1 / 0.75 < took_s(load, memory_bound=False) < took_s(load, memory_bound=True)
+
+
+def test_kernels_beside_an_all_gather_on_an_a100() -> None:
+    """NVIDIA/nccl issue 1428: beside an all_gather at 300 GB/s a product takes 1.76 times as long, attention 1.83,
+    elementwise kernels 2.5 times."""
+    load = Load(*Gpu.named("a100-80gb").comm_load(24, 300e9))
+    assert took_s(load, memory_bound=False) == pytest.approx(1.8, rel=0.1)
+    assert took_s(load, memory_bound=True) == pytest.approx(2.5, rel=0.1)
+
+
+def rate(hosts: str, nic: float = 50.0, num_nics: int = 4, nvlink: float = 450.0) -> float:
+    """Of a group with a rank on each host named, a letter each."""
+    node = SimpleNamespace(nvlink_bytes_per_s=nvlink, pcie_bytes_per_s=55.0, nic_bytes_per_s=nic, num_nics=num_nics)
+    world: Any = SimpleNamespace(
+        slots=[SimpleNamespace(host=host) for host in hosts],
+        cluster=SimpleNamespace(node=node),
+        traced=SimpleNamespace(standing_for=lambda group: None),
+    )
+    group: Any = SimpleNamespace(name="0", ranks=tuple(range(len(hosts))))
+    return Communicator(world, group, "nccl").rate_bytes_per_s
+
+
+def test_between_nodes_a_gpu_moves_what_the_nics_bring() -> None:
+    """Inside a node NVLink is the limit, PCIe where there is none; between nodes all NICs that the group's GPUs of a
+    node use, but no more than goes over NVLink."""
+    assert rate("aaaa") == 450.0
+    assert rate("aa", nvlink=0.0) == 55.0
+    assert rate("ab") == 50.0
+    assert rate("aabb") == 100.0
+    assert rate("aaaaaaaabbbbbbbb") == 200.0
+    assert rate("aaaaaaaabbbbbbbb", num_nics=16, nic=100.0) == 450.0
+
+
+def orders(second_group: bool) -> list[float]:
+    """Milliseconds after which two all_reduces have ended: one behind a long product, then one of another stream."""
+
+    def body() -> Any:
+        import torch.distributed as dist
+
+        dist.init_process_group("nccl")
+        other = dist.new_group() if second_group else dist.group.WORLD
+        long, small = torch.ones(16384, 16384, device="cuda"), torch.ones(1024, device="cuda")
+        begin, ends = torch.cuda.Event(enable_timing=True), []
+        begin.record()
+        for tensor, group in ((long, dist.group.WORLD), (small, other)):
+            stream = torch.cuda.Stream()
+            stream.wait_event(begin)
+            with torch.cuda.stream(stream):
+                if tensor is long:
+                    long @ long
+                dist.all_reduce(tensor, group=group)
+                end = torch.cuda.Event(enable_timing=True)
+                end.record()
+                ends.append(end)
+        torch.cuda.synchronize()
+        return [begin.elapsed_time(end) for end in ends]
+
+    found: list[float] = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2).results[0]
+    return found
+
+
+def test_kernels_of_a_communicator_run_in_the_order_of_their_launch() -> None:
+    """An all_reduce in a stream of its own waits for the one that was launched before it on the same communicator, as
+    in NCCL; one of another group does not."""
+    first, second = orders(second_group=False)
+    assert second > first
+    first, second = orders(second_group=True)
+    assert second < first / 2

@@ -1,0 +1,168 @@
+"""What is known of the values on simulated GPUs: all with `data="real"`, else placeholders that are counted."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from rich.console import Console
+from torch import nn
+
+from distsim.errors import UsageError
+from distsim.report import Summary, report_document
+from distsim.sim import Outcome, simulate
+
+
+def on_gpu(fn: Any, *args: Any, num_ranks: int = 1, **request: Any) -> Outcome:
+    return simulate(fn, "dgx-h100:1", args, nproc_per_node=num_ranks, **request)
+
+
+class Attending(nn.Module):
+    """An embedding, attention, norms, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 32)
+        self.qkv = nn.Linear(32, 96)
+        self.norms = nn.ModuleList([nn.LayerNorm(32), nn.RMSNorm(32)])
+        self.head = nn.Linear(32, 50)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.norms[0](self.words(words))
+        q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: torch.Tensor = self.head(self.norms[1](x + attended.transpose(1, 2).flatten(2)))
+        return out
+
+
+def losses(device: str) -> list[float]:
+    """Of three steps of DDP, each rank on words of its own."""
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    rank = dist.get_rank()
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(Attending().to(device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    draw = torch.Generator().manual_seed(rank)
+    words = torch.randint(0, 50, (2, 9), generator=draw).to(device)
+    found = []
+    for _ in range(3):
+        loss = F.cross_entropy(model(words)[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        dist.all_reduce(loss)
+        found.append(loss.item())
+    return found
+
+
+def test_real_data_give_the_losses_of_a_cpu_run() -> None:
+    """The same script on CUDA and on the CPU prints the same losses to 1e-6, and they fall."""
+    there = on_gpu(losses, "cuda", num_ranks=2, data="real")
+    here = simulate(losses, "ethernet-cpu:1", ("cpu",), nproc_per_node=2)
+    for one, other in zip(there.results, here.results, strict=True):
+        assert one == pytest.approx(other, rel=1e-6)
+        assert one[2] < one[0]
+    assert report_document(there)["training"]["unknown_reads"] == []
+
+
+def attended(mask: bool, width: int, heads: int, device: str) -> list[torch.Tensor]:
+    """The output of an attention, and its gradients."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(2, 4, 5, 16), (2, heads, 7, 16), (2, heads, 7, width)]
+    parts = [torch.randn(shape, generator=draw).to(device).requires_grad_() for shape in shapes]
+    keep = torch.rand(5, 7, generator=draw).to(device) < 0.7 if mask else None
+    out = F.scaled_dot_product_attention(*parts, attn_mask=keep, enable_gqa=heads != 4)
+    out.square().sum().backward()
+    return [out.detach().cpu(), *(p.grad.cpu() for p in parts if p.grad is not None)]
+
+
+@pytest.mark.parametrize(("mask", "width", "heads"), [(False, 16, 4), (True, 16, 4), (False, 24, 4), (False, 16, 2)])
+def test_attention_has_the_cpus_values(mask: bool, width: int, heads: int) -> None:
+    """Masks, values wider than keys, grouped heads: what a GPU's kernel would make, computed by the CPU's."""
+    (there,) = on_gpu(attended, mask, width, heads, "cuda", data="real").results
+    assert len(there) == 4
+    for one, other in zip(there, attended(mask, width, heads, "cpu"), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_what_the_cpu_cannot_compute_is_refused_by_name() -> None:
+    """A GPU's own recurrent cell has no like on the CPU: with real data that is said, never a wrong number."""
+
+    def cell() -> None:
+        nn.LSTMCell(4, 4).cuda()(torch.ones(2, 4, device="cuda"))
+
+    outcome = on_gpu(cell, data="real", check=False)
+    assert outcome.failures[0].type == "NotSimulated"
+    assert "_thnn_fused_lstm_cell.default under --data real" in outcome.failures[0].message
+
+
+def unknown() -> torch.Tensor:
+    x = torch.randn(1 << 10, 1 << 10, device="cuda")
+    return (x @ x).mean()
+
+
+def reads() -> list[float]:
+    loss = unknown()
+    seen = [loss.item() for _ in range(3)]
+    if loss < 0.5:
+        seen.append(-1.0)
+    while loss > 9 and seen:
+        pass
+    return seen
+
+
+@pytest.mark.parametrize("placeholder", [1.0, 0.25])
+def test_placeholders_are_told_by_expression_and_condition(placeholder: float) -> None:
+    """What reads an unknown number gets the placeholder; the report says by which expression and condition."""
+    outcome = on_gpu(reads, placeholder=placeholder)
+    assert outcome.results == [[placeholder] * 3 + [-1.0] * (placeholder < 0.5)]
+    section = report_document(outcome)["training"]
+    told = [(read["expression"], read["condition"], read["count"]) for read in section["unknown_reads"]]
+    assert told == [("loss < 0.5", "if", 1), ("loss > 9", "while", 1), ("loss.item()", "", 3)]
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(Summary(outcome))
+    here = os.path.relpath(__file__)
+    assert f"loss.item() at {here}:" in shown.getvalue()
+    assert f": placeholder {placeholder:g}, 3 times" in shown.getvalue()
+    assert "the if there went the way that the placeholder led to" in shown.getvalue()
+
+
+def test_a_loop_that_only_an_unknown_value_ends_is_refused() -> None:
+    """`while loss > 0.5` would turn for ever: the line, the expression and the remedy are said."""
+
+    def train() -> None:
+        loss = unknown()
+        while loss.item() > 0.5:
+            loss = unknown()
+
+    (failure,) = on_gpu(train, check=False).failures
+    assert failure.type == "NotSimulated"
+    assert "a `while` that only loss.item() ends, at " in failure.message
+    assert "--placeholder" in failure.message
+    assert on_gpu(train, placeholder=0.25).failures == []
+
+
+def test_a_loop_that_counts_as_well_goes_on() -> None:
+    """A condition that something else can end is the program's own affair."""
+
+    def train() -> int:
+        steps, loss = 0, unknown()
+        while steps < 150 and loss.item() > 0.5:
+            steps += 1
+        return steps
+
+    assert on_gpu(train).results == [150]
+
+
+def test_another_word_for_data_is_refused() -> None:
+    """One line says what there is."""
+    with pytest.raises(UsageError, match="data: expected shapes or real, got 'true'"):
+        on_gpu(reads, data="true")
