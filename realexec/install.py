@@ -71,7 +71,7 @@ def install(
 
     if not dist.is_available():
         return
-    from distsim.realexec.guard.fast_path import Shortcuts
+    from distsim.realexec.guard.entrances import Shortcuts
     from distsim.realexec.guard.uncompiled import leave_uncompiled
     from distsim.realexec.process.ddp import DdpHook
     from distsim.realexec.process.hooks import Hooks, guard_world

@@ -1,8 +1,9 @@
 """Where in the user's program a call was made: the user's frames, found once for each way to a call.
 
 A way is every position on the stack from the call outward, so a helper that is reached from two places, however
-far above it, has two sites. Looking a way up costs a third of a microsecond a frame; the module's frame at its end,
-which lasts as long as the program, is known by itself, and what started the program below it is not walked.
+far above it, has two sites. Looking a way up costs a third of a microsecond a frame, and ten times that where the
+caches are cold; so what is beyond a frame is left there for the next time. What started the program, below the
+module's own frame, is not walked.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import CodeType, FrameType
+from typing import Any
 from zlib import crc32
 
 from distsim.debug.records import Site
@@ -24,6 +27,10 @@ Place = tuple[int, int, str]
 
 MOST = 4096
 """Ways that are remembered: a program that makes up its code as it goes would otherwise fill the memory."""
+
+FAR = 2 * 4 + 1
+"""Numbers of a way, two a frame, that are walked each time without more ado."""
+RESUMED = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
 _owners: dict[str, Owner] = {}
 _bottom: FrameType | None = None
@@ -44,18 +51,59 @@ def calling(frame: FrameType | None) -> FrameType | None:
     return None
 
 
-def way_to(frame: FrameType) -> tuple[int, ...]:
-    """Every position on the stack from *frame* outward. Code is told by its id: hashing it would hash its constants.
-    Who keeps a way must keep `codes_of` it."""
-    way: list[int] = []
+Way = tuple[Any, ...]
+"""Equal ones are of one stack; who keeps one must keep `codes_of` it."""
+
+
+class _Outward:
+    """Left at a frame (as `f_trace`, which nothing reads unless somebody traces): the way from its caller outward.
+    While a function's frame is on the stack, those who called it stand where they stood. There is one of each way, so
+    it stands for the rest of a way that ends in it, and is compared by identity."""
+
+    def __call__(self, *_: object) -> _Outward:
+        """Somebody traces this frame, and takes this for a tracer."""
+        return self
+
+
+_outward: dict[Way, tuple[_Outward, tuple[CodeType, ...]]] = {}
+
+
+def way_to(frame: FrameType) -> Way:
+    """Every position on the stack from *frame* outward. Code is told by its id: hashing it would hash its constants."""
+    way: list[Any] = []
     bottom = _bottom
     walk: FrameType | None = frame
     while walk is not None:
         way += id(walk.f_code), walk.f_lasti
         if walk is bottom:
             break
+        left = walk.f_trace
+        if left is not None and type(left) is _Outward:
+            way.append(left)
+            break
         walk = walk.f_back
+    if len(way) > FAR:
+        _leave(frame, way)
     return tuple(way)
+
+
+def _leave(frame: FrameType, way: Sequence[Any]) -> None:
+    """Leave the outward way half-way: the next walk is half as long, and in the end only what is called anew each time
+    is walked."""
+    half = len(way) // 4
+    at: FrameType | None = frame
+    for _ in range(half):
+        at = at.f_back if at is not None else None
+    # A generator may be resumed from elsewhere.
+    if at is None or at.f_trace is not None or at.f_code.co_flags & RESUMED or sys.gettrace() is not None:
+        return
+    beyond = tuple(way[2 * half + 2 :])
+    known = _outward.get(beyond)
+    if known is None:
+        if len(_outward) >= MOST:
+            _outward.clear()
+        known = _outward[beyond] = (_Outward(), codes_of(at.f_back))
+    at.f_trace = known[0]
 
 
 def codes_of(frame: FrameType | None) -> tuple[CodeType, ...]:
@@ -94,7 +142,7 @@ class CallSites:
 
     def __init__(self, ring: RingWriter) -> None:
         self._ring = ring
-        self._known: dict[tuple[int, ...], Place] = {}
+        self._known: dict[Way, Place] = {}
         self._kept: list[tuple[CodeType, ...]] = []
 
     def here(self, skip: int = 2) -> Place:
@@ -107,6 +155,10 @@ class CallSites:
         way = way_to(frame)
         found = self._known.get(way)
         return found if found is not None else self._look(frame, sys._getframe(skip))
+
+    def knows(self, way: Way) -> bool:
+        """Whether the site of a way depends on nothing but the way, and was looked up."""
+        return way in self._known
 
     def _look(self, frame: FrameType, innermost: FrameType) -> Place:
         frames = program_frames(steps(frame))

@@ -37,7 +37,7 @@ RECORD_BODY = struct.Struct("<QQQIIQQQQQiiQQQ")
 """All words of a record but the first, the commit word: issued_ns, completed_ns, flags, group (table),
 thread (table), seq, signature (payload), site (table), fingerprint, site hash, peer, tag, error (table),
 ordinal (which send to, or receive from, this peer with this tag), spare."""
-WORD_COMPLETED, WORD_FLAGS, WORD_PEER, WORD_ERROR = 2, 3, 10, 11
+WORD_COMPLETED, WORD_FLAGS, WORD_SEQ, WORD_PEER, WORD_ERROR, WORD_ORDINAL = 2, 3, 5, 10, 11, 12
 
 TABLE_BYTES = 512 * 1024
 PAYLOAD_BYTES = 512 * 1024

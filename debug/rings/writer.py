@@ -54,7 +54,9 @@ from distsim.debug.rings.layout import (
     WORD_COMPLETED,
     WORD_ERROR,
     WORD_FLAGS,
+    WORD_ORDINAL,
     WORD_PEER,
+    WORD_SEQ,
     WORDS_AT,
     file_bytes,
     fingerprint,
@@ -246,24 +248,25 @@ class RingWriter:
         words[WORDS_AT // 8] = index + 1
         return index
 
-    def flags(self, index: int) -> int:
-        """The flags of a record that was just written."""
-        return self.words[RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS + WORD_FLAGS]
+    def number(self, index: int) -> int:
+        """The call number in a record that was just written."""
+        return self.words[RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS + WORD_SEQ]
 
     def template(self, index: int) -> bytes:
         """The body of a record that was just written, for `replay`."""
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         return bytes(self._buffer[word * 8 + 8 : (word + RECORD_WORDS) * 8])
 
-    def replay(self, body: bytes, seq: int, _now: Any = time.monotonic_ns) -> int:
-        """Write a record that differs from an earlier one only in time and number."""
+    def replay(self, body: bytes, seq: int, ordinal: int = 0, _now: Any = time.monotonic_ns) -> int:
+        """Write a record that differs from an earlier one only in time and numbers."""
         index: int = next(self._counter)
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         words = self.words
         words[word] = 0
         self._buffer[word * 8 + 8 : word * 8 + RECORD_WORDS * 8] = body
         words[word + 1] = _now()
-        words[word + 5] = seq
+        words[word + WORD_SEQ] = seq
+        words[word + WORD_ORDINAL] = ordinal
         words[word] = words[WORDS_AT // 8] = index + 1
         return index
 

@@ -1,4 +1,4 @@
-"""A synchronous collective that the same line has made before with the same arguments takes a short way to gloo.
+"""A call that the same line has made before with the same arguments takes a short way to gloo.
 
 Training loops do little else. Between two calls a rank waits, its caches grow cold, and then every line of
 Python costs ten times what a benchmark says. torch's own function spends more of it than the guard does: it
@@ -7,41 +7,46 @@ that came out well the last time and depends only on what is compared here, so i
 saves pays for the record. The record itself is copied from the one before, and is in the ring before gloo
 hears of the call.
 
-`torch.distributed.all_reduce` is torch's decorator around the function proper, which it finds in a closure
-cell. That cell is what is exchanged: so a name that a script imported before is met, too, and the public
-function stays the same object, by which torch.compile knows it.
+There are two ways in. `through` is for torch's public functions (`entrances` says what each hands over); `again` is for
+methods of a group, by which C++ comes (DDP's reducer, functional collectives) and coalesced calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from sys import _getframe as frame_above
 from sys import exception as exception_on_its_way
 from threading import get_ident
-from types import CellType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C import _len_torch_function_stack as function_modes
 from torch._C._autograd import _profiler_enabled as profiler_enabled
-from torch._C._distributed_c10d import Backend
+from torch.nn import Parameter
 
-from distsim.debug.records.frames import Owner, owner
+from distsim.debug.records.arguments import Call
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.callsite import codes_of, way_to
+from distsim.debug.rings.callsite import calling, codes_of, way_to
 from distsim.debug.words.error_text import error_line
-from distsim.realexec.guard.group import GuardedGroup
+from distsim.realexec.guard.handle import MessageHandle, SyncHandle
+from distsim.realexec.guard.recorder import GroupLog, Made
 
-__all__ = ["Shortcuts"]
+__all__ = ["MISSED", "Public", "again", "keep", "through"]
 
 C10D = vars(c10d)
 MOST = 4096
 """Calls that are remembered for a group."""
 PAYLOAD_END = rings.WORDS_AT // 8 + rings.W_PAYLOAD_END
+STRIDED = torch.strided
+LEARNT = frozenset({rings.WAITING, rings.ASYNC, rings.WAITING | rings.P2P_CALL, rings.ASYNC | rings.P2P_CALL})
+"""What a record may say besides that the call is made: no race, no exception on its way, nothing found in its data."""
+
+MISSED: Any = object()
+"""The answer of `again` where the call must take the long way."""
 
 Public = Callable[..., Any]
 
@@ -49,156 +54,229 @@ Public = Callable[..., Any]
 class Seen:
     """A call as it was recorded the long way."""
 
-    __slots__ = ("body", "codes", "done", "dtype", "expires", "method", "options", "print_", "said", "thread")
+    __slots__ = (
+        "body",
+        "codes",
+        "done",
+        "dtype",
+        "end",
+        "expires",
+        "owned",
+        "print_",
+        "said",
+        "tail",
+        "thread",
+    )
 
-    def __init__(
-        self, thread: int, body: bytes, done: int, options: Any, dtype: Any, method: Any, said: Any, codes: Any
-    ) -> None:
-        self.thread = thread
-        self.body = body
-        self.done = done
+    def __init__(self, made: Made, num_lead: int, dtype: Any, said: Any, codes: Any) -> None:
+        self.thread = made.thread
+        self.body = made.body
+        flags = made.flags
+        self.done = flags & ~(rings.STATE_MASK | rings.WAITING) | rings.COMPLETED
         """Flags of the record once the call has ended."""
-        self.options = options
-        """What torch made of the arguments."""
+        self.tail = made.args[num_lead:]
+        """What torch made of the arguments besides the tensors."""
         self.dtype = dtype
-        self.method = method
         self.said = said
-        """The arguments besides tensor and group."""
-        self.print_: int = rings.RECORD_BODY.unpack(body)[8]
+        """The arguments besides tensors and group."""
+        self.owned = made.owned
+        """A user gets the handle, and is told of one that he drops."""
+        call = made.call
+        self.end = (call.key[0], call.peer, call.tag) if flags & rings.P2P_CALL else None
+        self.print_: int = rings.RECORD_BODY.unpack(made.body)[8]
         """Fingerprint, by which strict ranks compare their calls."""
-        self.expires = int.from_bytes(body[5 * 8 : 6 * 8], "little") + rings.PAYLOAD_BYTES // 2
+        self.expires = int.from_bytes(made.body[5 * 8 : 6 * 8], "little") + rings.PAYLOAD_BYTES // 2
         """Position of the payload ring from which on the signature must be written anew."""
         self.codes = codes
         """Kept alive, so that their ids stay theirs."""
 
 
-def _through(method: Any, tensor: Any, said: tuple[Any, ...], group: Any, long: Public, args: tuple[Any, ...]) -> Any:
-    """Make a synchronous call, three frames below the user's, by the short way or with `long(*args)`."""
+def through(
+    method: Any,
+    what: Any,
+    tensors: tuple[Any, ...],
+    lead: tuple[Any, ...],
+    said: tuple[Any, ...],
+    group: Any,
+    later: bool,
+    long: Public,
+    args: tuple[Any, ...],
+) -> Any:
+    """Make a public function's call by the short way or with `long(*args)`; synchronous calls have ended then.
+
+    *method* of the backend is called with *lead* and what torch makes of the other arguments, *said*. *what* tells
+    calls of one line apart besides the shapes of *tensors*, all there are; the caller goes on if *later*.
+    """
     world = C10D["_world"]
     guard = world._default_pg if group is None else group
-    if type(guard) is not GuardedGroup or guard.fast is None or guard.recorder is None or type(tensor) is not Tensor:
+    if getattr(guard, "fast", None) is None or world._pg_coalesce_state:
         return long(*args)
-    log = guard.group_log
-    user = frame_above(2).f_back
-    if user is None or owner(user.f_code.co_filename) is Owner.MACHINERY:  # torch itself, or a bare thread
+    caller = frame_above(2).f_back
+    if caller is None or guard.recorder is None:  # no frame of Python's calls it; the guard was taken off
         return long(*args)
-    key = (way_to(user), tensor.shape)
+    if not _plain(tensors):
+        return long(*args)
+    log: GroupLog = guard.group_log
+    key = (way_to(caller), what, *[tensor.shape for tensor in tensors])
     seen = log.seen.get(key)
-    ring = guard.recorder.ring
-    words = ring.words
-    if (
-        seen is None
-        or seen.method is not method
-        or seen.said != said
-        or seen.dtype is not tensor.dtype
-        or seen.thread != get_ident()
-        or seen.expires <= words[PAYLOAD_END]
-        or log.busy
-        or not tensor.is_cpu
-        or tensor.layout is not torch.strided
-        or tensor.is_neg()
-        or tensor.is_conj()
-        or exception_on_its_way() is not None
-        or world._pg_coalesce_state
-        or function_modes()
-        or dispatch_modes()
-        or profiler_enabled()
-        or (guard.strict is not None and not guard.strict.ready(log))
-    ):
-        log.last = ()
-        try:
-            answer = long(*args)
-        finally:
-            last, log.last = log.last, None
-        if last:
-            thread, first, body, done, options = last
-            if first is tensor and thread == get_ident():  # no view of it, as of complex numbers
-                if len(log.seen) > MOST:
-                    log.seen.clear()
-                log.seen[key] = Seen(thread, body, done, options, tensor.dtype, method, said, codes_of(user))
-        return answer
-    log.busy = seen.thread
-    seq = next(log.seq)
-    index = ring.replay(seen.body, seq)
-    if guard.recorder.outstanding:
-        guard.recorder.poll()
-    if guard.strict is not None:
-        guard.strict.hold_again(guard, seq, seen.print_, index)
+    if seen is None or seen.said != said or not _holds(guard, log, seen, tensors):
+        return _long_way(guard, key, lead, tensors, said, later, long, args, caller)
+    work, index = _make(guard, log, seen, later, tensors, method, (*lead, *seen.tail))
+    if later:
+        return work
     try:
-        method(guard.fast, [tensor], seen.options).wait()
+        work.wait()
     except BaseException as error:
+        ring = guard.recorder.ring
         ring.error(index, error_line(error))
         ring.finish(index, rings.FAILED)
-        log.busy = 0
+        if seen.end is None:
+            log.busy = 0
         raise
-    ring.finish_as(index, seen.done)
-    log.busy = 0
+    if guard.strict is None:
+        guard.recorder.ring.finish_as(index, seen.done)
+    else:
+        guard.recorder.ring.finish(index, rings.COMPLETED)  # it may have been marked as not held
+    if seen.end is None:
+        log.busy = 0
     return None
 
 
-def _all_reduce(long: Public) -> Public:
-    method = Backend.allreduce
-
-    def all_reduce(tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
-        if async_op:
-            return long(tensor, op, group, async_op)
-        return _through(method, tensor, (op,), group, long, (tensor, op, group))
-
-    return all_reduce
-
-
-def _broadcast(long: Public) -> Public:
-    method = Backend.broadcast
-
-    def broadcast(
-        tensor: Any, src: Any = None, group: Any = None, async_op: bool = False, group_src: Any = None
-    ) -> Any:
-        if async_op:
-            return long(tensor, src, group, async_op, group_src)
-        return _through(method, tensor, (src, group_src), group, long, (tensor, src, group, False, group_src))
-
-    return broadcast
+def again(guard: Any, method: Any, call: Call, args: tuple[Any, ...], caller: Any) -> tuple[Any, Any]:
+    """Make a call of a group's method by the short way: its handle, or MISSED; and the key by which to `keep` it.
+    Synchronous ones are torch's own, which waits for them at once."""
+    if caller is None or not (call.is_async or caller.f_globals is C10D):
+        return MISSED, None
+    log: GroupLog = guard.group_log
+    key = (way_to(caller), call.key, call.is_async, call.peer, call.tag)
+    seen = log.seen.get(key)
+    tensors = (*call.inputs, *call.outputs) if call.inputs is not call.outputs else call.inputs
+    if seen is None or not _plain(tensors) or not _holds(guard, log, seen, tensors):
+        return MISSED, key
+    work, index = _make(guard, log, seen, call.is_async, tensors, method, args)
+    return work if call.is_async else SyncHandle(work, guard.recorder.ring, log, index), key
 
 
-def _reduce(long: Public) -> Public:
-    method = Backend.reduce
-
-    def reduce(
-        tensor: Any,
-        dst: Any = None,
-        op: Any = dist.ReduceOp.SUM,
-        group: Any = None,
-        async_op: bool = False,
-        group_dst: Any = None,
-    ) -> Any:
-        if async_op:
-            return long(tensor, dst, op, group, async_op, group_dst)
-        return _through(method, tensor, (dst, op, group_dst), group, long, (tensor, dst, op, group, False, group_dst))
-
-    return reduce
+def keep(guard: Any, key: tuple[Any, ...], made: Made, caller: Any) -> None:
+    """Remember a call of a method, which has just been made the long way."""
+    if _may_be_kept(guard, made, made.call.is_async, caller):
+        if _plain((*made.call.inputs, *made.call.outputs)):
+            _keep(guard.group_log, key, Seen(made, 0, made.call.key[3], None, codes_of(caller)))
 
 
-WAYS: dict[str, Callable[[Public], Public]] = {"all_reduce": _all_reduce, "broadcast": _broadcast, "reduce": _reduce}
+def _plain(tensors: Sequence[Any]) -> bool:
+    """None of a subclass, which may see to its calls itself."""
+    for tensor in tensors:  # noqa: SIM110  (every microsecond counts here)
+        if type(tensor) is not Tensor and type(tensor) is not Parameter:
+            return False
+    return True
 
 
-class Shortcuts:
-    """Exchanges the functions proper inside torch's public ones, and puts them back."""
+def _holds(guard: Any, log: GroupLog, seen: Seen, tensors: Sequence[Any]) -> bool:
+    """Whether all is as it was when the call was recorded, besides what its key says."""
+    if (
+        seen.thread != get_ident()
+        or seen.expires <= guard.recorder.ring.words[PAYLOAD_END]
+        or log.busy
+        or exception_on_its_way() is not None
+        or function_modes()
+        or dispatch_modes()
+        or profiler_enabled()
+        or (guard.strict is not None and not guard.strict.ready(log, seen.end))
+    ):
+        return False
+    dtype = seen.dtype
+    for tensor in tensors:
+        if tensor.dtype is not dtype or not tensor.is_cpu or tensor.layout is not STRIDED or tensor.is_neg():
+            return False
+    return True
 
-    def __init__(self) -> None:
-        self._undo: list[tuple[CellType, Any]] = []
 
-    def install(self) -> None:
-        if not {"_default_pg", "_pg_coalesce_state"} <= vars(c10d._world).keys():
-            return  # a torch that keeps them elsewhere: the long way does everything
-        for name, way in WAYS.items():
-            public = getattr(c10d, name)
-            cells = dict(zip(public.__code__.co_freevars, public.__closure__ or (), strict=True))
-            cell = cells.get("func")
-            if cell is not None:  # else this torch decorates otherwise
-                self._undo.append((cell, cell.cell_contents))
-                cell.cell_contents = way(cell.cell_contents)
+def _make(
+    guard: Any,
+    log: GroupLog,
+    seen: Seen,
+    later: bool,
+    tensors: Sequence[Any],
+    method: Any,
+    args: tuple[Any, ...],
+) -> tuple[Any, int]:
+    """Record the call and make it: the backend's work, or our handle around it if the caller goes on; the index."""
+    recorder = guard.recorder
+    end = seen.end
+    if end is None:
+        if not later:
+            log.busy = seen.thread
+        index: int = recorder.ring.replay(seen.body, next(log.seq))
+    else:
+        ordinal = log.ordinals[end] = log.ordinals.get(end, 0) + 1
+        index = recorder.ring.replay(seen.body, next(log.p2p), ordinal)
+    if recorder.outstanding:
+        recorder.poll()
+    if guard.strict is not None:
+        issue = partial(method, guard.fast, *args)
+        held = guard.strict.hold_again(guard, end, seen.print_, index, later, tensors, issue)
+        if held is not None:
+            if later:
+                held._touched = not seen.owned
+            return held, index
+    try:
+        work = method(guard.fast, *args)
+    except BaseException as error:
+        recorder.not_issued(log, end, index, error_line(error))
+        raise
+    if later:
+        work = (guard.later if end is None else MessageHandle)(work, recorder, log, index, seen.owned)
+    return work, index
 
-    def remove(self) -> None:
-        while self._undo:
-            cell, original = self._undo.pop()
-            cell.cell_contents = original
+
+def _long_way(
+    guard: Any,
+    key: tuple[Any, ...],
+    lead: tuple[Any, ...],
+    tensors: tuple[Any, ...],
+    said: tuple[Any, ...],
+    later: bool,
+    long: Public,
+    args: tuple[Any, ...],
+    caller: Any,
+) -> Any:
+    """Make the call by torch's own function, and remember how it was recorded."""
+    log = guard.group_log
+    asked, log.last = log.last, ()
+    try:
+        answer = long(*args)
+    finally:
+        made, log.last = log.last, asked
+    if not made:
+        return answer
+    if asked is not None:
+        log.last = made  # `send` calls `isend`: both are asked about
+    same = (*made.call.inputs, *made.call.outputs)
+    if (
+        _may_be_kept(guard, made, later, caller)
+        and all(any(tensor is one for one in same) for tensor in tensors)  # no view of it, as of complex numbers
+        and len({tensor.dtype for tensor in tensors}) < 2
+    ):
+        dtype = tensors[0].dtype if tensors else None
+        _keep(log, key, Seen(made, len(lead), dtype, said, codes_of(caller)))
+    return answer
+
+
+def _may_be_kept(guard: Any, made: Made, later: bool, caller: Any) -> bool:
+    user = calling(caller)
+    return (
+        made.thread == get_ident()
+        and made.flags & ~rings.STATE_MASK in LEARNT
+        and bool(made.flags & rings.ASYNC) == later
+        and not getattr(made.call.key[3], "is_complex", False)
+        and guard.recorder is not None
+        and user is not None
+        and guard.recorder.sites.knows(way_to(user))
+    )
+
+
+def _keep(log: GroupLog, key: tuple[Any, ...], seen: Seen) -> None:
+    if len(log.seen) > MOST:
+        log.seen.clear()
+    log.seen[key] = seen

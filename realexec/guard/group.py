@@ -8,6 +8,7 @@ methods release it. And what is not overridden must reach the real backends, so 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,13 +20,13 @@ from torch._C._autograd import _profiler_enabled as profiler_enabled
 from torch._C._distributed_c10d import Backend, ProcessGroup
 from torch.nn import Parameter
 
-from distsim.debug.matching.secondary_errors import aftermath
 from distsim.debug.records import P2P
 from distsim.debug.records.arguments import FIELDS, METHODS, Call, Reader
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
-from distsim.realexec.guard.handle import Handle, SyncHandle
-from distsim.realexec.guard.recorder import GroupLog, Recorder
+from distsim.realexec.guard.fast_path import MISSED, again, keep
+from distsim.realexec.guard.handle import Handle, HostHandle, MessageHandle, SyncHandle
+from distsim.realexec.guard.recorder import GroupLog, Made, Recorder
 from distsim.realexec.guard.tensor_checks import Checksums, find_nan
 
 __all__ = ["GuardedGroup"]
@@ -43,13 +44,15 @@ class GuardedGroup(ProcessGroup):
         self.group_log = log
         self.recorder: Recorder | None = recorder
         self.fast: Any = None
-        """The gloo backend, where a call that was made before may take the short way (`shortcut`)."""
+        """The gloo backend, where a call that was made before may take the short way (`fast_path`)."""
         self.nan = False
         """Opt-in: look for NaN in what goes out."""
         self.checksums: Checksums | None = None
         """Opt-in: look for buffers that are written while in flight."""
         self.strict: Any = None
         """Strict level: compares a call with its peers before any byte goes out."""
+        self.later: type[HostHandle] = HostHandle
+        """The handle of an asynchronous collective on the host."""
         self._set_group_name(inner.group_name)
         self._set_group_desc(inner.group_desc)
         bound = inner.bound_device_id
@@ -73,6 +76,7 @@ class GuardedGroup(ProcessGroup):
         """Settle whether calls may take the short way; after the opt-in looks are chosen."""
         gloo = self.backends.get("cpu")
         plain = not self.nan and self.checksums is None
+        self.later = HostHandle if self.strict is None else self.strict.handle
         self.fast = gloo if plain and type(gloo).__name__ == "ProcessGroupGloo" else None
 
 
@@ -138,12 +142,29 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
             LookupError,
         ):  # arguments of no such method: torch says so in its words
             return of_group(self.inner, *args, **kwargs)
-        bare = False
-        try:
-            place = recorder.sites.here()
-        except ValueError:  # a thread of C++ (distributed autograd's) calls, with nothing of Python below
-            place, bare = recorder.sites.here(1), True
+        key = None
+        caller = sys._getframe().f_back  # None: a thread of C++ calls, with nothing of Python below
+        if self.fast is not None and said.direct and log.last is None and not kwargs and of_backend is not None:
+            work, key = again(self, of_backend, said, args, caller)
+            if work is not MISSED:
+                return work
+        place = recorder.sites.here(2 if caller is not None else 1)
         index, is_async, seq, fingerprint = recorder.begin(log, said, place)
+        op, device, owned = said.key[0], said.key[8], place[2] in PUBLIC
+        on_host = device is None or device.type == "cpu"
+        if (
+            (key is not None or log.last is not None)
+            and self.fast is not None
+            and on_host
+            and said.direct
+            and caller is not None
+        ):
+            body = recorder.ring.template(index)
+            made = Made(threading.get_ident(), said, body, args or tuple(kwargs.values()), owned)
+            if log.last is not None:
+                log.last = made
+            elif key is not None:
+                keep(self, key, made, caller)
         after = None
         if self.nan:
             find_nan(recorder, said, index)
@@ -155,38 +176,30 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
             )
             if deferred is not None:
                 deferred._after = after
-                deferred._touched = not (is_async and place[2] in PUBLIC)
+                deferred._touched = not (is_async and owned)
                 return deferred
         try:
             work = raw(self, said, args, kwargs)
         except BaseException as error:
-            recorder.ring.error(index, error_line(error))
-            recorder.ring.finish(index, rings.FAILED)
-            if name != "monitored_barrier" and not aftermath(error_line(error)):
-                recorder.rejected(log, said, index, seq)
-            log.busy = 0
+            if name == "monitored_barrier":
+                recorder.ring.error(index, error_line(error))
+                recorder.ring.finish(index, rings.FAILED)
+                log.busy = 0
+            else:
+                end = (op, said.peer, said.tag) if op in P2P else None
+                recorder.not_issued(log, end, index, error_line(error))
             raise
         if work is None:  # monitored_barrier has ended; a coalesced call ends with its block
             recorder.ring.finish(index, rings.COMPLETED)
             log.busy = 0
             return None
-        device = said.key[8]
-        on_host = device is None or device.type == "cpu"
-        if (
-            not is_async
-            and self.fast is not None
-            and on_host
-            and not bare
-            and sys._getframe(1).f_globals is C10D
-            and said.key[0] not in P2P
-        ):
-            flags = recorder.ring.flags(index)
-            done = flags & ~(rings.STATE_MASK | rings.WAITING) | rings.COMPLETED
-            wanted = log.last is not None and said.direct and said.first is not None and not kwargs
-            if wanted and flags == rings.ISSUED | rings.WAITING:
-                log.last = (log.busy, said.first, recorder.ring.template(index), done, args[-1])
-            return SyncHandle(work, recorder.ring, log, index, done)
-        handle = Handle(work, recorder, log, index, is_async, on_host, place[2] in PUBLIC, said.key[0] in P2P)
+        if not is_async and self.fast is not None and on_host and caller is not None and op not in P2P:
+            if caller.f_globals is C10D:
+                return SyncHandle(work, recorder.ring, log, index)
+        if is_async and on_host and after is None:
+            kind = MessageHandle if op in P2P else self.later
+            return kind(work, recorder, log, index, owned)
+        handle = Handle(work, recorder, log, index, is_async, on_host, owned, op in P2P)
         handle._after = after
         return handle
 

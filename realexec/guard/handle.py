@@ -13,7 +13,7 @@ from distsim.debug.rings.writer import RingWriter
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 
-__all__ = ["Handle", "SyncHandle"]
+__all__ = ["Handle", "HostHandle", "MessageHandle", "SyncHandle"]
 
 
 class Handle(Work):
@@ -138,19 +138,59 @@ class Handle(Work):
                 self._recorder.ring.mark(self._index, rings.DROPPED)
 
 
+class HostHandle(Handle):
+    """The handle of an asynchronous collective on the host's tensors."""
+
+    _is_async = True
+    _on_host = True
+    _again = True
+    _polled = True
+    _after = None
+
+    def __init__(self, inner: Any, recorder: Recorder, log: GroupLog, index: int, owned: bool) -> None:
+        Work.__init__(self)
+        self._inner = inner
+        self._recorder = recorder
+        self._group_log = log
+        self._index = index
+        self._touched = not owned
+        if self._polled:
+            recorder.outstanding[index] = (inner, True)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._touched = True
+        recorder, index = self._recorder, self._index
+        ring = recorder.ring
+        ring.mark(index, rings.WAITING | rings.WAITED)
+        try:
+            answer = self._inner.wait() if timeout is None else self._inner.wait(timeout)
+        except BaseException as error:
+            ring.error(index, error_line(error))
+            ring.finish(index, rings.FAILED)
+            raise
+        recorder.outstanding.pop(index, None)
+        ring.finish(index, rings.COMPLETED)
+        return bool(answer)
+
+
+class MessageHandle(HostHandle):
+    """The handle of `isend` or `irecv`: gloo's may be waited for but once, and end only with that."""
+
+    _again = False
+    _polled = False
+
+
 class SyncHandle:
     """The handle of a synchronous call on CPU tensors, which only torch.distributed's own function sees:
     it calls `wait()` at once. Not a Work, so it costs next to nothing."""
 
-    __slots__ = ("_done", "_group_log", "_index", "_inner", "_ring")
+    __slots__ = ("_group_log", "_index", "_inner", "_ring")
 
-    def __init__(self, inner: Any, ring: RingWriter, log: GroupLog, index: int, done: int) -> None:
+    def __init__(self, inner: Any, ring: RingWriter, log: GroupLog, index: int) -> None:
         self._inner = inner
         self._ring = ring
         self._group_log = log
         self._index = index
-        self._done = done
-        """Flags of the record once the call has ended."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         try:
@@ -160,6 +200,6 @@ class SyncHandle:
             self._ring.finish(self._index, rings.FAILED)
             self._group_log.busy = 0
             raise
-        self._ring.finish_as(self._index, self._done)
+        self._ring.finish(self._index, rings.COMPLETED)
         self._group_log.busy = 0
         return True

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import deque
 from collections.abc import Sequence
-from itertools import count
-from typing import Any, Protocol
+from itertools import count, islice
+from typing import Any, NamedTuple, Protocol
 
+from distsim.debug.matching.secondary_errors import aftermath
 from distsim.debug.records import P2P
 from distsim.debug.records.arguments import SYNCHRONOUS_P2P, Call
 from distsim.debug.records.frames import raised_at
@@ -18,7 +18,7 @@ from distsim.debug.rings.callsite import CallSites, Place
 from distsim.debug.rings.writer import RingWriter
 from distsim.debug.words.error_text import error_traceback, last_line
 
-__all__ = ["GroupLog", "Recorder"]
+__all__ = ["GroupLog", "Made", "Recorder"]
 
 
 class Completable(Protocol):
@@ -27,6 +27,24 @@ class Completable(Protocol):
     def is_completed(self) -> bool: ...
 
     def wait(self) -> bool: ...
+
+
+class Made(NamedTuple):
+    """A call just made the long way, for `fast_path`."""
+
+    thread: int
+    call: Call
+    body: bytes
+    """Its record as it was when the call was made."""
+    args: tuple[Any, ...]
+    """What the backend was called with."""
+    owned: bool
+    """A user gets its handle."""
+
+    @property
+    def flags(self) -> int:
+        """The flags of the record."""
+        return int.from_bytes(self.body[16:24], "little")
 
 
 class GroupLog:
@@ -44,10 +62,10 @@ class GroupLog:
         self.p2p = count(1)
         self.ordinals: dict[tuple[str, int, int], int] = {}
         self.seen: dict[tuple[Any, ...], Any] = {}
-        """Synchronous calls made before, by line and shape: see `shortcut`."""
-        self.last: tuple[int, Any, bytes, int, Any] | tuple[()] | None = None
-        """The synchronous call just made the long way: thread, tensor, record, flags of its end, options.
-        Empty: `shortcut` wants to know; None: nobody does, and no tensor is to be kept alive."""
+        """Calls made before, by line and shape: see `fast_path`."""
+        self.last: Made | tuple[()] | None = None
+        """The call just made the long way. Empty: `fast_path` wants to know; None: nobody does, and no tensor is to be
+        kept alive."""
         self.busy = 0
         """Thread that is inside a synchronous collective of this group, 0: none. (A message has no place among
         the others' calls: a thread may wait for one all along.)"""
@@ -61,8 +79,8 @@ class Recorder:
         self.sites = CallSites(ring)
         self._threads: dict[int, int] = {}
         self._pending: BaseException | None = None
-        self.outstanding: deque[tuple[int, Completable, bool]] = deque()
-        """Asynchronous calls whose end nobody has seen yet."""
+        self.outstanding: dict[int, tuple[Completable, bool]] = {}
+        """Asynchronous calls whose end nobody has seen yet, by index, in their order."""
         self._creations: GroupLog | None = None
         self._generations: dict[tuple[str, tuple[int, ...]], int] = {}
         main = threading.main_thread().ident
@@ -109,16 +127,22 @@ class Recorder:
             self.poll()
         return index, is_async, seq, fingerprint
 
-    def rejected(self, log: GroupLog, call: Call, index: int, seq: int) -> None:
-        """The backend refused a call at once (a wrong argument): it has not arrived anywhere, and the next one takes
-        its number, as it does in the backend."""
-        op, peer, tag = call.key[0], call.peer, call.tag
-        self.ring.mark(index, rings.REJECTED)
-        if op == "send" or op == "recv":
-            log.p2p = count(seq)
-            log.ordinals[op, peer, tag] -= 1
-        else:
-            log.seq = count(seq)
+    def not_issued(self, log: GroupLog, end: tuple[str, int, int] | None, index: int, error: str) -> None:
+        """The backend raised at once. Unless that follows from what another rank did, it refused the call (a wrong
+        argument): it has not arrived anywhere, and the next one takes its number, as it does in the backend. *end*: the
+        operation, peer and tag of a message."""
+        self.ring.error(index, error)
+        self.ring.finish(index, rings.FAILED)
+        if not aftermath(error):
+            self.ring.mark(index, rings.REJECTED)
+            seq = self.ring.number(index)
+            if end is None:
+                log.seq = count(seq)
+            else:
+                log.p2p = count(seq)
+                log.ordinals[end] -= 1
+        if end is None:
+            log.busy = 0
 
     def refused(self, log: GroupLog, op: str, error: str) -> None:
         """A public function of torch.distributed refused a call before the group's own method heard of it: it has no
@@ -205,37 +229,36 @@ class Recorder:
 
     def watch(self, index: int, work: Completable, again: bool) -> None:
         """Look at an asynchronous call now and then until it has ended."""
-        self.outstanding.append((index, work, again))
+        self.outstanding[index] = (work, again)
 
     def poll(self) -> None:
         """Stamp the asynchronous calls at the head of the queue that have ended."""
         outstanding = self.outstanding
-        for _ in range(min(len(outstanding), 4)):
-            try:
-                index, work, again = outstanding.popleft()
-            except IndexError:  # another thread took it
+        try:
+            heads = list(islice(outstanding, 4))
+        except RuntimeError:  # a finalizer made calls just now
+            return
+        for index in heads:
+            if not self._look_at(index):
                 return
-            state = _how_ended(work, again)
-            if not state:
-                outstanding.appendleft((index, work, again))
-                return
+
+    def _look_at(self, index: int) -> bool:
+        """Stamp a call if it has ended; whether it has."""
+        found = self.outstanding.get(index)
+        if found is None:  # it was waited for
+            return True
+        state = _how_ended(*found)
+        if state and self.outstanding.pop(index, None) is not None:
             self.ring.finish(index, state)
+        return bool(state)
 
     def sweep(self) -> None:
         """Look at every asynchronous call once, and how many threads that make calls still live."""
         if len(self._threads) > 1:
             living = sum(thread.ident in self._threads for thread in threading.enumerate())
             self.ring.header(rings.W_THREADS, living)
-        for _ in range(len(self.outstanding)):
-            try:
-                index, work, again = self.outstanding.popleft()
-            except IndexError:
-                return
-            state = _how_ended(work, again)
-            if state:
-                self.ring.finish(index, state)
-            else:
-                self.outstanding.append((index, work, again))
+        for index in list(self.outstanding):
+            self._look_at(index)
 
 
 def _plain(key: tuple[str, tuple[int, ...] | None]) -> tuple[dict[str, Any], bool]:

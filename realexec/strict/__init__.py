@@ -1,8 +1,8 @@
 """The strict level: a collective goes out only when all its members have called the same.
 
-`strict.py` is the group; `peers.py` is what the other ranks say of a call.
+`strict.py` holds calls and lets them go; `queue.py` is one group's; `peers.py` is what the other ranks say of a call.
 """
 
 from __future__ import annotations
 
-__all__ = ["deferred", "messages", "peers", "strict"]
+__all__ = ["deferred", "messages", "peers", "queue", "strict"]

@@ -17,10 +17,10 @@ from distsim.debug.records.arguments import Call
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.callbacks import run_apart
-from distsim.realexec.guard.handle import Handle
+from distsim.realexec.guard.handle import Handle, HostHandle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 
-__all__ = ["FIRST_SLEEP_S", "LAST_SLEEP_S", "LIFE_CHECK_S", "Deferred", "Watched"]
+__all__ = ["FIRST_SLEEP_S", "LAST_SLEEP_S", "LIFE_CHECK_S", "Deferred", "Watched", "WentOut"]
 
 LIFE_CHECK_S = 0.2
 FIRST_SLEEP_S = 20e-6
@@ -53,7 +53,12 @@ class Deferred(Handle):
         self.began = time.monotonic()
         """When its turn came, or it was made."""
         self.timeout_s: Callable[[], float] = lambda: math.inf
-        self._ready = threading.Event()
+        self.hasten: Callable[[float], bool] = lambda _: False
+        """Wait until the call goes out, and let it out when it may; with a limit in seconds: False, it took longer."""
+        self.urge: Callable[[], None] = lambda: None
+        """Somebody waits for the call who cannot `hasten` it."""
+        self.decided = False
+        """The call went out, or was refused."""
         self._error: BaseException | None = None
         self._future: Any = None
         self._lock = threading.Lock()
@@ -82,7 +87,7 @@ class Deferred(Handle):
 
     def _decided(self) -> None:
         with self._lock:
-            self._ready.set()
+            self.decided = True
             if self._future is not None:
                 self._join(self._future)
 
@@ -100,9 +105,9 @@ class Deferred(Handle):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._touched = True
-        if not self._ready.is_set():
+        if not self.decided:
             self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
-            if not self._ready.wait(timeout.total_seconds() if timeout else None):
+            if not self.hasten(timeout.total_seconds() if timeout else math.inf):
                 raise RuntimeError("Operation timed out!")  # torch's own words; the call itself goes on
         if self._error is not None:
             raise self._error
@@ -115,7 +120,7 @@ class Deferred(Handle):
         return done
 
     def is_completed(self) -> bool:
-        if not self._ready.is_set():
+        if not self.decided:
             return False
         return self._error is not None or self._inner is None or super().is_completed()
 
@@ -123,24 +128,49 @@ class Deferred(Handle):
         self._touched = True
         with self._lock:
             if self._future is None:
-                inner = self._inner if self._ready.is_set() else None
+                inner = self._inner if self.decided else None
                 # On a device it knows the streams; one that is done must have its value at once (DDP's reducer takes
                 # it without waiting), and its callbacks keep none of gloo's threads.
                 if inner is not None and (not self._on_host or inner.is_completed()):
                     return super().get_future()
                 self._future = torch.futures.Future(devices=[] if self._device is None else [self._device])
                 self._recorder.ring.mark(self._index, rings.FUTURE)
-                if self._ready.is_set():
+                if self.decided:
                     self._join(self._future)
-            return self._future
+        if not self.decided:
+            self.urge()
+        return self._future
 
     def synchronize(self) -> None:
         self._touched = True
-        self._ready.wait()
+        self.hasten(math.inf)
         if self._error is not None:
             raise self._error
         if self._inner is not None:
             super().synchronize()
+
+
+class WentOut(HostHandle):
+    """The handle of an asynchronous call that was not held: what the program hangs on its future runs apart, too."""
+
+    _future: Any = None
+    _lock = threading.Lock()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        done = super().wait(timeout)
+        if self._future is not None:
+            self._future.wait()  # who has waited for the call finds the future's value there, too
+        return done
+
+    def get_future(self) -> Any:
+        with self._lock:
+            if self._future is None:
+                inner = super().get_future()
+                if self._inner.is_completed():
+                    return inner
+                target = self._future = torch.futures.Future()
+                inner.add_done_callback(lambda source: run_apart(lambda: _pass_on(source, target)))
+            return self._future
 
 
 def _pass_on(source: Any, target: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,7 +25,20 @@ from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.strict.deferred import Watched
 from distsim.realexec.strict.peers import Neighbour, Peers
 
-__all__ = ["Messages"]
+__all__ = ["Messages", "payload_print"]
+
+
+class _Line(NamedTuple):
+    """What goes from one rank to another with one tag."""
+
+    mine: str
+    theirs: str
+    any_here: str | None
+    """Name under which this rank shows that it receives from any source, where it receives."""
+    any_there: str | None
+    """The same of the other end, where this one sends."""
+    row: int
+    neighbour: Neighbour
 
 
 class Messages:
@@ -35,47 +48,63 @@ class Messages:
         self._recorder = recorder
         self._peers = peers
         self._rank = recorder.ring.rank
-        self._rows: dict[str, int | None] = {}
+        self._rows: dict[str | None, int | None] = {}
+        self._lines: dict[tuple[str, str, int, int], _Line] = {}
 
     def hold(self, guard: Any, said: Call, index: int, is_async: bool, issue: Callable[[], Any]) -> Handle | None:
         """None: the call may go out now. A handle: it went out, and looks out for the other end."""
-        peer, tag = said.peer, said.tag
+        peer, tag, op = said.peer, said.tag, said.key[0]
         log: GroupLog = guard.group_log
-        sending = said.key[0] == "send"
-        if sending and peer < 0:
-            return None  # to a rank that the group has not: the backend refuses it
-        if peer < 0:  # from any source: a sender must not look out for a partner of its own
-            any_row = self._row(f"{log.key}/any>{self._rank}/{tag}")
-            if any_row is not None:
-                self._recorder.ring.publish(any_row, 1, 0, index)
-            return None
-        if peer == self._rank or not self._peers.here(peer):
-            return None
-        if not sending and f"{log.key}/any>{self._rank}/{tag}" in self._rows:
+        if peer < 0:
+            if op == "recv":  # from any source: a sender must not look out for a partner of its own
+                any_row = self._row(f"{log.key}/any>{self._rank}/{tag}")
+                if any_row is not None:
+                    self._recorder.ring.publish(any_row, 1, 0, index)
+            return None  # or to a rank that the group has not: the backend refuses it
+        payload = payload_print((said.key[1] or said.key[2])[0], said.key[3])
+        end, ordinal = (op, peer, tag), log.ordinals[(op, peer, tag)]
+        return self.meet(log, end, ordinal, payload, index, is_async, said.key[8].type == "cpu", issue)
+
+    def meet(
+        self,
+        log: GroupLog,
+        end: tuple[str, int, int],
+        ordinal: int,
+        print_: int,
+        index: int,
+        is_async: bool,
+        on_host: bool,
+        issue: Callable[[], Any],
+    ) -> Handle | None:
+        """`hold` for the message number *ordinal* of an operation, peer and tag."""
+        line = self._lines.get((log.key, *end))
+        if line is None:
+            line = self._find(log, end)
+            if line is None:
+                return None
+        if line.any_here is not None and line.any_here in self._rows:
             return None  # messages of this tag went to receives from any source, too: nobody knows which
-        ends = (self._rank, peer) if sending else (peer, self._rank)
-        mine = f"{log.key}/{said.key[0]}/{ends[0]}>{ends[1]}/{tag}"
-        theirs = f"{log.key}/{'recv' if sending else 'send'}/{ends[0]}>{ends[1]}/{tag}"
-        ordinal = log.ordinals[(said.key[0], peer, tag)]
-        row = self._row(mine)
-        neighbour = self._peers.neighbour(peer)
-        if row is None or neighbour is None:
+        self._recorder.ring.publish(line.row, ordinal, print_, index)
+        neighbour, theirs = line.neighbour, line.theirs
+        answer = neighbour.said(theirs, ordinal)
+        if answer is not None and answer[0] == print_:
             return None
-        print_ = _print((said.key[1] or said.key[2])[0], said.key[3])
-        self._recorder.ring.publish(row, ordinal, print_, index)
 
         def check() -> bool:
             """Whether the other end is there; raises where it is of another size or dtype."""
             answer = neighbour.said(theirs, ordinal)
             if answer is None and neighbour.passed(theirs, ordinal):
                 return True  # it ran far ahead, and what it said of this one is overwritten
-            if sending and neighbour.said(f"{log.key}/any>{peer}/{tag}", 1) is not None:
+            if line.any_there is not None and neighbour.said(line.any_there, 1) is not None:
                 return True
             if answer is None:
                 return False
             if answer[0] != print_:
                 error = self._disagreement(
-                    self._record(mine, ordinal, index), neighbour.record(theirs, ordinal, answer[1]), neighbour, ordinal
+                    self._record(line.mine, ordinal, index),
+                    neighbour.record(theirs, ordinal, answer[1]),
+                    neighbour,
+                    ordinal,
                 )
                 self._recorder.ring.error(index, error_line(error))
                 self._recorder.ring.finish(index, rings.FAILED)
@@ -85,8 +114,27 @@ class Messages:
         if check():
             return None
         work = issue()
-        device = said.key[8]
-        return Watched(work, self._recorder, log, index, is_async, device.type == "cpu", check, neighbour.gone)
+        return Watched(work, self._recorder, log, index, is_async, on_host, check, neighbour.gone)
+
+    def _find(self, log: GroupLog, end: tuple[str, int, int]) -> _Line | None:
+        """None: nobody to compare with."""
+        op, peer, tag = end
+        sending = op == "send"
+        if peer == self._rank or not self._peers.here(peer):
+            return None
+        any_here = None if sending else f"{log.key}/any>{self._rank}/{tag}"
+        if any_here in self._rows:
+            return None
+        ends = (self._rank, peer) if sending else (peer, self._rank)
+        mine = f"{log.key}/{op}/{ends[0]}>{ends[1]}/{tag}"
+        theirs = f"{log.key}/{'recv' if sending else 'send'}/{ends[0]}>{ends[1]}/{tag}"
+        row = self._row(mine)
+        neighbour = self._peers.neighbour(peer)
+        if row is None or neighbour is None:
+            return None
+        any_there = f"{log.key}/any>{peer}/{tag}" if sending else None
+        line = self._lines[log.key, *end] = _Line(mine, theirs, any_here, any_there, row, neighbour)
+        return line
 
     def _row(self, name: str) -> int | None:
         row = self._rows.get(name)
@@ -122,6 +170,6 @@ def _text(record: CallRecord) -> str:
 
 
 @lru_cache(4096)
-def _print(shape: torch.Size, dtype: torch.dtype) -> int:
+def payload_print(shape: torch.Size, dtype: torch.dtype) -> int:
     """What both ends of a message must have in common: a view of another shape may receive it."""
     return rings.fingerprint([shape.numel() * dtype.itemsize, str(dtype)], False)

@@ -10,31 +10,31 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from torch._C._autograd import _profiler_enabled as profiler_enabled
 
-from distsim.debug.matching.agreement import check_meeting
-from distsim.debug.records import CallRecord, Group
+from distsim.debug.records import Group
 from distsim.debug.records.arguments import FIELDS, Call
-from distsim.debug.records.errors import CollectiveMismatch
 from distsim.debug.records.signature import content
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.handle import Handle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
-from distsim.realexec.strict.deferred import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_CHECK_S, Deferred
-from distsim.realexec.strict.messages import Messages
+from distsim.realexec.strict.deferred import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_CHECK_S, Deferred, WentOut
+from distsim.realexec.strict.messages import Messages, payload_print
 from distsim.realexec.strict.peers import Peers, StorePeer
+from distsim.realexec.strict.queue import Queue
 
 __all__ = ["Strict"]
 
 AHEAD = rings.MEETING_WINDOW // 2
 """Asynchronous calls of a group that may be shown before they went out; beyond it they queue unseen."""
 DEFAULT_TIMEOUT_S = 1800.0
+DOZE_S = 0.25
+"""A program that makes asynchronous calls makes more: so long the thread looks by itself, and nobody need wake it."""
 LEAVE_S = 2.0
 """How long the end of the process waits for a call that is just going out."""
 SPIN_S = 300e-6
@@ -44,35 +44,25 @@ APART_S = 15e-6
 them, meet in its locks: an all_reduce of 4 B then took 300 us instead of 130 (tests/benchmarks/guard_overhead.py)."""
 
 
-class _Queue:
-    """One group's calls that wait for their members."""
-
-    def __init__(self, log: GroupLog, row: int | None, peers: list[Any], group: Group, odd: bool) -> None:
-        self.odd = odd
-        """Every other member of the group."""
-        self.group_log = log
-        self.row = row
-        self.peers = peers
-        self.group = group
-        self.waiting: deque[Deferred] = deque()
-        self.done = 0
-        """Number of the last call that went out."""
-        self.remote = any(isinstance(peer, StorePeer) for peer in peers)
-
-
 class Strict:
     """Holds calls until their members agree."""
+
+    handle = WentOut
+    """Of an asynchronous collective on the host that was not held."""
 
     def __init__(self, recorder: Recorder, peers: Peers) -> None:
         self._recorder = recorder
         self._peers = peers
         self._rank = recorder.ring.rank
-        self._queues: dict[int, _Queue] = {}
+        self._queues: dict[int, Queue] = {}
         self._messages = Messages(recorder, peers)
-        self._verdicts: dict[tuple[int, ...], bool] = {}
         self._lock = threading.Condition()
-        self._busy: list[_Queue] = []
+        self._busy: list[Queue] = []
         self._thread: threading.Thread | None = None
+        self._pause_s = FIRST_SLEEP_S
+        """Between two looks of the thread."""
+        self._asleep = False
+        """The thread waits to be woken."""
         self._over = False
         """The process is at its end: nothing is held any more."""
 
@@ -124,45 +114,81 @@ class Strict:
         if is_async or queue.waiting:
             device = said.key[8]
             on_host = device is None or device.type == "cpu"
+            if is_async and self._goes_at_once(queue, seq, print_, index, said):
+                return None
             deferred = Deferred(self._recorder, log, index, seq, print_, is_async, None if on_host else device, issue)
-            deferred.timeout_s = partial(_timeout_s, guard)
-            self._defer(queue, deferred, said)
+            self._defer(guard, queue, deferred, said)
             return deferred
         self._show(queue, seq, print_, index, said)
         self._agree(guard, queue, seq, print_, index)
         return None
 
-    def ready(self, log: GroupLog) -> bool:
+    def ready(self, log: GroupLog, end: tuple[str, int, int] | None = None) -> bool:
         """Whether a call that was made before may come by `hold_again`: all members are on this host, and no
         asynchronous call waits before it."""
+        if end is not None:
+            return True
         queue = self._queues.get(id(log))
         return queue is not None and queue.row is not None and not queue.waiting and not queue.remote
 
-    def hold_again(self, guard: Any, seq: int, print_: int, index: int) -> None:
-        """`hold` for a synchronous call of a `ready` group that was made before."""
-        queue = self._queues[id(guard.group_log)]
+    def hold_again(
+        self,
+        guard: Any,
+        end: tuple[str, int, int] | None,
+        print_: int,
+        index: int,
+        later: bool,
+        tensors: Sequence[Any],
+        issue: Callable[[], Any],
+    ) -> Handle | None:
+        """`hold` for a call of a `ready` group that was made before."""
+        log: GroupLog = guard.group_log
+        if end is not None:
+            payload = payload_print(tensors[0].shape, tensors[0].dtype)
+            return self._messages.meet(log, end, log.ordinals[end], payload, index, later, True, issue)
+        queue, number = self._queues[id(log)], self._recorder.ring.number(index)
+        if later and not self._over:
+            if self._goes_at_once(queue, number, print_, index, None):
+                return None
+            deferred = Deferred(self._recorder, log, index, number, print_, True, None, issue)
+            deferred.shown = True
+            self._defer(guard, queue, deferred, None)
+            return deferred
         assert queue.row is not None, "not ready"
-        self._recorder.ring.publish(queue.row, seq, print_, index)
-        self._agree(guard, queue, seq, print_, index)
+        self._recorder.ring.publish(queue.row, number, print_, index)
+        if not self._over:
+            self._agree(guard, queue, number, print_, index)
+        return None
 
-    def _show_and_look(self, guard: Any, queue: _Queue, seq: int, print_: int, index: int, said: Call) -> None:
+    def _goes_at_once(self, queue: Queue, seq: int, print_: int, index: int, said: Call | None) -> bool:
+        """Show an asynchronous call where none waits before it; whether all members have made the same already."""
+        if queue.waiting or queue.remote or queue.row is None:
+            return False
+        self._recorder.ring.publish(queue.row, seq, print_, index)
+        answers = queue.arrived(seq)
+        if answers is None or not queue.equal(print_, answers):
+            return False
+        queue.done = seq
+        return True
+
+    def _show_and_look(self, guard: Any, queue: Queue, seq: int, print_: int, index: int, said: Call) -> None:
         """For a call that is not held (a monitored barrier waits for the others by itself, and says in its own words
         who is late): members that are there already are compared, those to come will compare themselves."""
         self._show(queue, seq, print_, index, said)
         self._agree(guard, queue, seq, print_, index, wait=False)
 
-    def _drain(self, guard: Any, queue: _Queue) -> None:
+    def _drain(self, guard: Any, queue: Queue) -> None:
         """Let the asynchronous calls before this one go out first: gloo numbers what goes out."""
         deadline = time.monotonic() + _timeout_s(guard)
         while queue.waiting and time.monotonic() < deadline:
             time.sleep(LAST_SLEEP_S)
 
-    def _agree(self, guard: Any, queue: _Queue, seq: int, print_: int, index: int, *, wait: bool = True) -> None:
+    def _agree(self, guard: Any, queue: Queue, seq: int, print_: int, index: int, *, wait: bool = True) -> None:
         try:
             if wait:
                 self._meet(guard, queue, seq, print_, index)
-            elif (answers := self._arrived(queue, seq)) is not None:
-                self._compare(queue, seq, print_, index, answers)
+            elif (answers := queue.arrived(seq)) is not None:
+                queue.compare(seq, print_, index, answers)
         except BaseException as error:
             self._recorder.ring.error(index, error_line(error))
             self._recorder.ring.finish(index, rings.FAILED)
@@ -170,7 +196,7 @@ class Strict:
             raise
         queue.done = seq
 
-    def _queue(self, log: GroupLog, guard: Any) -> _Queue | None:
+    def _queue(self, log: GroupLog, guard: Any) -> Queue | None:
         queue = self._queues.get(id(log))
         if queue is None:
             group = Group(log.name, str(guard.group_desc), log.ranks)
@@ -186,10 +212,10 @@ class Strict:
                 else:
                     peers.append(StorePeer(self._peers.store(), rank, group))
             row = self._recorder.ring.meeting_row(log.key)
-            queue = self._queues[id(log)] = _Queue(log, row, peers, group, bool(log.ranks.index(self._rank) % 2))
+            queue = self._queues[id(log)] = Queue(log, row, peers, group, self._rank, self._peers)
         return queue if queue.row is not None else None
 
-    def _show(self, queue: _Queue, seq: int, print_: int, index: int, said: Call) -> None:
+    def _show(self, queue: Queue, seq: int, print_: int, index: int, said: Call) -> None:
         if queue.row is not None:
             self._recorder.ring.publish(queue.row, seq, print_, index)
         if queue.remote:
@@ -200,22 +226,11 @@ class Strict:
             if seq > rings.MEETING_WINDOW:
                 store.delete_key(f"{name}/{seq - rings.MEETING_WINDOW}/{self._rank}")
 
-    def _arrived(self, queue: _Queue, seq: int) -> list[tuple[int, int]] | None:
-        """What every peer said, or None while one is missing."""
-        name = queue.group_log.key
-        answers = []
-        for peer in queue.peers:
-            answer = peer.said(name, seq)
-            if answer is None:
-                return None
-            answers.append(answer)
-        return answers
-
-    def _meet(self, guard: Any, queue: _Queue, seq: int, print_: int, index: int) -> None:
+    def _meet(self, guard: Any, queue: Queue, seq: int, print_: int, index: int) -> None:
         """Wait in place for all members, then compare."""
         sleep_s = FIRST_SLEEP_S
         began = checked = time.monotonic()
-        while (answers := self._arrived(queue, seq)) is None:
+        while (answers := queue.arrived(seq)) is None:
             if time.monotonic() - began < SPIN_S and not queue.remote:
                 os.sched_yield()  # a sleep lasts 70 us at least, longer than most calls are apart
                 continue
@@ -224,56 +239,23 @@ class Strict:
             now = time.monotonic()
             if now - checked > LIFE_CHECK_S:
                 checked = now
-                if any(peer.gone() for peer in self._absent(queue, seq)):
+                if any(peer.gone() for peer in queue.absent(seq)):
                     self._recorder.ring.mark(index, rings.UNCHECKED)
                     return  # the backend's own error says it best
                 if now - began > (timeout_s := _timeout_s(guard)):
-                    raise RuntimeError(self._late(queue, seq, timeout_s))
-        self._compare(queue, seq, print_, index, answers)
+                    raise RuntimeError(queue.late(seq, timeout_s))
+        queue.compare(seq, print_, index, answers)
         if queue.odd and not queue.remote:
             until = time.monotonic() + APART_S
             while time.monotonic() < until:
                 pass
 
-    def _absent(self, queue: _Queue, seq: int) -> list[Any]:
-        name = queue.group_log.key
-        return [peer for peer in queue.peers if peer.said(name, seq) is None]
-
-    def _late(self, queue: _Queue, seq: int, timeout_s: float) -> str:
-        ranks = [peer.rank for peer in self._absent(queue, seq)]
-        # Programs look for gloo's words, with a space before and after.
-        return (
-            f"[distsim] Timed out waiting {timeout_s * 1000:.0f}ms for ranks {ranks} to make call #{seq} on group "
-            f"{queue.group.label} (ranks {list(queue.group.ranks)})"
-        )
-
-    def _compare(self, queue: _Queue, seq: int, print_: int, index: int, answers: Sequence[tuple[int, int]]) -> None:
-        if print_ & 1 == 0 and all(answer[0] == print_ for answer in answers):
-            return
-        prints = dict(zip((peer.rank for peer in queue.peers), (a[0] for a in answers), strict=True))
-        prints[self._rank] = print_
-        pattern = (id(queue), *(prints[rank] for rank in queue.group.ranks))
-        known = self._verdicts.get(pattern)
-        if known:
-            return
-        records = self._records(queue, seq, index, answers)
-        mismatch = check_meeting(records) if len(records) > 1 else None
-        if mismatch is None:
-            self._verdicts[pattern] = True
-            return
-        raise CollectiveMismatch(_message(mismatch, records, self._rank), records)
-
-    def _records(self, queue: _Queue, seq: int, index: int, answers: Sequence[tuple[int, int]]) -> list[CallRecord]:
-        name = queue.group_log.key
-        me = self._peers.neighbour(self._rank)
-        records = [me.record(name, seq, index) if me is not None else None]
-        for peer, answer in zip(queue.peers, answers, strict=True):
-            records.append(peer.record(name, seq, answer[1]))
-        return [record for record in records if record is not None]
-
     # Asynchronous calls -----------------------------------------------------------------------------
 
-    def _defer(self, queue: _Queue, deferred: Deferred, said: Call) -> None:
+    def _defer(self, guard: Any, queue: Queue, deferred: Deferred, said: Call | None) -> None:
+        deferred.timeout_s = partial(_timeout_s, guard)
+        deferred.hasten = partial(self._hasten, queue, deferred)
+        deferred.urge = self._urge
         with self._lock:
             deferred.said = said
             queue.waiting.append(deferred)
@@ -283,9 +265,32 @@ class Strict:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="distsim-strict", daemon=True)
                 self._thread.start()
+            if self._asleep:
+                self._lock.notify()
+
+    def _urge(self) -> None:
+        with self._lock:
+            self._pause_s = FIRST_SLEEP_S
             self._lock.notify()
 
-    def _show_some(self, queue: _Queue) -> None:
+    def _hasten(self, queue: Queue, deferred: Deferred, timeout_s: float) -> bool:
+        """Who waits for a call lets out what may go, in place of the thread of ours; False: it took too long."""
+        began = time.monotonic()
+        sleep_s = FIRST_SLEEP_S
+        while not deferred.decided:
+            if self._advance(queue):
+                continue
+            took = time.monotonic() - began
+            if took > timeout_s:
+                return False
+            if took < SPIN_S and not queue.remote:
+                os.sched_yield()
+                continue
+            time.sleep(sleep_s)
+            sleep_s = min(sleep_s * 1.3, LAST_SLEEP_S)
+        return True
+
+    def _show_some(self, queue: Queue) -> None:
         for deferred in queue.waiting:
             if deferred.seq - queue.done > AHEAD:
                 return
@@ -294,25 +299,39 @@ class Strict:
                 self._show(queue, deferred.seq, deferred.print_, deferred._index, deferred.said)
 
     def _run(self) -> None:
-        sleep_s = FIRST_SLEEP_S
+        quiet_since = time.monotonic()
         while True:
             with self._lock:
-                while not self._busy and not self._over:
+                while not self._busy and not self._over and time.monotonic() - quiet_since > DOZE_S:
+                    self._asleep = True
                     self._lock.wait()
+                    self._asleep = False
+                    quiet_since = time.monotonic()
                 queues, over = list(self._busy), self._over
             moved = False
             for queue in queues:
                 moved = self._advance(queue) or moved
+            if queues:
+                quiet_since = time.monotonic()
             if moved:
-                sleep_s = FIRST_SLEEP_S
+                self._pause_s = FIRST_SLEEP_S
             elif over:
                 return
             else:
-                time.sleep(sleep_s)
-                sleep_s = min(sleep_s * 1.3, LAST_SLEEP_S)
+                with self._lock:
+                    self._lock.wait(self._pause_s)
+                self._pause_s = min(self._pause_s * 1.3, LAST_SLEEP_S)
 
-    def _advance(self, queue: _Queue) -> bool:
+    def _advance(self, queue: Queue) -> bool:
         """Let the calls at the head of a queue go out whose members are there."""
+        if not queue.turn.acquire(blocking=False):
+            return False  # another thread does
+        try:
+            return self._advance_alone(queue)
+        finally:
+            queue.turn.release()
+
+    def _advance_alone(self, queue: Queue) -> bool:
         moved = False
         while True:
             with self._lock:
@@ -321,20 +340,20 @@ class Strict:
                         self._busy.remove(queue)
                     return moved
                 head = queue.waiting[0]
-            answers = self._arrived(queue, head.seq)
+            answers = queue.arrived(head.seq)
             if answers is None:
                 waited = time.monotonic() - head.began
                 if waited < LIFE_CHECK_S:
                     return moved
-                if any(peer.gone() for peer in self._absent(queue, head.seq)):
+                if any(peer.gone() for peer in queue.absent(head.seq)):
                     head.went_out()  # the backend's own error says it best
                 elif waited > (timeout_s := head.timeout_s()):
-                    head.refuse(RuntimeError(self._late(queue, head.seq, timeout_s)))
+                    head.refuse(RuntimeError(queue.late(head.seq, timeout_s)))
                 else:
                     return moved
             else:
                 try:
-                    self._compare(queue, head.seq, head.print_, head._index, answers)
+                    queue.compare(head.seq, head.print_, head._index, answers)
                 except BaseException as error:
                     head.refuse(error)
                 else:
@@ -366,17 +385,3 @@ def json_call(print_: int, said: Call) -> str:
     import json
 
     return json.dumps({"print": print_, "call": content(said.key)[0]})
-
-
-def _message(mismatch: Any, records: Sequence[CallRecord], rank: int) -> str:
-    calls = "; ".join(
-        f"rank {record.rank}: {mismatch.found.get(record.rank, mismatch.expected)}"
-        + (f" at {record.site}" if record.site is not None else "")
-        for record in sorted(records, key=lambda record: record.rank)
-    )
-    mine = next((record for record in records if record.rank == rank), None)
-    here = f"{mine.op} #{mismatch.seq}" if mine is not None else f"call #{mismatch.seq}"
-    return (
-        f"{mismatch.kind.value}: {here} on group {mismatch.group.label} (ranks {list(mismatch.group.ranks)}) "
-        f"did not go out: {calls}. Make ranks {list(mismatch.culprits)} agree with the others."
-    )

@@ -254,3 +254,75 @@ def test_a_live_stack_is_walked_from_within() -> None:
     frame = sys._getframe()
     assert isinstance(frame, types.FrameType)
     assert next(iter(steps(frame)))[2] == "test_a_live_stack_is_walked_from_within"
+
+
+def far(depth: int, ask: Any) -> Any:
+    """*ask*, so many calls further in."""
+    return ask() if depth == 0 else far(depth - 1, ask)
+
+
+def test_a_deep_stack_is_told_from_one_that_differs_at_its_end() -> None:
+    """However often a way was walked before: each position counts, the nearest and the farthest."""
+    ways: dict[str, set[Any]] = {}
+
+    def here() -> Any:
+        return callsite.way_to(sys._getframe())
+
+    def again(name: str) -> None:
+        for _ in range(6):
+            ways.setdefault(name, set()).add(here())
+
+    for _ in range(12):
+        before = {name: set(found) for name, found in ways.items()}
+        far(12, lambda: again("near"))
+        far(20, lambda: again("far"))
+    assert ways == before, "it is another way each time"
+    far(20, lambda: again("elsewhere"))
+    assert not ways["near"] & ways["far"]
+    assert not ways["near"] & ways["elsewhere"]
+    assert not ways["far"] & ways["elsewhere"]
+
+
+def test_a_generator_is_told_by_who_resumes_it() -> None:
+    """It is the same frame each time, but those who called it are others."""
+
+    def ask() -> Any:
+        return {callsite.way_to(sys._getframe()) for _ in range(4)}
+
+    def asks() -> Any:
+        while True:
+            yield far(12, ask)
+
+    steps_of_it = asks()
+
+    def train() -> Any:
+        return next(steps_of_it)
+
+    def evaluate() -> Any:
+        return next(steps_of_it)
+
+    first, second, third = far(9, train), far(9, evaluate), far(9, train)
+    assert not first & second
+    assert not second & third
+
+
+def test_whoever_traces_afterwards_is_not_disturbed() -> None:
+    """A tracer that is set while frames that were walked before are on the stack gets its events."""
+    seen = []
+
+    def tracer(frame: types.FrameType, event: str, _: Any) -> Any:
+        seen.append((frame.f_code.co_name, event))
+        return tracer
+
+    def traced() -> int:
+        for _ in range(4):
+            callsite.way_to(sys._getframe())
+        before = sys.gettrace()
+        sys.settrace(tracer)
+        try:
+            return far(1, lambda: 5)
+        finally:
+            sys.settrace(before)
+
+    assert far(12, traced) == 5
+    assert ("far", "line") in seen

@@ -14,7 +14,8 @@ import pytest
 from distsim.debug.records import Group
 from distsim.realexec.guard.recorder import GroupLog
 from distsim.realexec.process.session import STACK_SIGNAL
-from distsim.realexec.strict.strict import Strict, _Queue
+from distsim.realexec.strict.queue import Queue
+from distsim.realexec.strict.strict import Strict
 
 ASKS = """\
 import os, sys, time
@@ -102,7 +103,7 @@ def test_calls_that_strict_still_holds_go_out_at_the_end() -> None:
     ring: Any = SimpleNamespace(rank=0)
     strict = Strict(SimpleNamespace(ring=ring), None)  # type: ignore[arg-type]
     log = GroupLog("0", (0, 1), 0)
-    queue = strict._queues[id(log)] = _Queue(log, None, [], Group("0", "", (0, 1)), False)
+    queue = strict._queues[id(log)] = Queue(log, None, [], Group("0", "", (0, 1)), 0, None)  # type: ignore[arg-type]
     calls = [Pending(), Pending()]
     queue.waiting.extend(calls)  # type: ignore[arg-type]
     strict.stop()

@@ -1,0 +1,261 @@
+"""torch.distributed's public functions, as entrances to the short way (`fast_path`).
+
+Each of ours takes the arguments of one of torch's, and says which of them are tensors, how its backend takes them,
+and what the rest is. What it does not know (another type than is usual) goes to torch's own.
+
+Most of torch's functions are its decorator around the function proper, which it finds in a closure cell. That cell is
+what is exchanged; of those without decorator the code is. So a name that a script imported before is met, too, and the
+public function stays the same object, by which torch.compile and `P2POp` know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CellType, FunctionType
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import Backend
+
+from distsim.realexec.guard.fast_path import Public, through
+from distsim.realexec.guard.group import BACKEND_NAMES
+
+__all__ = ["Shortcuts"]
+
+SUM = dist.ReduceOp.SUM
+
+
+def _backends(name: str) -> Any:
+    return getattr(Backend, BACKEND_NAMES.get(name, name))
+
+
+def _all_reduce(long: Public) -> Public:
+    method = _backends("allreduce")
+
+    def all_reduce(tensor: Any, op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
+        args = (tensor, op, group, async_op)
+        what = "all_reduce async" if async_op else "all_reduce"
+        return through(method, what, (tensor,), ([tensor],), (op,), group, async_op, long, args)
+
+    return all_reduce
+
+
+def _broadcast(long: Public) -> Public:
+    method = _backends("broadcast")
+
+    def broadcast(
+        tensor: Any, src: Any = None, group: Any = None, async_op: bool = False, group_src: Any = None
+    ) -> Any:
+        args = (tensor, src, group, async_op, group_src)
+        what = "broadcast async" if async_op else "broadcast"
+        return through(method, what, (tensor,), ([tensor],), (src, group_src), group, async_op, long, args)
+
+    return broadcast
+
+
+def _reduce(long: Public) -> Public:
+    method = _backends("reduce")
+
+    def reduce(
+        tensor: Any,
+        dst: Any = None,
+        op: Any = SUM,
+        group: Any = None,
+        async_op: bool = False,
+        group_dst: Any = None,
+    ) -> Any:
+        args = (tensor, dst, op, group, async_op, group_dst)
+        what = "reduce async" if async_op else "reduce"
+        return through(method, what, (tensor,), ([tensor],), (dst, op, group_dst), group, async_op, long, args)
+
+    return reduce
+
+
+def _all_gather(long: Public) -> Public:
+    method = _backends("allgather")
+
+    def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+        args = (tensor_list, tensor, group, async_op)
+        if type(tensor_list) is not list:
+            return long(*args)
+        what = "all_gather async" if async_op else "all_gather"
+        lead = ([tensor_list], [tensor])
+        return through(method, what, (tensor, *tensor_list), lead, (), group, async_op, long, args)
+
+    return all_gather
+
+
+def _all_gather_single(long: Public) -> Public:
+    method = _backends("all_gather_single")
+
+    def all_gather_single(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+        args = (output_tensor, input_tensor, group, async_op)
+        both = (output_tensor, input_tensor)
+        what = "all_gather_single async" if async_op else "all_gather_single"
+        return through(method, what, both, both, (), group, async_op, long, args)
+
+    return all_gather_single
+
+
+def _reduce_scatter_single(long: Public) -> Public:
+    method = _backends("reduce_scatter_single")
+
+    def reduce_scatter_single(output: Any, input: Any, op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
+        args = (output, input, op, group, async_op)
+        both = (output, input)
+        what = "reduce_scatter_single async" if async_op else "reduce_scatter_single"
+        return through(method, what, both, both, (op,), group, async_op, long, args)
+
+    return reduce_scatter_single
+
+
+def _all_to_all_single(long: Public) -> Public:
+    method = _backends("all_to_all_single")
+
+    def all_to_all_single(
+        output: Any,
+        input: Any,
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
+        group: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        args = (output, input, output_split_sizes, input_split_sizes, group, async_op)
+        outs, ins = output_split_sizes or [], input_split_sizes or []
+        if type(outs) is not list or type(ins) is not list or not all(type(one) is int for one in (*outs, *ins)):
+            return long(*args)
+        what = "all_to_all_single async" if async_op else "all_to_all_single"
+        lead, said = (output, input, outs, ins), (tuple(outs), tuple(ins))
+        return through(method, what, (output, input), lead, said, group, async_op, long, args)
+
+    return all_to_all_single
+
+
+def _barrier(long: Public) -> Public:
+    method = _backends("barrier")
+
+    def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: Any = None) -> Any:
+        args = (group, async_op, device_ids, timeout)
+        if device_ids is not None:
+            return long(*args)
+        what = "barrier async" if async_op else "barrier"
+        return through(method, what, (), (), (timeout,), group, async_op, long, args)
+
+    return barrier
+
+
+def _send(name: str) -> Callable[[Public], Public]:
+    method, later = Backend.send, name == "isend"
+
+    def way(long: Public) -> Public:
+        def send(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Any:
+            args = (tensor, dst, group, tag, group_dst)
+            if type(tag) is not int or not (type(dst) is int or type(group_dst) is int):
+                return long(*args)
+            what = (name, dst, group_dst, tag)
+            return through(method, what, (tensor,), ([tensor],), (), group, later, long, args)
+
+        return send
+
+    return way
+
+
+def _recv(name: str) -> Callable[[Public], Public]:
+    method, later = Backend.recv, name == "irecv"
+
+    def way(long: Public) -> Public:
+        def recv(tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> Any:
+            args = (tensor, src, group, tag, group_src)
+            if type(tag) is not int or not (type(src) is int or (later and type(group_src) is int)):
+                return long(*args)
+            what = (name, src, group_src, tag)
+            answer = through(method, what, (tensor,), ([tensor],), (), group, later, long, args)
+            return src if answer is None and not later else answer
+
+        return recv
+
+    return way
+
+
+def isend(tensor, dst=None, group=None, tag=0, group_dst=None):  # type: ignore[no-untyped-def]
+    return _distsim_isend(tensor, dst, group, tag, group_dst)  # type: ignore[name-defined]  # noqa: F821
+
+
+def irecv(tensor, src=None, group=None, tag=0, group_src=None):  # type: ignore[no-untyped-def]
+    return _distsim_irecv(tensor, src, group, tag, group_src)  # type: ignore[name-defined]  # noqa: F821
+
+
+WAYS: dict[str, Callable[[Public], Public]] = {
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "all_gather": _all_gather,
+    "all_gather_single": _all_gather_single,
+    "reduce_scatter_single": _reduce_scatter_single,
+    "all_to_all_single": _all_to_all_single,
+    "barrier": _barrier,
+    "send": _send("send"),
+    "recv": _recv("recv"),
+}
+if not hasattr(c10d, "all_gather_single"):  # torch 2.11
+    WAYS["all_gather_into_tensor"] = WAYS.pop("all_gather_single")
+    WAYS["reduce_scatter_tensor"] = WAYS.pop("reduce_scatter_single")
+BARE: dict[str, tuple[Any, Callable[[Public], Public]]] = {
+    "isend": (isend, _send("isend")),
+    "irecv": (irecv, _recv("irecv")),
+}
+"""Without decorator: code that calls what it finds in torch's module under `HIDDEN`, and the entrance put there."""
+HIDDEN = "_distsim_"
+
+
+class Shortcuts:
+    """Exchanges the functions proper inside torch's public ones, and puts them back."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], object]] = []
+
+    def install(self) -> None:
+        if not {"_default_pg", "_pg_coalesce_state"} <= vars(c10d._world).keys():
+            return  # a torch that keeps them elsewhere: the long way does everything
+        for name, way in WAYS.items():
+            public = getattr(c10d, name)
+            cells = dict(zip(public.__code__.co_freevars, public.__closure__ or (), strict=True))
+            cell = cells.get("func")
+            if cell is not None:  # else this torch decorates otherwise
+                self._undo.append(_put_back(cell, cell.cell_contents))
+                cell.cell_contents = _opaque(way(cell.cell_contents))
+        for name, (bare, way) in BARE.items():
+            public, ours = getattr(c10d, name), bare.__code__
+            theirs = public.__code__
+            named = theirs.co_varnames[: theirs.co_argcount]
+            if named == ours.co_varnames[: ours.co_argcount] and not theirs.co_freevars:
+                long = FunctionType(theirs, vars(c10d), name, public.__defaults__)
+                setattr(c10d, HIDDEN + name, _opaque(way(long)))
+                public.__code__ = ours
+                self._undo.append(_code_back(public, theirs))
+
+    def remove(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+
+def _opaque(entrance: Any) -> Any:
+    """torch.compile is to call it, and not to look into it (`uncompiled` keeps it from what is called, only)."""
+    entrance._torchdynamo_disable = True
+    return entrance
+
+
+def _put_back(cell: CellType, original: Any) -> Callable[[], None]:
+    def undo() -> None:
+        cell.cell_contents = original
+
+    return undo
+
+
+def _code_back(public: Any, original: Any) -> Callable[[], None]:
+    def undo() -> None:
+        public.__code__ = original
+        # What is just running keeps the name: a thread may be between our code and the entrance.
+
+    return undo

@@ -1,0 +1,115 @@
+"""One group at the strict level: the calls that wait for their members, and whether what all say fits together."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from distsim.debug.matching.agreement import check_meeting
+from distsim.debug.records import CallRecord, Group
+from distsim.debug.records.errors import CollectiveMismatch
+from distsim.realexec.guard.recorder import GroupLog
+from distsim.realexec.strict.deferred import Deferred
+from distsim.realexec.strict.peers import Peers, StorePeer
+
+__all__ = ["Queue"]
+
+
+class Queue:
+    """One group: its calls that wait for their members, and what the members say."""
+
+    def __init__(
+        self, log: GroupLog, row: int | None, peers: list[Any], group: Group, rank: int, rings_of: Peers
+    ) -> None:
+        self._rank = rank
+        self._rings = rings_of
+        self._verdicts: set[tuple[int, ...]] = set()
+        """Fingerprints of calls that fit together, though they are not the same or equal ones may not fit."""
+        self.odd = bool(log.ranks.index(rank) % 2)
+        """Every other member of the group."""
+        self.group_log = log
+        self.row = row
+        self.peers = peers
+        self.group = group
+        self.waiting: deque[Deferred] = deque()
+        self.turn = threading.Lock()
+        """Held by the thread that lets calls go out."""
+        self.done = 0
+        """Number of the last call that went out."""
+        self.remote = any(isinstance(peer, StorePeer) for peer in peers)
+
+    def arrived(self, seq: int) -> list[tuple[int, int]] | None:
+        """What every peer said, or None while one is missing."""
+        name = self.group_log.key
+        answers = []
+        for peer in self.peers:
+            answer = peer.said(name, seq)
+            if answer is None:
+                return None
+            answers.append(answer)
+        return answers
+
+    def absent(self, seq: int) -> list[Any]:
+        """The peers that have not made their call *seq*."""
+        name = self.group_log.key
+        return [peer for peer in self.peers if peer.said(name, seq) is None]
+
+    def late(self, seq: int, timeout_s: float) -> str:
+        """Words for a call that timed out."""
+        ranks = [peer.rank for peer in self.absent(seq)]
+        # Programs look for gloo's words, with a space before and after.
+        return (
+            f"[distsim] Timed out waiting {timeout_s * 1000:.0f}ms for ranks {ranks} to make call #{seq} on group "
+            f"{self.group.label} (ranks {list(self.group.ranks)})"
+        )
+
+    def _pattern(self, print_: int, answers: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+        """In the order of the peers, which is a queue's own."""
+        return (print_, *[answer[0] for answer in answers])
+
+    def equal(self, print_: int, answers: Sequence[tuple[int, int]]) -> bool:
+        """Whether it takes no more than fingerprints to know that the members agree."""
+        if print_ & 1:
+            return self._pattern(print_, answers) in self._verdicts
+        for answer in answers:  # noqa: SIM110  (every microsecond counts here)
+            if answer[0] != print_:
+                return False
+        return True
+
+    def compare(self, seq: int, print_: int, index: int, answers: Sequence[tuple[int, int]]) -> None:
+        """Raise CollectiveMismatch where the members contradict each other."""
+        if self.equal(print_, answers):
+            return
+        pattern = self._pattern(print_, answers)
+        if pattern in self._verdicts:
+            return
+        records = self._records(seq, index, answers)
+        mismatch = check_meeting(records) if len(records) > 1 else None
+        if mismatch is None:
+            self._verdicts.add(pattern)
+            return
+        raise CollectiveMismatch(_message(mismatch, records, self._rank), records)
+
+    def _records(self, seq: int, index: int, answers: Sequence[tuple[int, int]]) -> list[CallRecord]:
+        name = self.group_log.key
+        me = self._rings.neighbour(self._rank)
+        records = [me.record(name, seq, index) if me is not None else None]
+        for peer, answer in zip(self.peers, answers, strict=True):
+            records.append(peer.record(name, seq, answer[1]))
+        return [record for record in records if record is not None]
+
+
+def _message(mismatch: Any, records: Sequence[CallRecord], rank: int) -> str:
+    calls = "; ".join(
+        f"rank {record.rank}: {mismatch.found.get(record.rank, mismatch.expected)}"
+        + (f" at {record.site}" if record.site is not None else "")
+        for record in sorted(records, key=lambda record: record.rank)
+    )
+    mine = next((record for record in records if record.rank == rank), None)
+    here = f"{mine.op} #{mismatch.seq}" if mine is not None else f"call #{mismatch.seq}"
+    return (
+        f"{mismatch.kind.value}: {here} on group {mismatch.group.label} (ranks {list(mismatch.group.ranks)}) "
+        f"did not go out: {calls}. Make ranks {list(mismatch.culprits)} agree with the others."
+    )
