@@ -298,3 +298,15 @@ def test_a_collective_holds_no_memory_once_it_was_waited_for() -> None:
     """The host is ahead of the GPU: the kernel has not run, the tensor's memory is free for what comes after it."""
     outcome, _ = ran(broadcast_and_drop)
     assert [before == after for before, after in outcome.results] == [True, True]
+
+
+def test_a_gpu_that_was_only_asked_about_does_not_train() -> None:
+    """Libraries look at all GPUs of a node (free memory, peers); tokens and FLOP/s are shared by those that worked."""
+
+    def body() -> None:
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.mem_get_info(index)
+            torch.cuda.synchronize(index)
+        train(3)
+
+    assert ran(body)[1]["num_gpus"] == 2

@@ -102,7 +102,7 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     gpu = world.gpu
     like = _like(world, used)
     alike = {process: len(ranks) for process, ranks in like.items()}
-    num_gpus = sum(alike[p] * len(p.accelerators.devices) for p in used)
+    num_gpus = sum(alike[p] * max(1, sum(bool(d.timeline.done) for d in p.accelerators.devices)) for p in used)
     found = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
     found.reads = _reads(used)
     found.placeholder = used[0].accelerators.values.placeholder
