@@ -140,7 +140,7 @@ def test_triton_is_defined_and_not_launched() -> None:
 
         @triton.autotune(configs=[Config({"BLOCK": 64}, num_warps=4)], key=["n"])
         @triton.jit
-        def add(x: Any, n: Any, BLOCK: tl.constexpr) -> None:
+        def add(x: Any, n: tl.pointer_type(tl.int64), BLOCK: tl.constexpr) -> None:
             tl.program_id(0)
 
         return (

@@ -303,8 +303,7 @@ class World(Scheduler):
 
     def stands_still(self) -> None:
         """Empty heap and blocked ranks, nothing but naps, or a limit: why."""
-        nothing_moves = self.env.peek() == float("inf")
-        self.diagnoses = self.diagnoses or diagnose(self.evidence(), nothing_moves=nothing_moves)
+        self.diagnoses = self.diagnoses or diagnose(self.evidence(), nothing_moves=self.env.peek() == float("inf"))
 
     def has_met(self) -> bool:
         """Whether calls met that do not fit, or a guard saw what is wrong; then the run is over."""

@@ -63,6 +63,9 @@ class _Package(ModuleType):
         return _Part(f"{self.__name__}.{name}")
 
 
+_TYPES = {f"triton.language.{name}" for name in ("pointer_type", "block_type", "constexpr", "dtype", "tensor")}
+
+
 class _Part:
     """A name in it: it can be passed round, indexed as a type is, and used as a decorator's argument."""
 
@@ -74,7 +77,9 @@ class _Part:
             raise AttributeError(name)
         return _Part(f"{self._distsim_name}.{name}")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def __call__(self, *args: Any, **kwargs: Any) -> _Part:
+        if self._distsim_name in _TYPES:
+            return self  # in the annotation of a kernel's argument
         raise NotSimulated(
             self._distsim_name, "it needs a GPU; price what it does with distsim.kernel_cost(fn, flops=, bytes=)"
         )
