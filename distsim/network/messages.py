@@ -104,9 +104,6 @@ class _MessageRun:
 
     def _send(self, index: int) -> None:
         message = self._messages[index]
-        if message.nbytes <= 0.0:
-            self._left_sender(index)
-            return
         links, weights = self._way(message)
         flow = Flow(links, weights, message.nbytes, message.cap_bytes_per_s, lambda: self._left_sender(index))
         self._flows[index] = flow

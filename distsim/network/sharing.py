@@ -44,7 +44,8 @@ class Sharing:
         """A flow begins; whether it has to be settled (else it has the rate it would have alone)."""
         links = flow.links
         self._want(flow)
-        if not (self._wanted[links] > self.capacity[links] * _FULL).any():
+        # A link that was overloaded and is to be settled in this instant may be so again before it is.
+        if not ((self._wanted[links] > self.capacity[links] * _FULL) | self._over[links]).any():
             return False
         self._enter(flow)
         return True

@@ -166,3 +166,19 @@ def test_another_word_for_data_is_refused() -> None:
     """One line says what there is."""
     with pytest.raises(UsageError, match="data: expected shapes or real, got 'true'"):
         on_gpu(reads, data="true")
+
+
+def resized() -> list[float]:
+    kept = torch.arange(4.0, device="cuda")
+    storage = kept.untyped_storage()
+    storage.resize_(64)
+    storage.resize_(8)
+    first: list[float] = torch.empty(0, device="cuda").set_(storage, 0, (2,), (1,)).tolist()
+    storage.resize_(0)
+    storage.resize_(16)
+    return first
+
+
+def test_a_storage_that_is_resized_keeps_what_fits() -> None:
+    """As on a GPU, where its bytes are copied to the new memory."""
+    assert on_gpu(resized, data="real").results == [[0.0, 1.0]]

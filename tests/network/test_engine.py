@@ -176,3 +176,23 @@ def test_what_is_settled_island_by_island_is_what_all_together_would_get() -> No
         assert [flow.rate for flow in under_way] == pytest.approx(expected.tolist(), rel=1e-6)
         compared += len(under_way)
     assert compared > 1_000
+
+
+def test_links_that_are_left_and_taken_in_one_instant_are_shared() -> None:
+    """Two messages end on a full link and the next two of their queues begin at once: the first of them has room for
+    itself, as long as the second is not there, and shares it with the second."""
+    track = Track(10.0)
+    ends = track.ends
+
+    def start(name: str, then: str) -> None:
+        def done() -> None:
+            ends[name] = track.env.now
+            if then:
+                start(then, "")
+
+        track.engine.start(Flow(np.array([0]), np.array([1.0]), 100.0, INF, done))
+
+    start("a", "c")
+    start("b", "d")
+    track.env.run()
+    assert ends == pytest.approx({"a": 20.0, "b": 20.0, "c": 40.0, "d": 40.0})

@@ -231,3 +231,16 @@ def test_an_unknown_fidelity_is_a_users_mistake() -> None:
     """Named with those there are."""
     with pytest.raises(UsageError, match="expected fidelity fluid or message, got 'exact'"):
         make_network(simpy.Environment(), load_cluster("dgx-h100:1"), fidelity="exact")
+
+
+@pytest.mark.parametrize(("name", "num_ranks"), [("dgx-h100:1", 2), ("pcie-4090:1", 8)])
+def test_a_collective_of_no_bytes_ends_at_any_fidelity(name: str, num_ranks: int) -> None:
+    """Message by message, too, though none takes any time."""
+    cluster = load_cluster(name)
+    for op in ("all_reduce", "all_gather", "broadcast"):
+        transfer = Transfer(op, "nccl", tuple(cluster.devices[:num_ranks]), 0)
+        ends = []
+        for fidelity in NETWORKS:
+            env = simpy.Environment()
+            ends.append(env.run(make_network(env, cluster, fidelity=fidelity).collective(transfer)).end_s)
+        assert ends[1] == pytest.approx(ends[0], rel=0.5)

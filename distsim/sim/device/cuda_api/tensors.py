@@ -69,6 +69,8 @@ def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
     device = gpu(task, storage.device.index)
     if size == _nbytes(storage):
         return storage
+    values = task.process.accelerators.values
+    before = values.host(_bytes_of(storage)) if values.everything and size and _nbytes(storage) else None
     held = storage.__dict__.pop("_distsim_held", None)
     if held is not None:
         held.release()
@@ -77,8 +79,11 @@ def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
         under_meta(torch.ops.aten.set_.source_Storage_storage_offset, (there, storage, 0, (size,), (1,)), {})
     storage._distsim_size = size
     storage.__dict__.pop("_distsim_shadow", None)
-    if size and _mode().values.everything:
-        storage._distsim_shadow = Shadow(UntypedStorage(size, device="cpu"))
+    if size and values.everything:
+        here = torch.zeros(size, dtype=torch.uint8, device="cpu")
+        if before is not None:  # it keeps what fits: resize_bytes_cuda in aten/src/ATen/native/cuda/Resize.cpp
+            here[: len(before)].copy_(before[:size])
+        storage._distsim_shadow = Shadow(here.untyped_storage())
     if size:
         block = device.allocate(size, current_stream(task, device))
         assert block.tag is not None
