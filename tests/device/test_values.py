@@ -150,6 +150,41 @@ def test_a_loop_that_only_an_unknown_value_ends_is_refused() -> None:
     assert on_gpu(train, placeholder=0.25).failures == []
 
 
+def test_a_loop_that_can_be_left_or_is_not_entered_goes_on() -> None:
+    """A break ends it as well; and one that stands in another loop is come to again and again."""
+
+    def train() -> tuple[int, int]:
+        left = entered = 0
+        while unknown().item() > 0.5:
+            left += 1
+            if left == 150:
+                break
+        for _ in range(150):
+            while unknown().item() > 1e9:
+                entered += 1
+        return left, entered
+
+    assert on_gpu(train).results == [(150, 0)]
+
+
+def test_object_collectives_of_objects_of_different_sizes() -> None:
+    """torch makes the smaller pickles larger (`resize_`); what they hold stays."""
+
+    def body() -> Any:
+        dist.init_process_group("nccl")
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        every: list[Any] = [None, None]
+        dist.all_gather_object(every, "x" * (50 * rank + 1))
+        there: list[Any] | None = [None, None] if rank == 0 else None
+        dist.gather_object("y" * 300 * rank, there)
+        grown = torch.arange(4, device="cuda").resize_(64)
+        return [len(one) for one in every], there and [len(one) for one in there], grown[:4].tolist()
+
+    outcome = simulate(body, "dgx-h100:1", nproc_per_node=2)
+    assert outcome.results == [([1, 51], [0, 300], [0, 1, 2, 3]), ([1, 51], None, [0, 1, 2, 3])]
+
+
 def test_a_loop_that_counts_as_well_goes_on() -> None:
     """A condition that something else can end is the program's own affair."""
 

@@ -15,6 +15,10 @@ from distsim.sim.observe.user_stack import user_stack
 
 __all__ = ["Reading", "forget_readings", "reading"]
 
+MOST_PASSES, MOST_READINGS = 100, 10_000
+"""Of a `while` that only a value nobody knows can end; the second where it stands in another loop or a function, which
+may come to it anew as often."""
+AGAIN = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LONGEST = 60
 """Characters of an expression that are shown."""
 CONDITIONS = (ast.If, ast.While, ast.IfExp, ast.Assert)
@@ -30,8 +34,9 @@ class Reading:
     """As the program writes it: `loss.item()`; empty where its text is not known."""
     condition: str = ""
     """`if`, `while`, `assert` where the value decides which way the program goes."""
-    alone: bool = False
-    """That condition is this value's alone, nothing else with `and` or `or`."""
+    most_passes: int = 0
+    """Of a `while` that this value alone can end (nothing else with `and` or `or`, no break, return or raise inside):
+    after how many readings it is one that never ends. 0: something else may end it."""
 
 
 def reading(frame: FrameType) -> Reading:
@@ -55,7 +60,7 @@ def forget_readings() -> None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _told(code: CodeType, file: str, instruction: int) -> tuple[str, str, bool]:
+def _told(code: CodeType, file: str, instruction: int) -> tuple[str, str, int]:
     place = next(islice(code.co_positions(), instruction // 2, None), None)
     if place is None:
         return "", "", False
@@ -73,17 +78,17 @@ def _told(code: CodeType, file: str, instruction: int) -> tuple[str, str, bool]:
     return expression, *_condition(file, (first, begin or 0))
 
 
-def _condition(file: str, place: tuple[int, int]) -> tuple[str, bool]:
-    """(its word, whether it asks for nothing else) of the innermost condition that *place* is in."""
-    found = "", False
-    for test, word in _tests(file):
+def _condition(file: str, place: tuple[int, int]) -> tuple[str, int]:
+    """(its word, most passes) of the innermost condition that *place* is in."""
+    found = "", 0
+    for test, word, most in _tests(file):
         if (test.lineno, test.col_offset) <= place < (test.end_lineno or 0, test.end_col_offset or 0):
-            found = word, not isinstance(test, ast.BoolOp)
+            found = word, most
     return found
 
 
 @functools.lru_cache(maxsize=64)
-def _tests(file: str) -> tuple[tuple[ast.expr, str], ...]:
+def _tests(file: str) -> tuple[tuple[ast.expr, str, int], ...]:
     """Every condition of *file*, the outer ones first."""
     try:
         return tuple(_walk(ast.parse("".join(linecache.getlines(file)))))
@@ -91,10 +96,20 @@ def _tests(file: str) -> tuple[tuple[ast.expr, str], ...]:
         return ()
 
 
-def _walk(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
-    for node in ast.walk(tree):
+def _walk(tree: ast.AST, looped: bool = False) -> Iterator[tuple[ast.expr, str, int]]:
+    """*looped*: the program may come there more than once."""
+    for node in ast.iter_child_nodes(tree):
         if isinstance(node, CONDITIONS):
             word = {ast.While: "while", ast.Assert: "assert"}.get(type(node), "if")
-            yield node.test, word
+            most = 0
+            if isinstance(node, ast.While) and not isinstance(node.test, ast.BoolOp) and not _can_be_left(node):
+                most = MOST_READINGS if looped else MOST_PASSES
+            yield node.test, word, most
         elif isinstance(node, ast.comprehension):
-            yield from ((test, "if") for test in node.ifs)
+            yield from ((test, "if", 0) for test in node.ifs)
+        yield from _walk(node, looped or isinstance(node, AGAIN))
+
+
+def _can_be_left(loop: ast.While) -> bool:
+    ways = (ast.Break, ast.Return, ast.Raise)
+    return any(isinstance(node, ways) for part in loop.body for node in ast.walk(part))

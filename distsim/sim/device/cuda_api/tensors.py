@@ -70,7 +70,8 @@ def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
     if size == _nbytes(storage):
         return storage
     values = task.process.accelerators.values
-    before = values.host(_bytes_of(storage)) if values.everything and size and _nbytes(storage) else None
+    known = values.everything or "_distsim_shadow" in storage.__dict__
+    before = values.host(_bytes_of(storage)) if known and size and _nbytes(storage) else None
     held = storage.__dict__.pop("_distsim_held", None)
     if held is not None:
         held.release()
@@ -79,7 +80,7 @@ def _resize(storage: UntypedStorage, size: int) -> UntypedStorage:
         under_meta(torch.ops.aten.set_.source_Storage_storage_offset, (there, storage, 0, (size,), (1,)), {})
     storage._distsim_size = size
     storage.__dict__.pop("_distsim_shadow", None)
-    if size and values.everything:
+    if size and (values.everything or (before is not None and values.keeps(size, torch.uint8))):
         here = torch.zeros(size, dtype=torch.uint8, device="cpu")
         if before is not None:  # it keeps what fits: resize_bytes_cuda in aten/src/ATen/native/cuda/Resize.cpp
             here[: len(before)].copy_(before[:size])

@@ -151,7 +151,8 @@ def _resize(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         step *= max(1, length)
     needed = (tensor.storage_offset() + numel) * tensor.element_size()
     if needed > tensor.untyped_storage().nbytes():
-        tensor.untyped_storage().resize_(needed)
+        with mode:
+            tensor.untyped_storage().resize_(needed)
     with torch._C._DisableTorchDispatch():
         mode.under_meta(aten.set_.source_Storage_storage_offset, (tensor, tensor.untyped_storage(),
                         tensor.storage_offset(), size, tuple(reversed(stride))), {})  # fmt: skip

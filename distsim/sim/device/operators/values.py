@@ -24,8 +24,6 @@ __all__ = ["Data", "Pending", "Values"]
 
 _set_ = torch.Tensor.set_
 _empty = torch.empty
-MOST_PASSES = 100
-"""Of a `while` that only a value nobody knows can end."""
 _HOST = torch.device("cpu")
 
 
@@ -143,11 +141,11 @@ class Values:
     def count(self, what: str, where: Callable[[], Reading]) -> None:
         """Values that nobody knows were asked for. Raises NotSimulated where a loop may wait for one for ever."""
         reading = where()
-        count = self.reads[what, reading] = self.reads.get((what, reading), 0) + 1
-        if count == MOST_PASSES and reading.condition == "while" and reading.alone:
+        passes = self.reads[what, reading] = self.reads.get((what, reading), 0) + 1
+        if passes == reading.most_passes:
             raise NotSimulated(
                 f"a `while` that only {reading.expression or 'a value on the GPU'} ends, at {reading.where} (read "
-                f"{count} times; nobody knows it, placeholder {self.placeholder:g})",
+                f"{passes} times; nobody knows it, placeholder {self.placeholder:g})",
                 "end it by a number of steps as well, give a --placeholder that ends it, or compute with --data real",
             )
 
