@@ -80,6 +80,8 @@ class Summary:
             details.insert(0, f"{format_time(outcome.wall_time_s)} of wall time")
         line.append(f" ({', '.join(details)})")
         yield line
+        if outcome.unseen:
+            yield Text(f"not seen: {outcome.unseen}", style="yellow")
 
     def _section(self, title: str, body: object) -> RenderResult:
         if body is not None:

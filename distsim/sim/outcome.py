@@ -102,6 +102,8 @@ class Outcome:
     gpu_tracks: Mapping[int, list[GpuTrack]] = field(default_factory=dict)
     """By rank, for the trace: what its GPUs ran."""
     notes: list[str] = field(default_factory=list)
+    unseen: str = ""
+    """What the run cannot tell of, because it did not trace every rank throughout."""
     interrupted: bool = False
     cut_short: bool = False
     """By a limit of its scenario."""

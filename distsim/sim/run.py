@@ -307,7 +307,7 @@ def _attempt(
                 if request.conditions is not None:
                     request.conditions.end(world)
             wrong = any(d.exit_code in (3, 4) for d in world.diagnoses)
-            if world.traced.equal is not None and wrong and len(slots) <= MANY_TO_NAME and not interrupted:
+            if world.traced.not_all and wrong and len(slots) <= MANY_TO_NAME and not interrupted:
                 raise StartAgain(None, "something is wrong, and all together say what")
     except StartAgain as found:
         if any(stream.is_shown for stream in held):

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from distsim.report import print_summary
 from distsim.sim import Outcome, RunRequest, run_program
+from distsim.sim.world import equal_ranks
 from distsim.sim.world.equal_ranks import Difference, EqualRanks, Unlike, families
 
 HEAD = """\
@@ -172,12 +174,32 @@ def test_stages_of_a_pipeline_are_kinds(tmp_path: Path) -> None:
     assert sorted(set(lines)) == ["step 0", "step 1", "step 2"]
 
 
-def test_a_rank_that_does_otherwise_is_found(tmp_path: Path) -> None:
-    """An operator more on one of eight ranks, and every rank is traced; the report says why."""
+def test_a_rank_that_does_otherwise_is_seen(tmp_path: Path) -> None:
+    """An operator more on one of eight ranks, and each is traced for itself."""
     extra = "torch.ones(1000, device='cuda').add_(1) if rank == 3 else None"
     outcome, _ = ran(tmp_path, TRAIN.format(extra=extra), "equal", "dgx-h100:1")
     assert len(outcome.ranks) == 8
-    assert any("every rank was traced: ranks 0 and 3 did not do the same in step 1" in note for note in outcome.notes)
+    assert outcome.unseen == ""
+
+
+@pytest.mark.slow
+def test_a_small_program_is_traced_on_all_of_a_few_ranks_in_all_its_steps(tmp_path: Path) -> None:
+    """One of eight leaves out a later step: a hang, not a run that finished."""
+    text = TRAIN.replace("    {extra}", "    if rank == 3 and step == 2:\n        continue")
+    outcome, _ = ran(tmp_path, text, "equal", "dgx-h100:1")
+    assert outcome.exit_code == 3
+    assert outcome.diagnosis is not None
+    assert outcome.diagnosis.culprits == (3,)
+
+
+def test_what_is_not_seen_is_said_with_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large program's ranks but the first are given up once they were compared: what they do later nobody knows."""
+    monkeypatch.setattr(equal_ranks, "WORTH_IT", 0)
+    outcome, _ = ran(tmp_path, TRAIN.format(extra="pass"), "equal", "dgx-h100:1")
+    assert outcome.unseen.startswith("what ranks 1-7 may do otherwise after step 1 ")
+    shown = io.StringIO()
+    print_summary(outcome, shown)
+    assert "\nnot seen: what ranks 1-7 may do otherwise after step 1 (--ranks all " in shown.getvalue()
 
 
 def test_a_mask_that_fills_is_alike_on_all_ranks(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def summing_up(
         training=training_of(world, ranks, request.tokens_per_step),
         gpu_tracks=GpuTracks(ranks),
         notes=notes,
+        unseen=world.traced.unseen,
         interrupted=interrupted,
     )
 

@@ -2,10 +2,10 @@
 
 A training job's ranks differ in their data, not in what they do with it. Where a program works on simulated GPUs
 (their data are not there anyway), one rank of each kind is traced, its leader, and others, its doubles, for as long as
-it takes to see that they do the same: every operator, its shapes, every call. Of a few ranks all are doubles, of many
-the last of each kind. What is traced arrives in a collective for all ranks of its kind. Kinds begin as one; a message
-to a rank that nobody stands for in that group makes each place in such groups a kind (pipeline stages), and the run
-starts again.
+it takes to see that they do the same: every operator, its shapes, every call. Of a few ranks all are doubles, and none
+is given up as long as the program is a small one; of many the last of each kind. What is traced arrives in a collective
+for all ranks of its kind. Kinds begin as one; a message to a rank that nobody stands for in that group makes each place
+in such groups a kind (pipeline stages), and the run starts again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from distsim.debug.records import P2P, CallRecord
 __all__ = ["Difference", "EqualRanks", "StartAgain", "Unlike", "families"]
 
 FEW = 8
-"""Up to so many ranks all are compared, by one step of the optimizer; of more a sample, by two."""
+"""Up to so many ranks all are compared, by one step of the optimizer or more; of more a sample, by two."""
+WORTH_IT = 50_000
+"""Operators of all ranks together: of a few ranks, all are traced throughout until there were so many (5 s or so)."""
 
 
 class StartAgain(BaseException):
@@ -73,6 +75,8 @@ class EqualRanks:
     traced throughout."""
     values_differ: bool = False
     """A rank that does the same brings other values to calls."""
+    operators: int = 0
+    """Of all that are traced, so far."""
     compared: bool = False
     """All doubles have done what their leaders did, and are traced no more."""
 
@@ -122,6 +126,7 @@ class EqualRanks:
 
     def saw_operator(self, rank: int, number: int) -> None:
         self.sums[rank] = hash((self.sums.get(rank, 0), number))
+        self.operators += 1
 
     def ended_step(self, rank: int) -> None:
         """*rank* has made an optimizer's step."""
@@ -137,9 +142,16 @@ class EqualRanks:
         return None
 
     @property
+    def are_all_traced(self) -> bool:
+        """Whether nobody stands for another yet."""
+        return len(self.kinds) <= FEW and not self.compared
+
+    @property
     def is_believed(self) -> bool:
         """Whether all doubles have done what their leaders did for long enough."""
         steps = 1 if len(self.kinds) <= FEW else 2
+        if self.are_all_traced and self.operators < WORTH_IT:
+            return False
         return all(len(self.steps.get(rank, ())) >= steps for pair in self.pairs() for rank in pair)
 
     def leader_of(self, rank: int) -> int:

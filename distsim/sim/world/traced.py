@@ -55,9 +55,16 @@ class Traced:
         self._may_be_equal = may_be_equal
         self._held = held
         self._ranks: frozenset[int] = frozenset() if equal is None else equal.traced
+        self.unseen = ""
+        """What the run cannot tell of, because it did not trace every rank throughout."""
 
     def __contains__(self, rank: int) -> bool:
         return self.equal is None or rank in self._ranks
+
+    @property
+    def not_all(self) -> bool:
+        """Whether some rank stands for others."""
+        return self.equal is not None and len(self._ranks) < self._job.world_size
 
     def number_of(self, world_size: int) -> int:
         """How many of *world_size* ranks come themselves."""
@@ -108,6 +115,9 @@ class Traced:
         if equal is None or equal.compared or equal.values_differ:
             return
         equal.saw_call(process.rank, record, inputs)
+        if equal.values_differ and equal.are_all_traced:
+            self.equal = None  # each is traced for itself anyway
+            return
         if equal.values_differ and job.world_size <= FEW_VALUES and job.crash is None:
             where = "" if record.site is None else f" at {record.site.file}:{record.site.line}"
             job.crash = StartAgain(None, f"ranks bring values of their own to {record.op}{where}")
@@ -122,6 +132,9 @@ class Traced:
             return
         equal.ended_step(process.rank)
         while (found := equal.difference()) is not None:
+            if equal.are_all_traced:
+                self.equal = None
+                return
             if not found.same_calls or job.world_size <= FEW_UNEQUAL:
                 why = f"ranks {found.leader} and {found.double} did not do the same in step {found.step}"
                 job.crash = job.crash or StartAgain(None, why)
@@ -142,6 +155,12 @@ class Traced:
             )
         gone = self._who_may_go(equal)
         self._ranks -= gone
+        if not gone:
+            return
+        self.unseen = (
+            f"what {ranks_text(sorted(set(range(job.world_size)) - self._ranks))} may do otherwise after step "
+            f"{max(len(steps) for steps in equal.steps.values())} (--ranks all traces every rank throughout)"
+        )
         compared = max(len(steps) for steps in equal.steps.values())
         job.note(
             f"{ranks_text(sorted(equal.traced))} of {job.world_size} were traced and compared for "
@@ -158,28 +177,23 @@ class Traced:
 
     def tell(self) -> None:
         """A run whose ranks were never compared to the end: who was traced."""
-        if self.equal is not None and not self.equal.compared:
+        if self.equal is not None and not self.equal.compared and len(self._ranks) < self._job.world_size:
+            others = sorted(set(range(self._job.world_size)) - self._ranks)
+            self.unseen = f"what {ranks_text(others)} may do otherwise (--ranks all traces every rank)"
             self._job.note(
-                f"{ranks_text(sorted(self._ranks))} of {self._job.world_size} were traced, for all of their kind "
-                "(--ranks all traces every one)"
+                f"{ranks_text(sorted(self._ranks))} of {self._job.world_size} were traced, for all of their kind"
             )
 
     def _who_may_go(self, equal: EqualRanks) -> frozenset[int]:
-        """Of two ranks of a kind the second; the first, where the seconds tell the user something that the firsts do
-        not (many programs log on the last rank); nobody, where both do."""
+        """Of two ranks of a kind the second, unless it tells the user something that the first does not: many programs
+        log on the last rank. The first stays: more log on rank 0, at times not before a later step."""
         said = {
             rank: any(s is not None and s.spoke for s in (p.stdout, p.stderr))
             for rank, p in self._job.rank_processes.items()
         }
         pairs = [(leader, double) for double, leader in equal.pairs() if double not in equal.own]
-        firsts_are_needed = any(said[leader] and not said[double] for leader, double in pairs)
-        if not any(said[double] and not said[leader] for leader, double in pairs):
-            return frozenset(double for _, double in pairs)
-        if firsts_are_needed:
-            return frozenset()
-        last = dict(pairs)
-        equal.leaders.update({kind: last[leader] for kind, leader in equal.leaders.items() if leader in last})
-        return frozenset(rank for pair in pairs for rank in pair) - frozenset(equal.leaders.values())
+        last = dict(pairs)  # of several that log, one is enough
+        return frozenset(d for leader, d in pairs if said[leader] or not said[d] or d != last[leader])
 
     def _retire(self, process: SimProcess) -> None:
         """*process* has been traced long enough; nothing of its end is seen."""
