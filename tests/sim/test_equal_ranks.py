@@ -250,3 +250,12 @@ def test_values_on_the_host_are_their_own_too(tmp_path: Path) -> None:
     """
     _, out = ran(tmp_path, text, "equal")
     assert "sum 120.0" in out
+
+
+@pytest.mark.slow
+def test_what_the_first_rank_does_alone_is_not_everybodys(tmp_path: Path) -> None:
+    """Rank 0 of 72 computes more between its calls: a third says who is the odd one, and rank 0 stands for itself."""
+    extra = "x = torch.ones(2048, 2048, device='cuda'); [x @ x for _ in range(4 - 4 * (rank > 0))]"
+    outcome, _ = ran(tmp_path, TRAIN.format(extra=extra), "equal", "dgx-h100:9")
+    assert outcome.training is not None
+    assert [rank.like for rank in outcome.training.ranks] == [(0,), tuple(range(1, 72))]

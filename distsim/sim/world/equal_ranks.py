@@ -57,6 +57,8 @@ class EqualRanks:
     kinds: Sequence[int]
     reasons: list[str] = field(default_factory=list)
     """Why there is more than one kind."""
+    witnessed: bool = False
+    """A third of each kind is traced, from its middle: where the first and the last differ, it says who is odd."""
     leaders: dict[int, int] = field(default_factory=dict)
     """By kind: the rank that is traced."""
     doubles: dict[int, list[int]] = field(default_factory=dict)
@@ -88,6 +90,11 @@ class EqualRanks:
                 self.doubles.setdefault(kind, []).append(rank)
             else:
                 self.doubles[kind] = [rank]
+        if self.witnessed:
+            for kind, doubles in self.doubles.items():
+                of_it = [rank for rank, its in enumerate(self.kinds) if its == kind]
+                if len(of_it) > 2 and len(self.kinds) > FEW:
+                    doubles.insert(0, of_it[len(of_it) // 2])
         self.traced = frozenset([*self.leaders.values(), *(rank for rank, _ in self.pairs())])
 
     @classmethod
@@ -99,6 +106,24 @@ class EqualRanks:
         numbers: dict[tuple[int, int], int] = {}
         kinds = [numbers.setdefault((kind, places.get(rank, -1)), len(numbers)) for rank, kind in enumerate(self.kinds)]
         return EqualRanks(kinds, [*self.reasons, why])
+
+    def with_witnesses(self) -> EqualRanks:
+        """The same kinds, with a third rank of each."""
+        return EqualRanks(self.kinds, self.reasons, witnessed=True)
+
+    def odd_one(self, found: Difference) -> int | None:
+        """Of the leader, the witness and the last of a kind the one that does not do as the other two; -1: all three
+        differ, None: they have not all come to the end of that step."""
+        three = [found.leader, *self.doubles[self.kinds[found.leader]]]
+        did = [self.steps.get(rank, [])[found.step - 1 : found.step] for rank in three]
+        if len(three) < 3 or not all(did):
+            return -1 if len(three) < 3 else None
+        first, witness, last = did
+        if first == witness:
+            return three[2]
+        if witness == last:
+            return three[0]
+        return three[1] if first == last else -1
 
     def pairs(self) -> list[tuple[int, int]]:
         """(double, leader) of every double."""

@@ -22,6 +22,8 @@ __all__ = ["Traced"]
 
 FEW_UNEQUAL = 64
 """Up to so many ranks, all are traced where two make the same calls with other operators between them."""
+FEW_ODD = 512
+"""Up to so many, where three do that, each its own."""
 FEW_VALUES = 64
 """Up to so many ranks, all are traced where they bring values of their own to a collective."""
 
@@ -139,11 +141,26 @@ class Traced:
                 why = f"ranks {found.leader} and {found.double} did not do the same in step {found.step}"
                 job.crash = job.crash or StartAgain(None, why)
                 return
-            equal.own.add(found.double)
+            calls = f"ranks {found.leader} and {found.double} make the same calls, with other operators between them"
+            if not equal.witnessed:
+                job.crash = job.crash or StartAgain(equal.with_witnesses(), f"{calls}: a third one says who is odd")
+                return
+            odd = equal.odd_one(found)
+            if odd is None:
+                return
+            if odd == found.leader:
+                apart = equal.split({odd: 0}, f"rank {odd} does more than others between its calls")
+                job.crash = job.crash or StartAgain(apart, f"{calls}, and rank {odd} is alone with its own")
+                return
+            if odd < 0 and job.world_size <= FEW_ODD:
+                job.crash = job.crash or StartAgain(None, f"{calls}, and a third one others still")
+                return
+            odd = found.double if odd < 0 else odd
+            equal.own.add(odd)
             job.note(
-                f"ranks {found.leader} and {found.double} make the same calls, with other operators or shapes between "
-                f"them (the last ranks have less of a tensor that is cut unevenly): rank {found.double} is traced for "
-                f"itself, and rank {found.leader} for all others of their kind (--ranks all traces every one)"
+                f"ranks {found.leader} and {odd} make the same calls, with other operators or shapes between them (the "
+                f"last ranks have less of a tensor that is cut unevenly): rank {odd} is traced for itself, and rank "
+                f"{found.leader} for all others of their kind (--ranks all traces every one)"
             )
         if not equal.is_believed:
             return
