@@ -65,7 +65,7 @@ def _head(training: Training) -> RenderableType:
         if use is not None:
             lines.add_row("MFU", use)
     else:
-        lines.add_row("step", "no optimizer made one")
+        lines.add_row("step", "none: no optimizer came to the end of one")
     room = training.memory_bytes - training.context_bytes
     share = training.peak_reserved_bytes / room
     memory = Text.assemble(
@@ -220,7 +220,7 @@ def _reads(training: Training) -> RenderableType:
         lines.append(line)
     left = len(training.reads) - MOST_READS
     if left > 0:
-        lines.append(Text(f"and {left} more places: --report FILE has all", style="dim"))
+        lines.append(Text(f"and {left} more place{'s' * (left > 1)}: --report FILE has all", style="dim"))
     return Group(*lines)
 
 

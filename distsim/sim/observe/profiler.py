@@ -280,6 +280,10 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
         if task is None:
             real_enable(*args, **kwargs)
         else:
+            if task.process.accelerators is not None:
+                task.process.world.note(
+                    "torch.profiler saw what the host did, not the kernels: --trace FILE has the streams of every GPU"
+                )
             with_shapes = task.process.notes.profile_with_shapes
             task.process.recorder = Recorder(task.process, task.now_s(), with_shapes)
 

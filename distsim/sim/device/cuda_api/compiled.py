@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -27,7 +28,9 @@ def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
         return model
     from torch._dynamo.eval_frame import OptimizedModule
 
-    return OptimizedModule(model, _AsItIs())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of global hooks: those are ours
+        return OptimizedModule(model, _AsItIs())
 
 
 class _AsItIs:
