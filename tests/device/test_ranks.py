@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity
 
 import distsim
 
@@ -188,7 +189,7 @@ def test_what_is_compiled_or_profiled_is_said_and_warns_of_nothing() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model = torch.compile(torch.nn.Linear(8, 8).cuda())
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]):
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]):
             model(torch.ones(2, 8, device="cuda"))
         return [str(warning.message) for warning in caught if "global hooks" in str(warning.message)]
 
