@@ -27,7 +27,7 @@ def leave_uncompiled() -> None:
     if kind is None or strategy is None or tell is None:
         return  # another torch
     skip = strategy(kind.SKIP, kind.SKIP)
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if name.startswith(OURS) and isinstance(module, ModuleType):
             for code in _codes(module):
                 tell(code, skip)

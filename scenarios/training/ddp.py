@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from attention import as_published
 from gpt import GPT
 from log import Log, start, tokens
-from megatron import ALONE, Stage
+from stages import ALONE, Stage
 from optimizer import Optimizer
 from options import GPT_2, options
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from log import Log, start
-from megatron import ALONE, Block, Column, FeedForward, Norm, Row, Stage, _Rotate
+from stages import ALONE, Block, Column, FeedForward, Norm, Row, Stage, _Rotate
 from optimizer import Optimizer
 from options import DEEPSEEK_V3, options, refuse
 from pipeline import Pipeline

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from megatron import all_gather, reduce_scatter
+from stages import all_gather, reduce_scatter
 
 BUCKET = 40_000_000
 """Elements of a bucket (Megatron-LM: max(40,000,000, 1,000,000 * dp))."""

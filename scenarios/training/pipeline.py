@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from log import tokens
-from megatron import Tensor, gathered
+from stages import Tensor, gathered
 
 
 class Pipeline:

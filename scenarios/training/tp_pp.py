@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from attention import as_published
 from log import Log, start
-from megatron import Stage, Tensor
+from stages import Stage, Tensor
 from optimizer import Optimizer
 from options import GPT_7B, options
 from pipeline import Pipeline

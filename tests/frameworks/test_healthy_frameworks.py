@@ -56,6 +56,7 @@ each = pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: "-".join([p.na
 def run(program: Program, *launcher: str) -> str:
     """The standard output of *program* under `python -m` *launcher*."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("TORCHELASTIC", "DISTSIM"))}
+    environ.pop("PYTHONUNBUFFERED", None)  # it tears the lines of ranks that print at once
     environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", *launcher, program.path, *program.words(folder)]

@@ -17,7 +17,7 @@ from distsim.sim import RunRequest, run_program
 FOLDER = Path(__file__).parents[2] / "scenarios" / "training"
 PROGRAMS = ("context_parallel", "ddp", "dlrm", "fsdp1", "fsdp2", "moe", "tp_pp", "trainer", "zero1")
 FILES = find_scenarios([FOLDER])
-MODULES = ("gpt", "llama", "log", "megatron", "options", "optimizer", "pipeline")
+MODULES = ("gpt", "llama", "log", "options", "optimizer", "pipeline", "stages")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # a program's warnings are its own
 
@@ -30,10 +30,10 @@ def training(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         monkeypatch.delitem(sys.modules, name, raising=False)
     import gpt  # type: ignore[import-not-found]
     import llama  # type: ignore[import-not-found]
-    import megatron  # type: ignore[import-not-found]
     import options  # type: ignore[import-not-found]
+    import stages  # type: ignore[import-not-found]
 
-    yield SimpleNamespace(gpt=gpt, llama=llama, megatron=megatron, options=options)
+    yield SimpleNamespace(gpt=gpt, llama=llama, options=options, stages=stages)
     for name in MODULES:
         sys.modules.pop(name, None)
 
@@ -118,7 +118,7 @@ def test_models_have_the_published_sizes(training: SimpleNamespace) -> None:
 
     def cut(model: str, *argv: str) -> int:
         args = flags(training, model, *argv)
-        return size(training.megatron.Stage(args, 0, 1, training.megatron.ALONE, torch.device("meta")))
+        return size(training.stages.Stage(args, 0, 1, training.stages.ALONE, torch.device("meta")))
 
     mpt = ("--vocab", "50368", "--seq", "2048")
     with torch.device("meta"):
@@ -196,7 +196,7 @@ def _program(folder: Path, text: str) -> str:
 TENSOR = """
 import torch
 import torch.distributed as dist
-from megatron import ALONE, Stage, Tensor
+from stages import ALONE, Stage, Tensor
 from options import GPT_2, options
 
 argv = "--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --vocab 64 --seq 16 --tp 2 --dtype fp32".split()
@@ -239,7 +239,7 @@ PIPELINE = """
 import torch
 import torch.distributed as dist
 from log import tokens
-from megatron import ALONE, Stage
+from stages import ALONE, Stage
 from optimizer import Optimizer
 from options import GPT_2, options
 from pipeline import Pipeline
@@ -313,7 +313,7 @@ def test_layers_of_stages_as_nanotron_shares_them_out(training: SimpleNamespace)
 
     def shares(layers: int, hidden: int, ffn: int, stages: int) -> list[int]:
         args = SimpleNamespace(layers=layers, hidden=hidden, ffn=ffn, vocab=131072)
-        return [len(part) for part in training.megatron.balanced(args, stages)]
+        return [len(part) for part in training.stages.balanced(args, stages)]
 
     assert shares(16, 2048, 8192, 1) == [16]
     assert shares(16, 2048, 8192, 2) == [11, 5]
@@ -327,5 +327,5 @@ def test_a_fused_swiglu_has_the_numbers_of_its_parts(training: SimpleNamespace) 
     """Forward, and the gradient of what it is cut from."""
     x = torch.randn(3, 8, dtype=torch.float64, requires_grad=True)
     gate, up = x.chunk(2, dim=-1)
-    torch.testing.assert_close(training.megatron._SwiGLU.apply(x), torch.nn.functional.silu(gate) * up)
-    assert torch.autograd.gradcheck(training.megatron._SwiGLU.apply, (x,))
+    torch.testing.assert_close(training.stages._SwiGLU.apply(x), torch.nn.functional.silu(gate) * up)
+    assert torch.autograd.gradcheck(training.stages._SwiGLU.apply, (x,))

@@ -201,7 +201,7 @@ def device_patches() -> list[Patch]:
     cuda, core = torch.cuda, torch._C
     was_compiled = cuda._is_compiled()
     patches: list[Patch] = []
-    takers = [m for path, m in list(sys.modules.items()) if path.startswith(("torch.cuda", "torch.accelerator"))]
+    takers = [m for path, m in sys.modules.copy().items() if path.startswith(("torch.cuda", "torch.accelerator"))]
     for name, ours in (
         ("is_available", _available),
         ("device_count", visible_devices),

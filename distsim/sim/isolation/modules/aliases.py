@@ -45,7 +45,7 @@ class _Aliases:
     def look(self) -> None:
         """A simulation begins: look through what is new."""
         seen = self._seen
-        for name, module in list(sys.modules.items()):
+        for name, module in sys.modules.copy().items():
             last = seen.get(name)
             if last is None or last[0]() is not module or last[1] != len(module.__dict__):
                 self._look_through(name, module)

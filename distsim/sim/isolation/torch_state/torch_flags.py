@@ -45,7 +45,7 @@ each thread (autocast, gradient modes), and what only a GPU or the old JIT reads
 
 
 def _flags() -> list[Flag]:
-    props = [p for m in list(sys.modules.values()) for p in vars(type(m)).values() if isinstance(p, ContextProp)]
+    props = [p for m in sys.modules.copy().values() for p in vars(type(m)).values() if isinstance(p, ContextProp)]
     found: list[Flag] = []
     for getter, setter in _PAIRS:
         get, put = getattr(torch._C, getter, None), getattr(torch._C, setter, None)

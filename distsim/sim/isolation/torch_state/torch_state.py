@@ -204,7 +204,7 @@ class TorchState:
         try:
             self.rules.begin(sys.modules.get(MODULE))
             self._take_as_everyones()
-            self.adopt([m for n, m in list(sys.modules.items()) if _is_shared(n, getattr(m, "__file__", None))])
+            self.adopt([m for n, m in sys.modules.copy().items() if _is_shared(n, getattr(m, "__file__", None))])
             sys.meta_path.insert(0, self._finder)
             yield self
         finally:
