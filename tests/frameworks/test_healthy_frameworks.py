@@ -53,26 +53,27 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(3 * LIMIT_S)]
 each = pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: "-".join([p.name, *p.args.lower().split()]))
 
 
-def run(program: Program, *launcher: str) -> str:
-    """The standard output of *program* under `python -m` *launcher*."""
+def run(program: Program, *launcher: str, apart: bool = False) -> str:
+    """The standard output of *program* under `python -m` *launcher*; *apart*: of real ranks, each into a file of its
+    own, for the launcher starts them with -u, which tears the lines of ranks that print at once."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("TORCHELASTIC", "DISTSIM"))}
-    environ.pop("PYTHONUNBUFFERED", None)  # it tears the lines of ranks that print at once
     environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", *launcher, program.path, *program.words(folder)]
+        logs = Path(folder) / "logs"
+        into = ["--log-dir", str(logs), "--redirects", "1"] if apart else []
+        command = [sys.executable, "-m", *launcher, *into, program.path, *program.words(folder)]
         done = subprocess.run(
             command, cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL
         )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+        assert done.returncode == 0, done.stdout + done.stderr
+        return "".join(path.read_text() for path in sorted(logs.rglob("stdout.log"))) if apart else done.stdout
 
 
 @functools.cache
 def control(program: Program) -> list[str]:
     """What *program* prints where nobody watches it, in no order: ranks print when they like."""
-    return sorted(
-        run(program, "torch.distributed.run", "--standalone", f"--nproc-per-node={program.ranks}").splitlines()
-    )
+    launcher = "torch.distributed.run", "--standalone", f"--nproc-per-node={program.ranks}"
+    return sorted(run(program, *launcher, apart=True).splitlines())
 
 
 def needs(program: Program) -> None:
@@ -86,7 +87,7 @@ def needs(program: Program) -> None:
 def test_the_guard_changes_no_output(program: Program) -> None:
     """Run for real under the guard, a program of a framework prints what it prints under torchrun."""
     needs(program)
-    found = run(program, "distsim", "run", "--on", "gloo", f"--nproc-per-node={program.ranks}")
+    found = run(program, "distsim", "run", "--on", "gloo", f"--nproc-per-node={program.ranks}", apart=True)
     assert sorted(found.splitlines()) == control(program)
 
 

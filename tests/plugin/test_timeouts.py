@@ -34,6 +34,7 @@ def _nobody_debugs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pytest_timeout.SUPPRESS_TIMEOUT", False)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["signal", pytest.param("thread", marks=pytest.mark.soak)])
 def test_a_rank_that_spins_is_named(run: Run, pytester: pytest.Pytester, method: str) -> None:

@@ -43,6 +43,7 @@ def test_dumps_become_a_small_scenario_with_the_same_diagnosis(case: str, tmp_pa
     assert len(result.culprits) == len(culprits)
 
 
+@pytest.mark.soak
 def test_without_shrinking_every_rank_and_call_is_kept(tmp_path: Path) -> None:
     """Broadcasts, scatters and object collectives whose roots nobody recorded run on sim up to the fault."""
     lines = list(reproduce(DUMPS / "mixed", tmp_path / "again.toml", shrink=False))

@@ -51,6 +51,7 @@ def has_ended(pid: int) -> bool:
     return process is None or process.state in "ZX" or process.wait_status == signal.SIGKILL
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_real_run_is_ended_by_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit is named, not what came of ending it; who waits where, who is elsewhere; nothing lives on."""

@@ -140,6 +140,7 @@ for step in range(4):
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("program", "culprits"), [pytest.param(TWO_PAIRS, (2, 3), marks=pytest.mark.soak), (GATHERS_AND_SENDS, (0, 1))]
 )

@@ -363,6 +363,7 @@ dist.barrier()
     assert ran.outcome.diagnoses[0].kind == "host_stuck"
 
 
+@pytest.mark.soak
 def test_threads_of_ranks_are_gone_with_the_simulation() -> None:
     """Also one that never began, and the ranks' own: who waits until no other thread is left would wait for ever."""
 

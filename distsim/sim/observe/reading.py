@@ -15,7 +15,7 @@ from distsim.sim.observe.user_stack import user_stack
 
 __all__ = ["Reading", "forget_readings", "reading"]
 
-MOST_PASSES, MOST_READINGS = 100, 10_000
+MOST_PASSES, MOST_READINGS = 100, 2_000
 """Of a `while` that only a value nobody knows can end; the second where it stands in another loop or a function, which
 may come to it anew as often."""
 AGAIN = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
