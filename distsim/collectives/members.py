@@ -138,6 +138,12 @@ class Members:
         return [_spread(gates, min(count, _MAX_GATES)) for gates in every]
 
     @cached_property
+    def streams(self) -> int:
+        """Transfers side by side that a ring or a tree of the group is made of: one a way out of a node; inside a
+        node, where NCCL's channels are at least as many as GPUs, one a member."""
+        return max(len(self.gates[0]) if len(self.domains) > 1 else 1, self.per_domain)
+
+    @cached_property
     def num_nics(self) -> int:
         """NICs that the members of the domain with fewest can use."""
         pairs = [{(self.host[m], rail) for m in domain for rail in self.rails(m)} for domain in self.domains]

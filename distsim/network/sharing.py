@@ -107,7 +107,7 @@ class Sharing:
             over = self._over[flow.links]
             if over.any():
                 flow.shares = True
-                bound[number] = flow.links[over], flow.weights[over]
+                bound[number] = flow.links[over], flow.weights[over] * flow.streams
                 self._place(flow, bound[number][0])
             else:
                 flow.shares, flow.island = False, 0
@@ -115,11 +115,13 @@ class Sharing:
         for island in sorted({unsettled[number].island for number in bound}):
             members = self._islands[island]
             entries = [bound[number] for number in members]
+            # Rates of a stream rise together, so each flow is reckoned by one of its streams.
+            streams = np.array([flow.streams for flow in members.values()])
             rates = max_min_rates([len(links) for links, _ in entries], np.concatenate([links for links, _ in entries]),
                 np.concatenate([weights for _, weights in entries]),
-                np.array([flow.wish for flow in members.values()]),
+                np.array([flow.wish for flow in members.values()]) / streams,
                 self.capacity)  # fmt: skip
-            yield from zip(members.values(), rates.tolist(), strict=True)
+            yield from zip(members.values(), (rates * streams).tolist(), strict=True)
 
     def _place(self, flow: Flow, links: NDArray[np.int64]) -> None:
         """Into the island of its overloaded *links*; those that it connects are one from now on."""

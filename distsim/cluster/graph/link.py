@@ -79,7 +79,9 @@ class Links(Sequence[Link]):
 
     def are(self, kinds: Collection[str]) -> NDArray[np.bool_]:
         """Which links are of one of *kinds*."""
-        return np.array([kind in kinds for kind in self._kinds], dtype=bool)[self._codes]
+        of: NDArray[np.bool_] = np.array([kind in kinds for kind in self._kinds], dtype=bool)
+        found: NDArray[np.bool_] = of[self._codes]
+        return found
 
     def __len__(self) -> int:
         return len(self._codes)

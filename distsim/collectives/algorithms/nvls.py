@@ -41,7 +41,7 @@ def nvls_phase(group: Members, op: str, nbytes: float, cost: Cost) -> Phase:
     """Reduction (and multicast) inside one NVSwitch."""
     loads = _switch_loads(group, op)
     latency_s = 2 * cost.hop_s(group.cluster.node.nvlink_latency_s, False)
-    return Phase(Loads(loads.links, loads.weights * cost.wire), nbytes, cost.edge_bytes_per_s, latency_s)
+    return Phase(Loads(loads.links, loads.weights * cost.wire), nbytes, cost.edge_bytes_per_s, latency_s, group.streams)
 
 
 def nvls_tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
@@ -60,4 +60,4 @@ def nvls_tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
     _, between = tree_hops(group)
     hop_s = cost.hop_s(group.cluster.node.nic_latency_s, True)
     latency_s = 2 * cost.hop_s(group.cluster.node.nvlink_latency_s, False) + 2 * between * hop_s
-    return Phase(group.with_cost(loads, cost), nbytes, cost.edge_bytes_per_s, latency_s)
+    return Phase(group.with_cost(loads, cost), nbytes, cost.edge_bytes_per_s, latency_s, group.streams)

@@ -153,9 +153,21 @@ def ring_phase(group: Members, shape: Shape, cost: Cost) -> Phase:
     each_s = np.where(hops.inter, cost.hop_s(hops.latency_s, True), cost.hop_s(hops.latency_s, False))
     wire = np.where(hops.inter, cost.net_wire, cost.wire)
     s_per_byte = np.maximum(hops.s_per_byte[0] * wire, least)
-    last_s = float(each_s[s_per_byte >= s_per_byte.max(initial=0.0) * (1.0 - 1e-9)].max(initial=0.0))
-    latency_s = max(_longest(each_s + piece * s_per_byte, shape.steps) - flow_s, last_s)
-    return Phase(loads, shape.edge_bytes, cost.edge_bytes_per_s, latency_s)
+    slow = s_per_byte >= s_per_byte.max(initial=0.0) * (1.0 - 1e-9)
+    last_s = float(each_s[slow].max(initial=0.0))
+    spare_s = _longest(each_s + piece * s_per_byte, shape.steps) - last_s - flow_s
+    cap, lead = cost.edge_bytes_per_s, 0.0
+    if spare_s > 0.0 and flow_s > 0.0:
+        # Links idle while pieces are on their way: what the slow ones carry of one piece's way comes as fast as it can,
+        # the rest evenly, and others have what is left.
+        lead = shape.edge_bytes * float(slow.mean())
+        rest_s = spare_s + flow_s * (1.0 - float(slow.mean()))
+        if slow.all():
+            last_s += spare_s
+        else:
+            cap = min(cap, (shape.edge_bytes - lead) / rest_s)
+    rest = Phase(loads, shape.edge_bytes - lead, cap, last_s, group.streams)
+    return Phase(loads, lead, cost.edge_bytes_per_s, 0.0, group.streams, (rest,))
 
 
 def _longest(each_s: NDArray[np.float64], steps: int) -> float:
@@ -186,6 +198,7 @@ def ring_messages(group: Members, shape: Shape, cost: Cost) -> list[Message]:
     messages: list[Message] = []
     rings, hops = rings_of(group), _hops(group)
     step_bytes = shape.edge_bytes / max(1, shape.steps) / len(rings)
+    streams = group.streams / len(rings)
     for number, ring in enumerate(rings):
         size = len(ring.src)
         ways = [ring.ways.links(place) for place in range(size)]
@@ -203,5 +216,5 @@ def ring_messages(group: Members, shape: Shape, cost: Cost) -> list[Message]:
                 after = () if step == 0 else (base + (step - 1) * size + (place - 1) % size,)
                 queue = (number, ring.src[place], ring.dst[place])
                 nbytes = step_bytes * wires[place]
-                messages.append(Message(ways[place], nbytes, latency[place], caps[place], after, queue))
+                messages.append(Message(ways[place], nbytes, latency[place], caps[place], after, queue, streams))
     return messages

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.collectives.members import Members
-from distsim.collectives.plan import Cost, Loads, Message, Phase
+from distsim.collectives.plan import NOTHING, Cost, Loads, Message, Phase
 from distsim.collectives.ways import Ways, joined
 
-__all__ = ["double_tree", "tree_loads", "tree_messages", "tree_phase"]
+__all__ = ["double_tree", "one_way_phase", "tree_loads", "tree_messages", "tree_phase"]
 
 
 def _binary_tree(size: int) -> list[int]:
@@ -196,10 +196,32 @@ def tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
     inside, between = hops.ways[:, :3].T, hops.ways[:, 3:].T
     journey_s = inside[1] * cost.intra_links + inside[0] * cost.intra_hop_s
     journey_s = journey_s + between[1] + between[0] * cost.inter_hop_s
-    slow = np.maximum(inside[2] * cost.wire, inside[0] * least)
-    slow = slow + np.maximum(between[2] * cost.net_wire, between[0] * least)
-    total_s = float((journey_s + nbytes / pieces * slow).max()) + (1.0 - 1.0 / pieces) * flow_s
-    return Phase(loads, nbytes, cost.edge_bytes_per_s, max(total_s - flow_s, 0.0))
+    near = np.maximum(inside[2] * cost.wire, inside[0] * least)
+    far = np.maximum(between[2] * cost.net_wire, between[0] * least)
+    every_s = journey_s + nbytes / pieces * (near + far)
+    longest = int(every_s.argmax())
+    spare_s = max(float(every_s[longest]) - flow_s / pieces, 0.0)
+    if flow_s <= 0.0:
+        return Phase(loads, nbytes, cost.edge_bytes_per_s, spare_s, group.streams)
+    # The links between nodes are busy one way only while the first piece has not been up and the last is coming down:
+    # half of that time others can have.
+    stage_s = between[1] + between[0] * cost.inter_hop_s + nbytes / pieces * far
+    if len(group.domains) == 1:
+        stage_s = inside[1] * cost.intra_links + inside[0] * cost.intra_hop_s + nbytes / pieces * near
+    spread_s = min(max(float(stage_s[longest]) - flow_s / pieces, 0.0), spare_s) / 2
+    # The first piece is half of its way inside a node before it comes to these links, and the last half after them.
+    early_s = (spare_s - spread_s) / 2 if len(group.domains) > 1 else 0.0
+    flow = Phase(loads, nbytes, nbytes / (flow_s + spread_s), spare_s - spread_s - early_s, group.streams)
+    return Phase(NOTHING, 0.0, latency_s=early_s, then=(flow,))
+
+
+def one_way_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
+    """A broadcast or a reduction over both trees: half of an all_reduce's journey."""
+    loads = group.with_cost(tree_loads(group), cost)
+    both = tree_phase(group, nbytes, cost)
+    flow_s = nbytes * max(group.slowest_s_per_byte(loads), 1.0 / cost.edge_bytes_per_s)
+    latency_s = max(both.alone_s(group.capacity) - flow_s, 0.0) / 2
+    return Phase(loads, nbytes, cost.edge_bytes_per_s, latency_s, group.streams)
 
 
 def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
@@ -208,6 +230,7 @@ def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
     every, hops = trees(group), _hops(group)
     pieces = pieces_of(nbytes, cost)
     size = nbytes / len(every) / pieces
+    streams = group.streams / len(every)
 
     def sizes(tree: Tree, ways: Ways) -> Iterator[tuple[tuple[int, ...], float, float, float]]:
         """Links, bytes, latency and most bytes a second of each edge, one direction."""
@@ -225,10 +248,10 @@ def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
             for child, parent, up, _down in edges:
                 after = tuple(arrived.get(child, ()))
                 arrived.setdefault(parent, []).append(len(messages))
-                messages.append(Message(*up, after, (number, child, parent)))
+                messages.append(Message(*up, after, (number, child, parent), streams))
             ready = {tree.root: tuple(arrived.get(tree.root, ()))}
             for child, parent, _up, down in reversed(edges):
                 after = ready[parent]
                 ready[child] = (len(messages),)
-                messages.append(Message(*down, after, (number, parent, child)))
+                messages.append(Message(*down, after, (number, parent, child), streams))
     return messages

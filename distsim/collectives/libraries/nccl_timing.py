@@ -125,7 +125,8 @@ class NcclTiming:
         software_s = 8e-6 + math.log2(machine.num_nodes) * inter_s / 3.5 + 2.8e-6 * machine.num_ranks
         loads = Loads(ring.phase.loads.links, ring.phase.loads.weights / 0.75)
         far_s = math.log2(machine.num_nodes) * self.cluster.node.nic_latency_s
-        return Timed(software_s, Phase(loads, ring.phase.progress_bytes, latency_s=far_s), ring.cost)
+        moved = Shape.of(op, group.size, nbytes).edge_bytes
+        return Timed(software_s, Phase(loads, moved, latency_s=far_s, streams=group.streams), ring.cost)
 
     def nvls(self, group: Members, machine: Machine, op: str, nbytes: float, tree: bool) -> Timed:
         """NVLS on one NVSwitch, or NVLSTree."""
