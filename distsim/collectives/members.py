@@ -160,11 +160,12 @@ class Members:
         self,
         src: Picked,
         dst: Picked,
-        rails: Sequence[int | None] | None = None,
+        rails: Picked | None = None,
     ) -> Ways:
-        """The links between many pairs of members, by the NICs *rails* at both ends where they leave a node."""
+        """The links between many pairs of members, by the NICs *rails* (-1: whichever) at both ends where they leave a
+        node."""
         a, b = self._places[np.asarray(src, dtype=np.int64)], self._places[np.asarray(dst, dtype=np.int64)]
-        forced = np.full(len(a), -1) if rails is None else np.array([-1 if rail is None else rail for rail in rails])
+        forced = np.full(len(a), -1) if rails is None else np.array(rails, dtype=np.int64)
         if rails is not None:
             forced[~self.leaves_domain(src, dst)] = -1
         rows = self.cluster.routes(a, b, self.key, forced)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.network.flow import Flow
-from distsim.network.max_min import max_min_rates
+from distsim.network.max_min import distinct, max_min_rates
 
 __all__ = ["Sharing"]
 
@@ -82,13 +82,13 @@ class Sharing:
         """Those out of *flows* (all that are under way) whose rate may have changed, and their rates."""
         if not self._changed:
             return
-        changed = np.unique(np.concatenate(self._changed))
+        changed = distinct(np.concatenate(self._changed), len(self.capacity))
         self._changed.clear()
         before, now = self._over[changed], self._wanted[changed] > self.capacity[changed] * _FULL
         self._over[changed] = now
         unsettled = self._entering
         self._entering = {}
-        islands = set(np.unique(self._island_of[changed]).tolist())
+        islands = set(self._island_of[changed].tolist())
         if (now & ~before).any():  # flows that have crossed these links all the while share them now
             newly = np.zeros(len(self.capacity), dtype=bool)
             newly[changed[now & ~before]] = True

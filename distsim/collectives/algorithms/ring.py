@@ -71,12 +71,12 @@ def _rings(group: Members) -> list[Ring]:
     domains = group.domains
     if len(domains) == 1:
         mesh = group.cluster.node.nvlink == "mesh"
-        return [_close(group, [(member, None) for member in order]) for order in _orders(domains[0], mesh)]
+        return [_close(group, [(member, -1) for member in order]) for order in _orders(domains[0], mesh)]
     rings: list[Ring] = []
     count = len(group.gates[0])
     for k in range(count):
         partner = k ^ 1 if k ^ 1 < count else k
-        stops: list[tuple[int, int | None]] = []
+        stops: list[tuple[int, int]] = []
         for index, domain in enumerate(domains):
             gates = group.gates[index]
             enter, leave = (gates[k], gates[partner]) if index % 2 == 0 else (gates[partner], gates[k])
@@ -88,13 +88,13 @@ def _rings(group: Members) -> list[Ring]:
             order = [first, *inner[turn:], *inner[:turn]]
             if last != first:
                 order.append(last)
-            stops += [(member, None) for member in order[:-1]]
-            stops.append((order[-1], leave.rail))
+            stops += [(member, -1) for member in order[:-1]]
+            stops.append((order[-1], -1 if leave.rail is None else leave.rail))
         rings.append(_close(group, stops))
     return rings
 
 
-def _close(group: Members, stops: list[tuple[int, int | None]]) -> Ring:
+def _close(group: Members, stops: list[tuple[int, int]]) -> Ring:
     steps = [
         (src, dst, rail) for (src, rail), (dst, _) in zip(stops, [*stops[1:], stops[0]], strict=True) if src != dst
     ]
