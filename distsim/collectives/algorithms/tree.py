@@ -262,10 +262,10 @@ def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
             for child, parent, up, _down in edges:
                 after = tuple(arrived.get(child, ()))
                 arrived.setdefault(parent, []).append(len(messages))
-                messages.append(Message(*up, after, (number, child, parent), streams))
+                messages.append(Message(*up, after=after, queue=(number, child, parent), streams=streams))
             ready = {tree.root: tuple(arrived.get(tree.root, ()))}
             for child, parent, _up, down in reversed(edges):
                 after = ready[parent]
                 ready[child] = (len(messages),)
-                messages.append(Message(*down, after, (number, parent, child), streams))
+                messages.append(Message(*down, after=after, queue=(number, parent, child), streams=streams))
     return messages
