@@ -12,7 +12,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import simpy
@@ -67,6 +67,8 @@ class Owner(Protocol):
 
     def leave(self) -> None: ...
 
+    def follow(self, other: Any) -> None: ...
+
     def complete_futures(self) -> None: ...
 
     def call_signal_handlers(self) -> None: ...
@@ -90,15 +92,14 @@ class PollEvent(simpy.Event):
     """Wakes a thread that looks again and again for something to change."""
 
 
-@dataclass(order=True, slots=True)
+@dataclass(slots=True)
 class Deadline:
     """When a wait gives up. Kept out of simpy's heap: a pending timeout must not hide a deadlock."""
 
     at_s: float
-    number: int
-    task: Runs = field(compare=False)
-    request: Request = field(compare=False)
-    cancelled: bool = field(default=False, compare=False)
+    task: Runs
+    request: Request
+    cancelled: bool = False
 
 
 class Scheduler:
@@ -141,7 +142,8 @@ class Scheduler:
         self._pollers: list[PollEvent] = []
         self._quiet_s = 0.0
         self._last_ticks, self._last_tick_s, self._last_tick_event = -1, 0.0, 0
-        self._deadlines: list[Deadline] = []
+        self._deadlines: list[tuple[float, int, Deadline]] = []
+        """A heap by time and order."""
         self._count = itertools.count()
         self._tasks_made = 0
         self._next_progress_s = 0.0
@@ -179,10 +181,12 @@ class Scheduler:
         return self._tasks_made
 
     def enter(self, process: Owner) -> None:
-        if self.current is not process:
-            if self.current is not None:
-                self.current.leave()
-            process.enter()
+        current = self.current
+        if current is not process:
+            if current is None:
+                process.enter()
+            else:
+                process.follow(current)
             self.current = process
 
     def leave(self) -> None:
@@ -229,17 +233,19 @@ class Scheduler:
 
     def add_deadline(self, task: Runs, request: Request) -> Deadline:
         assert request.timeout_s is not None
-        deadline = Deadline(float(self.env.now) + request.timeout_s, next(self._count), task, request)
-        heapq.heappush(self._deadlines, deadline)
+        at_s = float(self.env.now) + request.timeout_s
+        deadline = Deadline(at_s, task, request)
+        heapq.heappush(self._deadlines, (at_s, next(self._count), deadline))
         return deadline
 
     def _next_deadline(self, explicit_only: bool) -> Deadline | None:
-        while self._deadlines and self._deadlines[0].cancelled:
-            heapq.heappop(self._deadlines)
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][2].cancelled:
+            heapq.heappop(deadlines)
         if not explicit_only:
-            return self._deadlines[0] if self._deadlines else None
-        waiting = [d for d in self._deadlines if not d.cancelled and d.request.explicit_timeout]
-        return min(waiting, default=None)
+            return deadlines[0][2] if deadlines else None
+        waiting = [entry for entry in deadlines if not entry[2].cancelled and entry[2].request.explicit_timeout]
+        return min(waiting)[2] if waiting else None
 
     def _expire(self, deadline: Deadline) -> None:
         deadline.cancelled = True
@@ -268,14 +274,15 @@ class Scheduler:
 
     def run(self) -> None:
         """Run until every task has ended, the job has reason to stop, or nothing can move any more."""
-        env = self.env
+        env, queue, deadlines = self.env, self.env._queue, self._deadlines
         while self.live_tasks:
             if self.interrupts.pending:
                 self.interrupts.deliver()
-            upcoming = env.peek()
+            upcoming = queue[0][0] if queue else float("inf")
             if self._pollers and self._poll_turn(upcoming):
                 continue
-            deadline = self._next_deadline(explicit_only=False)
+            while deadlines and deadlines[0][2].cancelled:
+                heapq.heappop(deadlines)
             if upcoming == float("inf"):
                 explicit = self._next_deadline(explicit_only=True)
                 if explicit is None:  # an empty heap, and tasks that are blocked: a deadlock
@@ -283,11 +290,10 @@ class Scheduler:
                     return
                 self._expire(explicit)
                 continue
-            if deadline is not None and deadline.at_s < upcoming:
-                heapq.heappop(self._deadlines)
-                self._expire(deadline)
+            if deadlines and deadlines[0][0] < upcoming:
+                self._expire(heapq.heappop(deadlines)[2])
                 continue
-            is_poll = isinstance(env._queue[0][3], PollEvent)
+            is_poll = type(queue[0][3]) is PollEvent
             env.step()
             self.events += 1
             if self.crash is not None:
