@@ -39,7 +39,7 @@ class ChipSpec(Table):
     l2: Memory = _key("last level cache")
     flops: dict[Dtype, Flops] = _key("by data type, dense")
     spread: Annotated[float, Bounds(ge=0, le=0.1)] = _key(
-        "standard deviation of speed among GPUs of this kind: of many that wait for each other the slowest sets the pace",
+        "standard deviation of speed among GPUs of this kind: of many that wait for each other, the last sets the pace",
         0.0,
     )
 
