@@ -89,7 +89,8 @@ class Device:
 
     def launch(self, stream: Stream, cost: Cost, task: RankTask, name: Any) -> None:
         """Put a kernel at the end of *stream*; the host goes on."""
-        seconds = cost.seconds + self.model.gap_s
+        seconds = cost.seconds if cost.memory_bound else cost.seconds * self._accelerators.slowest
+        seconds += self.model.gap_s
         launched_s = task.now_s() + self.model.launch_s
         self.timeline.put(stream, Kernel(seconds, launched_s, cost.memory_bound, name, kind=cost.kind))
 
@@ -265,6 +266,11 @@ class Accelerators:
     def plans(self) -> dict[Any, Any]:
         """What operators make and cost on GPUs of this model, for all simulations of this process."""
         return _plans.setdefault(self.model, {})
+
+    @property
+    def slowest(self) -> float:
+        """How much longer than on the middle GPU what the clock limits takes on the slowest of the job's."""
+        return self.model.slowest_of(self.process.world.world_size)
 
     def __getitem__(self, index: int) -> Device:
         device = self._devices.get(index)
