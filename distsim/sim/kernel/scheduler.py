@@ -24,7 +24,7 @@ from distsim.watcher import beacon
 if TYPE_CHECKING:
     from distsim.sim.kernel.limits import Limits
 
-__all__ = ["Deadline", "Expired", "Owner", "PollEvent", "Request", "Scheduler", "Unwind"]
+__all__ = ["Deadline", "Due", "Expired", "Nap", "Owner", "PollEvent", "Request", "Scheduler", "Unwind"]
 
 QUIET_LIMIT_S = 3_600.0
 """A world in which ranks only poll for this long (virtual) is a deadlock."""
@@ -50,6 +50,8 @@ class Request:
     explicit_timeout: bool = False
     """The program set the limit: it ends the wait where nothing else can happen any more."""
     poll: bool = False
+    quiet: bool = False
+    """Its time passes between two looks at the same thing: nobody has to look up when it is over."""
 
 
 class Owner(Protocol):
@@ -90,15 +92,56 @@ class PollEvent(simpy.Event):
     """Wakes a thread that looks again and again for something to change."""
 
 
+class Nap(PollEvent):
+    """Wakes a thread that has let time pass before it looks again."""
+
+    def __init__(self, env: simpy.Environment, delay_s: float) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, None
+        env.schedule(self, delay=delay_s)
+
+
+class Due(Protocol):
+    """What happens at a deadline (scheduler side)."""
+
+    explicit: bool
+    """The program set the limit: it comes where nothing else can happen any more, too."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it need not come any more. Asked before time passes for its sake; it is not asked again."""
+        ...
+
+    def strike(self) -> None:
+        """Its moment has come."""
+        ...
+
+
 @dataclass(order=True, slots=True)
 class Deadline:
-    """When a wait gives up. Kept out of simpy's heap: a pending timeout must not hide a deadlock."""
+    """When something gives up. Kept out of simpy's heap: a pending timeout must not hide a deadlock."""
 
     at_s: float
     number: int
-    task: Runs = field(compare=False)
-    request: Request = field(compare=False)
-    cancelled: bool = field(default=False, compare=False)
+    due: Due = field(compare=False)
+
+
+class WaitLimit:
+    """The wait of *task* that *request* asked for gives up."""
+
+    __slots__ = ("_request", "_scheduler", "_task", "explicit", "over")
+
+    def __init__(self, scheduler: Scheduler, task: Runs, request: Request) -> None:
+        self._scheduler = scheduler
+        self._task = task
+        self._request = request
+        self.explicit = request.explicit_timeout
+        self.over = False
+
+    def strike(self) -> None:
+        if self._task.request is self._request:
+            self._scheduler.timed_out(self._request.why)
+            self._task.interrupt(Expired())
 
 
 class Scheduler:
@@ -227,32 +270,33 @@ class Scheduler:
 
     # -- time
 
-    def add_deadline(self, task: Runs, request: Request) -> Deadline:
+    def limit_wait(self, task: Runs, request: Request) -> WaitLimit:
+        """End the wait that *request* asks for when its time is over."""
         assert request.timeout_s is not None
-        deadline = Deadline(float(self.env.now) + request.timeout_s, next(self._count), task, request)
-        heapq.heappush(self._deadlines, deadline)
-        return deadline
+        limit = WaitLimit(self, task, request)
+        self.at_deadline(float(self.env.now) + request.timeout_s, limit)
+        return limit
 
-    def _next_deadline(self, explicit_only: bool) -> Deadline | None:
-        while self._deadlines and self._deadlines[0].cancelled:
+    def at_deadline(self, at_s: float, due: Due) -> None:
+        """Have *due* strike at *at_s*, unless it is over by then."""
+        heapq.heappush(self._deadlines, Deadline(at_s, next(self._count), due))
+
+    def _next_deadline(self) -> Deadline | None:
+        while self._deadlines and self._deadlines[0].due.over:
             heapq.heappop(self._deadlines)
-        if not explicit_only:
-            return self._deadlines[0] if self._deadlines else None
-        waiting = [d for d in self._deadlines if not d.cancelled and d.request.explicit_timeout]
-        return min(waiting, default=None)
+        return self._deadlines[0] if self._deadlines else None
+
+    def _next_explicit(self) -> Deadline | None:
+        """Where nothing else can happen any more, only a limit that the program set itself ends a wait."""
+        self._deadlines = [d for d in self._deadlines if not d.due.over]
+        heapq.heapify(self._deadlines)
+        return min((d for d in self._deadlines if d.due.explicit), default=None)
 
     def _expire(self, deadline: Deadline) -> None:
-        deadline.cancelled = True
-        request = deadline.request
-
-        def fire(_: object) -> None:
-            if deadline.task.request is request:
-                self.timed_out(request.why)
-                deadline.task.interrupt(Expired())
-
+        """Let time pass up to *deadline*, which is not among those to come any more."""
         alarm = self.env.timeout(max(0.0, deadline.at_s - float(self.env.now)))
         assert alarm.callbacks is not None
-        alarm.callbacks.append(fire)
+        alarm.callbacks.append(lambda _: deadline.due.strike())
 
     def poll_event(self, quiet_polls: int) -> PollEvent:
         event = PollEvent(self.env)
@@ -275,12 +319,14 @@ class Scheduler:
             upcoming = env.peek()
             if self._pollers and self._poll_turn(upcoming):
                 continue
-            deadline = self._next_deadline(explicit_only=False)
+            deadline = self._next_deadline()
             if upcoming == float("inf"):
-                explicit = self._next_deadline(explicit_only=True)
+                explicit = self._next_explicit()
                 if explicit is None:  # an empty heap, and tasks that are blocked: a deadlock
                     self.stands_still()
                     return
+                self._deadlines.remove(explicit)
+                heapq.heapify(self._deadlines)
                 self._expire(explicit)
                 continue
             if deadline is not None and deadline.at_s < upcoming:
@@ -331,7 +377,7 @@ class Scheduler:
         step_s = max(1e-6, 0.1 * self._quiet_s)
         if upcoming - float(self.env.now) <= step_s:
             return False
-        deadline = self._next_deadline(explicit_only=False)
+        deadline = self._next_deadline()
         if deadline is not None and deadline.at_s <= float(self.env.now) + step_s:
             return False
         if self._quiet_s > QUIET_LIMIT_S and upcoming == float("inf"):
