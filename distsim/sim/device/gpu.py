@@ -295,8 +295,8 @@ class Accelerators:
     def begin(self) -> None:
         """The process uses its GPUs from now on (torch.cuda.init)."""
         if not self.used:
-            self.used = True
             _first_use()
+            self.used = True
             queued, self.queued = self.queued, []
             for call in queued:
                 call()
