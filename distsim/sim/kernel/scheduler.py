@@ -120,8 +120,8 @@ class Due(Protocol):
 
 
 Deadline = tuple[float, int, Due]
-"""When something gives up, the order among equal times, and what it is. Kept out of simpy's heap: a pending timeout must
-not hide a deadlock."""
+"""When something gives up, the order among equal times, and what it is. Kept out of simpy's heap: a pending timeout
+must not hide a deadlock."""
 
 
 class WaitLimit:
@@ -182,7 +182,7 @@ class Scheduler:
         self._pollers: list[PollEvent] = []
         self._quiet_s = 0.0
         self._last_ticks, self._last_tick_s, self._last_tick_event = -1, 0.0, 0
-        self._deadlines: list[tuple[float, int, Deadline]] = []
+        self._deadlines: list[Deadline] = []
         """A heap by time and order."""
         self._count = itertools.count()
         self._tasks_made = 0
