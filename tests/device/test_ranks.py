@@ -14,6 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 import distsim
+from distsim.kernels import Gpu
 
 TRITON = importlib.util.find_spec("triton") is not None
 """It comes with torch for CUDA."""
@@ -204,3 +205,26 @@ def test_what_is_compiled_or_profiled_is_said_and_warns_of_nothing() -> None:
     assert outcome.results == [[]]
     for words in ("torch.compile: what it was given runs eagerly", "torch.profiler saw what the host did"):
         assert [note for note in outcome.notes if note.startswith(words)]
+
+
+def test_many_gpus_have_the_pace_of_the_slowest() -> None:
+    """What the clock limits takes longer the more GPUs a job has, as their spread says; what memory limits does not."""
+
+    def body() -> Any:
+        big = torch.empty(4096, 4096, dtype=torch.bfloat16, device="cuda")
+        times = []
+        for operator in (lambda: big @ big, lambda: big + big):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            operator()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
+        return times
+
+    (alone,), (first, second) = ranks(body, 1), ranks(body, 2)
+    assert first == second
+    assert first[1] == pytest.approx(alone[1], rel=1e-9)
+    slower = Gpu.named("h100").slowest_of(2) - 1.0
+    assert slower > 0.005
+    assert 0.9 * slower < first[0] / alone[0] - 1.0 < slower, "but for what its launch takes"
