@@ -80,8 +80,7 @@ class Deferred(Handle):
     def refuse(self, error: BaseException) -> None:
         """The call never goes out."""
         self._error = error
-        self._recorder.ring.error(self._index, error_line(error))
-        self._recorder.ring.finish(self._index, rings.FAILED)
+        self._recorder.ring.fail(self._index, error_line(error))
         self._free()
         self._decided()
 
@@ -150,8 +149,35 @@ class Deferred(Handle):
             super().synchronize()
 
 
+class Apart(torch.futures.Future):  # type: ignore[type-arg]
+    """A future that ends on the thread of gloo's on which its call does; what the program hangs on it runs apart, where
+    it may wait for a call that takes this very thread."""
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        if self.done():
+            return super().then(callback)
+        answer: Any = torch.futures.Future()
+
+        def job() -> None:
+            try:
+                value = callback(self)
+            except Exception as error:
+                answer.set_exception(error)
+            else:
+                answer.set_result(value)
+
+        super().add_done_callback(lambda _: run_apart(job))
+        return answer
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        if self.done():
+            super().add_done_callback(callback)
+        else:
+            super().add_done_callback(lambda _: run_apart(lambda: callback(self)))
+
+
 class WentOut(HostHandle):
-    """The handle of an asynchronous call that was not held: what the program hangs on its future runs apart, too."""
+    """The handle of an asynchronous call that was not held."""
 
     _future: Any = None
     _lock = threading.Lock()
@@ -168,8 +194,8 @@ class WentOut(HostHandle):
                 inner = super().get_future()
                 if self._inner.is_completed():
                     return inner
-                target = self._future = torch.futures.Future()
-                inner.add_done_callback(lambda source: run_apart(lambda: _pass_on(source, target)))
+                target = self._future = Apart()
+                inner.add_done_callback(lambda source: _pass_on(source, target))
             return self._future
 
 
