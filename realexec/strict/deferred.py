@@ -149,35 +149,8 @@ class Deferred(Handle):
             super().synchronize()
 
 
-class Apart(torch.futures.Future):  # type: ignore[type-arg]
-    """A future that ends on the thread of gloo's on which its call does; what the program hangs on it runs apart, where
-    it may wait for a call that takes this very thread."""
-
-    def then(self, callback: Callable[[Any], Any]) -> Any:
-        if self.done():
-            return super().then(callback)
-        answer: Any = torch.futures.Future()
-
-        def job() -> None:
-            try:
-                value = callback(self)
-            except Exception as error:
-                answer.set_exception(error)
-            else:
-                answer.set_result(value)
-
-        super().add_done_callback(lambda _: run_apart(job))
-        return answer
-
-    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        if self.done():
-            super().add_done_callback(callback)
-        else:
-            super().add_done_callback(lambda _: run_apart(lambda: callback(self)))
-
-
 class WentOut(HostHandle):
-    """The handle of an asynchronous call that was not held."""
+    """The handle of an asynchronous call that was not held: what the program hangs on its future runs apart, too."""
 
     _future: Any = None
     _lock = threading.Lock()
@@ -194,8 +167,8 @@ class WentOut(HostHandle):
                 inner = super().get_future()
                 if self._inner.is_completed():
                     return inner
-                target = self._future = Apart()
-                inner.add_done_callback(lambda source: _pass_on(source, target))
+                target = self._future = torch.futures.Future()
+                inner.add_done_callback(lambda source: run_apart(lambda: _pass_on(source, target)))
             return self._future
 
 
