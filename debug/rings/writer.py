@@ -72,7 +72,7 @@ __all__ = ["RingWriter", "stays"]
 
 def stays(body: bytes) -> tuple[bytes, bytes, bytes]:
     """What is the same in the record of a call that is made again, of the body of one."""
-    _, _, first, _, second, _, third = AGAIN.unpack(bytes(8) + body)
+    _, first, _, second, _, third = AGAIN.unpack(body)
     return first, second, third
 
 
@@ -276,7 +276,8 @@ class RingWriter:
         index: int = next(self._counter)
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         words = self.words
-        _pack(self._buffer, word * 8, 0, _now(), same[0], seq, same[1], ordinal, same[2])
+        words[word] = 0
+        _pack(self._buffer, word * 8 + 8, _now(), same[0], seq, same[1], ordinal, same[2])
         words[word] = words[WORDS_AT // 8] = index + 1
         return index
 
