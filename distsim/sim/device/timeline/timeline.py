@@ -17,6 +17,7 @@ that is waited for) the device is a small calculation of its own, and the simula
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -95,6 +96,12 @@ class Comm:
     """The call that it carries out."""
     records: Sequence[Any] = ()
     """All of them: a batch has several."""
+    expires_s: float = NEVER
+    """When the program no longer waits for it."""
+    explicit: bool = False
+    """The program has set that limit itself."""
+    behind: Mark | None = None
+    """The point in its stream at which it has ended."""
     exposed_s: float = 0.0
     """How long its bytes moved while nothing computed."""
     begun_s: float | None = None
@@ -296,12 +303,13 @@ class Timeline:
                 comm.exposed_s += self.account.waited(comm.records, self._at_s, to_s)
             else:
                 self.account.host_s += passed_s
+            least_s = 1e-15 + 2.0 * math.ulp(to_s)
             for stream, kernel in running:
                 assert stream.left_s is not None
                 rate = self._rate(kernel, many)
                 left_s = stream.left_s - passed_s * rate
-                # What rounding leaves of a kernel that ends just now would be an event of its own.
-                stream.left_s = left_s if left_s > 1e-15 + 1e-12 * kernel.seconds else 0.0
+                # What rounding leaves of a kernel that ends just now would be an event of its own, and no time at all.
+                stream.left_s = left_s if left_s > least_s + 1e-12 * kernel.seconds else 0.0
             self._at_s = to_s
 
     def _finish(self, stream: Stream, kernel: Kernel) -> None:
