@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from sim.running import HEAD, Scripts, ranks
 
 import distsim
+from distsim.sim.kernel import scheduler
 
 
 @pytest.mark.parametrize("code", ["sys.exit()", "sys.exit(0)", "exit(0)", "os._exit(0)", "raise SystemExit"])
@@ -253,6 +255,19 @@ def test_stuck_on_the_host(script: Scripts, code: str) -> None:
     found = ran.outcome.diagnoses[0]
     assert (found.kind, found.culprits, ran.outcome.exit_code) == ("host_stuck", (1,), 3)
     assert found.sites[1].line >= 7
+
+
+@pytest.mark.slow
+def test_time_in_which_others_had_the_machine_does_not_count(script: Scripts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that could run and was not let is not stuck, however long it takes by the clock on the wall."""
+
+    def schedstat(path: str) -> io.StringIO:
+        assert path.startswith("/proc/self/task/")
+        return io.StringIO(f"0 {int(scheduler._real_monotonic() * 1e9)} 0\n")
+
+    monkeypatch.setattr(scheduler, "_real_open", schedstat)
+    ran = script(HEAD + "if rank == 1:\n    for _ in range(30_000_000): pass\ndist.barrier()\n", host_timeout_s=0.2)
+    assert (ran.outcome.exit_code, ran.kinds) == (0, [])
 
 
 @pytest.mark.slow
