@@ -91,7 +91,8 @@ class Device:
 
     def launch(self, stream: Stream, cost: Cost, task: RankTask, name: Any) -> None:
         """Put a kernel at the end of *stream*; the host goes on."""
-        seconds = cost.seconds + self.model.gap_s
+        seconds = cost.seconds if cost.memory_bound else cost.seconds * self._accelerators.slowest
+        seconds += self.model.gap_s
         launched_s = task.now_s() + self.model.launch_s
         kernel = Kernel(seconds, launched_s, cost.memory_bound, name, kind=cost.kind)
         self.timeline.put(stream, kernel)
@@ -282,6 +283,11 @@ class Accelerators:
         """What operators make and cost on GPUs of this model, for all simulations of this process."""
         return _plans.setdefault(self.model, {})
 
+    @property
+    def slowest(self) -> float:
+        """How much longer than on the middle GPU what the clock limits takes on the slowest of the job's."""
+        return self.model.slowest_of(self.process.world.world_size)
+
     def __getitem__(self, index: int) -> Device:
         device = self._devices.get(index)
         if device is None:
@@ -294,8 +300,8 @@ class Accelerators:
     def begin(self) -> None:
         """The process uses its GPUs from now on (torch.cuda.init)."""
         if not self.used:
-            self.used = True
             _first_use()
+            self.used = True
             queued, self.queued = self.queued, []
             for call in queued:
                 call()

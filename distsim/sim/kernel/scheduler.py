@@ -12,7 +12,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import simpy
@@ -69,6 +69,8 @@ class Owner(Protocol):
 
     def leave(self) -> None: ...
 
+    def follow(self, other: Any) -> None: ...
+
     def complete_futures(self) -> None: ...
 
     def call_signal_handlers(self) -> None: ...
@@ -117,13 +119,9 @@ class Due(Protocol):
         ...
 
 
-@dataclass(order=True, slots=True)
-class Deadline:
-    """When something gives up. Kept out of simpy's heap: a pending timeout must not hide a deadlock."""
-
-    at_s: float
-    number: int
-    due: Due = field(compare=False)
+Deadline = tuple[float, int, Due]
+"""When something gives up, the order among equal times, and what it is. Kept out of simpy's heap: a pending timeout
+must not hide a deadlock."""
 
 
 class WaitLimit:
@@ -185,6 +183,7 @@ class Scheduler:
         self._quiet_s = 0.0
         self._last_ticks, self._last_tick_s, self._last_tick_event = -1, 0.0, 0
         self._deadlines: list[Deadline] = []
+        """A heap by time and order."""
         self._count = itertools.count()
         self._tasks_made = 0
         self._next_progress_s = 0.0
@@ -222,10 +221,12 @@ class Scheduler:
         return self._tasks_made
 
     def enter(self, process: Owner) -> None:
-        if self.current is not process:
-            if self.current is not None:
-                self.current.leave()
-            process.enter()
+        current = self.current
+        if current is not process:
+            if current is None:
+                process.enter()
+            else:
+                process.follow(current)
             self.current = process
 
     def leave(self) -> None:
@@ -279,24 +280,30 @@ class Scheduler:
 
     def at_deadline(self, at_s: float, due: Due) -> None:
         """Have *due* strike at *at_s*, unless it is over by then."""
-        heapq.heappush(self._deadlines, Deadline(at_s, next(self._count), due))
+        heapq.heappush(self._deadlines, (at_s, next(self._count), due))
 
     def _next_deadline(self) -> Deadline | None:
-        while self._deadlines and self._deadlines[0].due.over:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0] if self._deadlines else None
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][2].over:
+            heapq.heappop(deadlines)
+        return deadlines[0] if deadlines else None
 
-    def _next_explicit(self) -> Deadline | None:
+    def _take_explicit(self) -> Deadline | None:
         """Where nothing else can happen any more, only a limit that the program set itself ends a wait."""
-        self._deadlines = [d for d in self._deadlines if not d.due.over]
-        heapq.heapify(self._deadlines)
-        return min((d for d in self._deadlines if d.due.explicit), default=None)
+        coming = [deadline for deadline in self._deadlines if not deadline[2].over]
+        explicit = min((deadline for deadline in coming if deadline[2].explicit), default=None)
+        if explicit is not None:
+            coming.remove(explicit)
+        self._deadlines = coming
+        heapq.heapify(coming)
+        return explicit
 
     def _expire(self, deadline: Deadline) -> None:
         """Let time pass up to *deadline*, which is not among those to come any more."""
-        alarm = self.env.timeout(max(0.0, deadline.at_s - float(self.env.now)))
+        at_s, _, due = deadline
+        alarm = self.env.timeout(max(0.0, at_s - float(self.env.now)))
         assert alarm.callbacks is not None
-        alarm.callbacks.append(lambda _: deadline.due.strike())
+        alarm.callbacks.append(lambda _: due.strike())
 
     def poll_event(self, quiet_polls: int) -> PollEvent:
         event = PollEvent(self.env)
@@ -312,28 +319,25 @@ class Scheduler:
 
     def run(self) -> None:
         """Run until every task has ended, the job has reason to stop, or nothing can move any more."""
-        env = self.env
+        env, queue = self.env, self.env._queue
         while self.live_tasks:
             if self.interrupts.pending:
                 self.interrupts.deliver()
-            upcoming = env.peek()
+            upcoming = queue[0][0] if queue else float("inf")
             if self._pollers and self._poll_turn(upcoming):
                 continue
             deadline = self._next_deadline()
             if upcoming == float("inf"):
-                explicit = self._next_explicit()
+                explicit = self._take_explicit()
                 if explicit is None:  # an empty heap, and tasks that are blocked: a deadlock
                     self.stands_still()
                     return
-                self._deadlines.remove(explicit)
-                heapq.heapify(self._deadlines)
                 self._expire(explicit)
                 continue
-            if deadline is not None and deadline.at_s < upcoming:
-                heapq.heappop(self._deadlines)
-                self._expire(deadline)
+            if deadline is not None and deadline[0] < upcoming:
+                self._expire(heapq.heappop(self._deadlines))
                 continue
-            is_poll = isinstance(env._queue[0][3], PollEvent)
+            is_poll = isinstance(queue[0][3], PollEvent)
             env.step()
             self.events += 1
             if self.crash is not None:
@@ -378,7 +382,7 @@ class Scheduler:
         if upcoming - float(self.env.now) <= step_s:
             return False
         deadline = self._next_deadline()
-        if deadline is not None and deadline.at_s <= float(self.env.now) + step_s:
+        if deadline is not None and deadline[0] <= float(self.env.now) + step_s:
             return False
         if self._quiet_s > QUIET_LIMIT_S and upcoming == float("inf"):
             self._pollers.clear()

@@ -247,6 +247,8 @@ class Timeline:
         self._memory_left = max(LEAST_SHARE, 1.0 - sum(comm.load.memory_bandwidth for comm in self._comms))
 
     def _rate(self, kernel: Kernel, computing: int) -> float:
+        if not self._comms:
+            return 1.0 / computing
         taken = 1.0 - self._memory_left
         left = self._compute_left * (1.0 - (taken if kernel.memory_bound else FEELS * taken))
         return max(LEAST_SHARE, left) / computing
@@ -276,16 +278,18 @@ class Timeline:
 
     def _next_s(self, running: list[tuple[Stream, Kernel]]) -> float:
         """When the next kernel begins or ends, as things are."""
-        found = NEVER
+        found, at_s = NEVER, self._at_s
         many = len(running)
         for stream, kernel in running:
             assert stream.left_s is not None
-            found = min(found, self._at_s + stream.left_s / self._rate(kernel, many))
+            end_s = at_s + stream.left_s / self._rate(kernel, many)
+            if end_s < found:
+                found = end_s
         for stream in self._streams:
             if stream.left_s is None and stream.items:
                 launched_s = stream.items[0].launched_s
-                if launched_s > self._at_s:
-                    found = min(found, launched_s)
+                if at_s < launched_s < found:
+                    found = launched_s
         return found
 
     def _run(self, running: list[tuple[Stream, Kernel]], to_s: float) -> None:
@@ -328,20 +332,27 @@ class Timeline:
         while again:
             again = False
             for stream in self._streams:
-                while stream.items and stream.left_s is None and self._turn(stream):
-                    again = True
+                items = stream.items
+                while items and stream.left_s is None:
+                    item = items[0]
+                    if item.launched_s > self._at_s:
+                        break
+                    if type(item) is Kernel:  # nobody waits for its begin
+                        item.begun_s = self._at_s
+                        stream.left_s = item.seconds
+                        if item.seconds <= 0.0:
+                            self._finish(stream, item)
+                    elif type(item) is Wait:
+                        if item.mark.reached_s is None:
+                            break
+                        items.popleft()
+                    elif self._turn(stream, item):
+                        again = True
+                    else:
+                        break
 
-    def _turn(self, stream: Stream) -> bool:
-        """Whether the first item of *stream* has gone or begun."""
-        item = stream.items[0]
-        if item.launched_s > self._at_s:
-            return False
-        if type(item) is Kernel:
-            item.begun_s = self._at_s
-            stream.left_s = item.seconds
-            if item.seconds <= 0.0:
-                self._finish(stream, item)
-            return True
+    def _turn(self, stream: Stream, item: Any) -> bool:
+        """Whether *item*, a mark or a communication kernel, the first of *stream*, has gone or begun."""
         if type(item) is Mark:
             stream.items.popleft()
             item.reached_s = self._at_s
@@ -352,11 +363,6 @@ class Timeline:
                 for tell in item.waiters:
                     tell()
                 item.waiters.clear()
-            return True
-        if type(item) is Wait:
-            if item.mark.reached_s is None:
-                return False
-            stream.items.popleft()
             return True
         assert type(item) is Comm
         if item.ended_s is not None:
