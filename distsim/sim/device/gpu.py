@@ -94,7 +94,10 @@ class Device:
         seconds = cost.seconds if cost.memory_bound else cost.seconds * self._accelerators.slowest
         seconds += self.model.gap_s
         launched_s = task.now_s() + self.model.launch_s
-        self.timeline.put(stream, Kernel(seconds, launched_s, cost.memory_bound, name, kind=cost.kind))
+        kernel = Kernel(seconds, launched_s, cost.memory_bound, name, kind=cost.kind)
+        self.timeline.put(stream, kernel)
+        if self.process.recorder is not None:
+            self.process.recorder.launched(self, stream, kernel)
 
     def plain_cost(self, nbytes: int) -> Cost:
         """Of a kernel that reads and writes *nbytes* and does nothing else."""
@@ -112,6 +115,8 @@ class Device:
         """Put a communication kernel at the end of *stream*; the mark behind it."""
         self.comms.append(comm)
         self.timeline.put(stream, comm)
+        if self.process.recorder is not None:
+            self.process.recorder.launched(self, stream, comm)
         comm.behind = self.timeline.mark(stream, comm.launched_s)
         return comm.behind
 
