@@ -28,7 +28,7 @@ class Bench:
     def of(table: Table) -> Bench:
         """Load the cluster of *table*."""
         cluster = load_cluster(table.cluster)
-        compiler = Compiler(cluster, algo=table.algo, launcher=table.launcher)
+        compiler = Compiler(cluster, algo=table.algo, launcher=table.launcher, nccl_version=table.nccl)
         return Bench(table, compiler, tuple(slot.device for slot in cluster.place(table.nnodes, table.nproc_per_node)))
 
     def use(self, constants: Constants) -> None:

@@ -41,6 +41,8 @@ class Table:
     name: str
     op: str
     on: str
+    machine: str
+    """Whose machine it was: a fit that leaves it out sees no table of it, whatever preset stands for it."""
     nnodes: int
     nproc_per_node: int
     launcher: str
@@ -65,7 +67,7 @@ def read_tables(folder: Path | None = None) -> list[Table]:
     index = folder / "_index.csv"
     if not index.is_file():
         raise UsageError(
-            f"expected {index} (columns file, op, on, nnodes, nproc_per_node, launcher, algo, nccl, use): no such file"
+            f"expected {index} (columns file, op, on, nnodes, nproc_per_node, launcher, algo, nccl, use, machine): no such file"
         )
     entries = [_entry(index, number, row) for number, row in enumerate(_rows(index), 1)]
     return [_read(folder / entry["file"], entry, index) for entry in entries]
@@ -132,6 +134,7 @@ def _read(path: Path, entry: dict[str, str], index: Path) -> Table:
         path.stem,
         entry["op"],
         entry["on"],
+        entry.get("machine") or entry["on"].removesuffix(".toml").partition(":")[0],
         int(entry["nnodes"]),
         int(entry["nproc_per_node"]),
         entry["launcher"],

@@ -19,6 +19,7 @@ from distsim.collectives.algorithms.direct import (
 )
 from distsim.collectives.algorithms.ring import Shape, ring_messages
 from distsim.collectives.algorithms.tree import tree_messages
+from distsim.collectives.libraries.nccl_channels import Channels, searched
 from distsim.collectives.libraries.nccl_timing import NcclTiming, Timed
 from distsim.collectives.libraries.nccl_tuning import ALGORITHMS, PROTOCOLS, Candidate, Machine, candidates
 from distsim.collectives.members import Members
@@ -38,6 +39,8 @@ takes what is quickest there, not what NCCL's own model believes."""
 DIRECT = ("all_to_all", "gather", "scatter", "sendrecv", "send")
 
 
+_PLUGIN_US = {("efa", 1): 75.0, ("efa", 2): 75.0, ("efa", 3): 35.0}
+"""What a plugin tells NCCL of its latency (aws-ofi-nccl, src/platform-aws.cpp: p4d, p5, p6), by fabric and generation."""
 _PCIE_GBPS = {1: 3.0, 2: 6.0, 3: 12.0, 4: 24.0, 5: 48.0, 6: 96.0}
 _SOCKET_GBPS = {"amd": 16.0, "arm": 6.0, "bdw": 6.0, "skl": 10.0, "srp": 22.0, "erp": 40.0}
 
@@ -77,21 +80,26 @@ class NcclSelector:
         generation = 3 if capability >= 100 else {9: 2, 8: 1}.get(capability // 10, 0)
         nvlink = node.nvlink != "none"
         many = len(group.domains) > 1
+        slot = _PCIE_GBPS.get(node.pcie_generation, node.pcie_bytes_per_s / 1e9)
         intra = node.nvlink_bytes_per_s / 1e9 if nvlink else self._believed_pcie_gbps()
-        inter = group.num_nics * 0.97 * node.nic_spec_bytes_per_s / 1e9 if many else intra
-        channels = 2 if not nvlink else (24 if generation < 3 else 32)
-        if many:
-            channels = min(32, group.num_nics * (2 if node.nic_spec_bytes_per_s > 25e9 else 1))
+        nic = min(node.nic_spec_bytes_per_s / 1e9, slot)
+        count = len(group.domains)
+        channels = searched(generation, intra, nic, group.num_nics, count)
+        if not nvlink and not many:
+            channels = Channels(1, intra, intra, 2)
         return Machine(
             num_ranks=group.size,
-            num_nodes=len(group.domains),
+            num_nodes=count,
             generation=generation,
             intra="nvlink" if nvlink else "pci",
             intra_gbps=intra,
-            inter_gbps=min(inter, intra) if group.size > len(group.domains) else inter,
-            channels=channels,
-            nvls=node.nvls and group.size > len(group.domains),
+            graph_channels=channels.found,
+            ring_gbps=channels.ring_gbps,
+            tree_gbps=channels.tree_gbps,
+            channels=channels.opened,
+            nvls=node.nvls and group.size > count,
             nvls_channels=16 if generation == 2 else 24,
+            net_us=_PLUGIN_US.get((nccl.net, generation), 0.0),
             ll128=nvlink and generation >= 1 and (not many or nccl.net in ("ib", "roce", "efa")),
             amd=nccl.cpu_vendor == "amd",
             collnet=nccl.collnet,
