@@ -55,7 +55,7 @@ class Table:
 
     @property
     def cluster(self) -> str:
-        """What `load_cluster` takes: a preset with its nodes or racks, or a file beside the tables."""
+        """What `load_cluster` takes: a preset with its nodes or racks, or a file beside the tables or of distsim's."""
         if self.on.endswith(".toml"):
             return f"{data_folder() / 'clusters' / self.on}:{self.nnodes}"
         return self.on if ":" in self.on else f"{self.on}:{self.nnodes}"
@@ -67,7 +67,8 @@ def read_tables(folder: Path | None = None) -> list[Table]:
     index = folder / "_index.csv"
     if not index.is_file():
         raise UsageError(
-            f"expected {index} (columns file, op, on, nnodes, nproc_per_node, launcher, algo, nccl, use, machine): no such file"
+            f"expected {index} (columns file, op, on, nnodes, nproc_per_node, launcher, algo, nccl, use, machine): "
+            "no such file"
         )
     entries = [_entry(index, number, row) for number, row in enumerate(_rows(index), 1)]
     return [_read(folder / entry["file"], entry, index) for entry in entries]
@@ -113,6 +114,12 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         raise UsageError(f"{path}: expected comma-separated values ({error})") from None
 
 
+def _cluster(on: str, folder: Path) -> str:
+    """A cluster file beside the tables by its whole path; else as it is."""
+    beside = folder / on
+    return str(beside.resolve()) if on.endswith(".toml") and beside.is_file() else on
+
+
 def _read(path: Path, entry: dict[str, str], index: Path) -> Table:
     if not path.is_file():
         raise UsageError(f"{index} names {path.name}: no such file")
@@ -133,7 +140,7 @@ def _read(path: Path, entry: dict[str, str], index: Path) -> Table:
     return Table(
         path.stem,
         entry["op"],
-        entry["on"],
+        _cluster(entry["on"], index.parent),
         entry.get("machine") or entry["on"].removesuffix(".toml").partition(":")[0],
         int(entry["nnodes"]),
         int(entry["nproc_per_node"]),

@@ -6,6 +6,7 @@ lines stand between those of the table and sometimes inside one, and several run
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -289,7 +290,7 @@ def _uneven(ranks: dict[int, tuple[str, str, str]]) -> str | None:
 def _disordered(run: _Open) -> str | None:
     """Sizes rise, and begin anew with each cycle (-N)."""
     sizes = [line.size_bytes for _, line in run.lines]
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in itertools.pairwise(sizes):
         if after <= before and after != sizes[0]:
             return f"{after} bytes come after {before}: lines of two runs are mixed"
     return None

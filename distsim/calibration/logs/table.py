@@ -102,7 +102,7 @@ class Columns:
             figures = figures[len(names) :]
         line = Line(int(words[0]), redop if "redop" in lead else "none", tuple(blocks))
         try:
-            line.bandwidths(), line.num_wrong  # noqa: B018
+            line.bandwidths(), line.num_wrong
         except ValueError as error:
             raise CutLine(f"a figure that is no number ({error})") from None
         return line
