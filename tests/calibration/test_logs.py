@@ -109,6 +109,20 @@ def test_several_runs_in_a_file(tmp_path: Path) -> None:
     assert notes == []
 
 
+def test_a_table_ends_where_its_summary_begins(tmp_path: Path) -> None:
+    """Lines of a table without a head behind it are nobody's: somebody's notes on the run."""
+    text = f"{log('all_reduce', TIMES)}{table_line('all_reduce', 8, 65536, 1.0)}\n"
+    assert [row.time_us for row in _one(tmp_path, text).rows] == [time for _, time in TIMES]
+
+
+def test_gpus_without_a_name_are_those_of_the_cluster(tmp_path: Path) -> None:
+    """As rccl-tests prints them on MI355X: it is said for what they are taken."""
+    said = ("RCCL version : 2.26.6-HEAD:6ade506",)
+    (tmp_path / "a.log").write_text(log("all_reduce", TIMES, gpu="", heard=said))
+    logs = agreed(read_logs(tmp_path))
+    assert fits(logs, "mi355x")[1] == ["the logs do not name their GPUs: taken for the mi355x of mi355x"]
+
+
 def test_cycles_give_the_quickest_time(tmp_path: Path) -> None:
     """-N prints every size again."""
     text = log("all_reduce", [*TIMES, *((size, time * 0.9) for size, time in TIMES)])

@@ -33,7 +33,7 @@ def cluster_file(logs: Logs, fitted: FitToLogs, cluster: Cluster, like: str, nam
         "name": name,
         "description": f"{cluster.description}, as measured",
         "source": f"{cluster.source}; {len({run.file for run in logs.runs})} logs of {folder}",
-        "measured": f"{told(logs)} ({rows} times of {first.gpu}); all else is borrowed from {base}",
+        "measured": f"{told(logs)} ({rows} times{f' of {first.gpu}' if first.gpu else ''}); all else is borrowed from {base}",
         "nodes": nodes,
     }
     lines = [f"# Written by distsim calibrate --from {folder} --like {like}: times of this cluster, for --on FILE."]

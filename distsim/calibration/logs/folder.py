@@ -69,7 +69,7 @@ def read_logs(folder: Path) -> Logs:
 def agreed(logs: Logs) -> Logs:
     """The same with notes on what contradicts itself; UsageError where they are of several machines or software."""
     runs = logs.runs
-    _one("GPUs", runs, lambda run: run.gpu)
+    _one("GPUs", runs, lambda run: run.gpu or None)
     _one("libraries", runs, lambda run: run.library.upper())
     _one("versions of the library", runs, lambda run: run.version)
     _one("networks", [run for run in runs if run.nnodes > 1], lambda run: run.net)
@@ -120,7 +120,8 @@ def fits(logs: Logs, like: str | None) -> tuple[Cluster, list[str]]:
     *like* names it: nothing is guessed from the GPU's name.
     """
     runs = logs.runs
-    gpu, most = runs[0].gpu, max(run.nproc_per_node for run in runs)
+    gpu = next((run.gpu for run in runs if run.gpu), "")
+    most = max(run.nproc_per_node for run in runs)
     if like is None:
         known = [
             name
@@ -128,12 +129,14 @@ def fits(logs: Logs, like: str | None) -> tuple[Cluster, list[str]]:
             if _is_model(load_cluster(name).node.gpu_model, gpu) and load_cluster(name).node.num_gpus >= most
         ]
         offered = f"presets with such GPUs: {', '.join(known)}" if known else "no preset has such GPUs: make a file"
-        raise UsageError(f"the logs are of {most} {gpu} a node: expected --like CLUSTER, what it resembles ({offered})")
+        raise UsageError(
+            f"the logs are of {most} {gpu or 'GPUs'} a node: expected --like CLUSTER, what it resembles ({offered})"
+        )
     cluster = load_cluster(like)
     if cluster.spec is None:
         raise UsageError(f"--like {like}: expected a preset or a cluster TOML, not a graph")
     node = cluster.node
-    if not _is_model(node.gpu_model, gpu):
+    if gpu and not _is_model(node.gpu_model, gpu):
         raise UsageError(f"--like {like}: its GPUs are {node.gpu_model or 'none'}, those of the logs {gpu}")
     if most > node.num_gpus:
         raise UsageError(f"--like {like}: it has {node.num_gpus} GPUs a node, {runs[0].file} has {most}")
@@ -151,6 +154,11 @@ def fits(logs: Logs, like: str | None) -> tuple[Cluster, list[str]]:
 
 
 def _lent(logs: Logs, cluster: Cluster, like: str) -> list[str]:
+    unnamed = [f"the logs do not name their GPUs: taken for the {cluster.node.gpu_model} of {like}"]
+    return [*(unnamed if not any(run.gpu for run in logs.runs) else []), *_version(logs, cluster, like)]
+
+
+def _version(logs: Logs, cluster: Cluster, like: str) -> list[str]:
     if logs.version is None:
         library, version = cluster.nccl.library.upper(), cluster.nccl.version
         return [

@@ -30,6 +30,7 @@ _RANK = re.compile(
     r"#\s*Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)\s+\[[^\]]*\]\s*(.*?)\s*$"
 )
 _HEAD = re.compile(r"#\s*nThread\s+(\d+)\s+nGpus\s+(\d+)\s+minBytes")
+_ENDS = re.compile(r"#\s*(?:Out of bounds values|Avg bus bandwidth)")
 _STARTS = re.compile(r"#\s*(?:nccl-tests version|Collective test starting)")
 _NAMED = re.compile(r"\b(\w+?)_perf(?:_mpi)?\b")
 _VERSION = re.compile(r"\b([NR])CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)")
@@ -145,7 +146,7 @@ class _Reader:
             self._op_seen = _op(named[1]) or self._op_seen
 
     def _comment(self, number: int, text: str) -> None:
-        if _STARTS.match(text) and self._open.begun:
+        if (_STARTS.match(text) and self._open.begun) or (_ENDS.match(text) and self._open.lines):
             self.close()
         run = self._open
         if found := _CODE.search(text):

@@ -25,7 +25,7 @@ class LogRun:
     op: str
     """nccl-tests' name: all_reduce, alltoall, ..."""
     gpu: str
-    """As the driver names it: NVIDIA H100 80GB HBM3."""
+    """As the driver names it: NVIDIA H100 80GB HBM3; empty where the log does not (some builds of rccl-tests)."""
     nnodes: int
     nproc_per_node: int
     launcher: str
