@@ -32,7 +32,7 @@ def run_logs(args: argparse.Namespace) -> int:
     from distsim.calibration.constants import nccl_constants
     from distsim.calibration.logs.chart import bars, svg, table
     from distsim.calibration.logs.cluster_file import cluster_file, told
-    from distsim.calibration.logs.fit import benches_of, fit_to_logs
+    from distsim.calibration.logs.fit import benches_of, fit_to_logs, spreads
     from distsim.calibration.logs.folder import agreed, fits, read_logs
     from distsim.calibration.logs.physical import bounds
 
@@ -57,7 +57,8 @@ def run_logs(args: argparse.Namespace) -> int:
     name = Path(args.output).stem if args.output else f"{cluster.name.replace(':', '-')}-measured"
     if args.plot is not None:
         write(args.plot, svg(benches, before, after, f"{name}: {told(logs)}"), say)
-    write(args.output, cluster_file(logs, fitted, cluster, args.like, name, folder.name or str(folder)))
+    errors = spreads(benches, fitted.after)
+    write(args.output, cluster_file(logs, fitted, errors, cluster, args.like, name, folder.name or str(folder)))
     return 0
 
 

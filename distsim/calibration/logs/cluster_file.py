@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from distsim.calibration.logs.fit import FitToLogs
 from distsim.calibration.logs.folder import Logs
@@ -16,8 +16,17 @@ from distsim.cluster.files.to_toml import to_toml
 __all__ = ["cluster_file", "told"]
 
 
-def cluster_file(logs: Logs, fitted: FitToLogs, cluster: Cluster, like: str, name: str, folder: str) -> str:
-    """The text, which `--on FILE` reads. On a preset only what differs from it, otherwise the whole cluster."""
+def cluster_file(
+    logs: Logs,
+    fitted: FitToLogs,
+    errors: Mapping[str, tuple[float, float]],
+    cluster: Cluster,
+    like: str,
+    name: str,
+    folder: str,
+) -> str:
+    """The text, which `--on FILE` reads. On a preset only what differs from it, otherwise the whole cluster. *errors*
+    are those of `fit.spreads`."""
     base = like.rpartition(":")[0] if like.rpartition(":")[2].isdigit() else like
     nodes = max(run.nnodes for run in logs.runs)
     first = logs.runs[0]
@@ -41,8 +50,9 @@ def cluster_file(logs: Logs, fitted: FitToLogs, cluster: Cluster, like: str, nam
         assert cluster.spec is not None
         over = {**head, "nccl": {**nccl, **({"plugin": plugin} if plugin else {}), "settings": settings}}
         known = tomllib.loads(cluster.to_toml())
-        known.pop("constants", None)
-        whole = merged(known, {**over, "constants": {**_kept(cluster), **constants}})
+        for table in ("constants", "errors"):
+            known.pop(table, None)
+        whole = merged(known, {**over, "constants": {**_kept(cluster), **constants}, "errors": _tables(errors)})
         return "\n".join([*lines, *to_toml(check_spec(whole, name)).splitlines()[1:]]) + "\n"
     lines.append(f"base = {json.dumps(base)}")
     lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
@@ -55,7 +65,15 @@ def cluster_file(logs: Logs, fitted: FitToLogs, cluster: Cluster, like: str, nam
         f'"{key}" = {{ value = {one["value"]}, uncertainty = {one["uncertainty"]}, source = "logs" }}'
         for key, one in constants.items()
     ]
+    lines += ["", "[errors]  # measured / simulated time of the logs after the fit: 10th and 90th percentile"]
+    lines += [
+        f'"{key}" = {{ low = {one["low"]}, high = {one["high"]} }}' for key, one in sorted(_tables(errors).items())
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _tables(errors: Mapping[str, tuple[float, float]]) -> dict[str, dict[str, float]]:
+    return {name: {"low": round(low, 3), "high": round(high, 3)} for name, (low, high) in errors.items()}
 
 
 def _kept(cluster: Cluster) -> dict[str, dict[str, object]]:

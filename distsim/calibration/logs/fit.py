@@ -19,8 +19,9 @@ from distsim.calibration.logs.run import LogRun
 from distsim.calibration.tables import Measured, Table, regime
 from distsim.cluster import Cluster, load_cluster
 from distsim.collectives import Compiler
+from distsim.collectives.uncertainty import NODE_CLASSES, node_class, size_class
 
-__all__ = ["FitToLogs", "benches_of", "fit_to_logs"]
+__all__ = ["FitToLogs", "benches_of", "fit_to_logs", "spreads"]
 
 Array = NDArray[np.float64]
 
@@ -36,6 +37,8 @@ _STEP = 0.02
 _ROUNDS = 10
 _MOST_SIZES = 18
 """Of one run: of more, every second or third is enough."""
+_DAY = 0.03
+_LEAST_ROWS = 5
 _KEPT = ("launch.chunk_MiB", "p2p.channel_GBps")
 """NCCL's own figures, that nothing fits."""
 
@@ -109,6 +112,23 @@ def fit_to_logs(benches: Sequence[Bench], start: Constants, bounds: Mapping[str,
     after = start.changed(dict(zip(told, np.exp(values).tolist(), strict=True)))
     untold = tuple(name for name in names if name not in told)
     return FitToLogs(start, after, dict(zip(told, spread.tolist(), strict=True)), untold, at_bound)
+
+
+def spreads(benches: Sequence[Bench], constants: Constants) -> dict[str, tuple[float, float]]:
+    """10th and 90th percentile of measured / simulated time by class of nodes and sizes, where there is enough of it;
+    never narrower than runs of one day are."""
+    found: dict[str, list[float]] = {}
+    for bench in benches:
+        bench.use(constants)
+        inside = -(-bench.table.nnodes // bench.compiler.cluster.node.nvlink_domain_nodes) <= 1
+        nodes = NODE_CLASSES[0] if inside else node_class(bench.table.nnodes)
+        for row, ratio in zip(bench.table.rows, (bench.measured_us / bench.times_us()).tolist(), strict=True):
+            found.setdefault(f"{nodes}, {size_class(row.size_bytes)}", []).append(ratio)
+    return {
+        name: (min(1 - _DAY, float(np.percentile(ratios, 10))), max(1 + _DAY, float(np.percentile(ratios, 90))))
+        for name, ratios in found.items()
+        if len(ratios) >= _LEAST_ROWS
+    }
 
 
 def _some(bench: Bench) -> NDArray[np.int64]:
