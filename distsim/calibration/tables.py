@@ -55,10 +55,8 @@ class Table:
 
     @property
     def cluster(self) -> str:
-        """What `load_cluster` takes: a preset with its nodes or racks, or a file beside the tables."""
-        if self.on.endswith(".toml"):
-            return f"{data_folder() / 'clusters' / self.on}:{self.nnodes}"
-        return self.on if ":" in self.on else f"{self.on}:{self.nnodes}"
+        """What `load_cluster` takes: a preset, its variant, and how many nodes or racks."""
+        return self.on if self.on.rpartition(":")[2].isdigit() else f"{self.on}:{self.nnodes}"
 
 
 def read_tables(folder: Path | None = None) -> list[Table]:
@@ -67,7 +65,8 @@ def read_tables(folder: Path | None = None) -> list[Table]:
     index = folder / "_index.csv"
     if not index.is_file():
         raise UsageError(
-            f"expected {index} (columns file, op, on, nnodes, nproc_per_node, launcher, algo, nccl, use, machine): no such file"
+            f"expected {index} (columns file, op, on, nnodes, nproc_per_node, launcher, algo, nccl, use, machine): "
+            "no such file"
         )
     entries = [_entry(index, number, row) for number, row in enumerate(_rows(index), 1)]
     return [_read(folder / entry["file"], entry, index) for entry in entries]
