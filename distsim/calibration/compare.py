@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +32,19 @@ class Bench:
         compiler = Compiler(cluster, algo=table.algo, launcher=table.launcher, nccl_version=table.nccl)
         return Bench(table, compiler, tuple(slot.device for slot in cluster.place(table.nnodes, table.nproc_per_node)))
 
+    def thinned(self, most: int = 48) -> Bench:
+        """The same with at most about *most* rows: a fit learns nothing from a thousand sizes of one curve."""
+        rows = self.table.rows[:: max(1, len(self.table.rows) // most)]
+        return Bench(replace(self.table, rows=rows), self.compiler, self.devices)
+
+    def own(self, constants: Constants) -> Constants:
+        """*constants* with those in their place that the cluster's own file was fitted to."""
+        return constants.changed({name: one.value for name, one in self.compiler.cluster.constants.items()})
+
     def use(self, constants: Constants) -> None:
         """From now on with these constants."""
         nccl = self.compiler._nccl
-        nccl.timing = NcclTiming(nccl.cluster, constants, self.table.launcher)
+        nccl.timing = NcclTiming(nccl.cluster, constants, self.table.launcher, nccl.numbers)
         self.compiler._plans.clear()
 
     def times_us(self, places: Sequence[int] | NDArray[np.int64] | None = None) -> NDArray[np.float64]:

@@ -116,7 +116,7 @@ def _leave_one_out(args: argparse.Namespace, benches: list[Any], start: Any) -> 
     import numpy as np
 
     from distsim.calibration.fit import fit, fitted_names
-    from distsim.calibration.report import Errors
+    from distsim.calibration.predictions.report import Errors
     from distsim.calibration.tables import REGIMES
 
     every: list[list[float]] = [[], [], []]

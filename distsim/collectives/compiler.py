@@ -29,7 +29,7 @@ def _constants(cluster: Cluster) -> Constants | None:
     if not cluster.constants:
         return None
     own = nccl_constants()
-    if unknown := [name for name in cluster.constants if name not in own.values]:
+    if unknown := [name for name in cluster.constants if not own.knows(name)]:
         near = difflib.get_close_matches(brief(unknown[0]), own.values, 1)
         hint = f" did you mean {near[0]!r}?" if near else ""
         raise UsageError(

@@ -14,7 +14,7 @@ from distsim.cluster import load_cluster
 from distsim.network.bench import bench
 from tests.calibration.logs import log
 
-TRUTH = {"launch.process": 1.5, "ib.hop_LL": 3.0, "ib.hop_Simple": 2.0, "ib.efficiency": 0.7}
+TRUTH = {"launch.process_intel": 1.5, "ib.hop": 3.0, "ib.efficiency": 0.7}
 """A cluster whose launches, hops and network are so many times the preset's."""
 SIZES = [8 << (3 * power) for power in range(10)]
 
@@ -64,7 +64,7 @@ def test_a_teams_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     cluster = load_cluster(str(ours))
     assert (cluster.name, cluster.num_nodes, cluster.nccl.version) == ("ours", 4, "2.27.3")
     known = nccl_constants().values
-    for name in ("launch.process", "ib.efficiency"):
+    for name in ("launch.process_intel", "ib.hop", "ib.efficiency"):
         assert cluster.constants[name].value == pytest.approx(known[name] * TRUTH[name], rel=0.1)
         assert 0 < cluster.constants[name].uncertainty < 0.3
     assert "p2p.base" not in cluster.constants, "no log has a message in it"
@@ -76,30 +76,30 @@ def test_a_teams_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 def test_with_too_little_data_nothing_is_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One small size tells what a launch costs, and nothing of bandwidth; the file says so, and is read."""
-    truth, ours = _cluster(tmp_path, {"launch.process": 1.5}), tmp_path / "ours.toml"
+    truth, ours = _cluster(tmp_path, {"launch.process_intel": 1.5}), tmp_path / "ours.toml"
     logs = _logs(tmp_path / "logs", truth, [("all_reduce", 1)], [1024])
     assert main(["calibrate", "--from", str(logs), "--like", "dgx-h100", "-o", str(ours)]) == 0
     said = capsys.readouterr().out
     assert "one number of nodes only: how well others are predicted cannot be told from these logs" in said
     fitted = load_cluster(str(ours)).constants
-    assert set(fitted) <= {"launch.process", "launch.LL", "hopper.hop_LL"}
+    assert set(fitted) <= {"launch.process_intel", "launch.LL", "hopper.hop_LL"}
 
 
 def test_a_calibrated_file_is_calibrated_further(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--like FILE starts from what that file was fitted to, and keeps what the new logs do not tell."""
-    before, ours = _cluster(tmp_path, {"ib.hop_LL": 2.0, "launch.process": 1.2}, "before"), tmp_path / "ours.toml"
-    logs = _logs(tmp_path / "logs", _cluster(tmp_path, {"launch.process": 1.5}), [("all_reduce", 1)], SIZES[:4])
+    before, ours = _cluster(tmp_path, {"ib.hop": 2.0, "launch.process_intel": 1.2}, "before"), tmp_path / "ours.toml"
+    logs = _logs(tmp_path / "logs", _cluster(tmp_path, {"launch.process_intel": 1.5}), [("all_reduce", 1)], SIZES[:4])
     assert main(["calibrate", "--from", str(logs), "--like", str(before), "-o", str(ours)]) == 0
     constants = load_cluster(f"{ours}:2").constants
     known = nccl_constants().values
-    assert constants["ib.hop_LL"].value == pytest.approx(2.0 * known["ib.hop_LL"])
-    assert constants["launch.process"].value == pytest.approx(1.5 * known["launch.process"], rel=0.1)
+    assert constants["ib.hop"].value == pytest.approx(2.0 * known["ib.hop"])
+    assert constants["launch.process_intel"].value == pytest.approx(1.5 * known["launch.process_intel"], rel=0.1)
     assert load_cluster(str(ours)).measured.endswith(f"all else is borrowed from {before}")
 
 
 def test_without_an_output_the_file_is_printed_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is told goes to stderr: `distsim calibrate ... > ours.toml` is a cluster file."""
-    truth, ours = _cluster(tmp_path, {"launch.process": 1.5}), tmp_path / "ours.toml"
+    truth, ours = _cluster(tmp_path, {"launch.process_intel": 1.5}), tmp_path / "ours.toml"
     logs = _logs(tmp_path / "logs", truth, [("all_reduce", 1)], SIZES[:3])
     assert main(["calibrate", "--from", str(logs), "--like", "dgx-h100"]) == 0
     printed = capsys.readouterr()

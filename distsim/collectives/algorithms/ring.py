@@ -8,6 +8,7 @@ pairs carry the same.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -50,9 +51,22 @@ class Shape:
         return Shape(size - 1, nbytes)
 
 
+_EIGHT = ("05637214", "04235716", "03275461", "07624153", "02651347", "01736452", "06743125")
+"""Seven directed cycles through eight, each of the 56 arcs in exactly one (Tillson 1980: there are such for every even
+number but 4 and 6)."""
+
+
 def _orders(members: list[int], mesh: bool) -> list[list[int]]:
-    if not mesh or len(members) < 3:
+    """Where GPUs are linked pairwise, cycles that together use every arc equally often."""
+    size = len(members)
+    if not mesh or size < 3:
         return [members]
+    if size == 8:
+        return [[members[int(place)] for place in cycle] for cycle in _EIGHT]
+    if all(size % divisor for divisor in range(2, size)):
+        return [[members[step * place % size] for place in range(size)] for step in range(1, size)]
+    if size <= 6:
+        return [[members[0], *rest] for rest in itertools.permutations(members[1:])]
     first, rest = members[0], members[1:]
     orders: list[list[int]] = []
     for shift in range(len(rest)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 __all__ = ["Tuning", "tuning_of"]
 
@@ -124,6 +125,7 @@ _SINCE = (
 )
 
 
+@cache
 def tuning_of(version: tuple[int, int]) -> Tuning:
     """The figures of NCCL *version* (major, minor); newer releases than known are as the newest."""
     return next(tuning for since, tuning in _SINCE if version >= (2, since))
