@@ -229,15 +229,13 @@ def test_constants_of_a_cluster_file_are_the_models(tmp_path: Path) -> None:
 
     path = tmp_path / "c.toml"
     head = 'base = "dgx-h100"\nnodes = 2\n[constants]\n'
-    path.write_text(head + '"ib.hop_LL" = { value = 200.0 }\n')
+    path.write_text(head + '"ib.hop" = { value = 200.0 }\n')
     slow, usual = load_cluster(str(path)), load_cluster("dgx-h100:2")
-    assert slow.constants["ib.hop_LL"].value == 200.0
+    assert slow.constants["ib.hop"].value == 200.0
     times = [bench("all_reduce", cluster, [8], proto="LL")[0].time_us for cluster in (slow, usual)]
     assert times[0] > times[1] + 150
     path.write_text(head + '"ib.hop_L" = { value = 200.0 }\n')
-    with pytest.raises(
-        UsageError, match=r"constants\.ib\.hop_L: this distsim's model.*did you mean 'ib\.hop_LL'"
-    ) as told:
+    with pytest.raises(UsageError, match=r"constants\.ib\.hop_L: this distsim's model.*did you mean 'ib\.hop'") as told:
         bench("all_reduce", load_cluster(str(path)), [8])
     assert "\n" not in str(told.value)
 
