@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,8 +43,9 @@ class Bench:
         nccl.timing = NcclTiming(nccl.cluster, constants, self.table.launcher, nccl.numbers)
         self.compiler._plans.clear()
 
-    def times_us(self) -> NDArray[np.float64]:
-        """Simulated time of every row, each alone on the network."""
+    def times_us(self, places: Sequence[int] | NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+        """Simulated time of every row (or of those at *places*), each alone on the network."""
+        rows = self.table.rows if places is None else [self.table.rows[place] for place in places]
         op, capacity = canonical_op(self.table.op), self.compiler.links.capacity
         per_rank = op in ("gather", "scatter")
         return np.array(
@@ -52,7 +54,7 @@ class Bench:
                     Transfer(op, "nccl", self.devices, row.size_bytes // (len(self.devices) if per_rank else 1))
                 ).alone_s(capacity)
                 * 1e6
-                for row in self.table.rows
+                for row in rows
             ]
         )
 

@@ -112,6 +112,12 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         raise UsageError(f"{path}: expected comma-separated values ({error})") from None
 
 
+def _cluster(on: str, folder: Path) -> str:
+    """A cluster file beside the tables by its whole path; else as it is."""
+    beside = folder / on
+    return str(beside.resolve()) if on.endswith(".toml") and beside.is_file() else on
+
+
 def _read(path: Path, entry: dict[str, str], index: Path) -> Table:
     if not path.is_file():
         raise UsageError(f"{index} names {path.name}: no such file")
@@ -132,7 +138,7 @@ def _read(path: Path, entry: dict[str, str], index: Path) -> Table:
     return Table(
         path.stem,
         entry["op"],
-        entry["on"],
+        _cluster(entry["on"], index.parent),
         entry.get("machine") or entry["on"].removesuffix(".toml").partition(":")[0],
         int(entry["nnodes"]),
         int(entry["nproc_per_node"]),

@@ -9,12 +9,12 @@ import pytest
 from distsim.calibration.compare import Bench
 from distsim.calibration.constants import nccl_constants
 from distsim.calibration.fit import fit
-from distsim.calibration.predictions import interval
-from distsim.calibration.predictions.left_out import Prediction, node_class, predicted
+from distsim.calibration.predictions.errors import covered
+from distsim.calibration.predictions.left_out import Prediction, predicted
 from distsim.calibration.predictions.split import split
-from distsim.calibration.predictions.uncertainty import covered
 from distsim.calibration.tables import Table, read_tables
 from distsim.cluster import load_cluster
+from distsim.collectives.uncertainty import interval, node_class
 
 
 def tables(*parts: str) -> list[Table]:

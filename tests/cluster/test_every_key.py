@@ -53,6 +53,7 @@ MEANT: dict[str, Any] = {
     "fabric.kind": "star",
     "fabric.routing": None,
     "constants": {"ib.ring_Simple": {"value": 100.0}},
+    "errors": {"1 node, < 64 KiB": {"low": 0.9, "high": 1.2}},
     "node.gpu": None,
     "node.gpu.nvlink": None,
     "node.nic": None,
@@ -109,7 +110,7 @@ def _keys(table: type[Table], path: str = "") -> Iterator[tuple[str, Any]]:
         annotation = field.annotation
         inner = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, Table)]
         yield f"{path}{name}", annotation
-        if name in ("fabric", "constants"):
+        if name in ("fabric", "constants", "errors"):
             continue
         for one in inner:
             yield from _keys(one, f"{path}{name}.")

@@ -13,18 +13,12 @@ from numpy.typing import NDArray
 from distsim.calibration.compare import Bench
 from distsim.calibration.constants import Constants, data_folder, nccl_constants
 from distsim.calibration.tables import Table
+from distsim.collectives.uncertainty import node_class
 
-__all__ = ["FEW_NODES", "Prediction", "node_class", "predicted"]
+__all__ = ["FEW_NODES", "Prediction", "predicted"]
 
 FEW_NODES = "1 and 2 nodes"
 """The name under which left_out.toml has the constants that were fitted to so few nodes only."""
-_CLASSES = ((1, "1 node"), (2, "2 nodes"), (31, "3 to 31"), (1 << 30, "32 and more"))
-NODE_CLASSES = tuple(name for _, name in _CLASSES)
-
-
-def node_class(num_nodes: int) -> str:
-    """How many nodes, as the errors are told apart by."""
-    return next(name for most, name in _CLASSES if num_nodes <= most)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.calibration.predictions.left_out import NODE_CLASSES, Prediction
+from distsim.calibration.predictions.left_out import Prediction
 from distsim.calibration.tables import REGIMES
+from distsim.collectives.uncertainty import NODE_CLASSES
 
 __all__ = ["KINDS", "Cell", "split", "weighted_median", "worst_machines"]
 

@@ -16,7 +16,7 @@ from distsim.errors import UsageError
 from distsim.text.strangers import brief, folded
 from distsim.text.units import parse_bandwidth, parse_flops, parse_memory, parse_time
 
-__all__ = ["ClusterSpec", "ConstantSpec", "FabricSpec", "NicSpec", "NodeSpec", "Table", "check_spec"]
+__all__ = ["ClusterSpec", "ConstantSpec", "FabricSpec", "NicSpec", "NodeSpec", "SpreadSpec", "Table", "check_spec"]
 
 Bandwidth = Annotated[float, Quantity(parse_bandwidth, "GBps")]
 Time = Annotated[float, Quantity(parse_time, "us")]
@@ -215,6 +215,13 @@ class ConstantSpec(Table):
     source: str = _note("what it was fitted to", "")
 
 
+class SpreadSpec(Table):
+    """Of measured / simulated time, over the logs that a cluster file was calibrated with."""
+
+    low: Annotated[float, Bounds(gt=0, le=1)] = _note("10th percentile")
+    high: Annotated[float, Bounds(ge=1)] = _note("90th percentile")
+
+
 class ClusterSpec(Table):
     """A whole cluster file."""
 
@@ -232,6 +239,8 @@ class ClusterSpec(Table):
     constants: dict[str, ConstantSpec] = _note(
         "of the model of NCCL, fitted to this cluster; all others are its own", {}
     )
+
+    errors: dict[str, SpreadSpec] = _note("of its times: by number of nodes and size, '2 nodes, < 64 KiB'", {})
 
     def misfit(self) -> str | None:
         """What does not fit together, though each key by itself is right."""

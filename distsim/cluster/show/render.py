@@ -106,7 +106,7 @@ def _summary(cluster: Cluster) -> Iterable[RenderableType]:
 
 def _constants(cluster: Cluster) -> Iterable[RenderableType]:
     """What was fitted to this cluster, by `distsim calibrate`."""
-    if not cluster.constants:
+    if not (cluster.constants or cluster.errors):
         return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("fitted", style="cyan", no_wrap=True)
@@ -117,6 +117,14 @@ def _constants(cluster: Cluster) -> Iterable[RenderableType]:
         table.add_row(name, f"{one.value:.4g}", f"{math.expm1(one.uncertainty):.0%}", one.source)
     yield Text()
     yield table
+    if cluster.errors:
+        spread = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        spread.add_column("its logs", style="cyan", no_wrap=True)
+        spread.add_column("measured / simulated, 8 of 10", justify="right")
+        for name, (low, high) in cluster.errors.items():
+            spread.add_row(name, f"{low:.2f} to {high:.2f}")
+        yield Text()
+        yield spread
 
 
 def _staged(cluster: Cluster) -> str:

@@ -1,94 +1,23 @@
-"""How sure a simulated time is: the 10th to the 90th percentile of the model's error in its regime.
-
-A regime is a fabric, a class of sizes and a class of nodes, and whether the machine was fitted. The errors are in
-`errors.csv`, made by `python -m distsim.calibration.refit`. For a preset with tables among the fitted they are those of
-its fabric's tables as fitted, and with the tables of more than two nodes left out; for any other cluster those of
-tables whose whole machine was left out. A fabric that fewer than two machines were measured with in that regime borrows
-the errors of all fabrics, and the answer says so.
-"""
+"""How wrong predictions are, as `distsim.collectives.uncertainty` reads it: `errors.csv`, made by `python -m
+distsim.calibration.refit`, and how well the intervals made of it hold."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.calibration.constants import data_folder
-from distsim.calibration.predictions.left_out import Prediction, node_class
+from distsim.calibration.predictions.left_out import Prediction
 from distsim.calibration.tables import REGIMES, regime
-from distsim.cluster import Cluster
+from distsim.collectives.uncertainty import around
 
-__all__ = ["Interval", "covered", "errors_csv", "interval"]
+__all__ = ["covered", "errors_csv"]
 
 _ANY = "any"
 _FIELDS = ("origin", "fabric", "nodes", "size", "low", "high", "rows", "machines", "presets")
 _LEAST_ROWS = 8
 Key = tuple[str, str, str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Where a measured time lies in eight cases of ten."""
-
-    low_s: float
-    high_s: float
-    origin: str
-    """fitted: tables of this machine are among the fitted; left out: errors of machines that were not."""
-    fabric: str
-    """Whose errors these are: a fabric as NCCL names it, none inside a node, any where too few were measured."""
-    nodes: str
-    size: str
-
-    @property
-    def borrowed(self) -> bool:
-        """The errors are those of other fabrics."""
-        return self.fabric == _ANY
-
-
-@dataclass(frozen=True, slots=True)
-class _Spread:
-    low: float
-    high: float
-    presets: tuple[str, ...]
-
-
-@cache
-def _spreads() -> dict[Key, _Spread]:
-    path = data_folder() / "errors.csv"
-    if not path.is_file():
-        return {}
-    lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
-    return {
-        (row["origin"], row["fabric"], row["nodes"], row["size"]): _Spread(
-            float(row["low"]), float(row["high"]), tuple(row["presets"].split())
-        )
-        for row in csv.DictReader(lines)
-    }
-
-
-def interval(cluster: Cluster, nbytes: int, num_nodes: int, time_s: float, flavour: str = "nccl") -> Interval | None:
-    """The interval around *time_s*, simulated for a collective of *nbytes* (as in `Transfer`) over *num_nodes* nodes.
-    None where nothing of the kind was measured: gloo, MPI and plain alpha-beta."""
-    if flavour != "nccl" or cluster.nccl.version == "ideal" or not cluster.node.num_gpus:
-        return None
-    domain = max(1, cluster.node.nvlink_domain_nodes)
-    inside = -(-num_nodes // domain) <= 1
-    fabric, nodes = ("none", "1 node") if inside else (cluster.nccl.net, node_class(num_nodes))
-    return _around(cluster.name, fabric, nodes, REGIMES[regime(nbytes)], time_s)
-
-
-def _around(name: str, fabric: str, nodes: str, size: str, time_s: float) -> Interval | None:
-    preset = name.partition(":")[0]
-    for origin, whose in (("fitted", fabric), ("left out", fabric), ("left out", _ANY)):
-        spread = _spreads().get((origin, whose, nodes, size))
-        if spread is None or (origin == "fitted" and preset not in spread.presets):
-            continue
-        return Interval(time_s * spread.low, time_s * spread.high, origin, whose, nodes, size)
-    return None
 
 
 def errors_csv(predictions: Sequence[Prediction]) -> str:
@@ -137,7 +66,7 @@ def covered(predictions: Sequence[Prediction]) -> tuple[float, float, float] | N
             continue
         table = one.bench.table
         for row, time_us in zip(table.rows, one.left_out_us.tolist(), strict=True):
-            found = _around("", one.fabric, one.nodes, REGIMES[regime(row.size_bytes)], time_us)
+            found = around("", one.fabric, one.nodes, REGIMES[regime(row.size_bytes)], time_us)
             if found is not None:
                 inside.setdefault(table.machine, []).append(float(found.low_s <= row.time_us <= found.high_s))
                 widths.setdefault(table.machine, []).append((found.high_s - found.low_s) / 2 / time_us)
