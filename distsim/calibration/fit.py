@@ -38,7 +38,7 @@ _SPREAD = {
 }
 """Of the logarithm of a constant around its prior, by key."""
 _USUAL_SPREAD = 0.5
-_LEAST = 3e-3
+_LEAST = 1e-3
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from distsim.calibration.compare import Bench
 from distsim.calibration.constants import data_folder, read_constants
 from distsim.calibration.datafile import data_file
 from distsim.calibration.fit import Fitted, fit, fitted_names
+from distsim.calibration.predictions.errors import errors_csv
 from distsim.calibration.predictions.left_out import FEW_NODES, predicted
-from distsim.calibration.predictions.uncertainty import errors_csv
 from distsim.calibration.tables import Table, read_tables
 
 __all__ = ["main"]

@@ -234,8 +234,8 @@ def test_constants_of_a_cluster_file_are_the_models(tmp_path: Path) -> None:
     assert slow.constants["ib.hop"].value == 200.0
     times = [bench("all_reduce", cluster, [8], proto="LL")[0].time_us for cluster in (slow, usual)]
     assert times[0] > times[1] + 150
-    path.write_text(head + '"ib.hopp" = { value = 200.0 }\n')
-    with pytest.raises(UsageError, match=r"constants\.ib\.hopp: this distsim's model.*did you mean 'ib\.hop'") as told:
+    path.write_text(head + '"ib.hop_L" = { value = 200.0 }\n')
+    with pytest.raises(UsageError, match=r"constants\.ib\.hop_L: this distsim's model.*did you mean 'ib\.hop'") as told:
         bench("all_reduce", load_cluster(str(path)), [8])
     assert "\n" not in str(told.value)
 

@@ -110,6 +110,7 @@ class NcclSelector:
             ll128=nvlink and generation >= 1 and (not many or nccl.net in ("ib", "roce", "efa")),
             amd=nccl.cpu_vendor == "amd",
             collnet=nccl.collnet,
+            simple_tree=nccl.cpu_vendor == "arm",
             version=self.numbers,
         )
 

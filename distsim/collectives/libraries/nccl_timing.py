@@ -96,8 +96,11 @@ class NcclTiming:
         """Bytes on a NIC's wire for each of payload: 1 / efficiency, which falls as nodes double."""
         if machine.num_nodes <= 1:
             return 1.0
-        lost = self._of(self.net, "loss") * math.log2(machine.num_nodes / 2)
-        return (1.0 + lost) / self._of(self.net, "efficiency")
+        return self.lost(machine) / self._of(self.net, "efficiency")
+
+    def lost(self, machine: Machine) -> float:
+        """How much longer bytes take for having to go to more nodes than two: so much for each doubling, up to 64."""
+        return 1.0 + self._of(self.net, "loss") * min(math.log2(machine.num_nodes / 2), 5.0)
 
     def messages_s(self, machine: Machine, nbytes: float, proto: str) -> float:
         """What a step of a ring between nodes takes longer for having more than one message: one a channel in use, two
@@ -107,6 +110,15 @@ class NcclTiming:
         used = min(machine.channels, max(1, int(nbytes / threshold)))
         slices = 2 if proto == "Simple" and nbytes / machine.num_ranks / used > 32768 else 1
         return self._of(self.net, f"message_{proto}") * (used * slices - 1) * 1e-6
+
+    def rendezvous_s(self, machine: Machine, nbytes: float, per_channel: float, parts: int) -> float:
+        """What an LL message between nodes costs beyond a hop where it is too long for the provider to send unasked: a
+        round trip. A channel is added for every *per_channel* bytes; a message is a channel's share of one of *parts*,
+        with its flags."""
+        used = min(machine.channels, max(1, int(nbytes / per_channel)))
+        if 2.0 * nbytes / parts / used <= self._of(self.net, "eager_bytes"):
+            return 0.0
+        return self._of(self.net, "rendezvous") * 1e-6
 
     def cost(self, machine: Machine, proto: str, ll_channels: float, local: float) -> Cost:
         """What *proto* does to the bytes. LL uses *ll_channels* of its channels; *local* is how many bytes
@@ -137,6 +149,8 @@ class NcclTiming:
         inside, between = ring_hops(group, shape)
         intra_s, inter_s = self.hops_s(machine, "ring", proto)
         inter_s += self.messages_s(machine, nbytes, proto)
+        if proto == "LL":
+            inter_s += self.rendezvous_s(machine, nbytes, 8 * machine.num_ranks * 512, machine.num_ranks)
         software_s = self._of("launch", proto) * 1e-6 + inside * intra_s + between * inter_s
         chunk = self._of("launch", "chunk_MiB") * 2**20 * machine.channels * shape.steps
         slowest = group.slowest_s_per_byte(group.with_cost(ring_loads(group), cost))
@@ -154,6 +168,7 @@ class NcclTiming:
             rate = cost.edge_bytes_per_s * self._of("launch", "tree_LL")
             cost = replace(cost, edge_bytes_per_s=rate)
             inter_s *= 1.0 + self._of("launch", "growth_LL") * min(nbytes / 65536.0, 1.0)
+            inter_s += self.rendezvous_s(machine, nbytes, 8 * 512, 1)
         elif proto == "LL128":
             share = self._of(self.generation(machine), "tree_LL128")
             cost = replace(cost, wire=cost.wire / share, net_wire=cost.net_wire / share)
@@ -199,9 +214,7 @@ class NcclTiming:
         software_s = (self._of("p2p", "base") + self._of("p2p", "per_peer") * near) * 1e-6
         net = 1.0
         if many:
-            net = (1.0 + self._of(self.net, "loss") * math.log2(machine.num_nodes / 2)) / self._of(
-                self.net, "p2p_efficiency"
-            )
+            net = self.lost(machine) / self._of(self.net, "p2p_efficiency")
             remote = self._of(self.net, "remote")
             if share <= self._of(self.net, "tiny_bytes"):
                 remote *= self._of(self.net, "remote_tiny")

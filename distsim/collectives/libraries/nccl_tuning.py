@@ -106,6 +106,9 @@ class Machine:
     ll128: bool
     amd: bool
     collnet: bool
+    simple_tree: bool = False
+    """A NIC is near one GPU only: a tree's two children and its parent all go through that one, which NCCL reckons with
+    0.85 of the bandwidth (NCCL_TOPO_PATTERN_TREE)."""
     version: tuple[int, int] = (2, 30)
     """Of NCCL: major and minor."""
 
@@ -208,6 +211,7 @@ def _bandwidth(op: str, algo: str, index: int, machine: Machine) -> float:
         elif index == 1:
             factor = 120.0 / 128.0 if many else 7.0 / 9.0
             bandwidth = min(bandwidth * factor, channels * tuning.tree_ll128[generation][column])
+        bandwidth *= 0.85 if machine.simple_tree and many else 1.0
     elif algo in ("NVLS", "NVLSTree"):
         bandwidth = _nvls_bandwidth(op, algo, machine)
         if tuning.nvls_tree is None:

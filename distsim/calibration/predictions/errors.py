@@ -1,11 +1,5 @@
-"""What `collectives/uncertainty.py` answers with: the 10th to the 90th percentile of the model's error in its regime.
-
-A regime is a fabric, a class of sizes and a class of nodes, and whether the machine was fitted. The errors are in
-`errors.csv`, made by `python -m distsim.calibration.refit`. For a preset with tables among the fitted they are those of
-its fabric's tables as fitted, and with the tables of more than two nodes left out; for any other cluster those of
-tables whose whole machine was left out. A fabric that fewer than two machines were measured with in that regime borrows
-the errors of all fabrics, and the answer says so.
-"""
+"""How wrong predictions are, as `distsim.collectives.uncertainty` reads it: `errors.csv`, made by `python -m
+distsim.calibration.refit`, and how well the intervals made of it hold."""
 
 from __future__ import annotations
 
@@ -16,10 +10,11 @@ from numpy.typing import NDArray
 
 from distsim.calibration.predictions.left_out import Prediction
 from distsim.calibration.tables import REGIMES, regime
-from distsim.collectives.uncertainty import ANY, around
+from distsim.collectives.uncertainty import around
 
 __all__ = ["covered", "errors_csv"]
 
+_ANY = "any"
 _FIELDS = ("origin", "fabric", "nodes", "size", "low", "high", "rows", "machines", "presets")
 _LEAST_ROWS = 8
 Key = tuple[str, str, str, str]
@@ -35,7 +30,7 @@ def errors_csv(predictions: Sequence[Prediction]) -> str:
             ("fitted", one.fabric, one.fitted_us),
             ("fitted", one.fabric, one.few_nodes_us),
             ("left out", one.fabric, one.left_out_us),
-            ("left out", ANY, one.left_out_us),
+            ("left out", _ANY, one.left_out_us),
         ):
             if times is None:
                 continue
@@ -52,7 +47,7 @@ def errors_csv(predictions: Sequence[Prediction]) -> str:
     for key, machines in sorted(cells.items()):
         origin, fabric, nodes, size = key
         rows = sum(len(values) for values in machines.values())
-        if rows < _LEAST_ROWS or (origin != "fitted" and fabric != ANY and len(machines) < 2):
+        if rows < _LEAST_ROWS or (origin != "fitted" and fabric != _ANY and len(machines) < 2):
             continue
         low, high = _percentiles(machines)
         whose = " ".join(sorted(presets[key])) if origin == "fitted" else ""
