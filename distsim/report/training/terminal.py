@@ -12,7 +12,7 @@ from rich.text import Text
 from distsim.debug.report.stack_tree import format_ranks
 from distsim.debug.words.phrases import ranks_text
 from distsim.report.tables import bar
-from distsim.report.training.gains import gains, pacing
+from distsim.report.training.gains import gains
 from distsim.report.training.memory import memory_table, shortage
 from distsim.text.units import format_bytes, format_time
 
@@ -60,6 +60,8 @@ def _head(training: Training) -> RenderableType:
     lines.add_column()
     if training.steps:
         lines.add_row("step", _step(training))
+        if training.step_low_s is not None and training.step_high_s is not None:
+            lines.add_row("within", _sure(training.step_low_s, training.step_high_s))
         lines.add_row("tokens", _tokens(training))
         use = _use(training)
         if use is not None:
@@ -88,6 +90,14 @@ def _step(training: Training) -> Text:
     else:
         which = f"median of {which}"
     return Text.assemble((format_time(training.step_time_s), "bold"), f" ({which})")
+
+
+def _sure(low_s: float, high_s: float) -> Text:
+    """Where a measured step would lie, and what that knows of."""
+    return Text.assemble(
+        f"{format_time(low_s)} to {format_time(high_s)} ",
+        ("in 8 cases of 10, by the errors of exposed communication alone", "dim"),
+    )
 
 
 def _tokens(training: Training) -> Text:
@@ -140,7 +150,7 @@ def _ranks(training: Training) -> RenderableType:
     for name in ("step", "compute", "exposed", "bubble", "host-bound", "overlap"):
         table.add_column(name, justify="right")
     table.add_column("memory", justify="right")
-    paces = pacing(training)
+    paces = training.pacing
     for cells, ranks in rows:
         numbers = format_ranks(number for rank in ranks for number in rank.like)
         numbers = numbers if len(numbers) <= 18 else numbers[:18].rpartition(",")[0] + ",..."
