@@ -112,7 +112,7 @@ class Recorder:
 
     def _kernels(self, numbers: dict[int, int]) -> list[Event]:
         """What the GPUs ran. *numbers*: of the slices, by what they have launched."""
-        events = []
+        events: list[Event] = []
         for device, stream, item in self._launched:
             device.timeline.catch_up()
             if item.begun_s is None or item.ended_s is None:
@@ -157,8 +157,8 @@ class Recorder:
         elif backend == "gloo" and record.op == "reduce_scatter":  # one reduction for each of its inputs
             works = [(title, [list(shape)]) for shape in record.input_shapes]
         else:
-            shapes = record.output_shapes if record.op == "recv" else record.input_shapes
-            works = [(title, [list(shape) for shape in shapes])]
+            moved = record.output_shapes if record.op == "recv" else record.input_shapes
+            works = [(title, [list(shape) for shape in moved])]
         self._works += [(f"{backend}:{title}", record, shapes) for title, shapes in works]
 
     def _slice(
