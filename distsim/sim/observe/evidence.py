@@ -34,7 +34,7 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
     """*asleep* makes a rank that only sleeps count as blocked; with *hang_after_s* a running rank
     that others have waited for that long is missing."""
     ranks = range(world.world_size)
-    states = {rank: _state(world, rank, asleep) for rank in ranks if rank in world.traced}
+    states = {rank: _state(world, rank, asleep, hang_after_s) for rank in ranks if rank in world.traced}
     if world.traced.equal is not None:  # whom nobody traced does what its leader does
         for rank in ranks:
             states.setdefault(rank, replace(states[world.traced.equal.leader_of(rank)], rank=rank))
@@ -77,7 +77,16 @@ def _met(process: SimProcess) -> list[CallRecord]:
     return [record for record in process.records if id(record) not in behind] if behind else process.records
 
 
-def _state(world: World, rank: int, asleep: bool) -> RankState:
+def _on_gpu(process: SimProcess, hang_after_s: float) -> list[Wait]:
+    """What its GPUs have waited for that long, though its host goes on."""
+    if process.accelerators is None or not process.alive:
+        return []
+    now_s = float(process.world.env.now)
+    firsts = (next((c.records[0] for c in device.comms if c.records), None) for device in process.accelerators.devices)
+    return [CallWait(call) for call in firsts if call is not None and now_s - call.issued_s >= hang_after_s / 2]
+
+
+def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) -> RankState:
     process = world.rank_processes.get(rank)
     if process is None:
         return RankState(rank, Phase.ABSENT)
@@ -101,6 +110,8 @@ def _state(world: World, rank: int, asleep: bool) -> RankState:
     ends = _ENDS if asleep else (*_ENDS, "sleep")
     if waits and all(isinstance(w, HostWait) and w.what in ends for w in waits):
         waits = []  # it will wake by itself: late, not stuck
+    if not waits and hang_after_s is not None:
+        waits = _on_gpu(process, hang_after_s)
     if phase is Phase.RUNNING and waits:
         phase = Phase.BLOCKED
     error, text = process.exception, process.traceback_text

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from distsim.errors import NotSimulated
 from distsim.sim.kernel.task import current_process
 
-__all__ = ["stand_in"]
+__all__ = ["no_launch", "stand_in"]
 
 _VERSION = "3.7.0"
 """Of triton beside torch 2.13."""
@@ -108,13 +108,18 @@ class _Kernel:
         return self.run
 
     def run(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotSimulated(
-            f"the Triton kernel {self.__name__}",
-            "call the function that launches it through distsim.kernel_cost(fn, flops=, bytes=)",
-        )
+        raise no_launch(self.__name__)
 
     __call__ = run
     warmup = run
+
+
+def no_launch(kernel: str) -> NotSimulated:
+    """What the launch of a kernel raises, of an installed Triton as well."""
+    return NotSimulated(
+        f"the Triton kernel {kernel}",
+        "call the function that launches it through distsim.kernel_cost(fn, flops=, bytes=)",
+    )
 
 
 def _jit(fn: Any = None, **options: Any) -> Any:
