@@ -42,6 +42,7 @@ from distsim.sim.processes.signals import signal_patches
 from distsim.sim.processes.spawn import spawn_patches
 from distsim.sim.processes.threads import thread_patches
 from distsim.sim.processes.unarmed import unarmed_patches
+from distsim.sim.processes.usage import usage_patches
 
 __all__ = ["all_patches", "simulation"]
 
@@ -121,6 +122,7 @@ def all_patches(modules: RankModules) -> list[Patch]:
         *log_patches(),
         *signal_patches(),
         *unarmed_patches(),
+        *usage_patches(),
         *sharing_patches(),
         *profiler_patches(),
         *operator_patches(),

@@ -48,6 +48,14 @@ def test_ranks_that_all_refuse_to_begin_are_no_finding(script: Scripts, code: st
     assert [r.exit_code for r in ran.outcome.ranks] == [2 if exit_code == 2 else 7] * len(ran.outcome.ranks)
 
 
+def test_a_wrong_flag_is_told_once(script: Scripts) -> None:
+    """All ranks have one command line: what argparse says of it, or answers to --help, is not repeated by each."""
+    text = "import argparse\np = argparse.ArgumentParser('train.py')\np.add_argument('--lr')\np.parse_args({})\n"
+    wrong, helped = script(text.format(["--lx"]), 3), script(text.format(["--help"]), 3)
+    assert (wrong.outcome.exit_code, wrong.err.count("train.py: error: "), wrong.err.count("usage: ")) == (2, 1, 1)
+    assert (helped.outcome.exit_code, helped.out.count("--lr LR")) == (0, 2)
+
+
 @pytest.mark.parametrize(
     ("code", "kind", "signal_name"),
     [

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from distsim.cluster.graph.facts import CpuModel, NcclFacts, NodeModel
-from distsim.cluster.graph.link import Link, Slot, Vertex
+from distsim.cluster.graph.facts import Constant, CpuModel, NcclFacts, NodeModel
+from distsim.cluster.graph.link import Links, Slot, Vertex
 from distsim.cluster.graph.many_routes import Places, Rows
 from distsim.errors import UsageError
 
@@ -29,7 +29,7 @@ class Wiring(Protocol):
         """Hosts first."""
 
     @property
-    def links(self) -> list[Link]:
+    def links(self) -> Links:
         """By index."""
 
     @property
@@ -59,6 +59,10 @@ class Cluster:
         nccl: NcclFacts,
         *,
         calibration: Mapping[str, float] | None = None,
+        constants: Mapping[str, Constant] | None = None,
+        errors: Mapping[str, tuple[float, float]] | None = None,
+        measured: str = "",
+        variant: str = "",
         description: str = "",
         source: str = "",
         spec: ClusterSpec | None = None,
@@ -69,11 +73,16 @@ class Cluster:
         self.node = node
         self.nccl = nccl
         self.calibration: Mapping[str, float] = dict(calibration or {})
+        self.constants: Mapping[str, Constant] = dict(constants or {})
+        """Of the model of NCCL, in place of its own: by `table.key` of calibration/nccl.toml."""
+        self.errors: Mapping[str, tuple[float, float]] = dict(errors or {})
+        """10th and 90th percentile of measured / simulated time in its own logs, by `NODES, SIZE` (uncertainty.py)."""
+        self.measured = measured
+        self.variant = variant
         self.description = description
         self.source = source
         self._wiring = wiring
         self.spec = spec
-        self._positions = {device: position for position, device in enumerate(wiring.devices)}
         self._routes: dict[tuple[str, str, int, int | None], tuple[int, ...]] = {}
 
     def __repr__(self) -> str:
@@ -86,7 +95,7 @@ class Cluster:
         return self._wiring.vertices
 
     @property
-    def links(self) -> list[Link]:
+    def links(self) -> Links:
         """Every directed link; a link's index is its position."""
         return self._wiring.links
 
@@ -163,9 +172,14 @@ class Cluster:
         not need. *rails* are -1 where none is forced."""
         return self._wiring.routes(src, dst, flow_key, rails)
 
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """Of the names in `devices`."""
+        return {device: position for position, device in enumerate(self.devices)}
+
     def _position(self, device: str) -> int:
         try:
-            return self._positions[device]
+            return self.positions[device]
         except KeyError:
             raise UsageError(
                 f"expected a device of {self.name} ({self.devices[0]} to {self.devices[-1]}), got {device!r}"

@@ -11,7 +11,7 @@ import simpy
 import torch
 from torch import UntypedStorage
 
-from distsim.debug.records import CallWait, HostWait, State, Wait
+from distsim.debug.records import CallRecord, CallWait, HostWait, State, Wait
 from distsim.kernels import Cost
 from distsim.sim.device.allocator import Allocator, Block, Full
 from distsim.sim.device.allocator.shortage import Shortage, shortage
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _nbytes = UntypedStorage.nbytes
 
-__all__ = ["KERNELS", "Accelerators", "Device", "Held", "prepare"]
+__all__ = ["KERNELS", "Accelerators", "Device", "Held", "open_call", "prepare"]
 
 
 KERNELS = "the kernels of its GPU"
@@ -94,7 +94,10 @@ class Device:
         seconds = cost.seconds if cost.memory_bound else cost.seconds * self._accelerators.slowest
         seconds += self.model.gap_s
         launched_s = task.now_s() + self.model.launch_s
-        self.timeline.put(stream, Kernel(seconds, launched_s, cost.memory_bound, name, kind=cost.kind))
+        kernel = Kernel(seconds, launched_s, cost.memory_bound, name, kind=cost.kind)
+        self.timeline.put(stream, kernel)
+        if self.process.recorder is not None:
+            self.process.recorder.launched(self, stream, kernel)
 
     def plain_cost(self, nbytes: int) -> Cost:
         """Of a kernel that reads and writes *nbytes* and does nothing else."""
@@ -112,6 +115,8 @@ class Device:
         """Put a communication kernel at the end of *stream*; the mark behind it."""
         self.comms.append(comm)
         self.timeline.put(stream, comm)
+        if self.process.recorder is not None:
+            self.process.recorder.launched(self, stream, comm)
         comm.behind = self.timeline.mark(stream, comm.launched_s)
         return comm.behind
 
@@ -125,16 +130,20 @@ class Device:
     def ended(self, comm: Comm) -> None:
         """The network has moved the last byte of *comm*."""
         self.comms.remove(comm)
-        for task in self._waiting:  # it waits for the next one, as far as anybody can tell
+        self.call_ended()
+        self.timeline.end(comm)
+
+    def call_ended(self) -> None:
+        """Who waits for the GPU waits for the next call, as far as anybody can tell; a kernel may have several."""
+        for task in self._waiting:
             if task.request is not None:
                 task.request.why = self.why()
-        self.timeline.end(comm)
 
     def why(self) -> Wait:
         """What the host waits for."""
         for comm in self.comms:
             if comm.record is not None:
-                return CallWait(comm.record)
+                return CallWait(open_call(comm))
         return HostWait(KERNELS)
 
     def synchronize(self, task: RankTask, mark: Mark, limit_s: float | None = None, explicit: bool = True) -> bool:
@@ -246,6 +255,12 @@ def prepare(ready: Callable[[], object]) -> None:
 def _first_use() -> None:
     for ready in _prepared:
         ready()
+
+
+def open_call(comm: Comm) -> CallRecord:
+    """Of the calls that *comm* carries out, the first that has not ended."""
+    call: CallRecord = next((call for call in comm.records if call.state is not State.COMPLETED), comm.record)
+    return call
 
 
 class Accelerators:

@@ -256,8 +256,9 @@ class SimProcess:
             moving = since_s if started is None else min(max(started, since_s), until_s)
             if started is None:
                 moving = until_s
-            self.idle_s += moving - since_s
-            self.exposed_s += until_s - moving
+            ended = until_s if why.record.completed_s is None else max(moving, min(until_s, why.record.completed_s))
+            self.idle_s += moving - since_s + until_s - ended  # after it: its GPU's kernels
+            self.exposed_s += ended - moving
         else:
             self.idle_s += until_s - since_s
 

@@ -13,7 +13,7 @@ from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, HostW
 from distsim.debug.records.frames import absolute
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.error_text import error_line
-from distsim.sim.device.gpu import KERNELS
+from distsim.sim.device.gpu import KERNELS, open_call
 from distsim.sim.isolation.tracebacks import format_user_traceback
 from distsim.sim.observe.user_stack import user_stack
 from distsim.sim.processes.hosts import lost_clients
@@ -82,7 +82,7 @@ def _on_gpu(process: SimProcess, hang_after_s: float) -> list[Wait]:
     if process.accelerators is None or not process.alive:
         return []
     now_s = float(process.world.env.now)
-    firsts = (next((c.records[0] for c in device.comms if c.records), None) for device in process.accelerators.devices)
+    firsts = (next((open_call(c) for c in device.comms if c.records), None) for device in process.accelerators.devices)
     return [CallWait(call) for call in firsts if call is not None and now_s - call.issued_s >= hang_after_s / 2]
 
 
@@ -117,7 +117,7 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
     error, text = process.exception, process.traceback_text
     line = None if error is None else f"{type(error).__name__}: {process.error_text}"
     if phase is Phase.BLOCKED and any(isinstance(w, CallWait) for w in waits):
-        error = _on_its_way(process)
+        error = error or _on_its_way(process)  # raised already: its GPU still has calls to end
         text = None if error is None else format_user_traceback(error)
         line = None if error is None else error_line(error)
     return RankState(

@@ -105,7 +105,9 @@ class GroupStreams:
         def one_ended(_: Any) -> None:
             nonlocal left
             left -= 1
-            if not left:
+            if left:
+                device.call_ended()
+            else:
                 device.ended(comm)
 
         load = Load(*device.model.comm_load(self._communicator.channels, self._communicator.rate_bytes_per_s))

@@ -27,7 +27,7 @@ _PLAIN = frozenset(
      "set_.source_Storage_storage_offset", "fill_.Scalar", "zero_", "cat", "add.Tensor", "mul.Tensor", "_reshape_alias"}
 )  # fmt: skip
 """Operators with a kernel for each device that such code calls."""
-_FUSED = frozenset({"_fused_rms_norm", "_fused_rms_norm_backward"})
+_FUSED = frozenset({"_fused_rms_norm", "_fused_rms_norm_backward", "silu_backward", "mish_backward"})
 """Where no device has a kernel for these, torch composes them of others, which take as many kernels and keep more."""
 
 

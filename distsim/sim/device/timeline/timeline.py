@@ -203,6 +203,10 @@ class Timeline:
         self._share()
         self._plan()
 
+    def catch_up(self) -> None:
+        """Let the device do what it has done by now: what its items say of themselves is true then."""
+        self._plan()
+
     @property
     def communicates(self) -> bool:
         """Whether a communication kernel runs or will."""

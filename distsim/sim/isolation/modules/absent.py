@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -28,8 +30,17 @@ def stand_in(name: str) -> importlib.machinery.ModuleSpec | None:
     process = current_process()
     if process is None or process.accelerators is None or _importer().partition(".")[0] == "torch":
         return None  # torch does without
+    if name == "triton":
+        _torch_does_without()
     spec = importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
     return spec
+
+
+def _torch_does_without() -> None:
+    """The module in which torch's compiler asks for Triton: it would find what the program has imported, and go on to
+    its inside."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch._inductor.runtime.triton_compat")
 
 
 def _importer() -> str:
