@@ -18,6 +18,7 @@ import simpy
 from distsim.debug.records import Wait
 from distsim.sim.kernel.deadlines import Deadline, Deadlines, Due
 from distsim.sim.kernel.interrupts import Interrupts
+from distsim.sim.kernel.own_time import own_s
 from distsim.watcher import beacon
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ QUIET_LIMIT_S = 3_600.0
 """A world in which ranks only poll for this long (virtual) is a deadlock."""
 
 _real_monotonic = time.monotonic
-_real_open = open
 
 
 class Expired(Exception):
@@ -223,7 +223,7 @@ class Scheduler:
         """Two limits: without any sign of life (operators, imports), and, longer unless the user set
         it, without a call: a loop of operators whose end never comes true lives too. What other programs keep the
         thread from running counts for neither."""
-        ticks, begun = self.ticks, _own_s(task)
+        ticks, begun = self.ticks, own_s(task.native)
         since = begun
         while not self.baton.acquire(timeout=0.1):
             if self.beacon is not None:
@@ -235,9 +235,9 @@ class Scheduler:
             if self.interrupted and task.doom is None:
                 raise KeyboardInterrupt
             if task.doom is None and (self.ticks != ticks or self.in_operator):
-                ticks, since = self.ticks, _own_s(task)
+                ticks, since = self.ticks, own_s(task.native)
             over = self.limits is not None and task.doom is None and self.limits.wall_over()
-            now = _own_s(task)
+            now = own_s(task.native)
             if over or now - since > limit_s or now - begun > limit_s * self.patience:
                 task.abandoned = True
                 if self.beacon is not None:
@@ -367,14 +367,3 @@ class Scheduler:
             if now >= self._next_progress_s:
                 self._next_progress_s = now + 0.2
                 self.on_progress(self)
-
-
-def _own_s(task: Runs) -> float:
-    """A clock that stands still while the thread of *task* could run but the machine is busy with others (Linux says
-    how long; elsewhere it is the machine's)."""
-    try:
-        with _real_open(f"/proc/self/task/{task.native}/schedstat") as file:
-            kept_waiting_s = int(file.read().split()[1]) * 1e-9
-    except (OSError, IndexError, ValueError):
-        kept_waiting_s = 0.0
-    return _real_monotonic() - kept_waiting_s
