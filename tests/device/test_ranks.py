@@ -235,7 +235,7 @@ def test_a_group_of_one_may_be_fake() -> None:
 
     def body() -> Any:
         import torch.distributed as dist
-        import torch.testing._internal.distributed.fake_pg  # noqa: F401
+        import torch.testing._internal.distributed.fake_pg
 
         dist.init_process_group("nccl")
         rank = dist.get_rank()
