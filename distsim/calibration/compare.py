@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,17 +29,27 @@ class Bench:
     def of(table: Table) -> Bench:
         """Load the cluster of *table*."""
         cluster = load_cluster(table.cluster)
-        compiler = Compiler(cluster, algo=table.algo, launcher=table.launcher)
+        compiler = Compiler(cluster, algo=table.algo, launcher=table.launcher, nccl_version=table.nccl)
         return Bench(table, compiler, tuple(slot.device for slot in cluster.place(table.nnodes, table.nproc_per_node)))
+
+    def thinned(self, most: int = 48) -> Bench:
+        """The same with at most about *most* rows: a fit learns nothing from a thousand sizes of one curve."""
+        rows = self.table.rows[:: max(1, len(self.table.rows) // most)]
+        return Bench(replace(self.table, rows=rows), self.compiler, self.devices)
+
+    def own(self, constants: Constants) -> Constants:
+        """*constants* with those in their place that the cluster's own file was fitted to."""
+        return constants.changed({name: one.value for name, one in self.compiler.cluster.constants.items()})
 
     def use(self, constants: Constants) -> None:
         """From now on with these constants."""
         nccl = self.compiler._nccl
-        nccl.timing = NcclTiming(nccl.cluster, constants, self.table.launcher)
+        nccl.timing = NcclTiming(nccl.cluster, constants, self.table.launcher, nccl.numbers)
         self.compiler._plans.clear()
 
-    def times_us(self) -> NDArray[np.float64]:
-        """Simulated time of every row, each alone on the network."""
+    def times_us(self, places: Sequence[int] | NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+        """Simulated time of every row (or of those at *places*), each alone on the network."""
+        rows = self.table.rows if places is None else [self.table.rows[place] for place in places]
         op, capacity = canonical_op(self.table.op), self.compiler.links.capacity
         per_rank = op in ("gather", "scatter")
         return np.array(
@@ -47,7 +58,7 @@ class Bench:
                     Transfer(op, "nccl", self.devices, row.size_bytes // (len(self.devices) if per_rank else 1))
                 ).alone_s(capacity)
                 * 1e6
-                for row in self.table.rows
+                for row in rows
             ]
         )
 

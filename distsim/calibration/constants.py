@@ -12,18 +12,36 @@ __all__ = ["Constants", "data_folder", "nccl_constants", "read_constants"]
 
 
 class Constants:
-    """Numbers by `table.key`; *get* takes the first table of several that has the key."""
+    """Numbers by `table.key`. A key that a table lacks is taken from the table it is *like*, and so on."""
 
-    def __init__(self, values: Mapping[str, float]) -> None:
+    def __init__(self, values: Mapping[str, float], like: Mapping[str, str] | None = None) -> None:
         self.values = dict(values)
+        self.like = dict(like or {})
 
     def get(self, table: str, key: str) -> float:
-        """The constant `table.key`."""
-        return self.values[f"{table}.{key}"]
+        """The constant `table.key`, its own or the borrowed one."""
+        found = self.values.get(f"{table}.{key}")
+        while found is None:
+            table = self.like[table]
+            found = self.values.get(f"{table}.{key}")
+        return found
+
+    def knows(self, name: str) -> bool:
+        """Whether there is such a constant, be it borrowed."""
+        table, _, key = name.rpartition(".")
+        while f"{table}.{key}" not in self.values:
+            if table not in self.like:
+                return False
+            table = self.like[table]
+        return True
+
+    def has_table(self, table: str) -> bool:
+        """Whether there is a table of that name."""
+        return table in self.like or any(name.startswith(f"{table}.") for name in self.values)
 
     def changed(self, values: Mapping[str, float]) -> Constants:
         """The same with some constants replaced."""
-        return Constants({**self.values, **values})
+        return Constants({**self.values, **values}, self.like)
 
 
 def data_folder() -> Path:
@@ -38,11 +56,15 @@ def nccl_constants() -> Constants:
 
 
 def read_constants(path: Path) -> Constants:
-    """The constants of a file: `[table]`, then `key = value` or `key = { value = ..., ... }`."""
+    """The constants of a file: `[table]`, `like = "table"`, then `key = value` or `key = { value = ..., ... }`."""
     with path.open("rb") as file:
         data = tomllib.load(file)
     values: dict[str, float] = {}
+    like: dict[str, str] = {}
     for table, entries in data.items():
         for key, entry in entries.items():
-            values[f"{table}.{key}"] = float(entry["value"] if isinstance(entry, dict) else entry)
-    return Constants(values)
+            if key == "like":
+                like[table] = entry
+            else:
+                values[f"{table}.{key}"] = float(entry["value"] if isinstance(entry, dict) else entry)
+    return Constants(values, like)

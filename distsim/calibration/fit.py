@@ -1,9 +1,12 @@
-"""Fitting the constants to tables: a robust least-squares fit of log time, held to its starting point by a
-prior."""
+"""Fitting the constants to tables: a robust least-squares fit of log time, held to its priors.
+
+A constant with a prior of its own is held to that; one without, to the constant that its table would borrow: a fabric
+with few tables is as the others are, and one that nobody measured exactly so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,15 +14,31 @@ from numpy.typing import NDArray
 
 from distsim.calibration.compare import Bench
 from distsim.calibration.constants import Constants
+from distsim.calibration.tables import Table
 
 __all__ = ["Fitted", "fit", "fitted_names"]
 
-_PRIOR_SIGMA = 0.7
-"""A constant may be this far (in its logarithm) from where it started before that costs as much as one
-table's worth of one Huber unit."""
+Vector = NDArray[np.float64]
+
 _HUBER = 0.15
 """Errors beyond 15 % count linearly: outliers of first touch and switching."""
 _STEP = 0.02
+_STRENGTH = 0.04
+"""What a constant one spread from its prior costs, in errors of a machine's regime of that size."""
+_SPREAD = {
+    "message_LL": 3.0,
+    "message_LL128": 3.0,
+    "message_Simple": 3.0,
+    "hop": 0.7,
+    "efficiency": 0.3,
+    "tree_share": 0.3,
+    "loss": 0.7,
+    "remote_tiny": 1.0,
+    "p2p_efficiency": 0.4,
+}
+"""Of the logarithm of a constant around its prior, by key."""
+_USUAL_SPREAD = 0.5
+_LEAST = 1e-3
 
 
 @dataclass(frozen=True)
@@ -29,26 +48,126 @@ class Fitted:
     constants: Constants
     sigma: dict[str, float]
     loss: float
+    near: _Near
+
+    def without(self, left_out: Callable[[Table], bool]) -> dict[str, float]:
+        """What the constants would be had the tables that *left_out* names not been there: the same fit, with the
+        errors as linear in the logarithms of the constants as they are where it ended."""
+        return self.near.without(left_out)
 
 
-def _residuals(benches: Sequence[Bench], constants: Constants) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Log errors of all rows, and the weight of each: every table counts the same in every regime."""
-    errors: list[NDArray[np.float64]] = []
-    weights: list[NDArray[np.float64]] = []
-    machines: dict[tuple[str, str, str], int] = {}
+@dataclass(frozen=True)
+class _Near:
+    """The fit's end: errors of all rows, their slopes, and what holds the constants."""
+
+    names: Sequence[str]
+    tables: Sequence[Table]
+    values: Vector
+    error: Vector
+    slope: Vector
+    weight: Vector
+    hold: Vector
+    held: Vector
+
+    def without(self, left_out: Callable[[Table], bool]) -> dict[str, float]:
+        kept = np.concatenate([np.full(len(table.rows), not left_out(table)) for table in self.tables])
+        slope, error, weight = self.slope[kept], self.error[kept], self.weight[kept]
+        moved = np.zeros(len(self.names))
+        for _ in range(20):
+            now = error + slope @ moved
+            robust = weight * np.minimum(1.0, _HUBER / np.maximum(np.abs(now), 1e-12))
+            normal = slope.T @ (robust[:, None] * slope) + self.hold.T @ self.hold
+            pull = slope.T @ (robust * error) + self.hold.T @ (self.hold @ self.values - self.held)
+            moved = np.clip(-np.linalg.solve(normal + 1e-9 * np.eye(len(moved)), pull), -3.0, 3.0)
+        return dict(zip(self.names, np.exp(self.values + moved).tolist(), strict=True))
+
+
+class _Recording(Constants):
+    """Constants that know which of them were asked for."""
+
+    def __init__(self, constants: Constants) -> None:
+        super().__init__(constants.values, constants.like)
+        self.asked: set[str] = set()
+
+    def get(self, table: str, key: str) -> float:
+        while f"{table}.{key}" not in self.values:
+            table = self.like[table]
+        self.asked.add(f"{table}.{key}")
+        return self.values[f"{table}.{key}"]
+
+
+class _Problem:
+    """Tables, their weights, and what was simulated of each with which constants."""
+
+    def __init__(self, benches: Sequence[Bench]) -> None:
+        self.benches = benches
+        self.measured = [bench.measured_us for bench in benches]
+        self.weight = np.concatenate(_weights(benches)) if benches else np.zeros(0)
+
+    def errors(self, constants: Constants) -> tuple[list[Vector], list[set[str]]]:
+        """Log errors of each table's rows, and the constants that each asked for."""
+        found, asked = [], []
+        for bench, measured in zip(self.benches, self.measured, strict=True):
+            recording = _Recording(constants)
+            bench.use(recording)
+            found.append(np.log(bench.times_us() / measured))
+            asked.append(recording.asked)
+        return found, asked
+
+    def slope(self, constants: Constants, name: str, errors: list[Vector], asked: list[set[str]]) -> Vector:
+        """How the errors change with the logarithm of one constant: only tables that asked for it are simulated."""
+        moved = constants.changed({name: constants.values[name] * float(np.exp(_STEP))})
+        columns: list[Vector] = []
+        for bench, measured, error, names in zip(self.benches, self.measured, errors, asked, strict=True):
+            if name not in names:
+                columns.append(np.zeros(len(error)))
+                continue
+            bench.use(moved)
+            columns.append((np.log(bench.times_us() / measured) - error) / _STEP)
+        return np.concatenate(columns)
+
+
+def _weights(benches: Sequence[Bench]) -> list[Vector]:
+    """Every machine counts the same in every regime, and within it every operation on as many nodes."""
+    cells: dict[tuple[str, int], dict[tuple[str, int, str], int]] = {}
     for bench in benches:
-        key = (bench.table.on, bench.table.op, bench.table.launcher)
-        machines[key] = machines.get(key, 0) + 1
+        table = bench.table
+        for place in set(bench.regimes.tolist()):
+            runs = cells.setdefault((table.machine, place), {})
+            run = (table.op, table.nnodes, table.on)
+            runs[run] = runs.get(run, 0) + 1
+    found = []
     for bench in benches:
-        bench.use(constants)
-        errors.append(np.log(bench.times_us() / bench.measured_us))
-        weight = np.zeros(len(bench.table.rows))
-        for place in range(3):
+        table, weight = bench.table, np.zeros(len(bench.table.rows))
+        for place in set(bench.regimes.tolist()):
+            runs = cells[(table.machine, place)]
             mask = bench.regimes == place
-            if mask.any():
-                weight[mask] = 1.0 / mask.sum()
-        weights.append(weight / machines[(bench.table.on, bench.table.op, bench.table.launcher)])
-    return np.concatenate(errors), np.concatenate(weights)
+            weight[mask] = len(runs) ** 0.75 / len(runs) / runs[(table.op, table.nnodes, table.on)] / mask.sum()
+        found.append(weight)
+    return found
+
+
+def _priors(start: Constants, names: Sequence[str], priors: Mapping[str, float]) -> tuple[Vector, Vector]:
+    """The rows of a linear system that hold log constants to their priors, or to those they would borrow."""
+    places = {name: place for place, name in enumerate(names)}
+    rows, values = np.zeros((len(names), len(names))), np.zeros(len(names))
+    for place, name in enumerate(names):
+        table, _, key = name.rpartition(".")
+        strength = _STRENGTH / _SPREAD.get(key, _USUAL_SPREAD)
+        rows[place, place] = strength
+        if name in priors:
+            values[place] = strength * np.log(priors[name])
+            continue
+        while table in start.like:
+            table = start.like[table]
+            if f"{table}.{key}" in start.values:
+                break
+        below = f"{table}.{key}"
+        if below in places and below != name:
+            rows[place, places[below]] = -strength
+        else:
+            values[place] = strength * np.log(start.values[below])
+    return rows, values
 
 
 def fit(
@@ -57,64 +176,61 @@ def fit(
     names: Sequence[str],
     *,
     rounds: int = 12,
+    priors: Mapping[str, float] | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Fitted:
-    """Change the constants *names* so that simulated and measured times agree best."""
-    origin = np.log([start.values[name] for name in names])
-    values = origin.copy()
+    """Change the constants *names* so that simulated and measured times agree best. *priors* are what constants are
+    held to, by name; those without one are held to what their table would borrow, or to their start."""
+    problem = _Problem(benches)
+    values = np.log([start.values[name] for name in names])
+    origin = values.copy()
+    given = dict(priors) if priors is not None else {name: start.values[name] for name in names}
+    hold, held = _priors(start, names, given)
     damping = 1e-2
 
-    def constants(point: NDArray[np.float64]) -> Constants:
+    def constants(point: Vector) -> Constants:
         return start.changed(dict(zip(names, np.exp(point).tolist(), strict=True)))
 
-    def loss(error: NDArray[np.float64], weight: NDArray[np.float64], point: NDArray[np.float64]) -> float:
+    def loss(error: Vector, point: Vector) -> float:
         size = np.abs(error)
         huber = np.where(size < _HUBER, 0.5 * size**2, _HUBER * (size - 0.5 * _HUBER))
-        return float(
-            (weight * huber).sum()
-            + 0.5 * (_HUBER * (point - origin) / _PRIOR_SIGMA) @ (_HUBER * (point - origin) / _PRIOR_SIGMA)
-        )
+        apart = hold @ point - held
+        return float((problem.weight * huber).sum() + 0.5 * apart @ apart)
 
-    error, weight = _residuals(benches, constants(values))
-    best = loss(error, weight, values)
-    normal = np.eye(len(names))
+    errors, asked = problem.errors(constants(values))
+    error = np.concatenate(errors)
+    best = loss(error, values)
+    normal, gained, slope = np.eye(len(names)), 0.0, np.zeros((0, 0))
     for number in range(rounds):
-        columns = []
-        for place in range(len(names)):
-            moved = values.copy()
-            moved[place] += _STEP
-            columns.append((_residuals(benches, constants(moved))[0] - error) / _STEP)
-        slope = np.stack(columns, axis=1)
-        robust = weight * np.minimum(1.0, _HUBER / np.maximum(np.abs(error), 1e-12))
-        prior = (_HUBER / _PRIOR_SIGMA) ** 2
-        normal = slope.T @ (robust[:, None] * slope) + prior * np.eye(len(names))
-        pull = slope.T @ (robust * error) + prior * (values - origin)
+        now = constants(values)
+        slope = np.stack([problem.slope(now, name, errors, asked) for name in names], axis=1)
+        robust = problem.weight * np.minimum(1.0, _HUBER / np.maximum(np.abs(error), 1e-12))
+        normal = slope.T @ (robust[:, None] * slope) + hold.T @ hold
+        pull = slope.T @ (robust * error) + hold.T @ (hold @ values - held)
         improved = False
         for _ in range(6):
             trial = values - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull)
-            trial = np.clip(trial, origin - 2.5, origin + 2.5)
-            trial_error, _ = _residuals(benches, constants(trial))
-            trial_loss = loss(trial_error, weight, trial)
+            trial = np.clip(trial, origin - 4.0, origin + 4.0)
+            trial_errors, trial_asked = problem.errors(constants(trial))
+            trial_loss = loss(np.concatenate(trial_errors), trial)
             if trial_loss < best:
                 gained = best - trial_loss
-                values, error, best, damping, improved = trial, trial_error, trial_loss, damping / 3, True
+                values, errors, asked, best = trial, trial_errors, trial_asked, trial_loss
+                error, damping, improved = np.concatenate(errors), damping / 3, True
                 break
             damping *= 4
         report(f"round {number + 1}: loss {best:.5f}")
-        if not improved or gained < 1e-5 * best:
+        if not improved or gained < _LEAST * best:
             break
-    spread = np.sqrt(np.diag(np.linalg.inv(normal)) * max(float((weight * error**2).sum() / weight.sum()), 1e-6))
-    return Fitted(constants(values), dict(zip(names, spread.tolist(), strict=True)), best)
+    now = constants(values)
+    slope = np.stack([problem.slope(now, name, errors, asked) for name in names], axis=1)
+    near = _Near(names, [bench.table for bench in benches], values, error, slope, problem.weight, hold, held)
+    scale = float((problem.weight * np.minimum(np.abs(error), 1.0) ** 2).sum() / problem.weight.sum())
+    spread = np.sqrt(np.diag(np.linalg.inv(normal)) * max(scale, 1e-6))
+    return Fitted(now, dict(zip(names, spread.tolist(), strict=True)), best, near)
 
 
-def fitted_names(benches: Sequence[Bench], start: Constants, fixed: Sequence[str]) -> list[str]:
-    """The constants that the tables say anything about: a change of each moves at least one time."""
-    errors, _ = _residuals(benches, start)
-    names: list[str] = []
-    for name, value in start.values.items():
-        if name in fixed:
-            continue
-        moved, _ = _residuals(benches, start.changed({name: value * 1.1}))
-        if np.abs(moved - errors).max() > 1e-6:
-            names.append(name)
-    return names
+def fitted_names(benches: Sequence[Bench], start: Constants, fixed: Collection[str]) -> list[str]:
+    """The constants that the tables say anything about, in the order of the data file."""
+    _, asked = _Problem(benches).errors(start)
+    return [name for name in start.values if name in set().union(*asked) and name not in fixed]

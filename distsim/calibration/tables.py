@@ -10,13 +10,14 @@ from typing import Any
 
 from distsim.calibration.constants import data_folder
 from distsim.collectives import canonical_op
+from distsim.collectives.uncertainty import SIZES
 from distsim.errors import UsageError
 from distsim.text.strangers import brief, printable, read_bytes
 
 __all__ = ["REGIMES", "Measured", "Table", "read_tables", "regime"]
 
 LARGEST_FILE = 16 << 20
-REGIMES = ("< 64 KiB", "64 KiB - 16 MiB", "> 16 MiB")
+REGIMES = SIZES
 
 
 def regime(size_bytes: int) -> int:
@@ -41,6 +42,8 @@ class Table:
     name: str
     op: str
     on: str
+    machine: str
+    """Whose machine it was: a fit that leaves it out sees no table of it, whatever preset stands for it."""
     nnodes: int
     nproc_per_node: int
     launcher: str
@@ -53,10 +56,8 @@ class Table:
 
     @property
     def cluster(self) -> str:
-        """What `load_cluster` takes: a preset with its nodes or racks, or a file beside the tables."""
-        if self.on.endswith(".toml"):
-            return f"{data_folder() / 'clusters' / self.on}:{self.nnodes}"
-        return self.on if ":" in self.on else f"{self.on}:{self.nnodes}"
+        """What `load_cluster` takes: a preset or file, its variant, and how many nodes or racks."""
+        return self.on if self.on.rpartition(":")[2].isdigit() else f"{self.on}:{self.nnodes}"
 
 
 def read_tables(folder: Path | None = None) -> list[Table]:
@@ -65,7 +66,8 @@ def read_tables(folder: Path | None = None) -> list[Table]:
     index = folder / "_index.csv"
     if not index.is_file():
         raise UsageError(
-            f"expected {index} (columns file, op, on, nnodes, nproc_per_node, launcher, algo, nccl, use): no such file"
+            f"expected {index} (columns file, op, on, nnodes, nproc_per_node, launcher, algo, nccl, use, machine): "
+            "no such file"
         )
     entries = [_entry(index, number, row) for number, row in enumerate(_rows(index), 1)]
     return [_read(folder / entry["file"], entry, index) for entry in entries]
@@ -111,6 +113,12 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         raise UsageError(f"{path}: expected comma-separated values ({error})") from None
 
 
+def _cluster(on: str, folder: Path) -> str:
+    """A cluster file beside the tables by its whole path; else as it is."""
+    beside = folder / on
+    return str(beside.resolve()) if on.endswith(".toml") and beside.is_file() else on
+
+
 def _read(path: Path, entry: dict[str, str], index: Path) -> Table:
     if not path.is_file():
         raise UsageError(f"{index} names {path.name}: no such file")
@@ -131,7 +139,8 @@ def _read(path: Path, entry: dict[str, str], index: Path) -> Table:
     return Table(
         path.stem,
         entry["op"],
-        entry["on"],
+        _cluster(entry["on"], index.parent),
+        entry.get("machine") or entry["on"].removesuffix(".toml").partition(":")[0],
         int(entry["nnodes"]),
         int(entry["nproc_per_node"]),
         entry["launcher"],

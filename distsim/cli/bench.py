@@ -174,7 +174,8 @@ def run(args: argparse.Namespace) -> int:
                     "dtype": args.datatype,
                     "fidelity": args.fidelity,
                     "simulated": True,
-                    "rows": [{key: getattr(row, key) for key in keys} for row in rows],
+                    "software": cluster.nccl.software,
+                    "rows": [{key: getattr(row, key) for key in keys} | _interval(row) for row in rows],
                 }
             )
         )
@@ -187,12 +188,33 @@ def run(args: argparse.Namespace) -> int:
         redop=args.redop,
         root=args.root,
         ranks=slots,
-        notes=_notes(args) + _fluid(args, rows),
+        notes=_notes(args) + _fluid(args, rows) + _assumed(args, cluster, rows),
         sizes=f"minBytes {sizes[0]} maxBytes {sizes[-1]} {stepping}",
         cluster=f"{cluster.name} ({num_nodes} node{'s' if num_nodes != 1 else ''}, {len(slots)} ranks, NCCL {version})",
     )
     print("\n".join(lines))
     return 0
+
+
+def _interval(row: Any) -> dict[str, Any]:
+    """Where a measured time would lie in eight cases of ten, and whose errors say so; null where nobody's do."""
+    found = row.interval
+    if found is None:
+        return {"low_us": None, "high_us": None, "interval_from": None}
+    return {"low_us": found.low_s * 1e6, "high_us": found.high_s * 1e6, "interval_from": found.basis}
+
+
+def _assumed(args: argparse.Namespace, cluster: Any, rows: list[Any]) -> list[str]:
+    """The software that was assumed, and what the intervals are of."""
+    facts = cluster.nccl
+    notes = []
+    if facts.plugin or facts.settings or cluster.variant:
+        variant = f" (variant {cluster.variant})" if cluster.variant else ""
+        notes.append(f"software assumed: {facts.software}{variant}")
+    bases = list(dict.fromkeys(row.interval.basis for row in rows if row.interval is not None))
+    if bases:
+        notes.append(f"a measured time lies within the interval in 8 cases of 10: by errors of {'; '.join(bases)}")
+    return notes
 
 
 def _sizes(args: argparse.Namespace) -> list[int]:

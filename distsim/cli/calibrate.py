@@ -1,4 +1,4 @@
-"""`distsim calibrate`: fit the model's constants to tables, or a cluster file to a live gloo."""
+"""`distsim calibrate`: a cluster file from logs of nccl-tests or a live gloo; the model's constants from tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from distsim.cli.calibrate_logs import write
 from distsim.errors import UsageError
 
 __all__ = ["add_parser", "run"]
@@ -19,20 +20,27 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "calibrate",
         help="fit a cluster file to your own measurements",
-        description="--from DIR refits the NCCL constants to measured nccl-tests tables and writes a data "
-        "file; --on gloo measures gloo between processes on this machine and writes a cluster file for it; --ops "
-        "measures the kernels of this machine's GPU and writes its data file.",
+        description="--from LOGS reads what nccl-tests or rccl-tests printed (a folder, or one file) and writes a "
+        "cluster file with what the logs tell of a cluster; where LOGS has an _index.csv, its tables refit distsim's "
+        "own NCCL constants instead. --on gloo measures gloo between processes on this machine and writes a cluster "
+        "file for it; --ops measures the kernels of this machine's GPU and writes its data file.",
+        epilog="example: distsim calibrate --from logs/ --like dgx-h100 -o ours.toml --plot ours.svg, then "
+        "distsim bench all_reduce --on ours.toml:8 -b 8 -e 8G -f 2",
     )
-    parser.add_argument("--from", dest="folder", metavar="DIR", default=None, help="tables with an _index.csv")
+    parser.add_argument(
+        "--from", dest="folder", metavar="LOGS", default=None, help="logs of nccl-tests, or tables with an _index.csv"
+    )
     parser.add_argument("--on", metavar="BACKEND", default=None, help="measure a live backend: gloo")
     parser.add_argument("--ops", action="store_true", help="measure this machine's GPU: needs CUDA")
     parser.add_argument(
         "--like",
-        metavar="GPU",
+        metavar="NAME",
         default=None,
-        help="with --ops: the GPU that lends what is not measured (default: by chip)",
+        help="what lends all that is not measured: with --from the cluster (preset or file) that the logs' resembles, "
+        "with --ops the GPU (default: by chip)",
     )
     parser.add_argument("-o", "--output", metavar="FILE", default=None, help="where to write (default: print)")
+    parser.add_argument("--plot", metavar="FILE.svg", default=None, help="with logs: draw measured, before and after")
     parser.add_argument("--rounds", metavar="N", type=int, default=8, help="of the fit (default 8)")
     parser.add_argument(
         "--leave-one-out",
@@ -51,18 +59,28 @@ def run(args: argparse.Namespace) -> int:
     """Fit or measure; answers 0."""
     if [args.folder is None, args.on is None, not args.ops].count(False) != 1:
         raise UsageError(
-            "expected --from DIR (tables of nccl-tests), --on gloo (measure here) or --ops (measure a GPU), one of them"
+            "expected --from DIR (logs of nccl-tests), --on gloo (measure here) or --ops (measure a GPU), one of them"
         )
-    if args.like is not None and not args.ops:
-        raise UsageError("expected --like with --ops")
+    tables = args.folder is not None and (Path(args.folder) / "_index.csv").is_file()
+    logs = args.folder is not None and not tables
+    if args.like is not None and not (args.ops or logs):
+        raise UsageError("expected --like with --ops, or with --from LOGS")
+    if args.plot is not None and not logs:
+        raise UsageError("expected --plot with --from LOGS")
+    if args.leave_one_out and not tables:
+        raise UsageError("expected --leave-one-out with --from DIR, where DIR has tables and an _index.csv")
     if args.ops:
         return _ops(args)
-    if args.folder is not None:
+    if logs:
+        from distsim.cli.calibrate_logs import run_logs
+
+        return run_logs(args)
+    if tables:
         return _fit(args)
     if args.on in ("nccl", "mpi"):
         raise UsageError(
-            f"calibrate --on {args.on} is not there: run nccl-tests, put its tables into a folder with an "
-            "_index.csv and use --from"
+            f"calibrate --on {args.on} is not there: run nccl-tests there, put what it prints into a folder and use "
+            "--from FOLDER --like CLUSTER"
         )
     if args.on != "gloo":
         raise UsageError(f"expected --on gloo, got {args.on!r}")
@@ -90,7 +108,7 @@ def _fit(args: argparse.Namespace) -> int:
             f"(uncertainty {fitted.sigma[name]:.2f})"
         )
     text = data_file(data_folder() / "nccl.toml", fitted, f"fitted to {len(benches)} tables")
-    _write(args.output, text)
+    write(args.output, text)
     return 0
 
 
@@ -98,7 +116,7 @@ def _leave_one_out(args: argparse.Namespace, benches: list[Any], start: Any) -> 
     import numpy as np
 
     from distsim.calibration.fit import fit, fitted_names
-    from distsim.calibration.report import Errors
+    from distsim.calibration.predictions.report import Errors
     from distsim.calibration.tables import REGIMES
 
     every: list[list[float]] = [[], [], []]
@@ -137,7 +155,7 @@ def _ops(args: argparse.Namespace) -> int:
     base = args.like or same_chip(torch)
     spec, facts = chip_facts(torch, read_gpu(base))
     spec, found = calibrate_ops(spec, cuda_clock(torch))
-    _write(args.output, gpu_toml(base, spec, facts, found))
+    write(args.output, gpu_toml(base, spec, facts, found))
     return 0
 
 
@@ -153,20 +171,9 @@ def _live(args: argparse.Namespace) -> int:
     constants = fit_gloo(known, args.nproc_per_node)
     note = f"{args.nproc_per_node} processes over loopback, {os.cpu_count()} cores, {args.seconds:.0f} s"
     text = cluster_toml(constants, name="gloo-here", nodes=1, ranks_per_node=args.nproc_per_node, note=note)
-    _write(args.output, text)
+    write(args.output, text)
     if args.check:
         from distsim.calibration.live.check import check_gloo
 
         print(check_gloo(text, [row for row in rows if row.size_bytes in between], 1, args.nproc_per_node))
     return 0
-
-
-def _write(output: str | None, text: str) -> None:
-    if output is None:
-        print(text, end="")
-        return
-    try:
-        Path(output).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror or error}") from None
-    print(f"wrote {output}")

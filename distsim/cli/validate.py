@@ -19,8 +19,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "validate",
         help="compare the network model with measurements",
-        description="Simulate every measured nccl-tests table and print the error in time by regime of size, or with "
-        "--training every published training step. Exits with 5 where a bound is broken.",
+        description="Predict every measured nccl-tests table with constants that saw none of its machine, and with "
+        "constants of one and two nodes; print the error in time by size, fabric and number of nodes. With --training "
+        "every published training step. Exits with 5 where a bound is broken.",
     )
     parser.add_argument(
         "--from",
@@ -47,20 +48,21 @@ def run(args: argparse.Namespace) -> int:
         from distsim.cli.validate_training import run_training
 
         return run_training(args)
-    from distsim.calibration.compare import Bench
-    from distsim.calibration.report import summarise
+    from distsim.calibration.predictions.left_out import predicted
+    from distsim.calibration.predictions.report import summarise
     from distsim.calibration.tables import read_tables
 
     tables = read_tables(Path(args.folder) if args.folder else None)
     chosen = [table for table in tables if args.table in table.name]
     if not chosen:
         raise UsageError(f"no table's name contains {args.table!r}: the tables are in _index.csv")
-    summary = summarise([Bench.of(table) for table in chosen])
+    predictions = predicted(chosen)
+    summary = summarise(predictions)
     torch = _torch(summary) if args.torch_estimator else None
     if args.json:
-        print(json.dumps(_document(summary, torch, args.rows)))
+        print(json.dumps(_document(summary, predictions, torch, args.rows)))
     else:
-        _print(summary, torch, args.rows)
+        _print(summary, predictions, torch, args.rows)
     return _EXPECTATION_FAILED if summary.broken else 0
 
 
@@ -84,16 +86,21 @@ def _torch(summary: Any) -> dict[str, Any]:
     return {"tables": each, "median": median, "ours": own, "rows": len(theirs)}
 
 
-def _print(summary: Any, torch: dict[str, Any] | None, rows: bool) -> None:
+def _print(summary: Any, predictions: list[Any], torch: dict[str, Any] | None, rows: bool) -> None:
     import numpy as np
 
+    from distsim.calibration.predictions.errors import covered
+    from distsim.calibration.predictions.split import split
     from distsim.calibration.tables import REGIMES
 
     print("Time, simulated against measured: median absolute error (and median signed error) by size.")
+    print(
+        "use: left = predicted with constants that saw no table of its machine, fit = all tables are among the fitted."
+    )
     print(f"{'table':50s}{'use':6s}" + "".join(f"{name:>19s}" for name in REGIMES) + ("  torch" if torch else ""))
     for errors in summary.tables:
         table = errors.bench.table
-        line = f"{table.name[:49]:50s}{table.use:6s}"
+        line = f"{table.name[:49]:50s}{errors.use:6s}"
         for place in range(3):
             some = errors.of(place)
             if not len(some):
@@ -110,16 +117,20 @@ def _print(summary: Any, torch: dict[str, Any] | None, rows: bool) -> None:
                 error = simulated / row.time_us - 1.0
                 print(f"    {row.size_bytes:>14d} B{row.time_us:>14.1f} us{simulated:>14.1f} us{error:>+10.1%}")
     print()
-    for place, name in enumerate(REGIMES):
+    print("Median absolute error, every machine with the same weight. fabric none: inside a node or an NVLink domain.")
+    print(
+        f"{'constants':22s}{'fabric':11s}{'nodes':13s}{'machines':>9s}{'tables':>8s}"
+        + "".join(f"{n:>17s}" for n in REGIMES)
+    )
+    for cell in split(predictions):
+        figures = "".join(f"{'-':>17s}" if one is None else f"{one:>17.1%}" for one in cell.median)
+        print(f"{cell.kind:22s}{cell.fabric:11s}{cell.nodes:13s}{cell.machines:>9d}{cell.tables:>8d}{figures}")
+    found = covered(predictions)
+    if found:
         print(
-            f"{name:>16s}: {summary.rows[place]:4d} rows, median {summary.median[place]:.1%}, "
-            f"90th percentile {summary.p90[place]:.1%}"
+            f"intervals of machines left out hold {found[0]:.0%} of the measured points; their median half-width is "
+            f"{found[1]:.0%}, the median error {found[2]:.0%}"
         )
-    for use, meaning in (("fit", "constants were fitted on them"), ("check", "predicted, no constant saw them")):
-        some = [errors for errors in summary.tables if errors.bench.table.use == use]
-        if not some:
-            continue
-        print(f"{use:>16s}: {len(some)} tables ({meaning}): " + ", ".join(_medians(some)))
     if torch:
         ratio = torch["median"] / torch["ours"] if torch["ours"] else float("inf")
         print(
@@ -131,15 +142,18 @@ def _print(summary: Any, torch: dict[str, Any] | None, rows: bool) -> None:
     print("all bounds hold" if not summary.broken else f"{len(summary.broken)} bounds broken")
 
 
-def _document(summary: Any, torch: dict[str, Any] | None, rows: bool) -> dict[str, Any]:
+def _document(summary: Any, predictions: list[Any], torch: dict[str, Any] | None, rows: bool) -> dict[str, Any]:
+    from dataclasses import asdict
+
     import numpy as np
 
+    from distsim.calibration.predictions.split import split
     from distsim.calibration.tables import REGIMES
 
     tables = []
     for errors in summary.tables:
         table = errors.bench.table
-        entry: dict[str, Any] = {"name": table.name, "op": table.op, "on": table.on, "use": table.use}
+        entry: dict[str, Any] = {"name": table.name, "op": table.op, "on": table.on, "use": errors.use}
         entry["regimes"] = {
             name: {
                 "median": float(np.median(np.abs(errors.of(place)))),
@@ -165,19 +179,6 @@ def _document(summary: Any, torch: dict[str, Any] | None, rows: bool) -> dict[st
         "tables": tables,
         "regimes": regimes,
         "broken": summary.broken,
+        "split": [asdict(cell) for cell in split(predictions)],
     }
     return document | ({"torch": torch} if torch else {})
-
-
-def _medians(tables: list[Any]) -> list[str]:
-    """`REGIME median`, for the regimes that have rows."""
-    import numpy as np
-
-    from distsim.calibration.tables import REGIMES
-
-    found = []
-    for place, name in enumerate(REGIMES):
-        every = np.concatenate([np.abs(errors.of(place)) for errors in tables])
-        if len(every):
-            found.append(f"{name} {np.median(every):.1%}")
-    return found

@@ -8,15 +8,16 @@ Examples::
 
 from __future__ import annotations
 
-from distsim.cluster.files.load import load_cluster, preset_names
+from distsim.cluster.files.load import load_cluster, preset_names, preset_variants
 from distsim.cluster.graph.cluster import Cluster
-from distsim.cluster.graph.facts import CpuModel, GpuModel, NcclFacts, NodeModel
+from distsim.cluster.graph.facts import Constant, CpuModel, GpuModel, NcclFacts, NodeModel
 from distsim.cluster.graph.link import Link, Slot, Vertex
 from distsim.cluster.graph.reroute import Around
 
 __all__ = [
     "Around",
     "Cluster",
+    "Constant",
     "CpuModel",
     "GpuModel",
     "Link",
@@ -26,4 +27,5 @@ __all__ = [
     "Vertex",
     "load_cluster",
     "preset_names",
+    "preset_variants",
 ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from distsim.calibration.constants import Constants, nccl_constants
 from distsim.cluster import Around, Cluster
 from distsim.collectives.libraries.gloo import compile_gloo
 from distsim.collectives.libraries.ideal import compile_ideal
@@ -14,11 +16,27 @@ from distsim.collectives.members import LinkArrays, Members
 from distsim.collectives.plan import Plan
 from distsim.collectives.transfer import Transfer, canonical_op
 from distsim.errors import UsageError
+from distsim.text.strangers import brief
 
 __all__ = ["Compiler", "Explained"]
 
 _MAX_PLANS = 1 << 16
 _MAX_GROUPS = 1 << 13
+
+
+def _constants(cluster: Cluster) -> Constants | None:
+    """The model's own, with those in their place that were fitted to this cluster; None where none was."""
+    if not cluster.constants:
+        return None
+    own = nccl_constants()
+    if unknown := [name for name in cluster.constants if not own.knows(name)]:
+        near = difflib.get_close_matches(brief(unknown[0]), own.values, 1)
+        hint = f" did you mean {near[0]!r}?" if near else ""
+        raise UsageError(
+            f"{brief(cluster.name)}: constants.{brief(unknown[0])}: this distsim's model of NCCL has no such constant;"
+            f"{hint} distsim calibrate --from LOGS writes the file anew"
+        )
+    return own.changed({name: one.value for name, one in cluster.constants.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +70,13 @@ class Compiler:
         self.version = nccl_version or cluster.nccl.version
         self.ideal = self.version == "ideal"
         self._nccl = NcclSelector(
-            cluster, self.links.capacity, algo=algo, proto=proto, version=self.version, launcher=launcher
+            cluster,
+            self.links.capacity,
+            algo=algo,
+            proto=proto,
+            version=self.version,
+            launcher=launcher,
+            constants=_constants(cluster),
         )
         self._groups: dict[tuple[tuple[str, ...], int], Members] = {}
         self._plans: dict[object, Plan] = {}

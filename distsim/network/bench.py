@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from distsim.collectives.uncertainty import Interval
 
 __all__ = ["DTYPES", "OPS", "BenchRow", "Sizes", "bench", "bench_op", "busbw_factor", "render_table"]
 
@@ -68,6 +71,8 @@ class BenchRow:
     channels: int
     fidelity: str = "fluid"
     """message where every message was simulated: not every algorithm has that form."""
+    interval: Interval | None = None
+    """Where a measured time would lie; None where nothing of the kind was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,7 @@ def bench(
     import simpy
 
     from distsim.collectives import Transfer
+    from distsim.collectives.uncertainty import interval
     from distsim.network import make_network
 
     devices = tuple(slot.device for slot in cluster.place(nnodes, nproc_per_node))
@@ -153,6 +159,8 @@ def bench(
         raise UsageError(f"expected a root from 0 to {ranks - 1}, got {root}: lower -r, or use more ranks")
     net = make_network(simpy.Environment(), cluster, **forced) if network is None else network
     kind = flavour or ("nccl" if cluster.node.num_gpus else "gloo")
+    num_nodes = len({slot.host for slot in cluster.place(nnodes, nproc_per_node)})
+    known = forced.get("nccl_version") != "ideal"
     rows: list[BenchRow] = []
     for asked in sizes:
         size, count = counted(op, asked, ranks, width)
@@ -172,6 +180,7 @@ def bench(
                 timing.proto,
                 timing.channels,
                 net.fidelity_of(transfer),
+                interval(cluster, transfer.nbytes, num_nodes, seconds, kind) if known else None,
             )
         )
     return rows
@@ -182,6 +191,22 @@ def _time(us: float) -> str:
     if us < 1e4:
         return f"{us:.2f}"
     return f"{us:.1f}" if us < 1e5 else f"{us:.0f}"
+
+
+_SURE = "8 of 10 times within"
+
+
+def _within(row: BenchRow) -> str:
+    """(650-1,010), under its head."""
+    if row.interval is None:
+        return ""
+    low, high = (seconds * 1e6 for seconds in (row.interval.low_s, row.interval.high_s))
+    return f"{f'({_brief(low)}-{_brief(high)})':>{len(_SURE) + 2}s}"
+
+
+def _brief(us: float) -> str:
+    """Three digits: an interval is not known better."""
+    return f"{float(f'{us:.3g}'):,.0f}" if us >= 100 else f"{us:.3g}"
 
 
 def render_table(
@@ -214,18 +239,25 @@ def render_table(
     yield "#"
     yield f"#{'':53s}out-of-place{'':24s}in-place"
     heads = ("time", "algbw", "busbw", "#wrong")
+    sure = any(row.interval for row in rows)
     yield (
         "#"
         + f"{'size':>12s}{'count':>14s}{'type':>10s}{'redop':>8s}{'root':>8s}"
         + 2 * "".join(f"{head:>8s}" for head in heads)
+        + (f"  {_SURE}" if sure else "")
     )
     units = ("(us)", "(GB/s)", "(GB/s)", "")
-    yield "#" + f"{'(B)':>12s}{'(elements)':>14s}{'':26s}" + 2 * "".join(f"{unit:>8s}" for unit in units)
+    yield (
+        "#"
+        + f"{'(B)':>12s}{'(elements)':>14s}{'':26s}"
+        + 2 * "".join(f"{unit:>8s}" for unit in units)
+        + (f"{'(us)':>{len(_SURE) + 2}s}" if sure else "")
+    )
     kind = redop if op in _REDUCING else "none"
     rooted = root if op in _ROOTED else -1
     for row in rows:
         figures = f"{_time(row.time_us):>8s}{row.algbw_GBps:8.2f}{row.busbw_GBps:8.2f}{'N/A':>8s}"
-        yield f"{row.size_bytes:13d}{row.count:14d}{dtype:>10s}{kind:>8s}{rooted:8d}{figures}{figures}"
+        yield f"{row.size_bytes:13d}{row.count:14d}{dtype:>10s}{kind:>8s}{rooted:8d}{figures}{figures}{_within(row)}"
     yield "# Out of bounds values : 0 OK"
     average = sum(row.busbw_GBps for row in rows) / len(rows) if rows else 0.0
     yield f"# Avg bus bandwidth    : {average:g}"

@@ -11,7 +11,8 @@ takes one away or changes its meaning changes the schema's number.
 - `ranks[]`: `rank, host, device, phase, exit_code`, and `end_s, compute_s, communication_s,
   exposed_s, idle_s`; `peak_memory_bytes` of its tensors where it was asked for
 - `collectives[]`: `group, op, dtype, num_ranks, count, bytes, time_s, algbw_bytes_per_s,
-  busbw_bytes_per_s`
+  busbw_bytes_per_s`, and `low_s, high_s`: where a measured time_s would lie in eight cases of ten, null where nobody
+  has measured such calls
 - `links[]`: the used ones: `name, kind, bandwidth_bytes_per_s, bytes, busy_s, mean_utilisation,
   peak_utilisation`
 - `diagnoses[]`: `distsim.debug.diagnosis.diagnose.Diagnosis.to_json`, the root cause first; empty for a
@@ -65,6 +66,8 @@ _COLLECTIVE_FIELDS = (
     "time_s",
     "algbw_bytes_per_s",
     "busbw_bytes_per_s",
+    "low_s",
+    "high_s",
 )
 _LINK_FIELDS = (
     "name",

@@ -96,11 +96,22 @@ def collectives_table(totals: Iterable[CollectiveTotal]) -> RenderableType | Non
             f"{total.op} {total.dtype}".rstrip(),
             f"{total.count:,}",
             format_bytes(total.bytes),
-            format_time(total.time_s),
+            _sure(total),
             _gigabytes(total.algbw_bytes_per_s) if total.bytes else "-",
             _gigabytes(total.busbw_bytes_per_s) if total.bytes else "-",
         )
     return _with_rest(table, len(rows) - MOST_COLLECTIVES, "operations")
+
+
+def _sure(total: CollectiveTotal) -> str:
+    """812 us (650-1,010), both ends in the time's own unit; the time alone where nobody has measured such calls."""
+    shown = format_time(total.time_s)
+    number, _, unit = shown.partition(" ")
+    if total.low_s is None or total.high_s is None or not unit:
+        return shown
+    scale = float(number.replace(",", "")) / total.time_s
+    low, high = (f"{float(f'{seconds * scale:.3g}'):,g}" for seconds in (total.low_s, total.high_s))
+    return f"{shown} ({low}-{high})"
 
 
 def _gigabytes(bytes_per_s: float) -> str:

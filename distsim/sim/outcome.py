@@ -46,6 +46,9 @@ class CollectiveTotal:
     time_s: float
     algbw_bytes_per_s: float
     busbw_bytes_per_s: float
+    low_s: float | None = None
+    """Where a measured time would lie in eight cases of ten (observe/sureness.py); None: nobody measured such."""
+    high_s: float | None = None
 
 
 @dataclass(slots=True)

@@ -52,6 +52,8 @@ MEANT: dict[str, Any] = {
     "fabric.dims": [4, 1],
     "fabric.kind": "star",
     "fabric.routing": None,
+    "constants": {"ib.ring_Simple": {"value": 100.0}},
+    "errors": {"1 node, < 64 KiB": {"low": 0.9, "high": 1.2}},
     "node.gpu": None,
     "node.gpu.nvlink": None,
     "node.nic": None,
@@ -108,7 +110,7 @@ def _keys(table: type[Table], path: str = "") -> Iterator[tuple[str, Any]]:
         annotation = field.annotation
         inner = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, Table)]
         yield f"{path}{name}", annotation
-        if name == "fabric":
+        if name in ("fabric", "constants", "errors"):
             continue
         for one in inner:
             yield from _keys(one, f"{path}{name}.")
@@ -216,6 +218,15 @@ def _differs(data: dict[str, Any], key: str) -> bool:
 def test_every_key_changes_a_result(key: str) -> None:
     """On one of three clusters: with NVLink, without, without accelerators."""
     assert any(_differs(data, key) for data in BASES), f"{key} changes nothing"
+
+
+@pytest.mark.parametrize(("key", "value"), [("value", 99.0), ("uncertainty", 0.5), ("source", "a folder")])
+def test_every_key_of_a_fitted_constant_changes_a_result(key: str, value: Any) -> None:
+    """The value times, the others what `topo show` prints."""
+    entry = {"value": 50.0, "uncertainty": 0.1, "source": "logs"}
+    data = _base() | {"constants": {"ib.ring_Simple": entry}}
+    changed = _base() | {"constants": {"ib.ring_Simple": entry | {key: value}}}
+    assert _results(data) != _results(changed)
 
 
 def _fabric_keys() -> list[tuple[str, str, Any]]:

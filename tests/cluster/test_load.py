@@ -163,6 +163,83 @@ def test_a_file_may_change_a_preset_in_part(tmp_path: Path) -> None:
     assert load_cluster(f"{path}:2").num_nodes == 2
 
 
+VARIANTS = """
+base = "dgx-h100"
+name = "mine"
+variant = "plain"
+[variants.plain]
+description = "InfiniBand"
+[variants.slow]
+description = "sockets"
+[variants.slow.node.nic]
+net = "tcp"
+[variants.slow.nccl]
+version = "2.18.3"
+plugin = "none at all"
+settings = { NCCL_IB_DISABLE = "1" }
+"""
+
+
+def test_a_variant_is_named_behind_the_cluster(tmp_path: Path) -> None:
+    """Its tables are laid on the file; the usual one stands for the name alone; a file may have one as its base."""
+    path = tmp_path / "c.toml"
+    path.write_text(VARIANTS)
+    usual, slow = load_cluster(f"{path}:2"), load_cluster(f"{path}:slow:2")
+    assert (usual.name, usual.variant, usual.description, usual.nccl.net) == ("mine", "plain", "InfiniBand", "ib")
+    assert (slow.name, slow.variant, slow.description, slow.nccl.net) == ("mine:slow", "slow", "sockets", "tcp")
+    assert (usual.num_nodes, slow.num_nodes, load_cluster(f"{path}:slow").num_nodes) == (2, 2, 1)
+    assert slow.nccl.software == "NCCL 2.18.3, none at all, NCCL_IB_DISABLE=1"
+    again = tmp_path / "again.toml"
+    again.write_text(slow.to_toml())
+    assert load_cluster(str(again)).nccl == slow.nccl
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "{file}:fast",
+            r"expected a variant of its software \(plain, slow\) or a number of nodes after ':', got 'fast'",
+        ),
+        ("{file}:fast:2", r"expected a variant of its software \(plain, slow\)"),
+        ("dgx-h100:slow:2", "expected a number of nodes after ':', got 'slow'"),
+        ("{file}:slow:x", "'.*:slow'|no such file"),
+    ],
+)
+def test_a_variant_that_is_not_there_is_one_clear_line(name: str, message: str, tmp_path: Path) -> None:
+    """What there is, and what came."""
+    path = tmp_path / "c.toml"
+    path.write_text(VARIANTS)
+    with pytest.raises(UsageError, match=message) as caught:
+        load_cluster(name.format(file=path))
+    assert "\n" not in str(caught.value)
+
+
+def test_variants_that_are_no_tables_are_one_line(tmp_path: Path) -> None:
+    """In a file of one's own."""
+    path = tmp_path / "c.toml"
+    path.write_text('base = "dgx-h100"\nvariants = 3\n')
+    with pytest.raises(UsageError, match="variants: expected a table of tables, got 3"):
+        load_cluster(str(path))
+
+
+def test_constants_of_a_cluster_file_are_the_models(tmp_path: Path) -> None:
+    """What a file was fitted to replaces the model's own; a name that the model has not is refused when it is used."""
+    from distsim.network.bench import bench
+
+    path = tmp_path / "c.toml"
+    head = 'base = "dgx-h100"\nnodes = 2\n[constants]\n'
+    path.write_text(head + '"ib.hop" = { value = 200.0 }\n')
+    slow, usual = load_cluster(str(path)), load_cluster("dgx-h100:2")
+    assert slow.constants["ib.hop"].value == 200.0
+    times = [bench("all_reduce", cluster, [8], proto="LL")[0].time_us for cluster in (slow, usual)]
+    assert times[0] > times[1] + 150
+    path.write_text(head + '"ib.hop_L" = { value = 200.0 }\n')
+    with pytest.raises(UsageError, match=r"constants\.ib\.hop_L: this distsim's model.*did you mean 'ib\.hop'") as told:
+        bench("all_reduce", load_cluster(str(path)), [8])
+    assert "\n" not in str(told.value)
+
+
 @pytest.mark.parametrize("name", ["dgx-h100:2", "gb200-nvl72:2", "ethernet-cpu:3", "alps-gh200:5", "pcie-4090"])
 def test_a_cluster_printed_as_toml_reads_back_the_same(name: str, tmp_path: Path) -> None:
     """`topo show --toml` is complete."""

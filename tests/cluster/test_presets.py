@@ -14,6 +14,7 @@ WANTED = {
     "dgx-h100",
     "dgx-h200",
     "dgx-b200",
+    "grand-teton",
     "gb200-nvl72",
     "aws-p4d",
     "aws-p4de",
@@ -29,6 +30,18 @@ WANTED = {
     "pcie-4090",
     "ethernet-cpu",
     "ethernet-cpu-100g",
+    "azure-nd-a100-v4",
+    "azure-nd-h100-v5",
+    "oci-a100",
+    "oci-h100",
+    "hgx-h100-roce",
+    "hgx-h100-sharp",
+    "gb300-nvl72",
+    "dgx-b300",
+    "mi300x",
+    "mi355x",
+    "leonardo",
+    "frontier",
 }
 
 # By hand from the makers' figures: GPUs a node, GB/s of a GPU's NVLinks (specified, one direction), NICs a
@@ -38,6 +51,7 @@ FIGURES = {
     "dgx-h100": (8, 450, 8, 400),
     "dgx-h200": (8, 450, 8, 400),
     "dgx-b200": (8, 900, 8, 400),
+    "grand-teton": (8, 450, 8, 400),
     "gb200-nvl72": (4, 900, 4, 400),
     "aws-p4d": (8, 300, 4, 100),
     "aws-p5": (8, 450, 8, 400),
@@ -51,6 +65,17 @@ FIGURES = {
     "pcie-4090": (8, 0, 1, 25),
     "ethernet-cpu": (0, 0, 1, 25),
     "ethernet-cpu-100g": (0, 0, 1, 100),
+    "azure-nd-a100-v4": (8, 300, 8, 200),
+    "azure-nd-h100-v5": (8, 450, 8, 400),
+    "oci-a100": (8, 300, 8, 200),
+    "oci-h100": (8, 450, 8, 400),
+    "hgx-h100-roce": (8, 450, 8, 400),
+    "gb300-nvl72": (4, 900, 4, 800),
+    "dgx-b300": (8, 900, 8, 800),
+    "mi300x": (8, 448, 8, 400),
+    "mi355x": (8, 537.6, 8, 400),
+    "leonardo": (4, 300, 4, 100),
+    "frontier": (8, 350, 4, 200),
 }
 
 # By hand, GB/s: (cluster, halves' cut).
@@ -149,3 +174,23 @@ def test_a_node_has_what_nccl_asks_for() -> None:
     aws = load_cluster("aws-p5").nccl
     assert (aws.cpu_vendor, aws.cpu_class, aws.net) == ("amd", "", "efa")
     assert (h100.nccl.compute_capability, load_cluster("ethernet-cpu").nccl.compute_capability) == (90, 0)
+
+
+def test_every_preset_says_what_was_measured() -> None:
+    """One with a table of measurements says on how many nodes; the others from where what they cost is borrowed. None
+    takes over what was measured on the preset it is based on."""
+    from distsim.calibration.tables import read_tables
+
+    on = {table.on.partition(":")[0] for table in read_tables()}
+    for name in preset_names():
+        cluster = load_cluster(name)
+        if not cluster.node.num_gpus:
+            continue
+        assert cluster.measured, name
+        assert cluster.measured.startswith("nothing") != (name in on), name
+
+
+def test_amd_has_its_own_library() -> None:
+    """And says so in what an answer assumed."""
+    assert load_cluster("mi300x").nccl.software.startswith("RCCL 2.")
+    assert load_cluster("hgx-h100-sharp").nccl.software.endswith("nccl-rdma-sharp-plugins, NCCL_COLLNET_ENABLE=1")

@@ -11,7 +11,8 @@ from distsim.calibration.constants import data_folder, nccl_constants
 from distsim.calibration.fit import fit
 from distsim.calibration.live.check import check_gloo
 from distsim.calibration.live.measure import LiveRow, cluster_toml, fit_gloo
-from distsim.calibration.report import summarise
+from distsim.calibration.predictions.left_out import predicted
+from distsim.calibration.predictions.report import summarise
 from distsim.calibration.tables import read_tables
 from distsim.cli import main
 from distsim.errors import UsageError
@@ -39,7 +40,7 @@ def test_all_bounds_hold(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_broken_bound_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With NVLink at half its speed the command says which bounds are broken and exits with 5."""
     wrong = nccl_constants().changed({"hopper.efficiency_Simple": 0.4, "hopper.nvls": 0.3, "ampere.local": 2.0})
-    monkeypatch.setattr("distsim.collectives.libraries.nccl.nccl_constants", lambda: wrong)
+    monkeypatch.setattr("distsim.calibration.predictions.left_out.nccl_constants", lambda: wrong)
     assert main(["validate"]) == 5
     assert "BROKEN  > 16 MiB: median error" in capsys.readouterr().out
 
@@ -123,7 +124,7 @@ def test_better_times_than_torchs_own_estimator() -> None:
     from distsim.calibration.torch_estimator import torch_times_us
 
     ours, theirs = [], []
-    for errors in summarise([Bench.of(table) for table in read_tables()]).tables:
+    for errors in summarise(predicted(read_tables())).tables:
         times = torch_times_us(errors.bench)
         if times is not None:
             theirs.extend(np.abs(times / errors.bench.measured_us - 1.0).tolist())

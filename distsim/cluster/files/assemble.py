@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distsim.cluster.graph.cluster import Cluster
-from distsim.cluster.graph.facts import CpuModel, GpuModel, NcclFacts, NodeModel
+from distsim.cluster.graph.facts import Constant, CpuModel, GpuModel, NcclFacts, NodeModel
 from distsim.cluster.graph.grid_fabric import DragonflyFabric, MeshFabric, TorusFabric
 from distsim.cluster.graph.host_template import HostTemplate, build_host
 from distsim.cluster.graph.tree_fabric import Fabric, Ports, TreeFabric
@@ -38,6 +38,10 @@ def assemble(spec: ClusterSpec, host: HostTemplate | None = None) -> Cluster:
         node,
         _nccl(spec, node),
         calibration=spec.calibration,
+        constants={name: Constant(one.value, one.uncertainty, one.source) for name, one in spec.constants.items()},
+        errors={name: (one.low, one.high) for name, one in spec.errors.items()},
+        measured=spec.measured,
+        variant=spec.variant,
         description=spec.description,
         source=spec.source,
         spec=None if host else spec,
@@ -171,4 +175,7 @@ def _nccl(spec: ClusterSpec, node: NodeModel) -> NcclFacts:
         nic_bytes_per_s=node.nic_bytes_per_s,
         nic_latency_s=node.nic_latency_s,
         collnet=bool(nic and nic.collnet),
+        library=spec.nccl.library,
+        plugin=spec.nccl.plugin,
+        settings=spec.nccl.settings,
     )

@@ -16,7 +16,7 @@ from distsim.cluster.graph.host_template import HostTemplate
 from distsim.errors import UsageError
 from distsim.text.strangers import brief, load_toml, read_bytes
 
-__all__ = ["MAX_NODES", "load_cluster", "merged", "preset_names", "preset_text", "read_text"]
+__all__ = ["MAX_NODES", "load_cluster", "merged", "preset_names", "preset_text", "preset_variants", "read_text"]
 
 LARGEST_FILE = 64 << 20
 MAX_NODES = 32_768
@@ -42,12 +42,20 @@ def preset_text(name: str) -> str:
     return (resources.files("distsim.cluster") / "presets" / f"{name}.toml").read_text(encoding="utf-8")
 
 
+def preset_variants(name: str) -> dict[str, str]:
+    """The variants of a preset's software, each with what it is; the one that `name` alone stands for comes first."""
+    data = _preset_data(name)
+    known = {each: str(table.get("description", "")) for each, table in data.get("variants", {}).items()}
+    usual = [each for each in known if each == data.get("variant")]
+    return {each: known[each] for each in [*usual, *(each for each in known if each not in usual)]}
+
+
 def load_cluster(name: str) -> Cluster:
-    """A cluster from `preset[:nodes]` or a file: a cluster TOML, an NCCL topology XML, a networkx node-link
-    JSON, or an ASTRA-sim network YAML; `file:nodes` sets the number of nodes of the first two. Raises
-    UsageError.
+    """A cluster from `preset[:variant][:nodes]` or a file: a cluster TOML, an NCCL topology XML, a networkx node-link
+    JSON, or an ASTRA-sim network YAML; `file:nodes` sets the number of nodes of the first two, and a cluster TOML may
+    have variants, too. Raises UsageError.
     """
-    stem, nodes = _split(name)
+    stem, variant, nodes = _split(name)
     path = Path(stem)
     file_like = path.suffix.lower() in _SUFFIXES or "/" in stem or _exists(path)
     if path.suffix == ".py":
@@ -57,10 +65,10 @@ def load_cluster(name: str) -> Cluster:
             f"distsim run [--on CLUSTER] {script}"
         )
     if file_like and stem not in preset_names():
-        return _load_file(path, nodes)
+        return _load_file(path, variant, nodes)
     if stem not in preset_names():
         raise UsageError(_unknown(stem))
-    return _from_data(_preset_data(stem), nodes, f"preset {stem}")
+    return _from_data(_preset_data(stem), nodes, stem, variant=variant)
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,32 +112,36 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _split(name: str) -> tuple[str, int | None]:
+def _split(name: str) -> tuple[str, str | None, int | None]:
+    """Preset or file, variant, number of nodes. What stands after a colon and is no number is a variant's name."""
     if not name.strip():
         raise UsageError(f"expected a cluster: a preset ({_list()}) or a TOML file, got an empty name")
     if len(name) > LONGEST_NAME or "\0" in name:
         raise UsageError(f"expected a cluster: a preset ({_list()}) or a file, got {brief(name)}")
     if _exists(Path(name)) or ":" not in name:
-        return name, None
-    stem, _, count = name.rpartition(":")
-    try:
-        nodes = int(count)
-    except ValueError:
-        raise UsageError(
-            f"{brief(name)}: expected a number of nodes after ':', got {brief(count)!r} (as in {brief(stem)}:2)"
-        ) from None
+        return name, None, None
+    stem, _, last = name.rpartition(":")
     if not stem:
-        raise UsageError(f"expected a cluster before ':{brief(count)}': a preset ({_list()}) or a TOML file, got none")
-    if not 1 <= nodes <= MAX_NODES:
+        raise UsageError(f"expected a cluster before ':{brief(last)}': a preset ({_list()}) or a TOML file, got none")
+    try:
+        nodes: int | None = int(last)
+    except ValueError:
+        return stem, last, None
+    if nodes is not None and not 1 <= nodes <= MAX_NODES:
         raise UsageError(f"{brief(name)}: expected 1 to {MAX_NODES} nodes, got {brief(nodes)}")
-    return stem, nodes
+    if ":" in stem and not _exists(Path(stem)):
+        stem, _, last = stem.rpartition(":")
+        return stem, last, nodes
+    return stem, None, nodes
 
 
-def _load_file(path: Path, nodes: int | None) -> Cluster:
+def _load_file(path: Path, variant: str | None, nodes: int | None) -> Cluster:
     text = read_text(path)
+    if variant is not None and path.suffix.lower() != ".toml":
+        raise UsageError(_no_variant(str(path), variant, {}))
     match path.suffix.lower():
         case ".toml":
-            return _from_data(_parse_toml(text, path), nodes, str(path))
+            return _from_data(_parse_toml(text, path), nodes, str(path), variant=variant)
         case ".xml":
             from distsim.cluster.files.nccl_xml import from_nccl_xml
 
@@ -162,15 +174,20 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
 
 
-def _from_data(data: Mapping[str, Any], nodes: int | None, where: str, host: HostTemplate | None = None) -> Cluster:
+def _from_data(
+    data: Mapping[str, Any],
+    nodes: int | None,
+    where: str,
+    host: HostTemplate | None = None,
+    variant: str | None = None,
+) -> Cluster:
     from distsim.cluster.files.spec import check_spec
 
     data = dict(data)
     if "base" in data:
-        base = data.pop("base")
-        if not isinstance(base, str) or base not in preset_names():
-            raise UsageError(f"{where}: base: {_unknown(str(base))}")
-        data = merged(_preset_data(base), data)
+        data = merged(_base(data.pop("base"), where), data)
+    data = _of_variant(data, variant, where)
+    where = f"preset {where}" if where in preset_names() else where
     if nodes is not None:
         unit = data.get("unit_nodes", 1)
         data["nodes"] = nodes * (unit if isinstance(unit, int) and 1 <= unit <= MAX_NODES else 1)
@@ -182,7 +199,47 @@ def _from_data(data: Mapping[str, Any], nodes: int | None, where: str, host: Hos
 def _preset_data(name: str) -> dict[str, Any]:
     """A preset's content, laid on that of the preset it names as its base; read once a process, changed by nobody."""
     data = tomllib.loads(preset_text(name))
-    return merged(_preset_data(data.pop("base")), data) if "base" in data else data
+    if "base" not in data:
+        return data
+    below = _base(data.pop("base"), f"preset {name}")
+    below.pop("measured", None)  # what was measured on another machine is borrowed here: the preset says it
+    return merged(below, data)
+
+
+def _base(given: Any, where: str) -> dict[str, Any]:
+    """The content of the preset (and of its variant) that a file names as its base."""
+    stem, _, variant = given.partition(":") if isinstance(given, str) else (str(given), "", "")
+    if stem not in preset_names():
+        raise UsageError(f"{where}: base: {_unknown(stem)}")
+    return _of_variant(_preset_data(stem), variant or None, f"{where}: base {stem}")
+
+
+def _of_variant(data: Mapping[str, Any], variant: str | None, where: str) -> dict[str, Any]:
+    """*data* with that variant laid on it; without a name with the one that `variant` says is the usual."""
+    data = dict(data)
+    variants = data.pop("variants", {})
+    if not isinstance(variants, Mapping) or not all(isinstance(one, Mapping) for one in variants.values()):
+        raise UsageError(f"{where}: variants: expected a table of tables, got {brief(variants)}")
+    chosen = data.get("variant", "") if variant is None else variant
+    if variant is None and (not variants or not isinstance(chosen, str)):
+        return data
+    if chosen not in variants:
+        raise UsageError(_no_variant(where, chosen, variants))
+    if variant is not None and isinstance(data.get("name"), str):
+        data["name"] = f"{data['name']}:{variant}"
+    return merged(data, {**variants[chosen], "variant": chosen})
+
+
+def _no_variant(where: str, variant: str, variants: Mapping[str, Any]) -> str:
+    if not variants:
+        return (
+            f"{brief(where)}:{brief(variant)}: expected a number of nodes after ':', got {brief(variant)!r} "
+            f"(as in {brief(where)}:2)"
+        )
+    return (
+        f"{brief(where)}: expected a variant of its software ({', '.join(variants)}) or a number of nodes after ':', "
+        f"got {brief(variant)!r}"
+    )
 
 
 def _list() -> str:

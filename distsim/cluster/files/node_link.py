@@ -219,6 +219,7 @@ def _untyped(facts: object) -> Iterator[str]:
             "float": ("a number of zero or more", number),
             "GpuModel | None": ("a table", value is None or isinstance(value, GpuModel)),
             "Mapping[str, float]": ("numbers by name", _numbers(value)),
+            "Mapping[str, str]": ("texts by name", _texts(value)),
         }[str(field.type)]
         if not expected[1]:
             yield f"{field.name}: expected {expected[0]}, got {_brief(value)}"
@@ -228,6 +229,10 @@ def _numbers(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
     return all(isinstance(one, int | float) and not isinstance(one, bool) and 0 < one < 1e30 for one in value.values())
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, str) and len(one) < 200 for one in value.values())
 
 
 def _brief(value: Any) -> str:

@@ -16,7 +16,7 @@ from distsim.errors import UsageError
 from distsim.text.strangers import brief, folded
 from distsim.text.units import parse_bandwidth, parse_flops, parse_memory, parse_time
 
-__all__ = ["ClusterSpec", "FabricSpec", "NicSpec", "NodeSpec", "Table", "check_spec"]
+__all__ = ["ClusterSpec", "ConstantSpec", "FabricSpec", "NicSpec", "NodeSpec", "SpreadSpec", "Table", "check_spec"]
 
 Bandwidth = Annotated[float, Quantity(parse_bandwidth, "GBps")]
 Time = Annotated[float, Quantity(parse_time, "us")]
@@ -201,7 +201,25 @@ FabricSpec = StarSpec | LeafSpineSpec | FatTreeSpec | RailSpec | TorusSpec | Rin
 class NcclSpec(Table):
     """What cannot be read off the hardware."""
 
+    library: Literal["nccl", "rccl"] = _note("rccl on GPUs of AMD", "nccl")
     version: str = _note("whose tuning is imitated", "2.27.3")
+    plugin: str = _note("network plugin with its version, as in 'aws-ofi-nccl 1.9.2'", "")
+    settings: dict[str, str] = _note("environment that changes times, as in FI_CXI_RX_MATCH_MODE", {})
+
+
+class ConstantSpec(Table):
+    """A constant of the model of NCCL as it was fitted to measurements of this cluster."""
+
+    value: Annotated[float, Bounds(gt=0)] = _note("in the unit it has in distsim/calibration/nccl.toml")
+    uncertainty: Annotated[float, Bounds(ge=0)] = _note("standard deviation of its logarithm", 0.0)
+    source: str = _note("what it was fitted to", "")
+
+
+class SpreadSpec(Table):
+    """Of measured / simulated time, over the logs that a cluster file was calibrated with."""
+
+    low: Annotated[float, Bounds(gt=0, le=1)] = _note("10th percentile")
+    high: Annotated[float, Bounds(ge=1)] = _note("90th percentile")
 
 
 class ClusterSpec(Table):
@@ -210,12 +228,19 @@ class ClusterSpec(Table):
     name: str
     description: str = ""
     source: str = ""
+    variant: str = _note("which of the variants of a machine's software this is", "")
+    measured: str = _note("what of the model's times was measured on this machine, and what is borrowed", "")
     nodes: Nodes = _note("hosts", 1)
     unit_nodes: Nodes = _note("hosts that one of `name:N` stands for: 18 where N counts NVL72 racks", 1)
     node: NodeSpec
     fabric: FabricSpec = StarSpec(kind="star")
     nccl: NcclSpec = NcclSpec()
     calibration: dict[str, float] = _note("measured constants that replace the models' own", {})
+    constants: dict[str, ConstantSpec] = _note(
+        "of the model of NCCL, fitted to this cluster; all others are its own", {}
+    )
+
+    errors: dict[str, SpreadSpec] = _note("of its times: by number of nodes and size, '2 nodes, < 64 KiB'", {})
 
     def misfit(self) -> str | None:
         """What does not fit together, though each key by itself is right."""

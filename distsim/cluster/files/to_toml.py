@@ -43,7 +43,7 @@ def _write(table: Table, path: str, lines: list[str]) -> None:
             entries, info = value
             unit = "TFLOPS" if key == "flops" else ""
             lines.extend(["", f"[{inner}]  # {info.text}"])
-            lines.extend(f"{_key(name)} = {_figure(figure, unit)}" for name, figure in entries.items())
+            lines.extend(f"{_key(name)} = {_entry(entry, unit)}" for name, entry in entries.items())
 
 
 def _value(value: Any, info: Key) -> str:
@@ -54,6 +54,13 @@ def _value(value: Any, info: Key) -> str:
     if isinstance(value, list):
         return f"[{', '.join(str(item) for item in value)}]"
     return json.dumps(str(value), ensure_ascii=False)
+
+
+def _entry(value: Any, unit: str) -> str:
+    if isinstance(value, Table):
+        inside = [f"{key} = {_value(getattr(value, key), info)}" for key, info in value.keys().items()]
+        return f"{{ {', '.join(inside)} }}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else _figure(value, unit)
 
 
 def _figure(value: float, unit: str) -> str:

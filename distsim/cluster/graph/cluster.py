@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from distsim.cluster.graph.facts import CpuModel, NcclFacts, NodeModel
+from distsim.cluster.graph.facts import Constant, CpuModel, NcclFacts, NodeModel
 from distsim.cluster.graph.link import Links, Slot, Vertex
 from distsim.cluster.graph.many_routes import Places, Rows
 from distsim.errors import UsageError
@@ -59,6 +59,10 @@ class Cluster:
         nccl: NcclFacts,
         *,
         calibration: Mapping[str, float] | None = None,
+        constants: Mapping[str, Constant] | None = None,
+        errors: Mapping[str, tuple[float, float]] | None = None,
+        measured: str = "",
+        variant: str = "",
         description: str = "",
         source: str = "",
         spec: ClusterSpec | None = None,
@@ -69,6 +73,12 @@ class Cluster:
         self.node = node
         self.nccl = nccl
         self.calibration: Mapping[str, float] = dict(calibration or {})
+        self.constants: Mapping[str, Constant] = dict(constants or {})
+        """Of the model of NCCL, in place of its own: by `table.key` of calibration/nccl.toml."""
+        self.errors: Mapping[str, tuple[float, float]] = dict(errors or {})
+        """10th and 90th percentile of measured / simulated time in its own logs, by `NODES, SIZE` (uncertainty.py)."""
+        self.measured = measured
+        self.variant = variant
         self.description = description
         self.source = source
         self._wiring = wiring

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-__all__ = ["CpuModel", "GpuModel", "NcclFacts", "NodeModel"]
+__all__ = ["Constant", "CpuModel", "GpuModel", "NcclFacts", "NodeModel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A constant of the model of NCCL that was fitted to one cluster."""
+
+    value: float
+    uncertainty: float = 0.0
+    """Standard deviation of its logarithm."""
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +122,15 @@ class NcclFacts:
     nic_latency_s: float
     collnet: bool
     """The fabric reduces in its switches (InfiniBand SHARP) and NCCL is set up to use it."""
+    library: str = "nccl"
+    """nccl, or rccl."""
+    plugin: str = ""
+    """Of the network, with its version: aws-ofi-nccl 1.9.2; empty where it is not known or NCCL's own."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Environment that changes times: FI_CXI_RX_MATCH_MODE and its like."""
+
+    @property
+    def software(self) -> str:
+        """The library, its version, plugin and settings in one line: what an answer assumed."""
+        settings = [f"{name}={value}" for name, value in self.settings.items()]
+        return ", ".join(filter(None, [f"{self.library.upper()} {self.version}", self.plugin, *settings]))

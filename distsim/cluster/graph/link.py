@@ -79,8 +79,7 @@ class Links(Sequence[Link]):
 
     def are(self, kinds: Collection[str]) -> NDArray[np.bool_]:
         """Which links are of one of *kinds*."""
-        of: NDArray[np.bool_] = np.array([kind in kinds for kind in self._kinds], dtype=bool)
-        found: NDArray[np.bool_] = of[self._codes]
+        found: NDArray[np.bool_] = np.array([kind in kinds for kind in self._kinds], dtype=bool)[self._codes]
         return found
 
     def __len__(self) -> int:

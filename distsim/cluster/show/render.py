@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
@@ -55,6 +56,7 @@ def render_cluster(cluster: Cluster) -> RenderableType:
     """Summary, links, one node, the fabric."""
     return Group(
         *_summary(cluster),
+        *_constants(cluster),
         Text(),
         _links(cluster),
         Text(),
@@ -68,6 +70,9 @@ def _summary(cluster: Cluster) -> Iterable[RenderableType]:
     yield Text(cluster.name, style="bold cyan") + Text(f"  {cluster.description}", style="default")
     if cluster.source:
         yield Text(f"source: {cluster.source}", style="dim")
+    if cluster.node.num_gpus:
+        measured = cluster.measured or f"nothing on it; what NCCL costs is borrowed from others on {cluster.nccl.net}"
+        yield Text(f"measured: {measured}", style="dim")
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="dim")
     table.add_column()
@@ -91,10 +96,35 @@ def _summary(cluster: Cluster) -> Iterable[RenderableType]:
     )
     if cluster.spec is not None and (nic := cluster.spec.node.nic) is not None:
         table.add_row("NICs", f"{nic.count} x {nic.model or nic.net}, {nic.bandwidth * 8e-9:,.0f} Gbit/s {nic.net}")
+    if node.num_gpus:
+        table.add_row("software", f"{cluster.nccl.software}{f' ({cluster.variant})' if cluster.variant else ''}")
     if node.num_gpus and not (node.pcie_peer_to_peer and (node.gpu_direct_rdma or not node.num_nics)):
         table.add_row("host memory", _staged(cluster))
     table.add_row("bisection", _bisection(cluster))
     yield table
+
+
+def _constants(cluster: Cluster) -> Iterable[RenderableType]:
+    """What was fitted to this cluster, by `distsim calibrate`."""
+    if not (cluster.constants or cluster.errors):
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("fitted", style="cyan", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("give or take", justify="right", no_wrap=True)
+    table.add_column("to", style="dim")
+    for name, one in cluster.constants.items():
+        table.add_row(name, f"{one.value:.4g}", f"{math.expm1(one.uncertainty):.0%}", one.source)
+    yield Text()
+    yield table
+    if cluster.errors:
+        spread = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        spread.add_column("its logs", style="cyan", no_wrap=True)
+        spread.add_column("measured / simulated, 8 of 10", justify="right")
+        for name, (low, high) in cluster.errors.items():
+            spread.add_row(name, f"{low:.2f} to {high:.2f}")
+        yield Text()
+        yield spread
 
 
 def _staged(cluster: Cluster) -> str:

@@ -3,6 +3,8 @@ on top."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from distsim.collectives.algorithms.tree import tree_hops, tree_loads
@@ -11,18 +13,22 @@ from distsim.collectives.plan import Cost, Loads, Phase
 
 __all__ = ["nvls_phase", "nvls_tree_phase"]
 
+_RADIX = 32
+"""Ports down of a switch of 64: the depth of the fabric's tree goes by it."""
+_SWITCH_S = 0.5e-6
+"""Adding up in a switch on its way up, or copying on its way down: estimate, a few times Quantum's 130 ns."""
+
 
 def _switch_loads(group: Members, op: str) -> Loads:
     """Each GPU owns one n-th of the buffer: the switch adds it up from all (one n-th comes in, the whole
-    buffer goes out) and multicasts it to all (one n-th goes out, the whole buffer comes in).
-
-    Measured, 8 and 72 GPUs reach the same bus bandwidth (835 GB/s on B200 and GB200), so all_reduce is
-    reckoned by 2 (n - 1) / n, scaled to the 1 + 1/8 of eight GPUs.
+    buffer goes out) and multicasts it to all (one n-th goes out, the whole buffer comes in). So fewer GPUs get
+    less: 1 + 1/n of the buffer goes over each link. Beyond eight the share does not fall further: measured, 8 and 72
+    GPUs reach the same bus bandwidth (835 GB/s on B200 and GB200), so there it is reckoned by 2 (n - 1) / n.
     """
 
     def make() -> Loads:
         size = max(2, group.per_domain)
-        both = 9.0 / 14.0 * 2.0 * (size - 1) / size
+        both = 1.0 + 1.0 / size if size <= 8 else 9.0 / 14.0 * 2.0 * (size - 1) / size
         out = {"all_reduce": both, "all_gather": 1.0 / size, "reduce_scatter": 1.0}.get(op, 1.0)
         back = {"all_reduce": both, "all_gather": 1.0, "reduce_scatter": 1.0 / size}.get(op, 1.0)
         paths: list[tuple[tuple[int, ...], float]] = []
@@ -38,10 +44,31 @@ def _switch_loads(group: Members, op: str) -> Loads:
 
 
 def nvls_phase(group: Members, op: str, nbytes: float, cost: Cost) -> Phase:
-    """Reduction (and multicast) inside one NVSwitch."""
-    loads = _switch_loads(group, op)
+    """Reduction (and multicast) inside one NVSwitch; between nodes the fabric's switches reduce (SHARP)."""
+    many = len(group.domains) > 1
+    inside = _switch_loads(group, op)
+    loads: Loads = group.cached(("sharp loads", op), lambda: _fabric_loads(group, inside)) if many else inside
     latency_s = 2 * cost.hop_s(group.cluster.node.nvlink_latency_s, False)
-    return Phase(Loads(loads.links, loads.weights * cost.wire), nbytes, cost.edge_bytes_per_s, latency_s, group.streams)
+    if many:
+        latency_s += 2 * cost.hop_s(group.cluster.node.nic_latency_s, True)
+        latency_s += 2 * math.log(len(group.domains), _RADIX) * _SWITCH_S
+    return Phase(group.with_cost(loads, cost), nbytes, cost.edge_bytes_per_s, latency_s, group.streams)
+
+
+def _fabric_loads(group: Members, inside: Loads) -> Loads:
+    """*inside* with what the fabric adds up: each GPU's NIC sends that GPU's part of the node's sum once and gets the
+    result once, over the links to its neighbours in the fabric."""
+    total = np.zeros(len(group.capacity))
+    total[inside.links] += inside.weights
+    gates = len(group.gates[0])
+    for index in range(len(group.domains)):
+        after = (index + 1) % len(group.domains)
+        for number in range(gates):
+            here, there = group.gates[index][number], group.gates[after][number]
+            links = group.route(here.near[0], there.near[0], here.rail)
+            total[[link for link in links if group.links.outside[link]]] += 1.0 / gates
+    used = np.flatnonzero(total)
+    return Loads(used, total[used])
 
 
 def nvls_tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:

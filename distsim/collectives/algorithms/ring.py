@@ -8,6 +8,7 @@ pairs carry the same.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -50,9 +51,22 @@ class Shape:
         return Shape(size - 1, nbytes)
 
 
+_EIGHT = ("05637214", "04235716", "03275461", "07624153", "02651347", "01736452", "06743125")
+"""Seven directed cycles through eight, each of the 56 arcs in exactly one (Tillson 1980: there are such for every even
+number but 4 and 6)."""
+
+
 def _orders(members: list[int], mesh: bool) -> list[list[int]]:
-    if not mesh or len(members) < 3:
+    """Where GPUs are linked pairwise, cycles that together use every arc equally often."""
+    size = len(members)
+    if not mesh or size < 3:
         return [members]
+    if size == 8:
+        return [[members[int(place)] for place in cycle] for cycle in _EIGHT]
+    if all(size % divisor for divisor in range(2, size)):
+        return [[members[step * place % size] for place in range(size)] for step in range(1, size)]
+    if size <= 6:
+        return [[members[0], *rest] for rest in itertools.permutations(members[1:])]
     first, rest = members[0], members[1:]
     orders: list[list[int]] = []
     for shift in range(len(rest)):
@@ -74,8 +88,11 @@ def _rings(group: Members) -> list[Ring]:
         return [_close(group, [(member, -1) for member in order]) for order in _orders(domains[0], mesh)]
     rings: list[Ring] = []
     count = len(group.gates[0])
+    mesh = _own_nics(group) and group.cluster.node.nvlink == "mesh"
     for k in range(count):
         partner = k ^ 1 if k ^ 1 < count else k
+        if mesh:
+            partner = (k + count // 2) % count
         stops: list[tuple[int, int]] = []
         for index, domain in enumerate(domains):
             gates = group.gates[index]
@@ -88,10 +105,31 @@ def _rings(group: Members) -> list[Ring]:
             order = [first, *inner[turn:], *inner[:turn]]
             if last != first:
                 order.append(last)
+            if mesh:
+                order = [gates[place].near[0] for place in _path(k, count)]
+                order = order if index % 2 == 0 else order[::-1]
             stops += [(member, -1) for member in order[:-1]]
             stops.append((order[-1], -1 if leave.rail is None else leave.rail))
         rings.append(_close(group, stops))
     return rings
+
+
+def _own_nics(group: Members) -> bool:
+    """Whether every GPU of every node has a NIC of its own, and there is an even number of both."""
+    return all(
+        len(gates) % 2 == 0
+        and len(gates) == len(domain)
+        and {gate.near[0] for gate in gates} == set(domain)
+        and all(len(gate.near) == 1 for gate in gates)
+        for gates, domain in zip(group.gates, group.domains, strict=True)
+    )
+
+
+def _path(first: int, size: int) -> list[int]:
+    """The way through GPUs that are linked pairwise from the *first* to the one half round from it. Those of all firsts
+    use every arc once (Williams 1949: 0, 1, -1, 2, -2, ... added to each)."""
+    steps = [(place + 1) // 2 * (1 if place % 2 else -1) for place in range(size)]
+    return [(first + step) % size for step in steps]
 
 
 def _close(group: Members, stops: list[tuple[int, int]]) -> Ring:

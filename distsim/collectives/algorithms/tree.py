@@ -255,8 +255,8 @@ def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
             yield ways.links(place), size * wire, cost.hop_s(alone_s[place], inter), cap
 
     for number, tree in enumerate(every):
-        ends = tree.child.tolist(), tree.parent.tolist()
-        edges = list(zip(*ends, sizes(tree, tree.up), sizes(tree, tree.down), strict=True))
+        child_of, parent_of = tree.child.tolist(), tree.parent.tolist()
+        edges = list(zip(child_of, parent_of, sizes(tree, tree.up), sizes(tree, tree.down), strict=True))
         for _ in range(pieces):
             arrived: dict[int, list[int]] = {}
             for child, parent, up, _down in edges:
@@ -264,7 +264,7 @@ def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
                 arrived.setdefault(parent, []).append(len(messages))
                 messages.append(Message(*up, after=after, queue=(number, child, parent), streams=streams))
             ready = {tree.root: tuple(arrived.get(tree.root, ()))}
-            for child, parent, _up, down in reversed(edges):
+            for child, parent, _up, down in edges[::-1]:
                 after = ready[parent]
                 ready[child] = (len(messages),)
                 messages.append(Message(*down, after=after, queue=(number, parent, child), streams=streams))

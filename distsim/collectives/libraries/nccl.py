@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +21,11 @@ from distsim.collectives.algorithms.direct import (
 )
 from distsim.collectives.algorithms.ring import Shape, ring_messages
 from distsim.collectives.algorithms.tree import tree_messages
+from distsim.collectives.libraries.nccl_channels import Channels, searched, sent_channels
 from distsim.collectives.libraries.nccl_timing import NcclTiming, Timed
 from distsim.collectives.libraries.nccl_tuning import ALGORITHMS, PROTOCOLS, Candidate, Machine, candidates
 from distsim.collectives.members import Members
-from distsim.collectives.plan import Cost, Message, Plan
+from distsim.collectives.plan import Message, Plan
 from distsim.errors import UsageError
 from distsim.text.strangers import brief
 
@@ -33,11 +36,18 @@ Messages = Callable[[], list[Message]] | None
 
 TUNED_NETS = ("efa", "tcpx", "tcpxo")
 """Fabrics whose makers ship a tuner plugin with NCCL (AWS: aws-ofi-nccl, Google: GPUDirect-TCPX/TCPXO): it
-takes what is quickest there, not what NCCL's own model believes."""
+takes what is quickest there, not what NCCL's own model believes. (EFA's has no figures for p4d: NCCL's own are
+taken.)"""
+_TUNER_TRUSTS = 2.0
+"""It chooses among what NCCL's model takes for no slower than this many times its best: LL and LL128 end where NCCL's
+own thresholds end them, not where our own figures for them do."""
 
 DIRECT = ("all_to_all", "gather", "scatter", "sendrecv", "send")
 
 
+_PLUGIN_US = {("efa", 1): 75.0, ("efa", 2): 75.0, ("efa", 3): 35.0}
+"""What a plugin tells NCCL of its latency (aws-ofi-nccl, src/platform-aws.cpp: p4d, p5, p6), by fabric and
+generation."""
 _PCIE_GBPS = {1: 3.0, 2: 6.0, 3: 12.0, 4: 24.0, 5: 48.0, 6: 96.0}
 _SOCKET_GBPS = {"amd": 16.0, "arm": 6.0, "bdw": 6.0, "skl": 10.0, "srp": 22.0, "erp": 40.0}
 
@@ -62,7 +72,7 @@ class NcclSelector:
         self.capacity = capacity
         self.version = version
         self.numbers = _numbers(version)
-        self.timing = NcclTiming(cluster, constants or nccl_constants(), launcher)
+        self.timing = NcclTiming(cluster, constants or nccl_constants(), launcher, self.numbers)
         self.algo = _named("an algorithm", algo, ALGORITHMS) if version != "ideal" else None
         self.proto = _named("a protocol", proto, PROTOCOLS) if version != "ideal" else None
 
@@ -77,24 +87,30 @@ class NcclSelector:
         generation = 3 if capability >= 100 else {9: 2, 8: 1}.get(capability // 10, 0)
         nvlink = node.nvlink != "none"
         many = len(group.domains) > 1
+        slot = _PCIE_GBPS.get(node.pcie_generation, node.pcie_bytes_per_s / 1e9)
         intra = node.nvlink_bytes_per_s / 1e9 if nvlink else self._believed_pcie_gbps()
-        inter = group.num_nics * 0.97 * node.nic_spec_bytes_per_s / 1e9 if many else intra
-        channels = 2 if not nvlink else (24 if generation < 3 else 32)
-        if many:
-            channels = min(32, group.num_nics * (2 if node.nic_spec_bytes_per_s > 25e9 else 1))
+        nic = min(node.nic_spec_bytes_per_s / 1e9, slot)
+        count = len(group.domains)
+        channels = searched(generation, intra, nic, group.num_nics, count)
+        if not nvlink and not many:
+            channels = Channels(1, intra, intra, 2)
         return Machine(
             num_ranks=group.size,
-            num_nodes=len(group.domains),
+            num_nodes=count,
             generation=generation,
             intra="nvlink" if nvlink else "pci",
             intra_gbps=intra,
-            inter_gbps=min(inter, intra) if group.size > len(group.domains) else inter,
-            channels=channels,
-            nvls=node.nvls and group.size > len(group.domains),
+            graph_channels=channels.found,
+            ring_gbps=channels.ring_gbps,
+            tree_gbps=channels.tree_gbps,
+            channels=channels.opened,
+            nvls=node.nvls and group.size > count,
             nvls_channels=16 if generation == 2 else 24,
+            net_us=_PLUGIN_US.get((nccl.net, generation), 0.0),
             ll128=nvlink and generation >= 1 and (not many or nccl.net in ("ib", "roce", "efa")),
             amd=nccl.cpu_vendor == "amd",
             collnet=nccl.collnet,
+            simple_tree=nccl.cpu_vendor == "arm",
             version=self.numbers,
         )
 
@@ -118,6 +134,18 @@ class NcclSelector:
         return self._plan(group, op, nbytes, best.algo, best.proto)
 
     def _choose(self, group: Members, op: str, nbytes: float) -> Candidate:
+        if self.tuned(group):
+            return self._pick(group, op, nbytes)
+        found: Candidate = group.cached(("nccl choice", op, nbytes), lambda: self._pick(group, op, nbytes))
+        return found
+
+    def tuned(self, group: Members) -> bool:
+        """Whether a plugin of the fabric's maker chooses."""
+        nccl = self.cluster.nccl
+        old = nccl.net == "efa" and nccl.compute_capability < 90
+        return nccl.net in TUNED_NETS and not old and len(group.domains) > 1
+
+    def _pick(self, group: Members, op: str, nbytes: float) -> Candidate:
         machine = self.machine(group)
         every = candidates(op, nbytes, machine)
         allowed = [one for one in every if one.believed_us is not None]
@@ -125,9 +153,11 @@ class NcclSelector:
         if not forced:
             self._refuse_impossible(machine)
         among = forced or allowed
-        if self.cluster.nccl.net in TUNED_NETS and len(group.domains) > 1:
-            return min(among, key=lambda one: self._alone_s(group, op, nbytes, one))
-        return min(among, key=lambda one: one.believed_us or 0.0)
+        best = min(among, key=lambda one: one.believed_us or 0.0)
+        if not self.tuned(group):
+            return best
+        near = [one for one in among if (one.believed_us or 0.0) <= _TUNER_TRUSTS * (best.believed_us or 0.0)]
+        return min(near, key=lambda one: self._alone_s(group, op, nbytes, one))
 
     def _refuse_impossible(self, machine: Machine) -> None:
         """A forced choice that no operation has here is a mistake; one that this operation lacks is passed
@@ -196,9 +226,9 @@ class NcclSelector:
 
     def _direct(self, group: Members, op: str, nbytes: float, root: int, splits: Splits) -> Plan:
         size = group.size
-        peers = 1 if op in ("send", "sendrecv") else size
-        software_s, cost = self.timing.direct(self.machine(group), peers)
+        machine, peers = self.machine(group), 1 if op in ("send", "sendrecv") else size
         pairs: dict[tuple[int, int], float] = {}
+        even = False
         if op == "send":
             loads, share = group.loads([(group.route(0, 1), 1.0)]), nbytes
             pairs = {(0, 1): nbytes}
@@ -210,27 +240,39 @@ class NcclSelector:
             pairs = {((m, root) if op == "gather" else (root, m)): nbytes for m in range(size) if m != root}
         elif splits is None:
             loads, share = all_to_all_loads(group), nbytes / size
-            pairs = {(s, d): share for s in range(size) for d in range(size) if s != d} if size <= 128 else {}
+            even = size <= 128
         else:
             pairs = {(s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d}
             share = max(pairs.values(), default=0.0)
             loads = split_loads(group, pairs, share)
-        cost = self._p2p_cap(group, cost, share, peers)
-        messages = (lambda: direct_messages(group, pairs, cost)) if pairs else None
+        software_s, cost = self.timing.direct(group, machine, peers, share, loads)
+        channels, rate = self._sent(group, machine, share, peers)
+        cost = replace(cost, edge_bytes_per_s=rate)
+        every = range(size)
+        messages = (
+            (lambda: direct_messages(group, pairs or {(s, d): share for s in every for d in every if s != d}, cost))
+            if pairs or even
+            else None
+        )
         phase = direct_phase(group, loads, share, cost)
-        plan = Plan("SendRecv", "Simple", _p2p_channels(size, share), software_s, (phase,), messages)
+        plan = Plan("SendRecv", "Simple", channels, software_s, (phase,), messages)
         return self._lifted(plan, self.timing.p2p_floor_s(group))
 
-    def _p2p_cap(self, group: Members, cost: Cost, share: float, peers: int) -> Cost:
-        rate = self.timing.constants.get("p2p", "channel_GBps") * 1e9
-        return Cost(cost.wire, cost.net_wire, rate * _p2p_channels(group.size, share))
-
-
-def _p2p_channels(size: int, nbytes: float) -> int:
-    channels = max(1, 32 // max(size, 8))
-    while nbytes / channels > 2**24 and channels < 32:
-        channels *= 2
-    return channels
+    def _sent(self, group: Members, machine: Machine, share: float, peers: int) -> tuple[int, float]:
+        """Channels of a send, and bytes per second that they carry together; of the slowest kind in the group."""
+        node = self.cluster.node
+        inside = max(1, 32 // max(min(group.size, node.ranks_per_node), 8))
+        while share / inside > 2**24 and inside < 32:
+            inside *= 2
+        near = self.timing.constants.get("p2p", "channel_GBps") * 1e9 * inside
+        if len(group.domains) == 1:
+            return inside, near
+        nic = node.nic_spec_bytes_per_s / 1e9
+        a_rank = node.num_nics / max(1, node.ranks_per_node)
+        far = sent_channels(self.numbers, machine.channels, group.size, nic, a_rank)
+        if peers > 1:  # many peers use all channels between them
+            return far, math.inf
+        return far, min(self.timing.constants.get("p2p", "net_channel_GBps") * 1e9 * far, near)
 
 
 def _numbers(version: str) -> tuple[int, int]:

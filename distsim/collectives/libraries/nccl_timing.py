@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from distsim.calibration.constants import Constants
 from distsim.cluster import Cluster
+from distsim.cluster.graph.facts import NcclFacts
 from distsim.collectives.algorithms.nvls import nvls_phase, nvls_tree_phase
 from distsim.collectives.algorithms.ring import Shape, ring_hops, ring_loads, ring_phase
 from distsim.collectives.algorithms.tree import tree_hops, tree_phase
@@ -20,7 +21,30 @@ from distsim.collectives.libraries.nccl_tuning import Machine
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Phase
 
-__all__ = ["NcclTiming", "Timed"]
+__all__ = ["NcclTiming", "Timed", "fabric_table"]
+
+
+def fabric_table(nccl: NcclFacts, version: tuple[int, int], constants: Constants) -> str:
+    """The table of constants for a fabric with its software.
+
+    Slingshot's NICs match messages in hardware unless FI_CXI_RX_MATCH_MODE says otherwise (a Grace host is quicker at
+    either); aws-ofi-nccl sends by
+    libfabric's messages on p4d and by RDMA writes from p5 on (src/platform-aws.cpp, default_protocol); sockets of 2.18
+    were measured beside those of 2.21.
+    """
+    net = nccl.net
+    if net == "none":
+        return "ib"
+    if net == "slingshot" and nccl.cpu_vendor == "arm":
+        return "slingshot-grace"
+    if net == "slingshot" and nccl.settings.get("FI_CXI_RX_MATCH_MODE") == "software":
+        return "slingshot-software"
+    if net == "efa" and nccl.compute_capability < 90:
+        return "efa-sendrecv"
+    if net == "tcp" and version < (2, 19):
+        return "tcp-before-2_19"
+    return net if constants.has_table(net) else "net"
+
 
 _GENERATIONS = ("ampere", "ampere", "hopper", "blackwell")
 
@@ -37,11 +61,11 @@ class Timed:
 class NcclTiming:
     """The constants of one cluster's generation and fabric."""
 
-    def __init__(self, cluster: Cluster, constants: Constants, launcher: str) -> None:
+    def __init__(self, cluster: Cluster, constants: Constants, launcher: str, version: tuple[int, int]) -> None:
         self.constants = constants
         self.cluster = cluster
         self.launcher = launcher
-        self.net = cluster.nccl.net if cluster.nccl.net != "none" else "ib"
+        self.net = fabric_table(cluster.nccl, version, constants)
 
     def _of(self, table: str, key: str) -> float:
         return self.constants.get(table, key)
@@ -54,25 +78,53 @@ class NcclTiming:
         """What launching costs the host, whatever the kernels do meanwhile."""
         if self.launcher == "shared":
             return self._of("launch", "shared_process_per_gpu") * group.per_node * 1e-6
-        return self._of("launch", "process") * 1e-6
+        return self._of("launch", f"process_{self.cluster.nccl.cpu_vendor}") * 1e-6
 
     def p2p_floor_s(self, group: Members) -> float:
         """The same for grouped sends and receives."""
         if self.launcher == "shared":
             return self._of("p2p", "shared_process_per_gpu") * group.per_node * 1e-6
-        return self._of("launch", "process") * 1e-6
+        return self._of("launch", f"process_{self.cluster.nccl.cpu_vendor}") * 1e-6
 
-    def hops_s(self, machine: Machine, proto: str) -> tuple[float, float]:
-        """Software of a hop inside a node and of one between nodes."""
+    def hops_s(self, machine: Machine, algo: str, proto: str) -> tuple[float, float]:
+        """Software of a hop inside a node and of one between nodes, in a ring or a tree."""
         inside = self.generation(machine) if machine.intra == "nvlink" else "pcie"
-        return self._of(inside, f"hop_{proto}") * 1e-6, self._of(self.net, f"hop_{proto}") * 1e-6
+        times = 1.0 if (algo, proto) == ("tree", "LL") else self._of(self.net, f"{algo}_{proto}")
+        return self._of(inside, f"hop_{proto}") * 1e-6, self._of(self.net, "hop") * times * 1e-6
+
+    def net_wire(self, machine: Machine) -> float:
+        """Bytes on a NIC's wire for each of payload: 1 / efficiency, which falls as nodes double."""
+        if machine.num_nodes <= 1:
+            return 1.0
+        return self.lost(machine) / self._of(self.net, "efficiency")
+
+    def lost(self, machine: Machine) -> float:
+        """How much longer bytes take for having to go to more nodes than two: so much for each doubling, up to 64."""
+        return 1.0 + self._of(self.net, "loss") * min(math.log2(machine.num_nodes / 2), 5.0)
+
+    def messages_s(self, machine: Machine, nbytes: float, proto: str) -> float:
+        """What a step of a ring between nodes takes longer for having more than one message: one a channel in use, two
+        where a channel's piece is cut into slices (NCCL v2.21.5: enqueue.cc getChannnelThreadInfo,
+        device/prims_simple.h: a slice is 32 KiB or half a piece)."""
+        threshold = {"LL": 8 * machine.num_ranks * 512, "LL128": 8 * 640, "Simple": 64 * 512}[proto]
+        used = min(machine.channels, max(1, int(nbytes / threshold)))
+        slices = 2 if proto == "Simple" and nbytes / machine.num_ranks / used > 32768 else 1
+        return self._of(self.net, f"message_{proto}") * (used * slices - 1) * 1e-6
+
+    def rendezvous_s(self, machine: Machine, nbytes: float, per_channel: float, parts: int) -> float:
+        """What an LL message between nodes costs beyond a hop where it is too long for the provider to send unasked: a
+        round trip. A channel is added for every *per_channel* bytes; a message is a channel's share of one of *parts*,
+        with its flags."""
+        used = min(machine.channels, max(1, int(nbytes / per_channel)))
+        if 2.0 * nbytes / parts / used <= self._of(self.net, "eager_bytes"):
+            return 0.0
+        return self._of(self.net, "rendezvous") * 1e-6
 
     def cost(self, machine: Machine, proto: str, ll_channels: float, local: float) -> Cost:
         """What *proto* does to the bytes. LL uses *ll_channels* of its channels; *local* is how many bytes
         are read and reduced, or copied, beside each one that moves, which the transfer hides only in part."""
         name = self.generation(machine)
-        net = 1.0 / self._of(self.net, "efficiency") if machine.num_nodes > 1 else 1.0
-        channels = 2 * machine.channels if machine.num_nodes > 1 else machine.channels
+        net, channels = self.net_wire(machine), machine.channels
         if proto == "LL":
             rate = self._of(name if machine.intra == "nvlink" else "pcie", "channel_LL") * 1e9
             used = min(max(ll_channels, 1.0), channels)
@@ -95,7 +147,10 @@ class NcclTiming:
         local = (1.64 if op == "all_reduce" else 1.0) * nbytes / max(shape.edge_bytes, 1.0)
         cost = self.cost(machine, proto, nbytes / group.size / 512.0, local)
         inside, between = ring_hops(group, shape)
-        intra_s, inter_s = self.hops_s(machine, proto)
+        intra_s, inter_s = self.hops_s(machine, "ring", proto)
+        inter_s += self.messages_s(machine, nbytes, proto)
+        if proto == "LL":
+            inter_s += self.rendezvous_s(machine, nbytes, 8 * machine.num_ranks * 512, machine.num_ranks)
         software_s = self._of("launch", proto) * 1e-6 + inside * intra_s + between * inter_s
         chunk = self._of("launch", "chunk_MiB") * 2**20 * machine.channels * shape.steps
         slowest = group.slowest_s_per_byte(group.with_cost(ring_loads(group), cost))
@@ -106,11 +161,14 @@ class NcclTiming:
         """The double tree of an all_reduce."""
         cost = self.cost(machine, proto, nbytes / 4096.0, 1.0)
         inside, between = tree_hops(group)
-        intra_s, inter_s = self.hops_s(machine, proto)
+        intra_s, inter_s = self.hops_s(machine, "tree", proto)
+        if machine.num_nodes > 1:
+            cost = replace(cost, net_wire=cost.net_wire / self._of(self.net, "tree_share"))
         if proto == "LL":
             rate = cost.edge_bytes_per_s * self._of("launch", "tree_LL")
             cost = replace(cost, edge_bytes_per_s=rate)
             inter_s *= 1.0 + self._of("launch", "growth_LL") * min(nbytes / 65536.0, 1.0)
+            inter_s += self.rendezvous_s(machine, nbytes, 8 * 512, 1)
         elif proto == "LL128":
             share = self._of(self.generation(machine), "tree_LL128")
             cost = replace(cost, wire=cost.wire / share, net_wire=cost.net_wire / share)
@@ -121,7 +179,7 @@ class NcclTiming:
         """PAT, a tree for each rank's part: log2(n) rounds, then bandwidth at three quarters of a ring's
         (NCCL's own figures, tuning.cc: latency of a round 1 / 3.5 of a ring's, 2.8 us a rank, 0.75)."""
         ring = self.ring(group, machine, op, nbytes, "Simple")
-        _, inter_s = self.hops_s(machine, "Simple")
+        _, inter_s = self.hops_s(machine, "ring", "Simple")
         software_s = 8e-6 + math.log2(machine.num_nodes) * inter_s / 3.5 + 2.8e-6 * machine.num_ranks
         loads = Loads(ring.phase.loads.links, ring.phase.loads.weights / 0.75)
         far_s = math.log2(machine.num_nodes) * self.cluster.node.nic_latency_s
@@ -131,15 +189,16 @@ class NcclTiming:
     def nvls(self, group: Members, machine: Machine, op: str, nbytes: float, tree: bool) -> Timed:
         """NVLS on one NVSwitch, or NVLSTree."""
         name = self.generation(machine)
-        net = 1.0 / self._of(self.net, "efficiency") if tree else 1.0
-        cost = Cost(1.0 / self._of(name, "nvls"), net, intra_links=0.0)
+        cost = Cost(1.0 / self._of(name, "nvls"), self.net_wire(machine), intra_links=0.0)
         software_s = self._of(name, "nvls_base") * 1e-6
         if tree:
             _, between = tree_hops(group)
             software_s += self._of(name, "nvls_tree_base") * 1e-6
-            software_s += 2 * between * self._of(self.net, "hop_Simple") * 1e-6
+            software_s += 2 * between * self.hops_s(machine, "tree", "Simple")[1]
             phase = nvls_tree_phase(group, nbytes, cost)
         else:
+            if machine.num_nodes > 1:
+                software_s += self.hops_s(machine, "tree", "Simple")[1]
             phase = nvls_phase(group, op, nbytes, cost)
         slowest = group.slowest_s_per_byte(phase.loads)
         # The more GPUs, the smaller each one's part of a chunk: 72 fill their pipeline nine times as long as
@@ -148,11 +207,22 @@ class NcclTiming:
         software_s += fill * min(nbytes, 2**28) * slowest
         return Timed(software_s, phase, cost)
 
-    def direct(self, machine: Machine, num_peers: int) -> tuple[float, Cost]:
-        """Software and cost of grouped sends and receives with *num_peers* peers a rank."""
-        name = self.generation(machine)
-        software_s = (self._of("p2p", "base") + self._of("p2p", "per_peer") * num_peers) * 1e-6
-        if machine.num_nodes > 1:
-            software_s += self._of(self.net, "hop_p2p") * 1e-6
-        net = 1.0 / self._of(self.net, "p2p")
-        return software_s, Cost(1.0 / self._of(name, "p2p"), net, intra_links=0.0)
+    def direct(self, group: Members, machine: Machine, peers: int, share: float, loads: Loads) -> tuple[float, Cost]:
+        """Software and cost of grouped sends and receives of *share* bytes with *peers* peers a rank: what one costs
+        inside a node, and what a message through the NIC costs; then a chunk to everyone through one more copy."""
+        name, many = self.generation(machine), machine.num_nodes > 1
+        near = min(peers, group.per_domain)
+        software_s = (self._of("p2p", "base") + self._of("p2p", "per_peer") * near) * 1e-6
+        net = 1.0
+        if many:
+            net = self.lost(machine) / self._of(self.net, "p2p_efficiency")
+            remote = self._of(self.net, "remote")
+            if share <= self._of(self.net, "tiny_bytes"):
+                remote *= self._of(self.net, "remote_tiny")
+            far = peers - near if peers > 1 else 1
+            software_s += (self._of(self.net, "hop") * self._of(self.net, "p2p") + remote * far) * 1e-6
+        cost = Cost(1.0 / self._of(name, "p2p"), net, intra_links=0.0)
+        if many:
+            slowest = group.slowest_s_per_byte(group.with_cost(loads, cost))
+            software_s += self._of("p2p", "fill") * min(share, 131072.0) * slowest
+        return software_s, cost

@@ -1,7 +1,8 @@
 """NCCL's own cost model, which decides between its algorithms and protocols.
 
-Source: NVIDIA/nccl, src/graph/tuning.cc of v2.30.7 (commit 5067397); times in us, bandwidths in GB/s, as
-there. This is what NCCL *believes*, which chooses; what a choice then costs is in `nccl_timing`.
+Source: NVIDIA/nccl, src/graph/tuning.cc (ncclTopoTuneModel, ncclTopoGetAlgoTime); its figures by release are in
+`nccl_versions`. Times in us, bandwidths in GB/s, as there. This is what NCCL *believes*, which chooses; what a choice
+then costs is in `nccl_timing`.
 """
 
 from __future__ import annotations
@@ -9,34 +10,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from distsim.collectives.libraries.nccl_versions import tuning_of
+
 __all__ = ["ALGORITHMS", "PROTOCOLS", "Candidate", "Machine", "candidates"]
 
 PROTOCOLS = ("LL", "LL128", "Simple")
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 
-_BASE_US = {"Tree": (6.8, 14.0, 8.4), "Ring": (6.6, 14.0, 8.4), "PAT": (8.0, 8.0, 8.0)}
-_NVLINK_US = {
-    "Tree": (0.6, 1.25, 4.0),
-    "Ring": (0.6, 1.9, 3.4),
-    "NVLS": (0.0, 0.0, 25.0),
-    "NVLSTree": (0.0, 0.0, 25.0),
-    "PAT": (0.0, 0.0, 4.0),
-}
-_PCI_US = {"Tree": (1.0, 1.9, 4.0), "Ring": (1.0, 2.5, 5.7), "PAT": (0.0, 0.0, 4.0)}
-_NET_US = {
-    "Tree": (5.0, 8.5, 14.0),
-    "Ring": (2.7, 4.0, 14.0),
-    "NVLS": (0.0, 0.0, 18.0),
-    "NVLSTree": (0.0, 0.0, 20.9),
-    "PAT": (0.0, 0.0, 14.0),
-}
-
-# Index by generation: Volta 0, Ampere 1, Hopper 2, Blackwell 3; three values for 1 node, 2 nodes, more.
-_LL_MAX = ((39.0, 39.0, 20.4), (87.7, 22.5, 19.0), (141.0, 45.0, 35.0), (282.0, 90.0, 70.0))
-_RING_LL128 = ((20.0, 20.0, 20.0), (20.0, 20.0, 20.0), (36.7, 36.7, 36.7), (40.0, 40.0, 40.0))
-_TREE_LL128 = ((20.0, 20.0, 20.0), (20.0, 20.0, 20.0), (36.7, 36.7, 29.0), (55.6, 31.67, 20.0))
-_TREE_SIMPLE = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (38.7, 41.4, 36.0), (70.0, 42.8, 24.0))
-_NVLS_TREE = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (0.0, 57.7, 45.5), (0.0, 96.0, 80.0))
+# Index by generation: Volta 0, Ampere 1, Hopper 2, Blackwell 3.
 _NVLS_EFFICIENCY = (0.0, 0.0, 0.85, 0.74)
 
 _TREE_CORRECTION = {
@@ -111,15 +92,23 @@ class Machine:
     intra: str
     """nvlink or pci."""
     intra_gbps: float
-    """Of a ring inside a node, over all channels."""
-    inter_gbps: float
-    """Of a ring between nodes, over all channels."""
+    """NVLinks of one GPU together, or the slowest PCIe hop of a ring."""
+    graph_channels: int
+    """Channels that NCCL's search finds; each carries *ring_gbps* in a ring and *tree_gbps* in a tree."""
+    ring_gbps: float
+    tree_gbps: float
     channels: int
+    """Channels that carry data: two for each that the search finds."""
     nvls: bool
     nvls_channels: int
+    net_us: float
+    """What the network plugin says of its latency: 0 but for EFA (aws-ofi-nccl)."""
     ll128: bool
     amd: bool
     collnet: bool
+    simple_tree: bool = False
+    """A NIC is near one GPU only: a tree's two children and its parent all go through that one, which NCCL reckons with
+    0.85 of the bandwidth (NCCL_TOPO_PATTERN_TREE)."""
     version: tuple[int, int] = (2, 30)
     """Of NCCL: major and minor."""
 
@@ -152,7 +141,7 @@ def candidates(op: str, nbytes: float, machine: Machine) -> list[Candidate]:
                 bandwidth *= _correction(proto, nbytes)
             if algo == "Ring" and proto == "Simple" and machine.num_nodes > 1 and op == "all_reduce":
                 if nbytes / (machine.channels * machine.num_ranks) >= 64:
-                    latency *= 1.9 if machine.generation < 1 else 1.4
+                    latency *= tuning_of(machine.version).plateau[min(machine.generation, 2)]
             found.append(Candidate(algo, proto, latency + nbytes / (1000 * bandwidth), "allowed"))
     return found
 
@@ -204,44 +193,55 @@ def _column(machine: Machine) -> int:
 
 
 def _bandwidth(op: str, algo: str, index: int, machine: Machine) -> float:
-    generation, column, channels = machine.generation, _column(machine), machine.channels
-    raw = machine.intra_gbps if machine.num_nodes <= 2 else machine.inter_gbps
-    if machine.num_nodes == 2:
-        # On two nodes a tree's NICs carry each byte once, a ring's twice: NCCL reckons with the inner
-        # bandwidth there.
-        raw = min(machine.intra_gbps, machine.inter_gbps * (2.0 if algo == "Tree" else 1.0))
-    ll_max = _LL_MAX[generation][0]
-    if machine.num_nodes > 1:
-        ll_max = _LL_MAX[generation][2 if machine.amd and machine.num_nodes > 2 else 1]
-    bandwidth = raw
+    tuning = tuning_of(machine.version)
+    generation, column, channels = machine.generation, _column(machine), machine.graph_channels
+    many = machine.num_nodes > 1
+    ll_max = tuning.ll_max[(1 if machine.amd else 0) if many else generation][column]
+    bandwidth = channels * machine.ring_gbps
     if algo == "Ring":
         if index == 0:
-            bandwidth = min(ll_max, raw * 0.5)
+            reduces = op in ("all_reduce", "reduce")
+            bandwidth = min(ll_max, bandwidth * (tuning.ring_ll_share if many or reduces else tuning.ring_ll_inside))
         elif index == 1:
-            bandwidth = min(raw * 0.92, channels * _RING_LL128[generation][column])
+            bandwidth = min(bandwidth * 0.92, channels * tuning.ring_ll128[generation][column])
     elif algo == "Tree":
-        bandwidth = min(raw * 0.92, channels * _TREE_SIMPLE[generation][column])
+        bandwidth = min(channels * machine.tree_gbps * 0.92, channels * tuning.tree_simple[generation][column])
         if index == 0:
-            bandwidth = min(raw / 3.8, ll_max)
+            bandwidth = min(bandwidth / 3.8, ll_max)
         elif index == 1:
-            factor = 7.0 / 9.0 if machine.num_nodes == 1 else 120.0 / 128.0
-            bandwidth = min(raw * factor, channels * _TREE_LL128[generation][column])
-        bandwidth *= 0.85 if machine.num_nodes > 1 and index == 2 and machine.generation < 1 else 1.0
-    elif algo == "NVLS":
-        many = machine.nvls_channels
-        bandwidth = machine.intra_gbps * _NVLS_EFFICIENCY[generation] * (many - 1) / many
-        per_node = machine.num_ranks / machine.num_nodes
-        bandwidth *= 2.0 if op == "all_reduce" else (per_node - 1) / per_node
-    elif algo == "NVLSTree":
-        many = machine.nvls_channels
-        inside = machine.intra_gbps * _NVLS_EFFICIENCY[generation] * (many - 1) / many
-        bandwidth = min(inside * 2.0, machine.inter_gbps * (2.0 if machine.num_nodes == 2 else 1.0))
-        bandwidth = min(bandwidth, machine.nvls_channels * _NVLS_TREE[generation][column])
+            factor = 120.0 / 128.0 if many else 7.0 / 9.0
+            bandwidth = min(bandwidth * factor, channels * tuning.tree_ll128[generation][column])
+        bandwidth *= 0.85 if machine.simple_tree and many else 1.0
+    elif algo in ("NVLS", "NVLSTree"):
+        bandwidth = _nvls_bandwidth(op, algo, machine)
+        if tuning.nvls_tree is None:
+            return bandwidth * 5 / 6
     elif algo == "PAT":
-        bandwidth = raw * 0.75
+        bandwidth *= tuning.pat_share
     if algo in ("Ring", "NVLS", "NVLSTree"):
         return bandwidth * machine.num_ranks / _steps(op, machine.num_ranks)
+    if algo == "PAT":
+        return bandwidth
     return bandwidth * 0.5
+
+
+def _nvls_bandwidth(op: str, algo: str, machine: Machine) -> float:
+    """Over all heads (a GPU each); from 2.28 on with what NVLS is known to give, before as a ring."""
+    caps = tuning_of(machine.version).nvls_tree
+    inside, between = machine.intra_gbps, machine.graph_channels * machine.ring_gbps
+    if caps is None:
+        if machine.num_nodes == 1:
+            return inside
+        return min(inside, between * (0.5 if algo == "NVLSTree" and machine.num_nodes > 2 else 1.0))
+    heads, per_node = machine.nvls_channels, machine.num_ranks / machine.num_nodes
+    inside *= _NVLS_EFFICIENCY[machine.generation] * (heads - 1) / heads
+    inside *= 2.0 if op == "all_reduce" else (per_node - 1) / per_node
+    if machine.num_nodes == 1:
+        return inside
+    if algo == "NVLS":
+        return min(inside, between)
+    cap = machine.graph_channels * caps[machine.generation][_column(machine)]
+    return min(inside, between * (2.0 if machine.num_nodes == 2 else 1.0), cap)
 
 
 def _steps(op: str, size: int) -> int:
@@ -251,23 +251,26 @@ def _steps(op: str, size: int) -> int:
 
 
 def _latency(op: str, algo: str, index: int, machine: Machine) -> float:
-    base = _BASE_US.get(algo, (0.0, 0.0, 0.0))[index]
-    inside = (_NVLINK_US if machine.intra == "nvlink" else _PCI_US).get(algo, (0.0, 0.0, 0.0))[index]
-    between = _NET_US.get(algo, (0.0, 0.0, 0.0))[index]
+    tuning = tuning_of(machine.version)
+    base = tuning.base_us.get(algo, (0.0, 0.0, 0.0))[index]
+    inside = (tuning.nvlink_us if machine.intra == "nvlink" else tuning.pci_us).get(algo, (0.0, 0.0, 0.0))[index]
     nodes, size = machine.num_nodes, machine.num_ranks
     per_node = max(1.0, size / nodes)
+    exposed = algo == "Ring" and per_node <= 1 and machine.version >= (2, 23)
+    between = tuning.net_us.get("Tree" if exposed else algo, (0.0, 0.0, 0.0))[index]
+    between += machine.net_us * (2.0 if index == 2 else 1.0)
     overhead = (2.0 if machine.amd else 1.0) * (3.0 if index == 2 else 1.0)
+    depth = int(math.log2(nodes))
     if algo == "Ring":
-        rounds = 0 if nodes == 1 else (2 * (nodes - 1) if op == "all_reduce" else nodes - 1)
-        steps = 2 * (size - 1) if op == "all_reduce" else size - 1
-        if per_node <= 1:
-            between = _NET_US["Tree"][index]
+        if op in ("broadcast", "reduce"):
+            return base + (between if nodes > 1 else inside)
+        rounds = 0 if nodes == 1 else (2 * (nodes - 1) + tuning.extra_inter_steps if op == "all_reduce" else nodes - 1)
         step = max(inside, overhead) if nodes > 1 else inside
-        return base + (steps - rounds) * step + rounds * between
+        return base + (_steps(op, size) - rounds) * step + rounds * between
     if algo == "Tree":
-        return base + 2 * ((per_node - 1) * inside + math.log2(nodes) * between)
+        return base + 2 * ((per_node - 1) * inside + depth * between)
     if algo == "NVLS":
-        return inside + (between if nodes > 1 else 0.0)
+        return inside + (between if nodes > 1 else 0.0) + (base if machine.version < (2, 19) else 0.0)
     if algo == "NVLSTree":
-        return inside + 2 * math.log2(nodes) * between
-    return base + math.log2(nodes) * between / 3.5 + 2.8 * size
+        return base + inside + 2 * depth * between
+    return base + depth * between / 3.5 + 2.8 * size

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from distsim.sim.observe.figures import RankTraining, Training
+    from distsim.sim.observe.figures import Training
 
-__all__ = ["Gain", "gains", "pacing"]
+__all__ = ["Gain", "gains"]
 
 FEWEST = 0.005
 """A smaller part of the step is not worth a line."""
@@ -28,16 +28,9 @@ class Gain:
     step_s: float
 
 
-def pacing(training: Training) -> RankTraining | None:
-    """The rank for which the others wait: of those whose steps are longest the one that works longest."""
-    longest = max((rank.step_s for rank in training.ranks), default=0.0)
-    slow = [rank for rank in training.ranks if rank.step_s >= longest * (1 - 1e-3)]
-    return max(slow, key=lambda r: (r.compute_s + r.host_s, -r.rank), default=None) if longest else None
-
-
 def gains(training: Training) -> list[Gain]:
     """The largest first; those that would change nothing are left out."""
-    rank = pacing(training)
+    rank = training.pacing
     if rank is None or not training.step_time_s:
         return []
     moving_s = rank.exposed_s - rank.late_s

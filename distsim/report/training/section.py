@@ -2,7 +2,8 @@
 
 - `steps`: ends of an optimizer's `step`, of the rank with fewest; `first_counted`: the figures are means of the steps
   from this one (counted from 1) on; `step_times_s[]`: each the slowest rank's, from step 2 on (of a single step, that
-  one's, from the first use of the GPU); `step_time_s`: their median, of the counted ones
+  one's, from the first use of the GPU); `step_time_s`: their median, of the counted ones; `step_low_s`, `step_high_s`:
+  where a measured one would lie in eight cases of ten, by the errors of the exposed communication alone
 - `tokens_per_step`, `tokens_how`: of all ranks together, and where that number is from; `tokens_per_s`,
   `tokens_per_s_per_gpu`
 - `model_flops`, `hardware_flops`: a step's, all GPUs together: three times the forward's products; all that ran.
@@ -49,6 +50,8 @@ _FIELDS = (
     "first_counted",
     "step_times_s",
     "step_time_s",
+    "step_low_s",
+    "step_high_s",
     "tokens_per_step",
     "tokens_how",
     "tokens_per_s",

@@ -12,7 +12,7 @@ from rich.text import Text
 from distsim.debug.report.stack_tree import format_ranks
 from distsim.debug.words.phrases import ranks_text
 from distsim.report.tables import bar
-from distsim.report.training.gains import gains, pacing
+from distsim.report.training.gains import gains
 from distsim.report.training.memory import memory_table, shortage
 from distsim.text.units import format_bytes, format_time
 
@@ -60,6 +60,8 @@ def _head(training: Training) -> RenderableType:
     lines.add_column()
     if training.steps:
         lines.add_row("step", _step(training))
+        if training.step_low_s is not None and training.step_high_s is not None:
+            lines.add_row("within", _sure(training.step_low_s, training.step_high_s))
         lines.add_row("tokens", _tokens(training))
         use = _use(training)
         if use is not None:
@@ -90,6 +92,14 @@ def _step(training: Training) -> Text:
     return Text.assemble((format_time(training.step_time_s), "bold"), f" ({which})")
 
 
+def _sure(low_s: float, high_s: float) -> Text:
+    """Where a measured step would lie, and what that knows of."""
+    return Text.assemble(
+        f"{format_time(low_s)} to {format_time(high_s)} ",
+        ("in 8 cases of 10, by the errors of exposed communication alone", "dim"),
+    )
+
+
 def _tokens(training: Training) -> Text:
     if training.tokens_per_s is None or training.tokens_per_s_per_gpu is None:
         return Text(training.tokens_how, style="dim")
@@ -107,7 +117,24 @@ def _use(training: Training) -> Text | None:
     if training.hfu > training.mfu * 1.005:
         line.append(f", HFU {training.hfu:.1%} with what is recomputed", "not bold")
     peak = f"{training.peak_flops_per_s / 1e12:,.0f} TFLOP/s in {training.peak_dtype}"
-    return line.append(f" of {peak}", "not bold")
+    line.append(f" of {peak}", "not bold")
+    if max(training.mfu, training.hfu) > 1.0:
+        line.append(f"\nmore than the GPU can do: {_why_too_much(training)}", "bold yellow")
+    return line
+
+
+def _why_too_much(training: Training) -> str:
+    """How a share of the peak can be above 1: what does not go together."""
+    assert training.hfu is not None
+    if training.hfu <= 1.0:
+        return (
+            f"a forward counts three times, for the backward that belongs to it; HFU, {training.hfu:.1%}, has what was "
+            "run (forwards without backward: evaluation, generation, a frozen part)"
+        )
+    return (
+        "flops are the mean step's and the time is the median one's: steps differ, some end without the work of others "
+        f"(an optimizer's step is one), or part of it is not in {training.peak_dtype}"
+    )
 
 
 def _ranks(training: Training) -> RenderableType:
@@ -123,7 +150,7 @@ def _ranks(training: Training) -> RenderableType:
     for name in ("step", "compute", "exposed", "bubble", "host-bound", "overlap"):
         table.add_column(name, justify="right")
     table.add_column("memory", justify="right")
-    paces = pacing(training)
+    paces = training.pacing
     for cells, ranks in rows:
         numbers = format_ranks(number for rank in ranks for number in rank.like)
         numbers = numbers if len(numbers) <= 18 else numbers[:18].rpartition(",")[0] + ",..."

@@ -158,6 +158,10 @@ class Training:
     step_times_s: list[float] = field(default_factory=list)
     """Each the slowest rank's, from the second on; of a single step, that one's."""
     step_time_s: float | None = None
+    step_low_s: float | None = None
+    """Where a measured step would lie in eight cases of ten, by the errors of what communication is exposed
+    (sureness.py); None where nothing of it was measured."""
+    step_high_s: float | None = None
     tokens_per_step: float | None = None
     tokens_how: str = ""
     """Where the number of tokens is from."""
@@ -184,6 +188,13 @@ class Training:
     @property
     def peak_reserved_bytes(self) -> int:
         return max((rank.peak_reserved_bytes for rank in self.ranks), default=0)
+
+    @property
+    def pacing(self) -> RankTraining | None:
+        """The rank for which the others wait: of those whose steps are longest the one that works longest."""
+        longest = max((rank.step_s for rank in self.ranks), default=0.0)
+        slow = [rank for rank in self.ranks if rank.step_s >= longest * (1 - 1e-3)]
+        return max(slow, key=lambda r: (r.compute_s + r.host_s, -r.rank), default=None) if longest else None
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -10,6 +10,7 @@ from torch.multiprocessing import ProcessRaisedException
 
 from distsim.debug.records import P2P, CallRecord, Evidence
 from distsim.sim.observe.gpu_tracks import GpuTracks
+from distsim.sim.observe.sureness import Sureness, step_interval
 from distsim.sim.observe.training import training_of
 from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
 
@@ -48,6 +49,10 @@ def summing_up(
     backend = next((b for p in ranks for b in _backends(p)), "none")
     diagnoses = list(world.diagnoses)
     notes = [*world.notes, *_of_launcher(world)]
+    totals = _totals(ranks, Sureness(world, request.nccl_version))
+    training = training_of(world, ranks, request.tokens_per_step)
+    if training is not None and (sure := step_interval(training, totals)) is not None:
+        training.step_low_s, training.step_high_s = sure
     return Outcome(
         world_size=world.world_size,
         cluster=world.cluster.name if not isinstance(request.on, str) else request.on,
@@ -64,11 +69,11 @@ def summing_up(
         diagnoses=diagnoses,
         evidence=evidence,
         failures=failures,
-        collectives=_totals(ranks),
+        collectives=totals,
         links=_links(world, virtual_s),
         link_samples=_link_samples(world),
         compute={p.rank: p.slices for p in ranks},
-        training=training_of(world, ranks, request.tokens_per_step),
+        training=training,
         gpu_tracks=GpuTracks(ranks),
         notes=notes,
         unseen=world.traced.unseen,
@@ -161,8 +166,9 @@ def _union_s(records: Sequence[CallRecord]) -> float:
     return total
 
 
-def _totals(ranks: Sequence[SimProcess]) -> list[CollectiveTotal]:
+def _totals(ranks: Sequence[SimProcess], sureness: Sureness) -> list[CollectiveTotal]:
     """Calls by group and operation; a collective counts once, a send once."""
+    groups = {group.group_name: group for process in ranks for group in process.group_objects}
     found: dict[tuple[str, tuple[int, ...], str, str], list[CallRecord]] = {}
     traced = {process.rank for process in ranks}
     for process in ranks:
@@ -183,6 +189,7 @@ def _totals(ranks: Sequence[SimProcess]) -> list[CollectiveTotal]:
         num_bytes = sum(r.nbytes for r in records)
         time_s = sum((r.completed_s or 0.0) - (r.started_s or 0.0) for r in records)
         algbw = num_bytes / time_s if time_s > 0 else 0.0
+        low_s, high_s = sureness.of(records, groups.get(records[0].group.name)) or (None, None)
         totals.append(
             CollectiveTotal(
                 label,
@@ -194,6 +201,8 @@ def _totals(ranks: Sequence[SimProcess]) -> list[CollectiveTotal]:
                 time_s,
                 algbw,
                 algbw * bus_factor(op, len(members)),
+                low_s,
+                high_s,
             )
         )
     return sorted(totals, key=lambda t: (-t.time_s, t.group, t.op))

@@ -69,6 +69,10 @@ class Questions(dist.ProcessGroup):
             raise RuntimeError(f"No backend type associated with device type {device.type}")
         return flavour
 
+    def flavour_on(self, device: str) -> str:
+        """Whose algorithms a call with tensors on *device* (a record's) takes."""
+        return self._backends.get(device.partition(":")[0]) or self.name()
+
     def _flavour_of(self, tensor: torch.Tensor) -> str:
         return (self._backends.get("cpu") if tensor.is_cpu else None) or self._flavour(tensor.device)
 

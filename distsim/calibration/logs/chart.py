@@ -1,0 +1,139 @@
+"""Before and after a calibration: a table, bars for the terminal, and curves as SVG.
+
+The SVG is written by hand: matplotlib is an extra, and a calibration on a login node should not need it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.calibration.compare import Bench
+from distsim.calibration.tables import REGIMES, regime
+
+__all__ = ["bars", "svg", "table"]
+
+Array = NDArray[np.float64]
+
+_BAR = 12
+"""Characters of a bar to each side."""
+_FULL = 1.0
+"""What a full bar stands for: twice the measured time, or half of it."""
+
+
+def table(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array]) -> list[str]:
+    """A line an operation and size of job: median absolute error by size class, before and after."""
+    lines = [f"{'':16s}{'nodes x GPUs':>13s}" + "".join(f"{name:>17s}" for name in REGIMES)]
+    errors: dict[tuple[str, int, int], list[list[float]]] = {}
+    for bench, one, other in zip(benches, before, after, strict=True):
+        key = (bench.table.op, bench.table.nnodes, bench.table.nproc_per_node)
+        found = errors.setdefault(key, [[] for _ in range(6)])
+        for row, a, b in zip(bench.table.rows, one, other, strict=True):
+            place = regime(row.size_bytes)
+            found[place].append(abs(a / row.time_us - 1))
+            found[3 + place].append(abs(b / row.time_us - 1))
+    for (op, nodes, gpus), found in sorted(errors.items()):
+        lines.append(_row(op, f"{nodes} x {gpus}", found))
+    if len(errors) > 1:
+        every = [[one for found in errors.values() for one in found[place]] for place in range(6)]
+        lines.append(_row("all", "", every))
+    return lines
+
+
+def _row(name: str, where: str, found: Sequence[Sequence[float]]) -> str:
+    line = f"{name:16s}{where:>13s}"
+    for place in range(3):
+        if not found[place]:
+            line += f"{'-':>17s}"
+            continue
+        text = f"{np.median(found[place]):.1%} -> {np.median(found[3 + place]):.1%}"
+        line += f"{text:>17s}"
+    return line
+
+
+def bars(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array]) -> list[str]:
+    """By size the median signed error, left of the line too quick and right of it too slow."""
+    found: dict[int, tuple[list[float], list[float]]] = {}
+    for bench, one, other in zip(benches, before, after, strict=True):
+        for row, a, b in zip(bench.table.rows, one, other, strict=True):
+            kept = found.setdefault(int(math.log2(row.size_bytes)) // 2, ([], []))
+            kept[0].append(math.log(a / row.time_us))
+            kept[1].append(math.log(b / row.time_us))
+    lines = [f"{'size':>10s}  {'before: too quick | too slow':^31s}  {'after: too quick | too slow':^31s}".rstrip()]
+    for power in sorted(found):
+        old, new = (float(np.median(errors)) for errors in found[power])
+        lines.append(f"{_size(4**power):>10s}  {_bar(old)}  {_bar(new)}".rstrip())
+    return lines
+
+
+def _bar(error: float) -> str:
+    long = min(_BAR, round(abs(error) / math.log(1 + _FULL) * _BAR))
+    left, right = ("#" * long, "") if error < 0 else ("", "#" * long)
+    return f"{left:>{_BAR}s}|{right:<{_BAR}s}{math.expm1(error):>+6.0%}"
+
+
+def _size(size: int) -> str:
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= scale:
+            return f"{size // scale} {unit}"
+    return f"{size} B"
+
+
+_WIDE, _HIGH, _COLUMNS = 360, 240, 3
+_LEFT, _TOP, _RIGHT, _BOTTOM = 48, 30, 10, 34
+
+
+def svg(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array], title: str) -> str:
+    """Time over size, both logarithmic, a picture a log: measured as points, before dashed, after as a line."""
+    columns = min(_COLUMNS, len(benches))
+    rows = -(-len(benches) // columns)
+    wide, high = columns * _WIDE, rows * _HIGH + 44
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" viewBox="0 0 {wide} {high}" '
+        'font-family="sans-serif" font-size="11">',
+        f'<rect width="{wide}" height="{high}" fill="white"/>',
+        f'<text x="12" y="18" font-size="14">{escape(title)}</text>',
+        '<text x="12" y="36" fill="#666">points: measured; dashed: before; line: after. us over bytes</text>',
+    ]
+    for place, (bench, one, other) in enumerate(zip(benches, before, after, strict=True)):
+        x, y = place % columns * _WIDE, place // columns * _HIGH + 44
+        parts.append(f'<g transform="translate({x},{y})">{_picture(bench, one, other)}</g>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _picture(bench: Bench, before: Array, after: Array) -> str:
+    sizes = np.log10([row.size_bytes for row in bench.table.rows])
+    curves = [np.log10(times) for times in (bench.measured_us, before, after)]
+    low, high = min(map(np.min, curves)), max(map(np.max, curves))
+    first, last = float(sizes[0]), float(max(sizes[-1], sizes[0] + 0.1))
+
+    def at(size: float, time: float) -> tuple[float, float]:
+        x = _LEFT + (size - first) / (last - first) * (_WIDE - _LEFT - _RIGHT)
+        y = _HIGH - _BOTTOM - (time - low) / max(high - low, 0.1) * (_HIGH - _TOP - _BOTTOM)
+        return round(x, 1), round(y, 1)
+
+    def line(curve: Array, style: str) -> str:
+        points = " ".join(f"{x},{y}" for x, y in (at(s, t) for s, t in zip(sizes, curve, strict=True)))
+        return f'<polyline points="{points}" fill="none" {style}/>'
+
+    name = f"{bench.table.op}, {bench.table.nnodes} x {bench.table.nproc_per_node} ({bench.table.name})"
+    parts = [f'<text x="{_LEFT}" y="18">{escape(name[:60])}</text>']
+    for power in range(math.ceil(low), math.floor(high) + 1):
+        y = at(first, power)[1]
+        parts.append(f'<path d="M{_LEFT} {y}H{_WIDE - _RIGHT}" stroke="#ddd"/>')
+        parts.append(f'<text x="{_LEFT - 4}" y="{y + 4}" text-anchor="end" fill="#666">{10**power:,}</text>')
+    for power in range(math.ceil(first / math.log10(1024)), math.floor(last / math.log10(1024)) + 1):
+        x = at(power * math.log10(1024), low)[0]
+        label = _size(1024**power)
+        parts.append(f'<text x="{x}" y="{_HIGH - 12}" text-anchor="middle" fill="#666">{label}</text>')
+    parts.append(line(curves[1], 'stroke="#cc6677" stroke-dasharray="5 4"'))
+    parts.append(line(curves[2], 'stroke="#4477aa" stroke-width="2"'))
+    parts += [
+        f'<circle cx="{x}" cy="{y}" r="2.5" fill="#222"/>'
+        for x, y in (at(s, t) for s, t in zip(sizes, curves[0], strict=True))
+    ]
+    return "".join(parts)

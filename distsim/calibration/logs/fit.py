@@ -1,0 +1,248 @@
+"""What logs say of a cluster's constants, and only that.
+
+Each constant that a time hangs on has the preset's value and its uncertainty to begin with. What the logs add to that
+is weighed: a constant of which they tell less than the preset already knew, or that only moves together with another,
+keeps its value; the others are fitted, within what links can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.calibration.compare import Bench
+from distsim.calibration.constants import Constants
+from distsim.calibration.logs.physical import value_of
+from distsim.calibration.logs.run import LogRun
+from distsim.calibration.tables import Measured, Table, regime
+from distsim.cluster import Cluster, load_cluster
+from distsim.collectives import Compiler
+from distsim.collectives.uncertainty import NODE_CLASSES, node_class, size_class
+
+__all__ = ["FitToLogs", "benches_of", "fit_to_logs", "spreads"]
+
+Array = NDArray[np.float64]
+
+_NOISE = 0.10
+"""Runs of one configuration differ by about so much from one day to the next (standard deviation of log time)."""
+_COUNT = 3.0
+"""Sizes of one run and regime are not independent: together they count as so many measurements."""
+_PRIOR = 0.7
+_TOLD = 0.6
+"""The data tell of a constant where they make its uncertainty less than this share of the preset's."""
+_HUBER = 0.25
+_STEP = 0.02
+_ROUNDS = 10
+_MOST_SIZES = 18
+"""Of one run: of more, every second or third is enough."""
+_DAY = 0.03
+_LEAST_ROWS = 5
+_KEPT = ("launch.chunk_MiB", "p2p.channel_GBps")
+"""NCCL's own figures, that nothing fits."""
+
+
+@dataclass(frozen=True)
+class FitToLogs:
+    """What was fitted, and what not."""
+
+    before: Constants
+    after: Constants
+    uncertainty: Mapping[str, float]
+    """Standard deviation of the logarithm, by name; those that are not here have the preset's value."""
+    untold: tuple[str, ...]
+    """Constants that times of these logs hang on, and that these logs do not tell."""
+    at_bound: tuple[str, ...]
+    """Fitted ones that would have gone further than links can."""
+
+
+def benches_of(runs: Sequence[LogRun], like: str, version: str | None) -> list[Bench]:
+    """Each run with the cluster of *like* in its number of nodes, ready to be simulated with any constants."""
+    one = load_cluster(like)
+    unit = one.spec.unit_nodes if one.spec is not None else 1
+    clusters: dict[int, Cluster] = {}
+    stem = like.rpartition(":")[0] if like.rpartition(":")[2].isdigit() else like
+    benches: list[Bench] = []
+    for run in runs:
+        cluster = clusters.get(run.nnodes) or load_cluster(f"{stem}:{-(-run.nnodes // unit)}")
+        clusters[run.nnodes] = cluster
+        table = Table(
+            name=run.file,
+            op=run.op,
+            on=like,
+            machine=like,
+            nnodes=run.nnodes,
+            nproc_per_node=run.nproc_per_node,
+            launcher=run.launcher,
+            algo=run.settings.get("NCCL_ALGO"),
+            nccl=version,
+            use="fit",
+            rows=tuple(Measured(row.size_bytes, row.time_us) for row in run.rows),
+            source=run.file,
+        )
+        compiler = Compiler(
+            cluster,
+            algo=_forced(run, "NCCL_ALGO"),
+            proto=_forced(run, "NCCL_PROTO"),
+            nccl_version=version,
+            launcher=run.launcher,
+        )
+        devices = tuple(slot.device for slot in cluster.place(run.nnodes, run.nproc_per_node))
+        benches.append(Bench(table, compiler, devices))
+    return benches
+
+
+def _forced(run: LogRun, name: str) -> str | None:
+    """A single algorithm or protocol; lists and exclusions (^NVLS) leave NCCL a choice, which is its own here."""
+    value = run.settings.get(name, "")
+    return value if value and not set(value) & set("^,;:") else None
+
+
+def fit_to_logs(benches: Sequence[Bench], start: Constants, bounds: Callable[[str], tuple[float, float]]) -> FitToLogs:
+    """*start* with what the runs of *benches* tell, each fitted constant inside its *bounds*: low and high by name."""
+    places = [_some(bench) for bench in benches]
+    weight = np.concatenate([_weights(bench, place, benches) for bench, place in zip(benches, places, strict=True)])
+    error = _errors(benches, places, start)
+    names = [name for name in _read(benches, start) if name not in _KEPT]
+    slopes = {name: _slope(benches, places, start, name, error) for name in names}
+    names = [name for name in names if np.abs(slopes[name]).max(initial=0.0) > 1e-4]
+    told = _told(names, slopes, weight)
+    values, spread, at_bound = _solve(benches, places, start, told, weight, bounds)
+    after = start.changed(dict(zip(told, np.exp(values).tolist(), strict=True)))
+    untold = tuple(name for name in names if name not in told)
+    return FitToLogs(start, after, dict(zip(told, spread.tolist(), strict=True)), untold, at_bound)
+
+
+def spreads(benches: Sequence[Bench], constants: Constants) -> dict[str, tuple[float, float]]:
+    """10th and 90th percentile of measured / simulated time by class of nodes and sizes, where there is enough of it;
+    never narrower than runs of one day are."""
+    found: dict[str, list[float]] = {}
+    for bench in benches:
+        bench.use(constants)
+        inside = -(-bench.table.nnodes // bench.compiler.cluster.node.nvlink_domain_nodes) <= 1
+        nodes = NODE_CLASSES[0] if inside else node_class(bench.table.nnodes)
+        for row, ratio in zip(bench.table.rows, (bench.measured_us / bench.times_us()).tolist(), strict=True):
+            found.setdefault(f"{nodes}, {size_class(row.size_bytes)}", []).append(ratio)
+    return {
+        name: (min(1 - _DAY, float(np.percentile(ratios, 10))), max(1 + _DAY, float(np.percentile(ratios, 90))))
+        for name, ratios in found.items()
+        if len(ratios) >= _LEAST_ROWS
+    }
+
+
+def _some(bench: Bench) -> NDArray[np.int64]:
+    every = np.arange(len(bench.table.rows))
+    return every[:: -(-len(every) // _MOST_SIZES)]
+
+
+def _weights(bench: Bench, places: NDArray[np.int64], benches: Sequence[Bench]) -> Array:
+    """Every configuration counts the same in every regime, however many sizes and logs it has."""
+    alike = sum(_alike(bench.table) == _alike(other.table) for other in benches)
+    regimes = np.array([regime(bench.table.rows[place].size_bytes) for place in places])
+    weights = np.zeros(len(places))
+    for number in range(3):
+        mask = regimes == number
+        if mask.any():
+            weights[mask] = min(1.0, _COUNT / mask.sum()) / alike
+    return weights / _NOISE**2
+
+
+def _alike(table: Table) -> tuple[object, ...]:
+    return (table.op, table.nnodes, table.nproc_per_node, table.launcher, table.algo)
+
+
+def _errors(benches: Sequence[Bench], places: Sequence[NDArray[np.int64]], constants: Constants) -> Array:
+    found = []
+    for bench, some in zip(benches, places, strict=True):
+        bench.use(constants)
+        found.append(np.log(bench.times_us(some) / bench.measured_us[some]))
+    return np.concatenate(found)
+
+
+def _read(benches: Sequence[Bench], constants: Constants) -> list[str]:
+    """The constants that are looked at while these runs are simulated."""
+    seen: dict[str, None] = {}
+
+    class Watched(Constants):
+        def get(self, table: str, key: str) -> float:
+            seen[f"{table}.{key}"] = None
+            return super().get(table, key)
+
+    watched = Watched(constants.values, constants.like)
+    for bench in benches:
+        bench.use(watched)
+        bench.times_us()
+    return list(seen)
+
+
+def _slope(
+    benches: Sequence[Bench], places: Sequence[NDArray[np.int64]], constants: Constants, name: str, error: Array
+) -> Array:
+    moved = constants.changed({name: value_of(constants, name) * float(np.exp(_STEP))})
+    slope: Array = (_errors(benches, places, moved) - error) / _STEP
+    return slope
+
+
+def _told(names: Sequence[str], slopes: Mapping[str, Array], weight: Array) -> list[str]:
+    """The constants that the data determine: the least determined is given up until all that remain are."""
+    left = list(names)
+    while left:
+        slope = np.stack([slopes[name] for name in left], axis=1)
+        normal = slope.T @ (weight[:, None] * slope) + np.eye(len(left)) / _PRIOR**2
+        share = np.sqrt(np.diag(np.linalg.inv(normal))) / _PRIOR
+        worst = int(np.argmax(share))
+        if share[worst] <= _TOLD:
+            break
+        left.pop(worst)
+    return left
+
+
+def _solve(
+    benches: Sequence[Bench],
+    places: Sequence[NDArray[np.int64]],
+    start: Constants,
+    names: Sequence[str],
+    weight: Array,
+    bounds: Callable[[str], tuple[float, float]],
+) -> tuple[Array, Array, tuple[str, ...]]:
+    """Gauss-Newton on log time, robust, held to the start by its uncertainty and to the bounds."""
+    origin = np.log([value_of(start, name) for name in names])
+    low = np.array([np.log(bounds(name)[0]) for name in names])
+    high = np.array([np.log(bounds(name)[1]) for name in names])
+    if not names:
+        return origin, origin, ()
+
+    def constants(point: Array) -> Constants:
+        return start.changed(dict(zip(names, np.exp(point).tolist(), strict=True)))
+
+    def loss(error: Array, point: Array) -> float:
+        size = np.abs(error)
+        huber = np.where(size < _HUBER, 0.5 * size**2, _HUBER * (size - 0.5 * _HUBER))
+        return float((weight * huber).sum() + 0.5 * (((point - origin) / _PRIOR) ** 2).sum())
+
+    values = np.clip(origin, low, high)
+    error = _errors(benches, places, constants(values))
+    best, damping = loss(error, values), 1e-2
+    normal = np.eye(len(names))
+    for _ in range(_ROUNDS):
+        slope = np.stack([_slope(benches, places, constants(values), name, error) for name in names], axis=1)
+        robust = weight * np.minimum(1.0, _HUBER / np.maximum(np.abs(error), 1e-12))
+        normal = slope.T @ (robust[:, None] * slope) + np.eye(len(names)) / _PRIOR**2
+        pull = slope.T @ (robust * error) + (values - origin) / _PRIOR**2
+        gained = 0.0
+        for _ in range(5):
+            trial = np.clip(values - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull), low, high)
+            trial_error = _errors(benches, places, constants(trial))
+            if (found := loss(trial_error, trial)) < best:
+                gained, values, error, best, damping = best - found, trial, trial_error, found, damping / 3
+                break
+            damping *= 4
+        if gained < 1e-3 * best:
+            break
+    # A model that misses by more than the noise knows its constants less well.
+    misfit = max(1.0, float(np.sqrt((weight * error**2).sum() / max((weight * _NOISE**2).sum(), 1e-9))))
+    spread = np.sqrt(np.diag(np.linalg.inv(normal))) * misfit
+    stuck = tuple(name for name, at, top in zip(names, values, high, strict=True) if at > top - 1e-6)
+    return values, np.minimum(spread, 2.0), stuck

@@ -1,0 +1,355 @@
+"""One log: its runs, and what of it is left out, in words.
+
+A log is what a terminal or a job scheduler kept: lines carry the prefix of mpirun, srun, kubectl or Ray, NCCL's own
+lines stand between those of the table and sometimes inside one, and several runs may follow each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distsim.calibration.logs.run import LogRow, LogRun
+from distsim.calibration.logs.table import Columns, CutLine, Line
+from distsim.network.bench import OPS, busbw_factor
+from distsim.text.strangers import brief, printable, read_bytes
+
+__all__ = ["LARGEST_LOG", "parse_log"]
+
+LARGEST_LOG = 256 << 20
+_PREFIX = re.compile(
+    r"^(?:\([\w-]+, (?:rank|pid|ip)=[^)]*\)\s?|\[\d+,\d+\]<std(?:out|err)>:\s?|\s*\d+:\s(?=\s*[#\d])|"
+    r"\d{4}-\d\d-\d\dT\S+Z\s|\x1b\[[\d;]*m)+"
+)
+_COLOUR = re.compile(r"\x1b\[[\d;]*m|\[/?(?:green|red|bold|cyan)\]")
+_NCCL = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+ \[\d+\] (?:NCCL (?:INFO|WARN|TRACE)|graph/|misc/|transport/).*$")
+_RANK = re.compile(
+    r"#\s*Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)\s+\[[^\]]*\]\s*(.*?)\s*$"
+)
+_HEAD = re.compile(r"#\s*nThread\s+(\d+)\s+nGpus\s+(\d+)\s+minBytes")
+_ENDS = re.compile(r"#\s*(?:Out of bounds values|Avg bus bandwidth)")
+_STARTS = re.compile(r"#\s*(?:nccl-tests version|Collective test starting)")
+_NAMED = re.compile(r"\b(\w+?)_perf(?:_mpi)?\b")
+_VERSION = re.compile(r"\b([NR])CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?)")
+_CODE = re.compile(r"nccl-library=(\d+)")
+_SETTING = re.compile(r"\b((?:NCCL|RCCL|FI)_\w+) set by environment to (.+?)\.?\s*$")
+_EXPORTED = re.compile(r"^\+ export '?((?:NCCL|RCCL|FI)_\w+)=(.*?)'?$")
+_PLUGIN = re.compile(r"NET/OFI (?:Initializing|Using) aws-ofi-nccl v?(\S+)")
+_USING = re.compile(r"NCCL INFO Using network (.+?)\s*$")
+_HCA = re.compile(r"NET/IB\s*:\s*Using (.*)$")
+_NETS = {"socket": "tcp", "libfabric": "libfabric", "fastrak": "tcpxo", "gpudirecttcpx": "tcpx"}
+_NO_TIME = re.compile(
+    r"DEBUG|_FILE$|IFNAME|_HCA$|HOSTID|SOCKET_FAMILY|TIMEOUT|RETRY|_PATH$|COMM_ID|CONF_FILE|IB_GID_INDEX|_TC$|_SL$|IGNORE|"
+    r"CUMEM|TUNER_PLUGIN$|NET_PLUGIN$|^NCCL_NET$|ASYNC|SET_|TESTS_"
+)
+"""Settings that say where things are, or what to do when they fail; they change no time by themselves."""
+_UNEVEN = 0.02
+"""How far algbw may be from size / time, and busbw / algbw from the operation's factor, beyond rounding."""
+_AGREED = 0.06
+_WORTH = 1.0
+"""GB/s from which two decimals say enough."""
+
+
+@dataclass
+class _Open:
+    """A run that is being read."""
+
+    op: str | None = None
+    ranks: dict[int, tuple[str, str, str]] = field(default_factory=dict)
+    """By rank: host, process, GPU."""
+    again: bool = False
+    """A rank was announced twice."""
+    groups: set[str] = field(default_factory=set)
+    columns: Columns | None = None
+    lines: list[tuple[int, Line]] = field(default_factory=list)
+    shared: bool = False
+    unlike: str = ""
+    """Why times of this run are not those of a plain collective."""
+    unit: str = ""
+    library: str = "nccl"
+    version: str | None = None
+    net: str | None = None
+    plugin: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def begun(self) -> bool:
+        return bool(self.ranks or self.lines)
+
+
+def parse_log(path: Path, name: str) -> tuple[list[LogRun], list[str]]:
+    """The runs in *path*, which is told as *name*, and a line for all that is left out and why. Raises OSError."""
+    data = read_bytes(path, LARGEST_LOG)
+    if b"\0" in data[:4096]:
+        return [], []
+    reader = _Reader(name)
+    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+        reader.take(number, printable(_COLOUR.sub("", line)))
+    reader.close()
+    return reader.runs, reader.notes
+
+
+class _Reader:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.runs: list[LogRun] = []
+        self.notes: list[str] = []
+        self._op_seen: str | None = None
+        self._open = _Open()
+        self._torn: tuple[int, str] | None = None
+
+    def take(self, number: int, raw: str) -> None:
+        text = _PREFIX.sub("", raw)
+        said = _NCCL.search(text)
+        if said is not None:
+            self._heard(said[0])
+            text = text[: said.start()]
+            if text.strip() and self._open.columns is not None and self._torn is None and text.split()[0].isdigit():
+                self._torn = (number, text)  # NCCL spoke inside a line of the table
+            return
+        if self._torn is not None:
+            begun, first = self._torn
+            self._torn = None
+            if text.strip() and not text.lstrip().startswith("#"):
+                self._line(begun, f"{first} {text}")
+                return
+            self._line(begun, first)
+        if text.lstrip().startswith(("#", "size", "(B)")):
+            self._comment(number, text.strip())
+        else:
+            self._heard(text)
+            self._line(number, text)
+
+    def _heard(self, text: str) -> None:
+        """What NCCL says of itself."""
+        run = self._open
+        if found := _VERSION.search(text):
+            run.library, run.version = ("rccl" if found[1] == "R" else "nccl"), found[2]
+        if "rccl-tests" in text:
+            run.library = "rccl"
+        if found := _SETTING.search(text) or _EXPORTED.search(text):
+            if not _NO_TIME.search(found[1]):
+                run.settings[found[1]] = found[2].strip('"')
+        if found := _PLUGIN.search(text):
+            run.plugin = f"aws-ofi-nccl {found[1].rstrip('.').removesuffix('-aws').removesuffix('aws')}"
+        if found := _USING.search(text):
+            plain = found[1].lower()
+            run.net = next((net for word, net in _NETS.items() if word in plain), run.net or plain)
+        if found := _HCA.search(text):
+            kinds = Counter(re.findall(r"/(RoCE|IB)\b", found[1]))
+            if kinds:
+                run.net = "ib" if kinds["IB"] >= kinds["RoCE"] else "roce"
+        if named := _NAMED.search(text):
+            self._op_seen = _op(named[1]) or self._op_seen
+
+    def _comment(self, number: int, text: str) -> None:
+        if (_STARTS.match(text) and self._open.begun) or (_ENDS.match(text) and self._open.lines):
+            self.close()
+        run = self._open
+        if found := _CODE.search(text):
+            run.version = run.version or _decoded(int(found[1]))
+        if found := _HEAD.match(text):
+            if run.lines:
+                self.close()
+                run = self._open
+            run.shared = int(found[1]) * int(found[2]) > 1
+            run.unlike = run.unlike or _unlike(text)
+        elif text.startswith("# Blocking Enabled"):
+            run.unlike = "each call was waited for (-z)"
+        elif found := _RANK.match(text):
+            if run.lines:
+                self.close()
+                run = self._open
+            rank = int(found[1])
+            run.again = run.again or rank in run.ranks
+            run.ranks[rank] = (found[4], found[3], found[6])
+            run.groups.add(found[2] or "0")
+        elif (columns := Columns.of(text)) is not None:
+            if run.lines:
+                self.close()
+                run = self._open
+            run.columns = columns
+        elif run.columns is not None and not run.lines and (unit := run.columns.other_unit(text)):
+            run.unit = f"line {number} has {unit}"
+        if named := _NAMED.search(text):
+            run.op = _op(named[1]) or run.op
+        if "RCCL" in text or "rccl" in text or _VERSION.search(text):
+            self._heard(text)
+
+    def _line(self, number: int, text: str) -> None:
+        run = self._open
+        if run.columns is None:
+            return
+        try:
+            line = run.columns.read(text)
+        except CutLine as cut:
+            self.notes.append(f"{self.name}:{number}: left out: the line is cut ({cut})")
+            return
+        if line is not None and line.size_bytes > 0:
+            run.lines.append((number, line))
+
+    def close(self) -> None:
+        """The run that is open is whole, or as whole as it will be."""
+        if self._torn is not None:
+            (number, text), self._torn = self._torn, None
+            self._line(number, text)
+        run, before = self._open, self._open
+        # What was said of the software holds for the runs that follow in the same file, until they say otherwise.
+        self._open = _Open(
+            library=before.library,
+            version=before.version,
+            net=before.net,
+            plugin=before.plugin,
+            settings=dict(before.settings),
+        )
+        if not run.begun:
+            return
+        op = run.op or self._op_seen or _named_by_file(self.name)
+        self._op_seen = None
+        why = _refused(run, op)
+        if why is not None:
+            self.notes.append(f"{self.name}: left out: {why}")
+            return
+        assert op is not None
+        rows = self._rows(run)
+        hosts = Counter(host for host, _, _ in run.ranks.values())
+        processes = {(host, process) for host, process, _ in run.ranks.values()}
+        if rows:
+            self.runs.append(
+                LogRun(
+                    self.name,
+                    op,
+                    next(iter(run.ranks.values()))[2],
+                    len(hosts),
+                    len(run.ranks) // len(hosts),
+                    "shared" if run.shared or len(processes) < len(run.ranks) else "process",
+                    rows,
+                    run.library,
+                    run.version,
+                    run.net,
+                    run.plugin,
+                    run.settings,
+                )
+            )
+
+    def _rows(self, run: _Open) -> tuple[LogRow, ...]:
+        if run.columns is not None and len(run.columns.blocks) == 1:
+            self.notes.append(f"{self.name}: one column of times, not out-of-place and in-place: it is taken as it is")
+        rows: dict[int, LogRow] = {}
+        for number, line in run.lines:
+            if line.num_wrong:
+                told = f"{line.num_wrong:g} wrong values"
+                self.notes.append(f"{self.name}:{number}: left out: {line.size_bytes} bytes came with {told}")
+                continue
+            known = rows.get(line.size_bytes)
+            time_us = min(time for time in line.times_us)
+            if known is None or time_us < known.time_us:
+                rows[line.size_bytes] = LogRow(line.size_bytes, time_us, number)
+        return tuple(sorted(rows.values(), key=lambda row: row.size_bytes))
+
+
+def _refused(run: _Open, op: str | None) -> str | None:
+    """Why nothing can be learnt from a run, in words; None where something can."""
+    ranks = run.ranks
+    if not run.lines:
+        return "it has the head of a run and no line of figures"
+    if not ranks:
+        return "no '# Rank' line: on how many GPUs and nodes it ran is not known"
+    if op is None:
+        return "it does not name its operation: put that into the file's name, as in all_reduce_2nodes.log"
+    if run.columns is not None and run.columns.cpu_time:
+        return "it has the CPU's time (-C 1), not the collective's"
+    if run.unit or run.unlike:
+        return run.unit or run.unlike
+    if run.again:
+        return "a rank stands in it twice: lines of two runs are mixed, or nccl-tests was built without MPI=1"
+    if sorted(ranks) != list(range(len(ranks))):
+        return f"of {max(ranks) + 1} ranks {len(ranks)} have a '# Rank' line: its head is cut"
+    if len(run.groups) > 1:
+        return f"its ranks are split into {len(run.groups)} groups (NCCL_TESTS_SPLIT): several collectives at once"
+    if len(ranks) == 1:
+        return "it ran on one GPU"
+    gpus = sorted({gpu for _, _, gpu in ranks.values()})
+    if len(gpus) > 1:
+        return f"it ran on GPUs of several kinds ({', '.join(brief(gpu) for gpu in gpus)})"
+    return _uneven(ranks) or _disordered(run) or _unsound(run, op, len(ranks))
+
+
+def _uneven(ranks: dict[int, tuple[str, str, str]]) -> str | None:
+    counts = Counter(host for host, _, _ in ranks.values())
+    if len({*counts.values()}) > 1:
+        return f"hosts have unequal numbers of GPUs ({', '.join(str(n) for n in sorted({*counts.values()}))})"
+    each = len(ranks) // len(counts)
+    if any(len({ranks[rank][0] for rank in range(first, first + each)}) > 1 for first in range(0, len(ranks), each)):
+        return "its ranks are dealt out to the hosts in turn: distsim has them in blocks (mpirun --map-by slot)"
+    return None
+
+
+def _disordered(run: _Open) -> str | None:
+    """Sizes rise, and begin anew with each cycle (-N)."""
+    sizes = [line.size_bytes for _, line in run.lines]
+    for before, after in itertools.pairwise(sizes):
+        if after <= before and after != sizes[0]:
+            return f"{after} bytes come after {before}: lines of two runs are mixed"
+    return None
+
+
+def _unsound(run: _Open, op: str, size: int) -> str | None:
+    """Bandwidths that do not follow from sizes and times are in other units, or another operation's."""
+    off, factors = [], []
+    for number, line in run.lines:
+        for time_us, algbw, busbw in line.bandwidths():
+            if time_us <= 0:
+                return f"line {number} has a time of {time_us:g} us"
+            own = line.size_bytes / time_us / 1e3
+            if own > _WORTH or algbw > _WORTH:
+                off.append(abs(algbw / own - 1) > _UNEVEN)
+            if algbw > _WORTH and busbw > 0:
+                factors.append(busbw / algbw)
+    if off and sum(off) > len(off) / 2:
+        number, line = next((n, one) for n, one in run.lines if one.size_bytes / one.times_us[0] / 1e3 > 0)
+        return f"its algbw is not size / time in bytes and us (line {number}): other units?"
+    if factors:
+        middle = sorted(factors)[len(factors) // 2]
+        if abs(middle / busbw_factor(op, size) - 1) > _AGREED:
+            fits = [one for one in OPS if abs(middle / busbw_factor(one, size) - 1) < _UNEVEN]
+            like = f", as that of {' or '.join(fits)}" if fits else ""
+            return f"named {op}, but its busbw is {middle:.3g} times algbw on {size} ranks{like}"
+    return None
+
+
+def _unlike(head: str) -> str:
+    """Options of the head that make another thing of a time."""
+    asked = dict(re.findall(r"(agg iters|graph|unalign):\s*(\d+)", head))
+    if int(asked.get("agg iters", 1)) > 1:
+        return f"{asked['agg iters']} calls were started together (-m)"
+    if int(asked.get("graph", 0)):
+        return "it ran as a CUDA graph (-G), which is launched at another cost"
+    if int(asked.get("unalign", 0)):
+        return "its buffers were not aligned (-u)"
+    return ""
+
+
+def _decoded(code: int) -> str:
+    """NCCL_VERSION_CODE as nccl.h has it: 22902 is 2.29.2, before 2.9 2806 was 2.8.6."""
+    if code >= 10000:
+        return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
+    return f"{code // 1000}.{code // 100 % 10}.{code % 100}"
+
+
+def _op(name: str) -> str | None:
+    plain = name.lower().replace("_", "")
+    return next((op for op in OPS if op.replace("_", "") == plain), None)
+
+
+def _named_by_file(name: str) -> str | None:
+    """The one operation that a file's name has; None where it has none or several."""
+    rest, found = re.sub(r"[-_. ]", "", Path(name).name.lower()), set()
+    for op in sorted(OPS, key=len, reverse=True):
+        if op.replace("_", "") in rest:
+            found.add(op)
+            rest = rest.replace(op.replace("_", ""), " ")
+    return next(iter(found)) if len(found) == 1 else None

@@ -1,0 +1,113 @@
+"""The table in a log: its head says which columns there are and in which units, a line has a size and its times.
+
+Source: NVIDIA/nccl-tests (2.0 to 2.19, src/common.cu and src/util.cu) and ROCm/rccl-tests (src/common.cu): `%12li` for
+size and count, type, redop (blank in old all_gathers), root (since 2.8), then for out-of-place, in-place or both
+time, algbw, busbw and #wrong, with -I also i_min, i_max, i_p99, i_cv%, with -S a timestamp of two words at the end.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["Columns", "CutLine", "Line"]
+
+_UNITS = {"time": "(us)", "algbw": "(GB/s)", "busbw": "(GB/s)", "i_cv%": "(%)"}
+_UNITS |= dict.fromkeys(("i_min", "i_max", "i_p99"), "(us)")
+_TYPES = re.compile(r"^(u?int(8|32|64)|u?char|half|float(16|8\w*)?|double|b(float|f)16|f(p)?8_?e\dm\d\w*|fp\d+)$")
+_REDOPS = re.compile(r"^(sum|prod|min|max|avg|mulsum|none)$")
+
+
+class CutLine(ValueError):
+    """A line that begins as one of the table's and has not all of its columns; the text says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the table: by block (out-of-place, in-place) the time, both bandwidths, and wrong values if any."""
+
+    size_bytes: int
+    redop: str
+    blocks: tuple[dict[str, str], ...]
+
+    @property
+    def times_us(self) -> list[float]:
+        """Of each block."""
+        return [float(block["time"]) for block in self.blocks]
+
+    @property
+    def num_wrong(self) -> float:
+        """Wrong values over all blocks; none where they were not looked at (N/A)."""
+        return sum(float(block.get("#wrong", "0").replace("N/A", "0") or 0) for block in self.blocks)
+
+    def bandwidths(self) -> list[tuple[float, float, float]]:
+        """(time_us, algbw, busbw) of each block."""
+        return [(float(b["time"]), float(b["algbw"]), float(b["busbw"])) for b in self.blocks]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the head of a table says."""
+
+    lead: tuple[str, ...]
+    blocks: tuple[tuple[str, ...], ...]
+    timestamp: bool
+    cpu_time: bool
+
+    @staticmethod
+    def of(text: str) -> Columns | None:
+        """From the head's line of names; None for any other line."""
+        names = text.replace("#wrong", "wrong#").lstrip("# ").split()
+        names = ["#wrong" if name == "wrong#" else name for name in names]
+        if names[:2] != ["size", "count"] or not {"time", "cputime"} & set(names):
+            return None
+        first = next(place for place, name in enumerate(names) if name in ("time", "cputime"))
+        timestamp, rest = names[-1] == "timestamp", names[first : -1 if names[-1] == "timestamp" else None]
+        blocks: list[list[str]] = []
+        for name in rest:
+            if name in ("time", "cputime"):
+                blocks.append([])
+            blocks[-1].append("time" if name == "cputime" else name)
+        return Columns(tuple(names[:first]), tuple(map(tuple, blocks)), timestamp, "cputime" in names)
+
+    def other_unit(self, text: str) -> str | None:
+        """What is not in nccl-tests' units, from the head's line of units; None where all is, or for another line."""
+        units = re.findall(r"\([^)]*\)", text)
+        if not text.lstrip("# ").startswith("(") or not units:
+            return None
+        expected = ["(B)", "(elements)", *(_UNITS[name] for block in self.blocks for name in block if name in _UNITS)]
+        pairs = zip(units, expected, strict=False)
+        return next((f"{one} where {other} is expected" for one, other in pairs if one != other), None)
+
+    def read(self, text: str) -> Line | None:
+        """The figures of a line of the table; None for any other line; CutLine where some are missing."""
+        words = text.split()
+        if len(words) < 2 or not (words[0].isdigit() and words[1].isdigit()):
+            return None
+        if len(words) < 3:
+            raise CutLine(f"2 of {self.width} columns")
+        if not _TYPES.match(words[2]):
+            return None
+        lead = list(self.lead)
+        redop = words[3] if len(words) > 3 else ""
+        if "redop" in lead and not _REDOPS.match(redop):
+            lead.remove("redop")  # blank in old versions where nothing is reduced
+        figures = words[len(lead) :]
+        wanted = sum(map(len, self.blocks))
+        if len(figures) < wanted:
+            raise CutLine(f"{len(words)} of {len(lead) + wanted} columns")
+        blocks = []
+        for names in self.blocks:
+            blocks.append(dict(zip(names, figures, strict=False)))
+            figures = figures[len(names) :]
+        line = Line(int(words[0]), redop if "redop" in lead else "none", tuple(blocks))
+        try:
+            line.bandwidths(), line.num_wrong
+        except ValueError as error:
+            raise CutLine(f"a figure that is no number ({error})") from None
+        return line
+
+    @property
+    def width(self) -> int:
+        """How many columns a line has."""
+        return len(self.lead) + sum(map(len, self.blocks))

@@ -1,0 +1,134 @@
+"""`distsim calibrate --from LOGS`: what nccl-tests printed becomes a cluster file."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distsim.errors import UsageError
+from distsim.text.strangers import folded
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from distsim.calibration.compare import Bench
+    from distsim.calibration.constants import Constants
+    from distsim.calibration.logs.fit import FitToLogs
+
+__all__ = ["run_logs", "write"]
+
+_WIDE = 120
+
+
+def run_logs(args: argparse.Namespace) -> int:
+    """Read, check, fit, show and write; answers 0. What is told goes to stderr where the file goes to stdout."""
+    from distsim.calibration.constants import nccl_constants
+    from distsim.calibration.logs.chart import bars, svg, table
+    from distsim.calibration.logs.cluster_file import cluster_file, told
+    from distsim.calibration.logs.fit import benches_of, fit_to_logs, spreads
+    from distsim.calibration.logs.folder import agreed, fits, read_logs
+    from distsim.calibration.logs.physical import bounds
+
+    if args.plot is not None and not args.plot.endswith(".svg"):
+        raise UsageError(f"--plot {args.plot}: expected a file ending in .svg")
+    say = _stderr if args.output is None else print
+    folder = Path(args.folder)
+    logs = agreed(read_logs(folder))
+    cluster, lent = fits(logs, args.like)
+    for note in (*folded(list(logs.notes)), *lent):
+        say(f"note: {note}")
+    say(f"{len(logs.runs)} runs in {len({run.file for run in logs.runs})} logs: {told(logs)}")
+    start = nccl_constants().changed({name: one.value for name, one in cluster.constants.items()})
+
+    def limits(name: str) -> tuple[float, float]:
+        return bounds(name, start, cluster)
+
+    benches = benches_of(logs.runs, args.like, logs.version)
+    fitted = fit_to_logs(benches, start, limits)
+    before, after = _times(benches, fitted.before), _times(benches, fitted.after)
+    lines = [*table(benches, before, after), "", *bars(benches, before, after), "", *_constants(fitted, args.like)]
+    say("\nError in time, median of |simulated / measured - 1|, before -> after:")
+    for line in [*lines, *_larger(benches, start, limits)]:
+        say(line)
+    name = Path(args.output).stem if args.output else f"{cluster.name.replace(':', '-')}-measured"
+    if args.plot is not None:
+        write(args.plot, svg(benches, before, after, f"{name}: {told(logs)}"), say)
+    errors = spreads(benches, fitted.after)
+    write(args.output, cluster_file(logs, fitted, errors, cluster, args.like, name, folder.name or str(folder)))
+    return 0
+
+
+def _stderr(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _times(benches: Sequence[Bench], constants: Constants) -> list[NDArray[np.float64]]:
+    found = []
+    for bench in benches:
+        bench.use(constants)
+        found.append(bench.times_us())
+    return found
+
+
+def _constants(fitted: FitToLogs, like: str) -> Iterator[str]:
+    """Each constant with its two values; what the logs did not tell; what was held to what links can do."""
+    from distsim.calibration.logs.physical import value_of
+
+    if not fitted.uncertainty:
+        yield f"nothing could be told from these logs: every constant keeps the value of {like}"
+    else:
+        yield f"{'fitted':34s}{'before':>10s}{'after':>10s}{'give or take':>14s}"
+    for name, sigma in sorted(fitted.uncertainty.items()):
+        before, after = value_of(fitted.before, name), value_of(fitted.after, name)
+        spread = f"{math.expm1(sigma):.0%}" if sigma < math.log(2) else f"times {math.exp(sigma):.1f}"
+        stuck = " (at its bound)" if name in fitted.at_bound else ""
+        yield f"{name:34s}{before:10.4g}{after:10.4g}{spread:>14s}{_meant(name)}{stuck}"
+    if fitted.untold:
+        yield f"could not be told from these logs, and kept as {like} has it:"
+    for name in sorted(fitted.untold):
+        yield f"{name:34s}{value_of(fitted.before, name):10.4g}{'':24s}{_meant(name)}".rstrip()
+
+
+def _meant(name: str) -> str:
+    """What a constant is, where the terminal has room for it."""
+    from distsim.calibration.logs.physical import meaning
+
+    return f"  {meaning(name)}" if shutil.get_terminal_size().columns >= _WIDE else ""
+
+
+def _larger(benches: Sequence[Bench], start: Constants, limits: Callable[[str], tuple[float, float]]) -> Iterator[str]:
+    """How well the largest number of nodes is predicted from all others, where there are two at least."""
+    from distsim.calibration.logs.fit import fit_to_logs
+    from distsim.calibration.tables import REGIMES
+
+    counts = sorted({bench.table.nnodes for bench in benches})
+    if len(counts) < 2:
+        yield "one number of nodes only: how well others are predicted cannot be told from these logs"
+        return
+    largest = [bench for bench in benches if bench.table.nnodes == counts[-1]]
+    fitted = fit_to_logs([bench for bench in benches if bench.table.nnodes < counts[-1]], start, limits)
+    errors: list[list[float]] = [[], [], []]
+    for bench, times in zip(largest, _times(largest, fitted.after), strict=True):
+        for place, error in zip(bench.regimes, abs(times / bench.measured_us - 1), strict=True):
+            errors[place].append(error)
+    said = [f"{name} {statistics.median(some):.0%}" for name, some in zip(REGIMES, errors, strict=True) if some]
+    yield f"{counts[-1]} nodes, predicted from logs of fewer: median error {', '.join(said)}"
+
+
+def write(output: str | None, text: str, say: Callable[[str], None] = print) -> None:
+    """Into the file *output*, which is then told with *say*; or print it."""
+    if output is None:
+        print(text, end="")
+        return
+    try:
+        Path(output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror or error}") from None
+    say(f"wrote {output}")

@@ -1,0 +1,78 @@
+"""How many channels NCCL opens, and what its search believes each of them carries.
+
+Source: NVIDIA/nccl v2.21.5-1, src/graph/search.cc (speedArrayIntra and the like, ncclTopoCompute, ncclTopoDupChannels),
+src/graph/topo.cc (what a NIC and a PCIe slot are taken for); channels of sends: src/graph/paths.cc, at v2.18.6-1,
+v2.20.5-1 (NCHANNELS_PER_NET_PEER = -1) and v2.29.7-1 (ncclTopoComputeP2pChannels, P2P_PER_CHANNEL_NET_BW).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Channels", "searched", "sent_channels"]
+
+_OLD_INSIDE = (40.0, 30.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0)
+_OLD_BETWEEN = (48.0, 30.0, 28.0, 24.0, *_OLD_INSIDE[2:], 2.4, 1.2, 0.24, 0.12)
+_HOPPER_INSIDE = (60.0, 50.0, 40.0, 30.0, 24.0, 20.0, 15.0, 12.0, 11.0, 6.0, 3.0)
+_HOPPER_BETWEEN = (48.0, 45.0, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5, 15.0, 12.0, 6.0, 3.0, 2.4, 1.2, 0.24, 0.12)
+_BLACKWELL_INSIDE = (90.0, 80.0, 70.0, 60.0, 50.0, 45.0, 40.0, 30.0, 24.0, 20.0, 19.0, 18.0)
+_BLACKWELL_BETWEEN = (96.0, 86.0, 80.0, 48.0, 45.1, *_HOPPER_BETWEEN[2:])
+_SPEEDS = (
+    (_OLD_INSIDE, _OLD_BETWEEN),
+    (_OLD_INSIDE, _OLD_BETWEEN),
+    (_HOPPER_INSIDE, _HOPPER_BETWEEN),
+    (_BLACKWELL_INSIDE, _BLACKWELL_BETWEEN),
+)
+"""GB/s that the search tries for a channel, by generation: on one node, between nodes."""
+_MOST_SEARCHED = 16
+_MOST = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """What the search finds: channels, and GB/s of each in a ring and in a tree."""
+
+    found: int
+    ring_gbps: float
+    tree_gbps: float
+    opened: int
+    """Each that is found is opened twice."""
+
+
+def searched(generation: int, inside_gbps: float, nic_gbps: float, num_nics: int, num_nodes: int) -> Channels:
+    """The channels of a group: one a NIC between nodes, as many as the NVLinks carry on one node."""
+    alone, among = _SPEEDS[generation]
+    if num_nodes == 1:
+        ring = max(alone, key=lambda speed: (min(int(inside_gbps / speed + 1e-6), _MOST_SEARCHED) * speed, speed))
+        found = max(1, min(int(inside_gbps / ring + 1e-6), _MOST_SEARCHED))
+        ring = tree = min(ring, inside_gbps)
+    else:
+        found = max(1, min(num_nics, _MOST_SEARCHED))
+        share = min(nic_gbps, inside_gbps / found)
+        ring = tree = next((speed for speed in among if speed <= share * 1.01), among[-1])
+        if num_nodes == 2:  # bwIntra counts there, which the search raises up to twice as far
+            tree = next(speed for speed in among if speed <= max(ring, min(2 * ring, inside_gbps / found * 1.01)))
+    if ring >= 25.0 and (generation < 2 or ring >= 50.0 or found <= 4):
+        return Channels(2 * found, ring / 2, tree / 2, min(_MOST, 4 * found))
+    return Channels(found, ring, tree, min(_MOST, 2 * found))
+
+
+def sent_channels(version: tuple[int, int], opened: int, num_ranks: int, nic_gbps: float, nics_a_rank: float) -> int:
+    """Channels of a send to a rank of another node: fewer as peers grow, so that all fit into one round."""
+    limit = _power_of_two(opened)
+    if version < (2, 20):
+        return min(2, limit)
+    nics = max(1, round(nics_a_rank))
+    if version < (2, 29):
+        most = 2
+        while most * num_ranks > limit * 4 and most > 1:
+            most //= 2
+        return min(_power_of_two(max(nics, most)), limit)
+    channels = min(_power_of_two(max(2, nics, -(-int(nic_gbps * nics) // 14))), limit)
+    while channels * -(-num_ranks // 8) > limit and channels > 1:
+        channels //= 2
+    return channels
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()

@@ -1,0 +1,108 @@
+"""How sure a simulated time is: where a measured one lies in eight cases of ten.
+
+A regime is a fabric (or none, inside a node), a class of nodes and a class of sizes. For a cluster whose file was
+calibrated it is the spread of its own logs; for a preset with tables among the fitted that of its fabric's tables; for
+any other that of machines that a fit had left out, in that fabric where it was measured with enough of them, else of
+all. The spreads are `errors.csv` beside the fitted constants, made when these are.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+
+from distsim.calibration.constants import data_folder
+from distsim.cluster import Cluster
+
+__all__ = ["ANY", "NODE_CLASSES", "SIZES", "Interval", "around", "interval", "node_class", "size_class"]
+
+SIZES = ("< 64 KiB", "64 KiB - 16 MiB", "> 16 MiB")
+_LEAST = (0, 1 << 16, (1 << 24) + 1)
+_NODES = ((1, "1 node"), (2, "2 nodes"), (31, "3 to 31"), (1 << 30, "32 and more"))
+NODE_CLASSES = tuple(name for _, name in _NODES)
+OWN, FITTED, LEFT_OUT = "own logs", "fitted", "left out"
+ANY = "any"
+"""In place of a fabric: the errors of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The 10th to the 90th percentile of what would be measured."""
+
+    low_s: float
+    high_s: float
+    origin: str
+    """own logs: the cluster's file was calibrated; fitted: tables of this machine are among the fitted; left out: the
+    errors of machines that a fit had not seen."""
+    fabric: str
+    """Whose errors these are: a fabric as NCCL names it, none inside a node, any where too few were measured."""
+    nodes: str
+    size: str
+
+    @property
+    def borrowed(self) -> bool:
+        """The errors are those of other fabrics."""
+        return self.fabric == ANY
+
+    @property
+    def basis(self) -> str:
+        """In words."""
+        where = {"none": "inside a node", ANY: "any fabric"}.get(self.fabric, self.fabric)
+        what = {OWN: "this cluster's logs", FITTED: "this machine's tables", LEFT_OUT: "machines left out of the fit"}
+        return f"{what[self.origin]}, {where}, {self.nodes}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    low: float
+    high: float
+    presets: tuple[str, ...]
+
+
+def size_class(nbytes: float) -> str:
+    """Which of `SIZES` a size is."""
+    return SIZES[sum(nbytes >= least for least in _LEAST) - 1]
+
+
+def node_class(num_nodes: int) -> str:
+    """How many nodes, as the errors are told apart by."""
+    return next(name for most, name in _NODES if num_nodes <= most)
+
+
+@cache
+def _spreads() -> dict[tuple[str, str, str, str], _Spread]:
+    path = data_folder() / "errors.csv"
+    if not path.is_file():
+        return {}
+    lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
+    return {
+        (row["origin"], row["fabric"], row["nodes"], row["size"]): _Spread(
+            float(row["low"]), float(row["high"]), tuple(row["presets"].split())
+        )
+        for row in csv.DictReader(lines)
+    }
+
+
+def interval(cluster: Cluster, nbytes: float, num_nodes: int, time_s: float, flavour: str = "nccl") -> Interval | None:
+    """The interval around *time_s*, simulated for a collective of *nbytes* (as in `Transfer`) over *num_nodes* nodes.
+    None where nothing of the kind was measured: gloo, MPI and plain alpha-beta."""
+    if flavour != "nccl" or cluster.nccl.version == "ideal" or not cluster.node.num_gpus:
+        return None
+    domains = -(-num_nodes // max(1, cluster.node.nvlink_domain_nodes))
+    fabric, nodes = ("none", NODE_CLASSES[0]) if domains <= 1 else (cluster.nccl.net, node_class(num_nodes))
+    size = size_class(nbytes)
+    if (own := cluster.errors.get(f"{nodes}, {size}")) is not None:
+        return Interval(time_s * own[0], time_s * own[1], OWN, fabric, nodes, size)
+    return around(cluster.name, fabric, nodes, size, time_s)
+
+
+def around(name: str, fabric: str, nodes: str, size: str, time_s: float) -> Interval | None:
+    """That of a cluster of this name in one regime; an empty name is that of a cluster that nobody fitted."""
+    preset = name.partition(":")[0]
+    for origin, whose in ((FITTED, fabric), (LEFT_OUT, fabric), (LEFT_OUT, ANY)):
+        spread = _spreads().get((origin, whose, nodes, size))
+        if spread is None or (origin == FITTED and preset not in spread.presets):
+            continue
+        return Interval(time_s * spread.low, time_s * spread.high, origin, whose, nodes, size)
+    return None

@@ -1,0 +1,82 @@
+"""How sure a run's times are: the interval of its collectives (collectives/uncertainty.py), carried to its steps.
+
+Errors of calls alike are the model's, not chance: they are added up, not averaged out. A step's interval is that of the
+communication which nothing hides on the rank that paces the others; what is hidden is taken to stay so, and computation
+to be exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from distsim.collectives.uncertainty import Interval, interval, size_class
+from distsim.debug.records import CallRecord
+from distsim.sim.observe.figures import Training
+from distsim.sim.outcome import CollectiveTotal
+
+if TYPE_CHECKING:
+    from distsim.sim.c10d.group.questions import Questions
+    from distsim.sim.world import World
+
+__all__ = ["Sureness", "step_interval"]
+
+
+class Sureness:
+    """Of the calls of one world."""
+
+    def __init__(self, world: World, nccl_version: str | None) -> None:
+        self._world = world
+        self._known = nccl_version != "ideal"
+        self._nodes: dict[tuple[int, ...], int] = {}
+        self._factors: dict[tuple[int, str, str], tuple[float, float] | None] = {}
+
+    def of(self, records: Sequence[CallRecord], group: Questions | None) -> tuple[float, float] | None:
+        """(low_s, high_s) of all these calls of *group* together; None where one is of a kind that nobody measured."""
+        if group is None:
+            return None
+        low_s = high_s = 0.0
+        for record in records:
+            factors = self._of_one(record, group.flavour_on(record.device))
+            if factors is None:
+                return None
+            time_s = (record.completed_s or 0.0) - (record.started_s or 0.0)
+            low_s += factors[0] * time_s
+            high_s += factors[1] * time_s
+        return low_s, high_s
+
+    def _of_one(self, record: CallRecord, flavour: str) -> tuple[float, float] | None:
+        members = record.members
+        nodes = self._nodes.get(members)
+        if nodes is None:
+            slots = self._world.slots
+            nodes = self._nodes[members] = len({slots[rank].host for rank in members})
+        key = (nodes, size_class(record.nbytes), flavour)
+        if key not in self._factors:
+            found = self._interval(record, nodes, flavour)
+            self._factors[key] = None if found is None else (found.low_s, found.high_s)
+        return self._factors[key]
+
+    def _interval(self, record: CallRecord, nodes: int, flavour: str) -> Interval | None:
+        return interval(self._world.cluster, record.nbytes, nodes, 1.0, flavour) if self._known else None
+
+
+def step_interval(training: Training, totals: Sequence[CollectiveTotal]) -> tuple[float, float] | None:
+    """(low_s, high_s) of a step; None where it has no communication that nothing hides, or none that was measured."""
+    rank = training.pacing
+    if rank is None or not training.step_time_s:
+        return None
+    sums: dict[tuple[str, str], list[float]] = {}
+    for total in totals:
+        known = sums.setdefault((total.op, total.group), [0.0, 0.0, 0.0])
+        low_s, high_s = (total.low_s, total.high_s) if total.low_s is not None else (total.time_s, total.time_s)
+        for place, seconds in enumerate((total.time_s, low_s, high_s or 0.0)):
+            known[place] += seconds
+    low_s = high_s = training.step_time_s
+    for wait in rank.waits:
+        # A receive is timed as the send that it waits for.
+        time_s, low, high = sums.get((wait.op, wait.group)) or sums.get(("send", wait.group)) or (0.0, 0.0, 0.0)
+        if time_s > 0.0:
+            low_s -= wait.moving_s * (1.0 - low / time_s)
+            high_s += wait.moving_s * (high / time_s - 1.0)
+    return (low_s, high_s) if high_s > low_s else None

@@ -1,0 +1,107 @@
+"""Predictions of what was left out, and the intervals that are made of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from distsim.calibration.compare import Bench
+from distsim.calibration.constants import nccl_constants
+from distsim.calibration.fit import fit
+from distsim.calibration.predictions.errors import covered
+from distsim.calibration.predictions.left_out import Prediction, predicted
+from distsim.calibration.predictions.split import split
+from distsim.calibration.tables import Table, read_tables
+from distsim.cluster import load_cluster
+from distsim.collectives.uncertainty import interval, node_class
+
+
+def tables(*parts: str) -> list[Table]:
+    """Tables of the package by parts of their names."""
+    return [table for table in read_tables() if any(part in table.name for part in parts)]
+
+
+def test_a_machine_left_out_is_predicted_without_its_constants() -> None:
+    """Sockets were measured on Polaris alone: left out, they are predicted with what other fabrics say."""
+    (one,) = predicted(tables("n2x4_nccl2.21_setup1_all_gather"))
+    assert one.left_out_us is not None
+    assert abs(one.left_out_us / one.fitted_us - 1.0).max() > 0.2
+    assert one.few_nodes_us is None
+
+
+def test_more_nodes_are_predicted_from_two() -> None:
+    """A table of 256 nodes has a prediction by constants of one and two nodes."""
+    (one,) = predicted(tables("n256x4_nccl2.21_setup5_all_gather"))
+    assert one.few_nodes_us is not None
+    assert (one.fabric, one.nodes) == ("slingshot", "32 and more")
+
+
+def test_every_kind_of_prediction_has_its_line() -> None:
+    """The table goes by constants, fabric and nodes; what shares machine and node count with a fitted one is fitted."""
+    cells = split(predicted(tables("snellius_h100_n2x4_all_gather", "polaris_a100_n8x4_nccl2.21_setup5_all_gather")))
+    lines = {(cell.kind, cell.fabric, cell.nodes) for cell in cells}
+    assert ("machine left out", "ib", "2 nodes") in lines
+    assert ("more nodes left out", "slingshot", "3 to 31") in lines
+    assert ("more nodes left out", "ib", "2 nodes") not in lines
+    assert ("fitted", "all", "all") in lines
+
+
+def test_classes_of_nodes() -> None:
+    """One, two, fewer than 32, more."""
+    assert [node_class(count) for count in (1, 2, 3, 31, 32, 1024)] == [
+        "1 node",
+        "2 nodes",
+        "3 to 31",
+        "3 to 31",
+        "32 and more",
+        "32 and more",
+    ]
+
+
+def test_an_interval_holds_its_time_and_says_whose_errors_it_has() -> None:
+    """A machine among the fitted has narrower ones than another on its fabric; a fabric nobody measured borrows."""
+    known = interval(load_cluster("sophia:2"), 1 << 20, 2, 100e-6)
+    other = interval(load_cluster("dgx-b200:2"), 1 << 20, 2, 100e-6)
+    nobody = interval(load_cluster("gcp-a3high:2"), 1 << 20, 2, 100e-6)
+    assert known is not None
+    assert other is not None
+    assert nobody is not None
+    assert known.low_s <= 100e-6 <= known.high_s
+    assert (known.origin, other.origin) == ("fitted", "left out")
+    assert known.high_s - known.low_s < other.high_s - other.low_s
+    assert (nobody.borrowed, other.borrowed) == (True, False)
+    assert interval(load_cluster("ethernet-cpu"), 1 << 20, 2, 1.0, "gloo") is None
+
+
+@pytest.mark.slow
+def test_intervals_hold_eight_in_ten_and_are_no_wider_than_they_need_be() -> None:
+    """Over all machines left out: 75 to 90 % of the points; half-widths at most four times the median error."""
+    found = covered(predicted(read_tables()))
+    assert found is not None
+    assert 0.75 <= found[0] <= 0.9
+    assert found[1] <= 4 * found[2]
+
+
+def test_a_fit_knows_what_it_would_be_without_a_machine() -> None:
+    """Left out of a finished fit, a machine's tables leave what a fit without them finds."""
+    truth, name = nccl_constants(), "hopper.efficiency_Simple"
+    benches = []
+    for part, factor in (("together_h100_n1x8_ring_all_gather", 1.0), ("xxrjun_h100_n1x8_all_gather", 1.1)):
+        bench = Bench.of(tables(part)[0])
+        bench.use(truth.changed({name: truth.values[name] * factor}))
+        times = zip(bench.table.rows, bench.times_us().tolist(), strict=True)
+        rows = tuple(replace(row, time_us=time_us) for row, time_us in times)
+        benches.append(Bench(replace(bench.table, rows=rows), bench.compiler, bench.devices))
+    both = fit(benches, truth, [name])
+    alone = fit(benches[:1], truth, [name])
+    assert both.without(lambda table: table.machine == "xxrjun")[name] == pytest.approx(
+        alone.constants.values[name], rel=0.01
+    )
+    assert both.constants.values[name] > 1.01 * alone.constants.values[name]
+
+
+def test_a_prediction_is_one_of_its_fabric() -> None:
+    """Racks whose NVLinks join many nodes are one node."""
+    found: list[Prediction] = predicted(tables("coreweave"))
+    assert [(one.fabric, one.nodes) for one in found] == [("none", "1 node")]
