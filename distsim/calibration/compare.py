@@ -37,6 +37,10 @@ class Bench:
         rows = self.table.rows[:: max(1, len(self.table.rows) // most)]
         return Bench(replace(self.table, rows=rows), self.compiler, self.devices)
 
+    def own(self, constants: Constants) -> Constants:
+        """*constants* with those in their place that the cluster's own file was fitted to."""
+        return constants.changed({name: one.value for name, one in self.compiler.cluster.constants.items()})
+
     def use(self, constants: Constants) -> None:
         """From now on with these constants."""
         nccl = self.compiler._nccl

@@ -10,13 +10,14 @@ from typing import Any
 
 from distsim.calibration.constants import data_folder
 from distsim.collectives import canonical_op
+from distsim.collectives.uncertainty import SIZES
 from distsim.errors import UsageError
 from distsim.text.strangers import brief, printable, read_bytes
 
 __all__ = ["REGIMES", "Measured", "Table", "read_tables", "regime"]
 
 LARGEST_FILE = 16 << 20
-REGIMES = ("< 64 KiB", "64 KiB - 16 MiB", "> 16 MiB")
+REGIMES = SIZES
 
 
 def regime(size_bytes: int) -> int:
@@ -55,7 +56,7 @@ class Table:
 
     @property
     def cluster(self) -> str:
-        """What `load_cluster` takes: a preset, its variant, and how many nodes or racks."""
+        """What `load_cluster` takes: a preset or file, its variant, and how many nodes or racks."""
         return self.on if self.on.rpartition(":")[2].isdigit() else f"{self.on}:{self.nnodes}"
 
 

@@ -7,7 +7,7 @@ import math
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,10 @@ def run_logs(args: argparse.Namespace) -> int:
         say(f"note: {note}")
     say(f"{len(logs.runs)} runs in {len({run.file for run in logs.runs})} logs: {told(logs)}")
     start = nccl_constants().changed({name: one.value for name, one in cluster.constants.items()})
-    limits = {name: bounds(name, start, cluster) for name in start.values}
+
+    def limits(name: str) -> tuple[float, float]:
+        return bounds(name, start, cluster)
+
     benches = benches_of(logs.runs, args.like, logs.version)
     fitted = fit_to_logs(benches, start, limits)
     before, after = _times(benches, fitted.before), _times(benches, fitted.after)
@@ -76,19 +79,21 @@ def _times(benches: Sequence[Bench], constants: Constants) -> list[NDArray[np.fl
 
 def _constants(fitted: FitToLogs, like: str) -> Iterator[str]:
     """Each constant with its two values; what the logs did not tell; what was held to what links can do."""
+    from distsim.calibration.logs.physical import value_of
+
     if not fitted.uncertainty:
         yield f"nothing could be told from these logs: every constant keeps the value of {like}"
     else:
         yield f"{'fitted':34s}{'before':>10s}{'after':>10s}{'give or take':>14s}"
     for name, sigma in sorted(fitted.uncertainty.items()):
-        before, after = fitted.before.values[name], fitted.after.values[name]
+        before, after = value_of(fitted.before, name), value_of(fitted.after, name)
         spread = f"{math.expm1(sigma):.0%}" if sigma < math.log(2) else f"times {math.exp(sigma):.1f}"
-        stuck = " (held to what links can do)" if name in fitted.at_bound else ""
+        stuck = " (at its bound)" if name in fitted.at_bound else ""
         yield f"{name:34s}{before:10.4g}{after:10.4g}{spread:>14s}{_meant(name)}{stuck}"
     if fitted.untold:
         yield f"could not be told from these logs, and kept as {like} has it:"
     for name in sorted(fitted.untold):
-        yield f"{name:34s}{fitted.before.values[name]:10.4g}{'':24s}{_meant(name)}".rstrip()
+        yield f"{name:34s}{value_of(fitted.before, name):10.4g}{'':24s}{_meant(name)}".rstrip()
 
 
 def _meant(name: str) -> str:
@@ -98,7 +103,7 @@ def _meant(name: str) -> str:
     return f"  {meaning(name)}" if shutil.get_terminal_size().columns >= _WIDE else ""
 
 
-def _larger(benches: Sequence[Bench], start: Constants, limits: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+def _larger(benches: Sequence[Bench], start: Constants, limits: Callable[[str], tuple[float, float]]) -> Iterator[str]:
     """How well the largest number of nodes is predicted from all others, where there are two at least."""
     from distsim.calibration.logs.fit import fit_to_logs
     from distsim.calibration.tables import REGIMES

@@ -15,14 +15,15 @@ from functools import cache
 from distsim.calibration.constants import data_folder
 from distsim.cluster import Cluster
 
-__all__ = ["NODE_CLASSES", "SIZES", "Interval", "around", "interval", "node_class", "size_class"]
+__all__ = ["ANY", "NODE_CLASSES", "SIZES", "Interval", "around", "interval", "node_class", "size_class"]
 
 SIZES = ("< 64 KiB", "64 KiB - 16 MiB", "> 16 MiB")
 _LEAST = (0, 1 << 16, (1 << 24) + 1)
 _NODES = ((1, "1 node"), (2, "2 nodes"), (31, "3 to 31"), (1 << 30, "32 and more"))
 NODE_CLASSES = tuple(name for _, name in _NODES)
 OWN, FITTED, LEFT_OUT = "own logs", "fitted", "left out"
-_ANY = "any"
+ANY = "any"
+"""In place of a fabric: the errors of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,12 @@ class Interval:
     @property
     def borrowed(self) -> bool:
         """The errors are those of other fabrics."""
-        return self.fabric == _ANY
+        return self.fabric == ANY
 
     @property
     def basis(self) -> str:
         """In words."""
-        where = {"none": "inside a node", _ANY: "any fabric"}.get(self.fabric, self.fabric)
+        where = {"none": "inside a node", ANY: "any fabric"}.get(self.fabric, self.fabric)
         what = {OWN: "this cluster's logs", FITTED: "this machine's tables", LEFT_OUT: "machines left out of the fit"}
         return f"{what[self.origin]}, {where}, {self.nodes}"
 
@@ -97,9 +98,9 @@ def interval(cluster: Cluster, nbytes: float, num_nodes: int, time_s: float, fla
 
 
 def around(name: str, fabric: str, nodes: str, size: str, time_s: float) -> Interval | None:
-    """The same for a preset's name (empty: a machine that nobody fitted) in a regime."""
+    """That of a cluster of this name in one regime; an empty name is that of a cluster that nobody fitted."""
     preset = name.partition(":")[0]
-    for origin, whose in ((FITTED, fabric), (LEFT_OUT, fabric), (LEFT_OUT, _ANY)):
+    for origin, whose in ((FITTED, fabric), (LEFT_OUT, fabric), (LEFT_OUT, ANY)):
         spread = _spreads().get((origin, whose, nodes, size))
         if spread is None or (origin == FITTED and preset not in spread.presets):
             continue

@@ -47,7 +47,7 @@ class CollectiveTotal:
     algbw_bytes_per_s: float
     busbw_bytes_per_s: float
     low_s: float | None = None
-    """Where a measured time would lie in eight cases of ten (observe/sureness.py); None where nobody has measured it."""
+    """Where a measured time would lie in eight cases of ten (observe/sureness.py); None: nobody measured such."""
     high_s: float | None = None
 
 

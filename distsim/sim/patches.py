@@ -17,9 +17,9 @@ import torch.utils.data
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d.backend import backend_patches, register_backend
 from distsim.sim.c10d.work import future_patches
-from distsim.sim.device.cuda_api import cuda_patches, register_kernels
+from distsim.sim.device.cuda_api import cuda_patches, give_back_kernels, register_kernels
 from distsim.sim.device.gpu import prepare
-from distsim.sim.device.hooks import accepted
+from distsim.sim.device.hooks import accepted, tested
 from distsim.sim.isolation.clock import clock_patches, datetime_clock
 from distsim.sim.isolation.effects import socket_patches
 from distsim.sim.isolation.environ import environ_patches
@@ -42,6 +42,7 @@ from distsim.sim.processes.signals import signal_patches
 from distsim.sim.processes.spawn import spawn_patches
 from distsim.sim.processes.threads import thread_patches
 from distsim.sim.processes.unarmed import unarmed_patches
+from distsim.sim.processes.usage import usage_patches
 
 __all__ = ["all_patches", "simulation"]
 
@@ -73,6 +74,7 @@ def simulation(gpus: bool) -> Iterator[Host]:
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
         if gpus:
+            prepare(tested)
             prepare(register_kernels)
         host = Host(environ, modules.shared)
         with (
@@ -82,6 +84,7 @@ def simulation(gpus: bool) -> Iterator[Host]:
         ):
             yield host
     finally:
+        give_back_kernels()
         datetime_clock(virtual=False)
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         sys.stdout, sys.stderr = streams
@@ -119,6 +122,7 @@ def all_patches(modules: RankModules) -> list[Patch]:
         *log_patches(),
         *signal_patches(),
         *unarmed_patches(),
+        *usage_patches(),
         *sharing_patches(),
         *profiler_patches(),
         *operator_patches(),

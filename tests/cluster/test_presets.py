@@ -14,6 +14,7 @@ WANTED = {
     "dgx-h100",
     "dgx-h200",
     "dgx-b200",
+    "grand-teton",
     "gb200-nvl72",
     "aws-p4d",
     "aws-p4de",
@@ -50,6 +51,7 @@ FIGURES = {
     "dgx-h100": (8, 450, 8, 400),
     "dgx-h200": (8, 450, 8, 400),
     "dgx-b200": (8, 900, 8, 400),
+    "grand-teton": (8, 450, 8, 400),
     "gb200-nvl72": (4, 900, 4, 400),
     "aws-p4d": (8, 300, 4, 100),
     "aws-p5": (8, 450, 8, 400),
@@ -182,7 +184,7 @@ def test_every_preset_says_what_was_measured() -> None:
     on = {table.on.partition(":")[0] for table in read_tables()}
     for name in preset_names():
         cluster = load_cluster(name)
-        if not cluster.node.num_gpus or name == "polaris":
+        if not cluster.node.num_gpus:
             continue
         assert cluster.measured, name
         assert cluster.measured.startswith("nothing") != (name in on), name

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from distsim.cli import main
+from distsim.cluster import load_cluster
+from distsim.collectives.uncertainty import interval
 from distsim.errors import UsageError
 from distsim.network.bench import bench_op, busbw_factor, counted
 
-ROW = re.compile(r"^ +(\d+) +(\d+) +(\w+) +(\w+) +(-?\d+)" + r" +([\d.]+) +([\d.]+) +([\d.]+) +N/A" * 2 + "$")
+ROW = re.compile(
+    r"^ +(\d+) +(\d+) +(\w+) +(\w+) +(-?\d+)"
+    + r" +([\d.]+) +([\d.]+) +([\d.]+) +N/A" * 2
+    + r"(?: +\([\d.,]+-[\d.,]+\))?$"
+)
 
 
 def table(capsys: pytest.CaptureFixture[str], *argv: str) -> list[tuple[str, ...]]:
@@ -163,3 +170,68 @@ def test_usual_spellings_are_known() -> None:
     assert bench_op("all_to_all_single") == bench_op("all_to_all") == "alltoall"
     with pytest.raises(UsageError):
         bench_op("")
+
+
+SPREAD = """
+base = "dgx-h100"
+name = "measured"
+[errors]
+"1 node, < 64 KiB" = { low = 0.5, high = 1.25 }
+"2 nodes, > 16 MiB" = { low = 0.8, high = 1.5 }
+"""
+
+
+def test_a_calibrated_cluster_has_the_interval_of_its_own_logs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the classes of nodes and sizes that they had; the table and JSON say it, and what it is of."""
+    path = tmp_path / "measured.toml"
+    path.write_text(SPREAD)
+    assert main(["bench", "all_reduce", "--on", f"{path}:1", "--sizes", "1K", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["low_us"], row["high_us"]) == pytest.approx((0.5 * row["time_us"], 1.25 * row["time_us"]))
+    assert row["interval_from"] == "this cluster's logs, inside a node, 1 node"
+    assert main(["bench", "all_reduce", "--on", f"{path}:2", "--sizes", "1G"]) == 0
+    out = capsys.readouterr().out
+    time_us = float(next(row for line in out.splitlines() if (row := ROW.match(line)))[6])
+    low, high = (float(f"{time_us * factor:.3g}") for factor in (0.8, 1.5))
+    assert f"({low:,.0f}-{high:,.0f})" in out
+    assert (
+        "# a measured time lies within the interval in 8 cases of 10: by errors of this cluster's logs, ib, 2 nodes"
+        in out
+    )
+
+
+def test_a_preset_has_the_interval_of_its_fabric_or_a_borrowed_one() -> None:
+    """Fitted where its own tables were; of machines left out where it has none; of any fabric where that was measured
+    too little; nobody has measured gloo, MPI or plain alpha-beta."""
+    fitted = interval(load_cluster("polaris:2"), 1024, 2, 1.0)
+    assert fitted is not None
+    assert fitted.origin == "fitted"
+    assert fitted.low_s < 1.0 < fitted.high_s
+    strange = interval(load_cluster("mi300x:2"), 1024, 2, 1.0)
+    assert strange is not None
+    assert strange.origin == "left out"
+    assert strange.high_s - strange.low_s > fitted.high_s - fitted.low_s
+    assert interval(load_cluster("gcp-a3high:2"), 1024, 2, 1.0).borrowed  # type: ignore[union-attr]
+    assert interval(load_cluster("polaris:2"), 1024, 2, 1.0, "gloo") is None
+    assert interval(load_cluster("ethernet-cpu:2"), 1024, 2, 1.0) is None
+
+
+def test_a_rack_is_one_node_to_the_errors() -> None:
+    """NVLink joins its 18 nodes: no fabric is crossed."""
+    rack = load_cluster("gb200-nvl72:2")
+    inside, across = interval(rack, 1 << 20, 18, 1.0), interval(rack, 1 << 20, 36, 1.0)
+    assert inside is not None
+    assert across is not None
+    assert (inside.fabric, inside.nodes) == ("none", "1 node")
+    assert across.nodes != "1 node"
+
+
+def test_the_software_that_was_assumed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where it is more than NCCL's version: plugin, settings and variant."""
+    assert main(["bench", "all_reduce", "--on", "polaris:setup5:2", "--sizes", "1M"]) == 0
+    out = capsys.readouterr().out
+    assert "# software assumed: NCCL 2.21.5, aws-ofi-nccl 1.9.1, " in out
+    assert "FI_CXI_RX_MATCH_MODE=software" in out
+    assert "(variant setup5)" in out

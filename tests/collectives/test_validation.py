@@ -40,7 +40,7 @@ def test_all_bounds_hold(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_broken_bound_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With NVLink at half its speed the command says which bounds are broken and exits with 5."""
     wrong = nccl_constants().changed({"hopper.efficiency_Simple": 0.4, "hopper.nvls": 0.3, "ampere.local": 2.0})
-    monkeypatch.setattr("distsim.collectives.libraries.nccl.nccl_constants", lambda: wrong)
+    monkeypatch.setattr("distsim.calibration.predictions.left_out.nccl_constants", lambda: wrong)
     assert main(["validate"]) == 5
     assert "BROKEN  > 16 MiB: median error" in capsys.readouterr().out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -294,6 +295,25 @@ def broadcast_and_drop() -> tuple[int, int]:
     return before, torch.cuda.memory_allocated()
 
 
+def test_more_than_the_peak_is_explained() -> None:
+    """Forwards without backward count three times for MFU: where it is above 1 the report says why."""
+
+    def evaluates() -> None:
+        layer = torch.nn.Linear(4096, 4096).cuda()
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+        for _ in range(3):
+            x = torch.randn(4096, 4096, device="cuda")
+            with torch.no_grad():
+                for _ in range(4):
+                    layer(x)
+            optimizer.step()
+
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(Summary(simulate(evaluates, "dgx-h100:1", nproc_per_node=1)))
+    words = " ".join(shown.getvalue().split())
+    assert "more than the GPU can do: a forward counts three times, for the backward that belongs to it; HFU" in words
+
+
 def test_a_collective_holds_no_memory_once_it_was_waited_for() -> None:
     """The host is ahead of the GPU: the kernel has not run, the tensor's memory is free for what comes after it."""
     outcome, _ = ran(broadcast_and_drop)
@@ -310,3 +330,32 @@ def test_a_gpu_that_was_only_asked_about_does_not_train() -> None:
         train(3)
 
     assert ran(body)[1]["num_gpus"] == 2
+
+
+def test_a_steps_time_carries_the_errors_of_what_is_exposed(tmp_path: Path) -> None:
+    """On a cluster whose collectives measured 0.5 to 2 times what was simulated: the exposed part of them, and no more;
+    the same in the report's list of collectives; nothing of either where nobody has measured such calls."""
+    sizes = ("< 64 KiB", "64 KiB - 16 MiB", "> 16 MiB")
+    errors = "\n".join(f'"1 node, {size}" = {{ low = 0.5, high = 2.0 }}' for size in sizes)
+    path = tmp_path / "measured.toml"
+    path.write_text(f'base = "dgx-h100"\nname = "measured"\n[errors]\n{errors}\n')
+    outcome = simulate(train, str(path), (4,), nproc_per_node=2)
+    training = outcome.training
+    assert training is not None
+    assert training.pacing is not None
+    moving_s = sum(wait.moving_s for wait in training.pacing.waits)
+    assert training.step_time_s is not None
+    assert moving_s > 0
+    assert training.step_low_s == pytest.approx(training.step_time_s - 0.5 * moving_s)
+    assert training.step_high_s == pytest.approx(training.step_time_s + moving_s)
+    document = report_document(outcome)
+    assert document["training"]["step_high_s"] == training.step_high_s
+    total = next(total for total in document["collectives"] if total["op"] == "all_reduce")
+    assert (total["low_s"], total["high_s"]) == pytest.approx((0.5 * total["time_s"], 2 * total["time_s"]))
+    out = io.StringIO()
+    print_summary(outcome, out)
+    assert "in 8 cases of 10, by the errors of exposed communication alone" in out.getvalue()
+    unknown = simulate(train, str(path), (2,), nproc_per_node=2, nccl_version="ideal")
+    assert unknown.training is not None
+    assert (unknown.training.step_low_s, unknown.training.step_high_s) == (None, None)
+    assert all(total.low_s is None for total in unknown.collectives)

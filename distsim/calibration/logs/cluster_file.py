@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from distsim.calibration.logs.fit import FitToLogs
 from distsim.calibration.logs.folder import Logs
+from distsim.calibration.logs.physical import value_of
 from distsim.cluster import Cluster, preset_names
 from distsim.cluster.files.load import merged
 from distsim.cluster.files.spec import check_spec
@@ -35,14 +36,19 @@ def cluster_file(
     plugin = next((run.plugin for run in logs.runs if run.plugin), "")
     settings = {key: value for run in logs.runs for key, value in run.settings.items() if not _forces(key)}
     constants = {
-        key: {"value": float(f"{fitted.after.values[key]:.4g}"), "uncertainty": float(f"{sigma:.2g}"), "source": "logs"}
+        key: {
+            "value": float(f"{value_of(fitted.after, key):.4g}"),
+            "uncertainty": float(f"{sigma:.2g}"),
+            "source": "logs",
+        }
         for key, sigma in sorted(fitted.uncertainty.items())
     }
+    gpu = f" of {first.gpu}" if first.gpu else ""
     head = {
         "name": name,
         "description": f"{cluster.description}, as measured",
         "source": f"{cluster.source}; {len({run.file for run in logs.runs})} logs of {folder}",
-        "measured": f"{told(logs)} ({rows} times{f' of {first.gpu}' if first.gpu else ''}); all else is borrowed from {base}",
+        "measured": f"{told(logs)} ({rows} times{gpu}); all else is borrowed from {base}",
         "nodes": nodes,
     }
     lines = [f"# Written by distsim calibrate --from {folder} --like {like}: times of this cluster, for --on FILE."]

@@ -7,7 +7,7 @@ keeps its value; the others are fitted, within what links can do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from distsim.calibration.compare import Bench
 from distsim.calibration.constants import Constants
+from distsim.calibration.logs.physical import value_of
 from distsim.calibration.logs.run import LogRun
 from distsim.calibration.tables import Measured, Table, regime
 from distsim.cluster import Cluster, load_cluster
@@ -99,8 +100,8 @@ def _forced(run: LogRun, name: str) -> str | None:
     return value if value and not set(value) & set("^,;:") else None
 
 
-def fit_to_logs(benches: Sequence[Bench], start: Constants, bounds: Mapping[str, tuple[float, float]]) -> FitToLogs:
-    """*start* with what the runs of *benches* tell, each fitted constant inside its *bounds* (low, high)."""
+def fit_to_logs(benches: Sequence[Bench], start: Constants, bounds: Callable[[str], tuple[float, float]]) -> FitToLogs:
+    """*start* with what the runs of *benches* tell, each fitted constant inside its *bounds*: low and high by name."""
     places = [_some(bench) for bench in benches]
     weight = np.concatenate([_weights(bench, place, benches) for bench, place in zip(benches, places, strict=True)])
     error = _errors(benches, places, start)
@@ -164,13 +165,12 @@ def _read(benches: Sequence[Bench], constants: Constants) -> list[str]:
     """The constants that are looked at while these runs are simulated."""
     seen: dict[str, None] = {}
 
-    class Seen(dict[str, float]):
-        def __getitem__(self, name: str) -> float:
-            seen[name] = None
-            return super().__getitem__(name)
+    class Watched(Constants):
+        def get(self, table: str, key: str) -> float:
+            seen[f"{table}.{key}"] = None
+            return super().get(table, key)
 
-    watched = Constants(constants.values)
-    watched.values = Seen(watched.values)
+    watched = Watched(constants.values, constants.like)
     for bench in benches:
         bench.use(watched)
         bench.times_us()
@@ -180,7 +180,7 @@ def _read(benches: Sequence[Bench], constants: Constants) -> list[str]:
 def _slope(
     benches: Sequence[Bench], places: Sequence[NDArray[np.int64]], constants: Constants, name: str, error: Array
 ) -> Array:
-    moved = constants.changed({name: constants.values[name] * float(np.exp(_STEP))})
+    moved = constants.changed({name: value_of(constants, name) * float(np.exp(_STEP))})
     slope: Array = (_errors(benches, places, moved) - error) / _STEP
     return slope
 
@@ -205,12 +205,12 @@ def _solve(
     start: Constants,
     names: Sequence[str],
     weight: Array,
-    bounds: Mapping[str, tuple[float, float]],
+    bounds: Callable[[str], tuple[float, float]],
 ) -> tuple[Array, Array, tuple[str, ...]]:
     """Gauss-Newton on log time, robust, held to the start by its uncertainty and to the bounds."""
-    origin = np.log([start.values[name] for name in names])
-    low = np.array([np.log(bounds[name][0]) for name in names])
-    high = np.array([np.log(bounds[name][1]) for name in names])
+    origin = np.log([value_of(start, name) for name in names])
+    low = np.array([np.log(bounds(name)[0]) for name in names])
+    high = np.array([np.log(bounds(name)[1]) for name in names])
     if not names:
         return origin, origin, ()
 

@@ -67,12 +67,12 @@ def predicted(tables: Sequence[Table], constants: Constants | None = None) -> li
             values = _cases().get(case)
             if values is None:
                 return None
-            bench.use(constants.changed(values))
+            bench.use(bench.own(constants.changed(values)))
             return bench.times_us()
 
         left_out = times(table.machine)
         domain = bench.compiler.cluster.node.nvlink_domain_nodes
         few = times(FEW_NODES) if table.nnodes > max(2, domain) else None
-        bench.use(constants)
+        bench.use(bench.own(constants))
         found.append(Prediction(bench, bench.times_us(), left_out, few))
     return found

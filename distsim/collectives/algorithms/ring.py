@@ -88,8 +88,11 @@ def _rings(group: Members) -> list[Ring]:
         return [_close(group, [(member, None) for member in order]) for order in _orders(domains[0], mesh)]
     rings: list[Ring] = []
     count = len(group.gates[0])
+    mesh = _own_nics(group) and group.cluster.node.nvlink == "mesh"
     for k in range(count):
         partner = k ^ 1 if k ^ 1 < count else k
+        if mesh:
+            partner = (k + count // 2) % count
         stops: list[tuple[int, int | None]] = []
         for index, domain in enumerate(domains):
             gates = group.gates[index]
@@ -102,10 +105,31 @@ def _rings(group: Members) -> list[Ring]:
             order = [first, *inner[turn:], *inner[:turn]]
             if last != first:
                 order.append(last)
+            if mesh:
+                order = [gates[place].near[0] for place in _path(k, count)]
+                order = order if index % 2 == 0 else order[::-1]
             stops += [(member, None) for member in order[:-1]]
             stops.append((order[-1], leave.rail))
         rings.append(_close(group, stops))
     return rings
+
+
+def _own_nics(group: Members) -> bool:
+    """Whether every GPU of every node has a NIC of its own, and there is an even number of both."""
+    return all(
+        len(gates) % 2 == 0
+        and len(gates) == len(domain)
+        and {gate.near[0] for gate in gates} == set(domain)
+        and all(len(gate.near) == 1 for gate in gates)
+        for gates, domain in zip(group.gates, group.domains, strict=True)
+    )
+
+
+def _path(first: int, size: int) -> list[int]:
+    """The way through GPUs that are linked pairwise from the *first* to the one half round from it. Those of all firsts
+    use every arc once (Williams 1949: 0, 1, -1, 2, -2, ... added to each)."""
+    steps = [(place + 1) // 2 * (1 if place % 2 else -1) for place in range(size)]
+    return [(first + step) % size for step in steps]
 
 
 def _close(group: Members, stops: list[tuple[int, int | None]]) -> Ring:

@@ -147,8 +147,7 @@ class Communicator:
         if not _all_there(came, lambda: self._finish(members, data, came)):
             return
         on_gpu = members[0].host_side is not None
-        if not on_gpu:
-            self.world.guards.on_finish(members)
+        self.world.guards.on_finish(members)
         try:
             compute(members, data) if on_gpu else data(members)
         except Exception as error:  # what torch refuses to compute is every member's error

@@ -150,6 +150,8 @@ class ComputeMode(TorchDispatchMode):
         equal = task.world.traced.equal
         if equal is not None and not equal.compared:
             equal.saw_operator(self._process.rank, plan.number)
+        if self._process.recorder is not None:
+            self._process.recorder.arguments = args
         if plan.cost.kernels:
             gpu.launch(stream, plan.cost, task, func)
         if plan.counted is not None:

@@ -11,6 +11,7 @@ __all__ = [
     "figures",
     "gpu_tracks",
     "lookahead",
+    "profile",
     "profiler",
     "reading",
     "totals",

@@ -32,7 +32,7 @@ class Sureness:
         self._factors: dict[tuple[int, str, str], tuple[float, float] | None] = {}
 
     def of(self, records: Sequence[CallRecord], group: Questions | None) -> tuple[float, float] | None:
-        """(low_s, high_s) of all these calls of *group* together; None where one is of a kind that nobody has measured."""
+        """(low_s, high_s) of all these calls of *group* together; None where one is of a kind that nobody measured."""
         if group is None:
             return None
         low_s = high_s = 0.0

@@ -311,6 +311,12 @@ class SimGroup(Questions):
 
     # -- helpers
 
+    def shutdown(self) -> None:
+        """destroy_process_group: what the group's members have launched on GPUs ends first."""
+        task = current_task()
+        if task is not None and task.process is self._process:
+            self._on_gpu.finish(task)
+
     def meet(self, group: Group, record: CallRecord) -> None:
         """Block until every member of *group* has made this group (gloo connects when it is made)."""
         arrival = Arrival(

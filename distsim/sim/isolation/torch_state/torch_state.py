@@ -25,9 +25,9 @@ from distsim.sim.isolation.torch_state.class_guards import (
     MISSING,
     VALID_VERSION_TAG,
     ClassGuard,
-    flags_of,
     guards_of,
     has_guarded_classes,
+    marks_of,
     may_be_guarded,
 )
 from distsim.sim.isolation.torch_state.known import Known
@@ -52,11 +52,11 @@ class _Name:
 
     def get(self) -> Any:
         space = self.space
-        return (space if isinstance(space, dict) else vars(space)).get(self.name, MISSING)
+        return (space if type(space) is dict else vars(space)).get(self.name, MISSING)
 
     def put(self, value: Any) -> None:
         space, name = self.space, self.name
-        if isinstance(space, dict):
+        if type(space) is dict:
             if value is MISSING:
                 space.pop(name, None)
             else:
@@ -147,8 +147,11 @@ class TorchState:
             changed: list[_Name | _Content] = [*compress(self._names, map(is_not, map(getitem, spaces, names), shared))]
         except KeyError:  # a name was taken away
             changed = [n for n in self._names if n.space.get(n.name) is not n.shared]
-        containers, held = self._compared
-        changed += compress(self._contents, map(ne, containers, held))
+        empty, contents = self._empty
+        if any(empty):
+            changed += compress(contents, empty)
+        containers, held, contents = self._compared
+        changed += compress(contents, map(ne, containers, held))
         growing, sizes, contents = self._measured
         changed += compress(contents, map(ne, map(len, growing), sizes))
         return changed
@@ -156,18 +159,20 @@ class TorchState:
     def _line_up(self) -> None:
         """What `_changed` and `_assigned_classes` go through, column by column."""
         self._looked_at = [n.space for n in self._names], [n.name for n in self._names], [n.shared for n in self._names]
-        self._compared = [c.container for c in self._contents], [c.shared for c in self._contents]
+        empty = [c for c in self._contents if not c.shared]
+        self._empty = [c.container for c in empty], empty
+        held = [c for c in self._contents if c.shared]
+        self._compared = [c.container for c in held], [c.shared for c in held], held
         self._measured = (
             [container for container, _, _ in self._growing],
             [size for _, size, _ in self._growing],
             [content for _, _, content in self._growing],
         )
-        self._sentinels = [sentinel for sentinel, _ in self._guards]
-        self._at_rest = [sentinel.__flags__ | VALID_VERSION_TAG for sentinel in self._sentinels]
+        self._marks, self._at_rest = marks_of([sentinel for sentinel, _ in self._guards])
 
     def _assigned_classes(self) -> list[ClassGuard]:
         """Guards of classes that somebody has assigned an attribute of."""
-        if [*map(flags_of, self._sentinels)] == self._at_rest:
+        if self._marks() == self._at_rest:
             return []
         return [guard for sentinel, guard in self._guards if not sentinel.__flags__ & VALID_VERSION_TAG]
 
