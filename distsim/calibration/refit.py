@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,18 @@ def _entries(path: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+def _is_of(machine: str, table: Table) -> bool:
+    return table.machine == machine
+
+
 def _left_out(fitted: Fitted, tables: list[Table]) -> str:
     """The text of left_out.toml."""
     lines = [
         "# Constants fitted without one machine's tables, and without the tables of more than two nodes: only those",
         "# that differ by more than 0.5 %. Made by `python -m distsim.calibration.refit`.",
     ]
-
-    def of(machine: str) -> Callable[[Table], bool]:
-        return lambda table: table.machine == machine
-
-    cases = {machine: fitted.without(of(machine)) for machine in dict.fromkeys(table.machine for table in tables)}
+    machines = dict.fromkeys(table.machine for table in tables)
+    cases = {machine: fitted.without(partial(_is_of, machine)) for machine in machines}
     cases[FEW_NODES] = fitted.without(lambda table: table.nnodes > 2)
     for name, values in cases.items():
         lines += ["", f'["{name}"]']

@@ -33,6 +33,7 @@ from distsim.sim.isolation.resemblance import resembling
 from distsim.sim.isolation.switches import Host, switch_patches
 from distsim.sim.isolation.torch_state.meshes import mesh_patches
 from distsim.sim.isolation.torch_state.operators import operator_patches
+from distsim.sim.isolation.torch_state.step_hooks import optimizer_patches
 from distsim.sim.observe.profiler import profiler_patches
 from distsim.sim.observe.training import noticed
 from distsim.sim.processes.hosts import host_patches
@@ -126,6 +127,7 @@ def all_patches(modules: RankModules) -> list[Patch]:
         *sharing_patches(),
         *profiler_patches(),
         *operator_patches(),
+        *optimizer_patches(),
         *_mode_flags(),
         *mesh_patches(),
         *_loader_patches(),

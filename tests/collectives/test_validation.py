@@ -29,7 +29,7 @@ def test_a_machines_bounds_hold(name: str, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.slow
 def test_all_bounds_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    """Machines left out, more nodes left out and all tables as fitted: within the bounds that the report has for each."""
+    """Machines left out, more nodes left out and all tables as fitted: within the bounds the report has for each."""
     assert main(["validate", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["broken"] == []

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from sim.running import HEAD, Scripts, ranks
 
 import distsim
-from distsim.sim.kernel import scheduler
+from distsim.sim.kernel import own_time
 
 
 @pytest.mark.parametrize("code", ["sys.exit()", "sys.exit(0)", "exit(0)", "os._exit(0)", "raise SystemExit"])
@@ -271,9 +271,9 @@ def test_time_in_which_others_had_the_machine_does_not_count(script: Scripts, mo
 
     def schedstat(path: str) -> io.StringIO:
         assert path.startswith("/proc/self/task/")
-        return io.StringIO(f"0 {int(scheduler._real_monotonic() * 1e9)} 0\n")
+        return io.StringIO(f"0 {int(own_time._real_monotonic() * 1e9)} 0\n")
 
-    monkeypatch.setattr(scheduler, "_real_open", schedstat)
+    monkeypatch.setattr(own_time, "_real_open", schedstat)
     ran = script(HEAD + "if rank == 1:\n    for _ in range(30_000_000): pass\ndist.barrier()\n", host_timeout_s=0.2)
     assert (ran.outcome.exit_code, ran.kinds) == (0, [])
 

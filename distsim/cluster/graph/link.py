@@ -79,7 +79,8 @@ class Links(Sequence[Link]):
 
     def are(self, kinds: Collection[str]) -> NDArray[np.bool_]:
         """Which links are of one of *kinds*."""
-        return np.array([kind in kinds for kind in self._kinds], dtype=bool)[self._codes]
+        found: NDArray[np.bool_] = np.array([kind in kinds for kind in self._kinds], dtype=bool)[self._codes]
+        return found
 
     def __len__(self) -> int:
         return len(self._codes)

@@ -58,6 +58,8 @@ class Communicator:
         self.flavour = flavour
         self.key = zlib.crc32(repr((group.name, group.ranks)).encode())
         self.broken: str | None = None
+        self.places: dict[int, int] | None = None
+        """Global rank -> place, as torch has it: one for all members."""
         self._devices: tuple[str, ...] | None = None
         self._meetings: dict[int, Meeting] = {}
         self._sends: list[Letter] = []

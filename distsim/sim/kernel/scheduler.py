@@ -8,8 +8,6 @@ what is said of a job that stands still, is the business of who inherits this (w
 from __future__ import annotations
 
 import _thread
-import heapq
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,19 +16,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 import simpy
 
 from distsim.debug.records import Wait
+from distsim.sim.kernel.deadlines import Deadline, Deadlines, Due
 from distsim.sim.kernel.interrupts import Interrupts
+from distsim.sim.kernel.own_time import own_s
+from distsim.sim.kernel.polls import PollEvent
 from distsim.watcher import beacon
 
 if TYPE_CHECKING:
     from distsim.sim.kernel.limits import Limits
 
-__all__ = ["Deadline", "Due", "Expired", "Nap", "Owner", "PollEvent", "Request", "Scheduler", "Unwind"]
+__all__ = ["Expired", "Owner", "Request", "Scheduler", "Unwind"]
 
 QUIET_LIMIT_S = 3_600.0
 """A world in which ranks only poll for this long (virtual) is a deadlock."""
 
 _real_monotonic = time.monotonic
-_real_open = open
 
 
 class Expired(Exception):
@@ -92,40 +92,6 @@ class Runs(Protocol):
     def raise_inside(self, unwind: type[Unwind]) -> None: ...
 
 
-class PollEvent(simpy.Event):
-    """Wakes a thread that looks again and again for something to change."""
-
-
-class Nap(PollEvent):
-    """Wakes a thread that has let time pass before it looks again."""
-
-    def __init__(self, env: simpy.Environment, delay_s: float) -> None:
-        super().__init__(env)
-        self._ok, self._value = True, None
-        env.schedule(self, delay=delay_s)
-
-
-class Due(Protocol):
-    """What happens at a deadline (scheduler side)."""
-
-    explicit: bool
-    """The program set the limit: it comes where nothing else can happen any more, too."""
-
-    @property
-    def over(self) -> bool:
-        """Whether it need not come any more. Asked before time passes for its sake; it is not asked again."""
-        ...
-
-    def strike(self) -> None:
-        """Its moment has come."""
-        ...
-
-
-Deadline = tuple[float, int, Due]
-"""When something gives up, the order among equal times, and what it is. Kept out of simpy's heap: a pending timeout
-must not hide a deadlock."""
-
-
 class WaitLimit:
     """The wait of *task* that *request* asked for gives up."""
 
@@ -184,9 +150,7 @@ class Scheduler:
         self._pollers: list[PollEvent] = []
         self._quiet_s = 0.0
         self._last_ticks, self._last_tick_s, self._last_tick_event = -1, 0.0, 0
-        self._deadlines: list[Deadline] = []
-        """A heap by time and order."""
-        self._count = itertools.count()
+        self._deadlines = Deadlines()
         self._tasks_made = 0
         self._next_progress_s = 0.0
 
@@ -247,7 +211,7 @@ class Scheduler:
         """Two limits: without any sign of life (operators, imports), and, longer unless the user set
         it, without a call: a loop of operators whose end never comes true lives too. What other programs keep the
         thread from running counts for neither."""
-        ticks, begun = self.ticks, _own_s(task)
+        ticks, begun = self.ticks, own_s(task.native)
         since = begun
         while not self.baton.acquire(timeout=0.1):
             if self.beacon is not None:
@@ -259,9 +223,9 @@ class Scheduler:
             if self.interrupted and task.doom is None:
                 raise KeyboardInterrupt
             if task.doom is None and (self.ticks != ticks or self.in_operator):
-                ticks, since = self.ticks, _own_s(task)
+                ticks, since = self.ticks, own_s(task.native)
             over = self.limits is not None and task.doom is None and self.limits.wall_over()
-            now = _own_s(task)
+            now = own_s(task.native)
             if over or now - since > limit_s or now - begun > limit_s * self.patience:
                 task.abandoned = True
                 if self.beacon is not None:
@@ -283,23 +247,7 @@ class Scheduler:
 
     def at_deadline(self, at_s: float, due: Due) -> None:
         """Have *due* strike at *at_s*, unless it is over by then."""
-        heapq.heappush(self._deadlines, (at_s, next(self._count), due))
-
-    def _next_deadline(self) -> Deadline | None:
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][2].over:
-            heapq.heappop(deadlines)
-        return deadlines[0] if deadlines else None
-
-    def _take_explicit(self) -> Deadline | None:
-        """Where nothing else can happen any more, only a limit that the program set itself ends a wait."""
-        coming = [deadline for deadline in self._deadlines if not deadline[2].over]
-        explicit = min((deadline for deadline in coming if deadline[2].explicit), default=None)
-        if explicit is not None:
-            coming.remove(explicit)
-        self._deadlines = coming
-        heapq.heapify(coming)
-        return explicit
+        self._deadlines.add(at_s, due)
 
     def _expire(self, deadline: Deadline) -> None:
         """Let time pass up to *deadline*, which is not among those to come any more."""
@@ -329,16 +277,16 @@ class Scheduler:
             upcoming = queue[0][0] if queue else float("inf")
             if self._pollers and self._poll_turn(upcoming):
                 continue
-            deadline = self._next_deadline()
+            deadline = self._deadlines.next()
             if upcoming == float("inf"):
-                explicit = self._take_explicit()
+                explicit = self._deadlines.take_explicit()
                 if explicit is None:  # an empty heap, and tasks that are blocked: a deadlock
                     self.stands_still()
                     return
                 self._expire(explicit)
                 continue
             if deadline is not None and deadline[0] < upcoming:
-                self._expire(heapq.heappop(self._deadlines))
+                self._expire(self._deadlines.take())
                 continue
             is_poll = isinstance(queue[0][3], PollEvent)
             env.step()
@@ -384,7 +332,7 @@ class Scheduler:
         step_s = max(1e-6, 0.1 * self._quiet_s)
         if upcoming - float(self.env.now) <= step_s:
             return False
-        deadline = self._next_deadline()
+        deadline = self._deadlines.next()
         if deadline is not None and deadline[0] <= float(self.env.now) + step_s:
             return False
         if self._quiet_s > QUIET_LIMIT_S and upcoming == float("inf"):
@@ -407,14 +355,3 @@ class Scheduler:
             if now >= self._next_progress_s:
                 self._next_progress_s = now + 0.2
                 self.on_progress(self)
-
-
-def _own_s(task: Runs) -> float:
-    """A clock that stands still while the thread of *task* could run but the machine is busy with others (Linux says
-    how long; elsewhere it is the machine's)."""
-    try:
-        with _real_open(f"/proc/self/task/{task.native}/schedstat") as file:
-            kept_waiting_s = int(file.read().split()[1]) * 1e-9
-    except (OSError, IndexError, ValueError):
-        kept_waiting_s = 0.0
-    return _real_monotonic() - kept_waiting_s

@@ -14,6 +14,7 @@ __all__ = [
     "profile",
     "profiler",
     "reading",
+    "sureness",
     "totals",
     "training",
     "user_stack",

@@ -112,7 +112,7 @@ class Recorder:
 
     def _kernels(self, numbers: dict[int, int]) -> list[Event]:
         """What the GPUs ran. *numbers*: of the slices, by what they have launched."""
-        events = []
+        events: list[Event] = []
         for device, stream, item in self._launched:
             device.timeline.catch_up()
             if item.begun_s is None or item.ended_s is None:
@@ -148,8 +148,8 @@ class Recorder:
             me, other = map(record.group.ranks.index, (record.rank, record.peer))
             title = f"send {me}->{other}" if record.op == "send" else f"recv {me}<-{other}"
         overhead_s = self._process.world.cluster.cpu.op_overhead_s
-        shapes = _argument_shapes(name, record)
-        self._slice(f"c10d::{name}", record.issued_s - overhead_s, record.issued_s, shapes, record)
+        begin_s = record.issued_s - overhead_s
+        self._slice(f"c10d::{name}", begin_s, record.issued_s, _argument_shapes(name, record), record)
         if record.op == "monitored_barrier":  # gloo makes it of messages of one byte with rank 0
             peers = len(record.group.ranks) - 1 if record.rank == record.group.ranks[0] else 1
             steps = ["recv", "send"] if record.rank == record.group.ranks[0] else ["send", "recv"]
@@ -157,8 +157,8 @@ class Recorder:
         elif backend == "gloo" and record.op == "reduce_scatter":  # one reduction for each of its inputs
             works = [(title, [list(shape)]) for shape in record.input_shapes]
         else:
-            shapes = record.output_shapes if record.op == "recv" else record.input_shapes
-            works = [(title, [list(shape) for shape in shapes])]
+            moved = record.output_shapes if record.op == "recv" else record.input_shapes
+            works = [(title, [list(shape) for shape in moved])]
         self._works += [(f"{backend}:{title}", record, shapes) for title, shapes in works]
 
     def _slice(

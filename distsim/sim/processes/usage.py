@@ -20,7 +20,7 @@ _told: weakref.WeakKeyDictionary[Any, dict[str, SimProcess]] = weakref.WeakKeyDi
 
 def usage_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) of what prints it."""
-    real: Any = argparse.ArgumentParser._print_message  # type: ignore[attr-defined]
+    real: Any = argparse.ArgumentParser._print_message
 
     @functools.wraps(real)
     def print_message(self: Any, message: str, file: Any = None) -> None:

@@ -64,6 +64,13 @@ class SimGroup(Questions):
         self._communicator = communicator
         self._on_gpu = GroupStreams(communicator)
 
+    def shared_places(self, places: dict[int, int]) -> dict[int, int]:
+        """The one map of the group's members that says the same as *places*."""
+        shared = self._communicator.places
+        if shared is None:
+            shared = self._communicator.places = places
+        return shared if shared == places else places
+
     def refused(self, op: str, error: BaseException) -> None:
         """A public function of torch.distributed refused a call of this group: it has no number, and has not come."""
         task, process = require_task(), self._process

@@ -121,24 +121,29 @@ class TorchState:
     def enter(self, own: Own) -> None:
         """A process begins to run: what it has changed is put in place."""
         for place, value in own.values.items():
-            place.put(value)
+            if value is not place.shared:
+                place.put(value)
         if own.has_classes:
             self._rest()
 
     def leave(self, own: Own) -> None:
         """It stops: what it has changed is kept in *own*, and everyone's put back."""
-        for guard in self._assigned_classes():
+        assigned = self._assigned_classes()
+        for guard in assigned:
             own.has_classes = True
             for cls, name, shared in guard.changes():
                 own.values.setdefault(self._attribute(cls, name, shared), None)
         for place in own.values:
-            own.values[place] = place.get()
-            place.put(place.shared)
+            value = own.values[place] = place.get()
+            if value is not place.shared:
+                place.put(place.shared)
         for place in self._changed():
             own.values[place] = place.get()
             place.put(place.shared)
         if own.has_classes:
             self._rest()
+        if assigned:
+            self._halve(assigned)
 
     def _changed(self) -> list[_Name | _Content]:
         """Of the places that are looked at. This runs at every hand-over: no step of it is Python's."""
@@ -172,9 +177,23 @@ class TorchState:
 
     def _assigned_classes(self) -> list[ClassGuard]:
         """Guards of classes that somebody has assigned an attribute of."""
-        if self._marks() == self._at_rest:
+        marks = self._marks()
+        if marks == self._at_rest:
             return []
-        return [guard for sentinel, guard in self._guards if not sentinel.__flags__ & VALID_VERSION_TAG]
+        words = memoryview(marks).cast("L") if isinstance(marks, bytes) else marks
+        return [guard for (_, guard), word in zip(self._guards, words, strict=True) if not word & VALID_VERSION_TAG]
+
+    def _halve(self, assigned: Sequence[ClassGuard]) -> None:
+        """A class that was assigned once will be again: DDP keeps in one the module that is in its forward. Its guard
+        watches half as many classes from now on, in the end it alone, and is looked through in no time. All hold what
+        is everyone's now."""
+        for guard in assigned:
+            middle = len(guard.classes) // 2
+            halves = guards_of(list(guard.classes[:middle])) + guards_of(list(guard.classes[middle:]))
+            if middle and sum(len(half.classes) for half in halves) == len(guard.classes):
+                self._guards = [pair for pair in self._guards if pair[1] is not guard]
+                self._guards += [(half.sentinel, half) for half in halves]
+                self._line_up()
 
     def _rest(self) -> None:
         for guard in self._assigned_classes():
