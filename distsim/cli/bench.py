@@ -190,7 +190,8 @@ def run(args: argparse.Namespace) -> int:
         ranks=slots,
         notes=_notes(args) + _fluid(args, rows) + _assumed(args, cluster, rows),
         sizes=f"minBytes {sizes[0]} maxBytes {sizes[-1]} {stepping}",
-        cluster=f"{cluster.name} ({num_nodes} node{'s' if num_nodes != 1 else ''}, {len(slots)} ranks, NCCL {version})",
+        cluster=f"{cluster.name} ({num_nodes} node{'s' if num_nodes != 1 else ''}, {len(slots)} ranks, "
+        f"{cluster.nccl.library.upper()} {version})",
     )
     print("\n".join(lines))
     return 0
