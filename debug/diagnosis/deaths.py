@@ -9,7 +9,7 @@ from distsim.debug.diagnosis.context import Case
 from distsim.debug.records import CallRecord, HostWait, Phase, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
-from distsim.debug.words.advice import advice
+from distsim.debug.words.advice import advice, raised_advice
 from distsim.debug.words.phrases import capital, exception_line, ranks_text, several
 
 __all__ = ["death", "host_wait", "in_flight_exception"]
@@ -51,7 +51,13 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
         victims,
         call=call,
         explanation=f"{capital(what)}. {waiting}",
-        suggestion=_AT_THE_END if first.over else _UNSEEN if unseen else advice(kind, who=who),
+        suggestion=_AT_THE_END
+        if first.over
+        else _UNSEEN
+        if unseen
+        else raised_advice(who, first.exception or "", bool(victims))
+        if kind is Kind.RANK_RAISED
+        else advice(kind, who=who),
         since_s=first.since_s if first.since_s is not None else (call.issued_s if call else None),
         sites=sites,
     )

@@ -21,7 +21,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import median, median_low
 
 from distsim.debug.records import CallRecord, Finding, Group, State
@@ -152,18 +152,31 @@ def stragglers(records: Mapping[int, Sequence[CallRecord]], demand: Demand) -> l
                 friends[call.peer].add(rank)
             elif call.op in EVERYBODY and call.state is State.COMPLETED and call.completed_s is not None:
                 meetings[call.group][call.seq][rank] = call
-    away = {rank: _Away(calls) for rank, calls in records.items()}
+    away: dict[int, _Away] = {}
     worst: dict[int, Straggler] = {}
     for group, numbered in meetings.items():
         if len(group.ranks) < 2 or any(friends[rank].intersection(group.ranks) for rank in group.ranks):
             continue
         full = [numbered[seq] for seq in sorted(numbered) if len(numbered[seq]) == len(group.ranks)]
-        if len(full) < demand.meetings:
+        if len(full) < demand.meetings or _keep_pace(group, full, demand):
             continue
+        away = away or {rank: _Away(calls) for rank, calls in records.items()}
         for found in _in_group(group, full, away, demand):
             if found.rank not in worst or worst[found.rank].lost_s < found.lost_s:
                 worst[found.rank] = found
     return sorted(worst.values(), key=lambda s: (-s.lost_s, s.rank))
+
+
+def _keep_pace(group: Group, full: Sequence[dict[int, CallRecord]], demand: Demand) -> bool:
+    """Whether nobody can be named: a rank costs the others at most what is between the longest and the shortest call of
+    each meeting. Most jobs need no closer look."""
+    any_rank = group.ranks[0]
+    span_s = (full[-1][any_rank].completed_s or 0.0) - full[0][any_rank].issued_s
+    at_most_s = 0.0
+    for met in islice(full, 1, None):
+        inside = [(call.completed_s or 0.0) - call.issued_s for call in met.values()]
+        at_most_s += max(inside) - min(inside)
+    return span_s <= 0.0 or at_most_s / span_s < MIN_SHARE or at_most_s < demand.lost_s
 
 
 class _Away:

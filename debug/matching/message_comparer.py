@@ -23,12 +23,14 @@ from distsim.debug.records.signature import Signature
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import Records
 
-__all__ = ["PAIR", "STREAM", "GroupKey", "Messages", "StreamKey"]
+__all__ = ["MARK", "PAIR", "STREAM", "GroupKey", "Messages", "StreamKey"]
 
-PAIR = "\0pair"
+MARK = "\0"
+"""Begins a key that is no group's: names of groups are printable."""
+PAIR = f"{MARK}pair"
 """First word of a suspicion's key: (PAIR, (sender, receiver), index of the send); its number is the receive's index."""
-STREAM = "\0p2p"
-"""First letters of a stream's key, which no group's name has."""
+STREAM = f"{MARK}p2p"
+"""First letters of a stream's key."""
 
 GroupKey = tuple[str, tuple[int, ...], int]
 """Name, members and generation of a group."""

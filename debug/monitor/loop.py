@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -28,10 +29,13 @@ from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.procfs import look
 from distsim.debug.evidence.rank_state import build_evidence, given_up, origin_of, settle_stuck
 from distsim.debug.evidence.stack_capture import as_text, collect
+from distsim.debug.matching.comparer import Suspicion
+from distsim.debug.matching.message_comparer import PAIR
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.orphans import Orphans
 from distsim.debug.monitor.pace import Pace, recent_stragglers
 from distsim.debug.monitor.peers.part import Together
+from distsim.debug.monitor.suspicions import Suspicions
 from distsim.debug.records import Evidence, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
@@ -90,7 +94,7 @@ class Monitor:
         self._first_death: float | None = None
         self._first_found: float | None = None
         """When there was something to tell, though nobody waited for anybody."""
-        self._lines_due: float | None = None
+        self._suspicions = Suspicions()
         self.aborted = False
         self._attempt = 0
         self._flagged = 0
@@ -182,6 +186,7 @@ class Monitor:
         self._attempt = attempt
         self.told.clear()
         self.diagnoses = []
+        self._suspicions = Suspicions()
         self._first_death, self._first_found, self._closing, self.aborted = None, None, False, False
 
     def _answer(self) -> None:
@@ -207,7 +212,7 @@ class Monitor:
     def _over(self) -> bool:
         if not self.host.readers:
             return self._released() or (time.monotonic() - self._started > PATIENCE_S and not self._launched())
-        if not all(self.host.ended().values()) or (self.together.waits_for_others() and not self.aborted):
+        if not all(self.host.ended().values()) or (self.together.waits_for_others(self.host) and not self.aborted):
             return False
         # A restart's rings may be on their way.
         return self._released() or not self._launched()
@@ -235,32 +240,29 @@ class Monitor:
     def _compare(self) -> None:
         for rank, key, rows in self.together.held():
             self.host.comparer.feed_rows(rank, key, rows)
-        suspicions = self.host.comparer.check()
+        found = [*self.host.comparer.check(), *self.together.suspected()]
         if self.settings.level is Level.RECORD:
             return  # what all have called is known, and no longer held
-        if not self._judges():
-            for suspicion in suspicions:
-                self.together.suspect(suspicion.key, suspicion.seq)
-            return
-        if self.together.focus:
-            focus, self.together.focus = self.together.focus, {}
-            self._tell_inconsistent(focus)
-        # At level strict the ranks themselves raise what they see before any byte goes out.
-        odd = [s for s in suspicions if not s.lines_only and self.settings.level is not Level.STRICT]
-        lines = [s for s in suspicions if s.lines_only]
-        now = time.monotonic()
-        if lines and self._lines_due is None:
-            # Whether two lines were swapped is known only when both have been reached by all.
-            self._lines_due = now + SETTLE_S
-            self._lines_focus = {s.key: s.seq for s in reversed(lines)}
-        if odd:
-            self._tell_inconsistent({s.key: s.seq for s in reversed(odd)})
-        elif self._lines_due is not None and now >= self._lines_due:
-            self._lines_due = None
-            self._tell_inconsistent(self._lines_focus)
+        self._suspicions.add((one for one in found if not self._ranks_raise(one)), time.monotonic())
+        if self._judges():
+            self._look_at_suspicions(time.monotonic())
+        elif self.together.hears_suspicions():
+            self.together.suspect(self._suspicions.hand_over())
 
-    def _tell_inconsistent(self, focus: dict[Any, int]) -> None:
+    def _ranks_raise(self, suspicion: Suspicion) -> bool:
+        """At level strict ranks see themselves what does not fit, before any byte goes out: of messages those between
+        ranks of one host."""
+        if self.settings.level is not Level.STRICT or suspicion.lines_only:
+            return False
+        return suspicion.key[0] != PAIR or all(rank in self.host.readers for rank in suspicion.key[1])
+
+    def _look_at_suspicions(self, until: float) -> None:
+        """Hold against the evidence what is due by then."""
+        focus = self._suspicions.due(until)
+        if not focus:
+            return
         evidence = self.look(focus=focus)
+        self._suspicions.looked_at(focus, evidence.records, time.monotonic())
         found = [d for d in diagnose(evidence) if d.exit_code == 4]
         self.tell(with_messages(found, evidence, focus), evidence)
 
@@ -548,13 +550,11 @@ class Monitor:
         """All ranks are gone: what they leave behind, and the rings of a healthy job go."""
         self.host.find()
         self.host.read(self.together.route)
+        self._compare()
         if not self._judges():
             self.together.goodbye()
             return
-        self._compare()
-        if self._lines_due is not None:
-            self._lines_due = 0.0
-            self._compare()
+        self._look_at_suspicions(math.inf)
         self._withdraw(at_the_end=True)
         ended_by_others = self.aborted or self._closing or self._interrupted()
         if self.host.readers and not ended_by_others and not self.inconclusive:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 __all__ = ["Line", "most_lines", "shortened"]
 
-LONGEST_LINE = 400
+LONGEST_LINE = 1_000
 """Letters of a line of a traceback."""
 
 MAX_TRACEBACK_LINES = 24, 200

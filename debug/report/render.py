@@ -210,7 +210,8 @@ def _waiters(d: Diagnosis, evidence: Evidence | None) -> Iterator[Line]:
         yield Line(f"{ranks_text(ranks)} {are(ranks, 'waits', 'wait')} in {text}")
     if len(merged) > MAX_LINES:
         rest = [rank for ranks, _ in merged[MAX_LINES:] for rank in ranks]
-        yield Line(f"... and {ranks_text(rest)} in {len(merged) - MAX_LINES} more places")
+        left = len(merged) - MAX_LINES
+        yield Line(f"... and {ranks_text(rest)} in {left} more place{'s' * (left > 1)}")
 
 
 def _told(d: Diagnosis, ranks: Sequence[int]) -> bool:

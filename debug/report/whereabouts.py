@@ -20,7 +20,8 @@ def where_ranks_were(evidence: Evidence) -> list[str]:
     texts = {rank: _where(evidence.records.get(rank) or ()) for rank in sorted(evidence.ranks)}
     lines = [f"{capital(ranks_text(ranks))} {several(text, ranks)}." for ranks, text in merge_equal(texts)]
     if len(lines) > MOST_LINES:
-        lines[MOST_LINES:] = [f"... and {len(lines) - MOST_LINES} more places"]
+        left = len(lines) - MOST_LINES
+        lines[MOST_LINES:] = [f"... and {left} more place{'s' * (left > 1)}"]
     return lines
 
 

@@ -21,6 +21,8 @@ from typing import Any
 from distsim.debug.rings.layout import (
     _ENTRY,
     _PAYLOAD,
+    AGAIN,
+    FAILED,
     HEADER,
     HEADER_BYTES,
     LIFE_STARTED,
@@ -54,7 +56,6 @@ from distsim.debug.rings.layout import (
     WORD_COMPLETED,
     WORD_ERROR,
     WORD_FLAGS,
-    WORD_ORDINAL,
     WORD_PEER,
     WORD_SEQ,
     WORDS_AT,
@@ -66,7 +67,13 @@ from distsim.debug.rings.layout import (
 )
 from distsim.debug.rings.private import create_private
 
-__all__ = ["RingWriter"]
+__all__ = ["RingWriter", "stays"]
+
+
+def stays(body: bytes) -> tuple[bytes, bytes, bytes]:
+    """What is the same in the record of a call that is made again, of the body of one."""
+    _, first, _, second, _, third = AGAIN.unpack(body)
+    return first, second, third
 
 
 class RingWriter:
@@ -257,16 +264,20 @@ class RingWriter:
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         return bytes(self._buffer[word * 8 + 8 : (word + RECORD_WORDS) * 8])
 
-    def replay(self, body: bytes, seq: int, ordinal: int = 0, _now: Any = time.monotonic_ns) -> int:
-        """Write a record that differs from an earlier one only in time and numbers."""
+    def replay(
+        self,
+        same: tuple[bytes, bytes, bytes],
+        seq: int,
+        ordinal: int = 0,
+        _now: Any = time.monotonic_ns,
+        _pack: Any = AGAIN.pack_into,
+    ) -> int:
+        """Write a record that differs from an earlier one only in time and numbers; *same* is what `stays`."""
         index: int = next(self._counter)
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         words = self.words
         words[word] = 0
-        self._buffer[word * 8 + 8 : word * 8 + RECORD_WORDS * 8] = body
-        words[word + 1] = _now()
-        words[word + WORD_SEQ] = seq
-        words[word + WORD_ORDINAL] = ordinal
+        _pack(self._buffer, word * 8 + 8, _now(), same[0], seq, same[1], ordinal, same[2])
         words[word] = words[WORDS_AT // 8] = index + 1
         return index
 
@@ -303,6 +314,11 @@ class RingWriter:
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         if self.words[word] == index + 1:
             self.words[word + WORD_ERROR] = self.text(text[:2000])
+
+    def fail(self, index: int, text: str) -> None:
+        """Stamp the end of a call that raised."""
+        self.error(index, text)
+        self.finish(index, FAILED)
 
     def meeting_row(self, name: str) -> int | None:
         """First word of the row that holds a group's fingerprints; None: all rows are taken."""

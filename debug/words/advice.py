@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.stack_tree import format_ranks
 
-__all__ = ["advice", "no_record_advice"]
+__all__ = ["advice", "no_record_advice", "raised_advice"]
 
 _NEXT = {
     Kind.MISSING_RANK: "Make every rank of the group reach {theirs}, or none.",
@@ -67,6 +67,24 @@ def no_record_advice(ranks: Sequence[int]) -> str:
         f"Find what became of {who}: read {its} log and the kernel log of {its} {host} (out of memory), and look for "
         f"{its} {record} (ring, or Flight Recorder dump: TORCH_FR_DUMP_TEMP_FILE says where), if {they} wrote any."
     )
+
+
+_NOT_SIMULATED = ("NotSimulated: ", " is not simulated: ")
+_OUT_OF_MEMORY = "OutOfMemoryError: CUDA out of memory"
+
+
+def raised_advice(who: str, exception: str, awaited: bool) -> str:
+    """The suggestion for ranks that raised *exception*, `ValueError: bad batch`; *awaited*: others wait for them."""
+    kind, says = _NOT_SIMULATED
+    if exception.startswith(kind) and says in exception:
+        remedy = exception.partition(says)[2].splitlines()[0]
+        return f"{remedy[:1].upper()}{remedy[1:]}."
+    if exception.startswith(_OUT_OF_MEMORY):
+        return (
+            f"Let {who} need less: a smaller micro-batch, activation checkpointing, sharding; "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where much is reserved but unallocated."
+        )
+    return advice(Kind.RANK_RAISED, who=who) if awaited else f"Fix the exception of {who}."
 
 
 def advice(kind: Kind, *, who: str = "the rank", mine: str = "", theirs: str = "") -> str:

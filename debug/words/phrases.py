@@ -157,7 +157,11 @@ def exception_line(state: RankState) -> str | None:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
+    if len(text) <= LONGEST:
+        return text
+    head = text[: LONGEST - 4]
+    end = head.rfind(". ") + 1  # of a sentence, where there is one
+    return f"{head[:end] if end > LONGEST // 2 else head} ..."
 
 
 def state_text(state: RankState, waits: Iterable[Wait], last: CallRecord | None) -> str:

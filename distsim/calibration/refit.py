@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,10 @@ def _entries(path: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+def _is_of(machine: str, table: Table) -> bool:
+    return table.machine == machine
+
+
 def _left_out(fitted: Fitted, tables: list[Table]) -> str:
     """The text of left_out.toml."""
     lines = [
@@ -40,7 +45,7 @@ def _left_out(fitted: Fitted, tables: list[Table]) -> str:
         "# that differ by more than 0.1 %. Made by `python -m distsim.calibration.refit`.",
     ]
     machines = dict.fromkeys(table.machine for table in tables)
-    cases = {machine: fitted.without(lambda table, machine=machine: table.machine == machine) for machine in machines}
+    cases = {machine: fitted.without(partial(_is_of, machine)) for machine in machines}
     cases[FEW_NODES] = fitted.without(lambda table: table.nnodes > 2)
     for name, values in cases.items():
         lines += ["", f'["{name}"]']

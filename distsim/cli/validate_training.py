@@ -67,7 +67,7 @@ def line_of(run: Run, width: int) -> str:
     """A row of the table, *width* columns for its name and the rest for its figures."""
     from distsim.text.strangers import printable
 
-    name = printable(run.row.name) + (" *" if run.micro_batches else "")
+    name = printable(run.row.name) + (" *" if run.micro_batches else "") + (" ?" if run.row.unseen else "")
     name = name if len(name) <= width else name[: width - 1] + "…"
     if run.step_s is None or run.step_error is None:
         return f"{name:{width}}{run.row.step_s:>9.4g}  did not run: {printable(run.failure)}"
@@ -89,6 +89,9 @@ def print_summary(summary: Summary) -> None:
     if summary.memory is not None:
         bound = f"(any at most {MEMORY:.0%}; any step at most {LARGEST:.0%})"
         print(f"{'memory':>10s}: median error {summary.memory:.1%} {bound}")
+    if summary.unseen is not None:
+        unseen = sum(run.row.unseen for run in summary.runs)
+        print(f"? ({unseen} of them) nobody looked at while the model was mended: median error {summary.unseen:.1%}")
     continued = sum(run.micro_batches is not None for run in summary.runs)
     if continued:
         print(
@@ -110,12 +113,13 @@ def _document(summary: Summary) -> dict[str, Any]:
         entry |= {"flags": list(row.flags), "published_step_s": row.step_s, "published_memory_GiB": row.memory_gib}
         entry |= {"step_time_s": run.step_s, "peak_memory_bytes": run.peak_memory_bytes}
         entry |= {"tokens_per_s_per_gpu": run.tokens_per_s_per_gpu, "mfu": run.mfu, "wall_s": run.wall_s}
-        entry["micro_batches_simulated"] = run.micro_batches
+        entry |= {"micro_batches_simulated": run.micro_batches, "unseen": row.unseen}
         rows.append(entry | {"step_error": run.step_error, "memory_error": run.memory_error, "failure": run.failure})
     return {
         "schema": "distsim.training_validation/1",
         "rows": rows,
         "medians": summary.medians,
         "memory_median": summary.memory,
+        "unseen_median": summary.unseen,
         "broken": summary.broken,
     }

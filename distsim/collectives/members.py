@@ -19,6 +19,9 @@ from distsim.collectives.ways import Ways
 __all__ = ["Gate", "LinkArrays", "Members"]
 
 
+Picked = Sequence[int] | NDArray[np.int64]
+"""Members, by group rank."""
+
 _MAX_GATES = 32
 """Rings (and pairs of trees) side by side: NCCL has at most 32 channels of a kind over NICs."""
 
@@ -40,14 +43,13 @@ class LinkArrays:
     """What is asked of every link or device of a cluster again and again, as arrays; made once."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.capacity: NDArray[np.float64] = np.array([link.bandwidth_bytes_per_s for link in cluster.links])
-        self.latency_s: NDArray[np.float64] = np.array([link.latency_s for link in cluster.links])
+        links = cluster.links
+        self.capacity, self.latency_s = links.bandwidth_bytes_per_s, links.latency_s
         inside = ("nvlink",) if cluster.node.nvlink != "none" else ("pcie", "c2c", "socket", "loopback")
-        self.outside: NDArray[np.bool_] = np.array([link.kind not in inside for link in cluster.links])
+        self.outside: NDArray[np.bool_] = ~links.are(inside)
         """Links that only what goes to another node crosses: where there is NVLink, PCIe too."""
         self.around: Around | None = None
         """Set while the fabric leads traffic around something."""
-        self.positions = {device: position for position, device in enumerate(cluster.devices)}
 
 
 class Members:
@@ -61,8 +63,8 @@ class Members:
         self.capacity = links.capacity
         self.size = len(devices)
         self._cache: dict[Hashable, Any] = {}
-        per_node = max(1, len(cluster.devices) // cluster.num_nodes)
-        positions = links.positions
+        per_node = self._per_node = max(1, len(cluster.devices) // cluster.num_nodes)
+        positions = cluster.positions
         self._places = np.array([positions[device] for device in devices], dtype=np.int64)
         self.host: list[int] = (self._places // per_node).tolist()
         self.local: list[int] = (self._places % per_node).tolist()
@@ -102,10 +104,10 @@ class Members:
         span = self.cluster.node.nvlink_domain_nodes
         return self.host[a] // span == self.host[b] // span
 
-    def leaves_domain(self, a: Sequence[int], b: Sequence[int]) -> NDArray[np.bool_]:
+    def leaves_domain(self, a: Picked, b: Picked) -> NDArray[np.bool_]:
         """Which pairs talk through NICs."""
-        host = np.array(self.host) // self.cluster.node.nvlink_domain_nodes
-        away: NDArray[np.bool_] = host[np.asarray(a, dtype=np.int64)] != host[np.asarray(b, dtype=np.int64)]
+        domain = self._places // (self._per_node * self.cluster.node.nvlink_domain_nodes)
+        away: NDArray[np.bool_] = domain[np.asarray(a, dtype=np.int64)] != domain[np.asarray(b, dtype=np.int64)]
         return away
 
     def rails(self, member: int) -> tuple[int, ...]:
@@ -150,16 +152,15 @@ class Members:
 
     def ways(
         self,
-        src: Sequence[int] | NDArray[np.int64],
-        dst: Sequence[int] | NDArray[np.int64],
+        src: Picked,
+        dst: Picked,
         rails: Sequence[int | None] | None = None,
     ) -> Ways:
         """The links between many pairs of members, by the NICs *rails* at both ends where they leave a node."""
         a, b = self._places[np.asarray(src, dtype=np.int64)], self._places[np.asarray(dst, dtype=np.int64)]
         forced = np.full(len(a), -1) if rails is None else np.array([-1 if rail is None else rail for rail in rails])
         if rails is not None:
-            span = len(self.cluster.devices) // self.cluster.num_nodes * self.cluster.node.nvlink_domain_nodes
-            forced[a // span == b // span] = -1
+            forced[~self.leaves_domain(src, dst)] = -1
         rows = self.cluster.routes(a, b, self.key, forced)
         around = self.links.around
         if around is not None:
@@ -182,16 +183,11 @@ class Members:
 
     def loads(self, paths: Iterable[tuple[tuple[int, ...], float]]) -> Loads:
         """The loads of transfers given as (links, bytes per byte of progress)."""
-        flat: list[int] = []
-        share: list[float] = []
-        for links, weight in paths:
-            flat.extend(links)
-            share.extend([weight] * len(links))
-        if not flat:
-            return Loads(np.zeros(0, dtype=np.int64), np.zeros(0))
-        total = np.bincount(flat, share, minlength=len(self.capacity)).astype(np.float64)
-        used = np.flatnonzero(total)
-        return Loads(used, total[used])
+        links, shares = [], []
+        for way, share in paths:
+            links.append(way)
+            shares.append(share)
+        return self.loads_of(Ways(padded(links)), np.array(shares))
 
     def with_cost(self, loads: Loads, cost: Cost) -> Loads:
         """*loads* with the bytes that *cost*'s protocol puts on the wire."""

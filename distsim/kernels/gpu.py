@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from statistics import NormalDist
 from typing import Any
 
 from distsim.errors import NotSimulated, UsageError
@@ -112,6 +114,14 @@ class Gpu:
             )
         return found
 
+    def slowest_of(self, count: int) -> float:
+        """How many times as long what the clock limits takes on the slowest of *count* GPUs as on the middle one.
+
+        They differ in their silicon and in how warm they get (the chip's `spread`), and a job that waits for all has
+        the pace of the last. 1 for one GPU.
+        """
+        return 1.0 + self.spec.chip.spread * _largest_of(max(1, count))
+
     def comm_load(self, channels: int, bytes_per_s: float | None = None) -> tuple[float, float]:
         """What a communication kernel of so many channels takes from what runs beside it: a share of the
         multiprocessors (one a channel) and a share of the memory's bandwidth. *bytes_per_s* is what it moves, if known;
@@ -120,3 +130,9 @@ class Gpu:
         moved = most if bytes_per_s is None else min(most, bytes_per_s)
         share = moved * self.spec.comm.touches / self.memory_bandwidth
         return min(1.0, channels / self.multiprocessors), min(1.0, share)
+
+
+@cache
+def _largest_of(count: int) -> float:
+    """The expected largest of *count* normal deviates, by Blom's formula."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))

@@ -38,6 +38,10 @@ class ChipSpec(Table):
     memory_bandwidth: Bandwidth = _key("of one GPU")
     l2: Memory = _key("last level cache")
     flops: dict[Dtype, Flops] = _key("by data type, dense")
+    spread: Annotated[float, Bounds(ge=0, le=0.1)] = _key(
+        "standard deviation of speed among GPUs of this kind: of many that wait for each other, the last sets the pace",
+        0.0,
+    )
 
     def peak(self, dtype: str) -> float:
         """Of *dtype*, and of fp32 where there is none."""

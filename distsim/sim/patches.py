@@ -17,9 +17,9 @@ import torch.utils.data
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d.backend import backend_patches, register_backend
 from distsim.sim.c10d.work import future_patches
-from distsim.sim.device.cuda_api import cuda_patches, register_kernels
+from distsim.sim.device.cuda_api import cuda_patches, give_back_kernels, register_kernels
 from distsim.sim.device.gpu import prepare
-from distsim.sim.device.hooks import accepted
+from distsim.sim.device.hooks import accepted, tested
 from distsim.sim.isolation.clock import clock_patches, datetime_clock
 from distsim.sim.isolation.effects import socket_patches
 from distsim.sim.isolation.environ import environ_patches
@@ -33,6 +33,7 @@ from distsim.sim.isolation.resemblance import resembling
 from distsim.sim.isolation.switches import Host, switch_patches
 from distsim.sim.isolation.torch_state.meshes import mesh_patches
 from distsim.sim.isolation.torch_state.operators import operator_patches
+from distsim.sim.isolation.torch_state.step_hooks import optimizer_patches
 from distsim.sim.observe.profiler import profiler_patches
 from distsim.sim.observe.training import noticed
 from distsim.sim.processes.hosts import host_patches
@@ -42,6 +43,7 @@ from distsim.sim.processes.signals import signal_patches
 from distsim.sim.processes.spawn import spawn_patches
 from distsim.sim.processes.threads import thread_patches
 from distsim.sim.processes.unarmed import unarmed_patches
+from distsim.sim.processes.usage import usage_patches
 
 __all__ = ["all_patches", "simulation"]
 
@@ -73,6 +75,7 @@ def simulation(gpus: bool) -> Iterator[Host]:
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
         if gpus:
+            prepare(tested)
             prepare(register_kernels)
         host = Host(environ, modules.shared)
         with (
@@ -82,6 +85,7 @@ def simulation(gpus: bool) -> Iterator[Host]:
         ):
             yield host
     finally:
+        give_back_kernels()
         datetime_clock(virtual=False)
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         sys.stdout, sys.stderr = streams
@@ -119,9 +123,11 @@ def all_patches(modules: RankModules) -> list[Patch]:
         *log_patches(),
         *signal_patches(),
         *unarmed_patches(),
+        *usage_patches(),
         *sharing_patches(),
         *profiler_patches(),
         *operator_patches(),
+        *optimizer_patches(),
         *_mode_flags(),
         *mesh_patches(),
         *_loader_patches(),

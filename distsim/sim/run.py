@@ -29,6 +29,7 @@ from distsim.sim.isolation.environ import without_launchers
 from distsim.sim.isolation.output import Held, RankStream, open_streams
 from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.randomness import undrawn
+from distsim.sim.kernel.collector import set_aside
 from distsim.sim.kernel.interrupts import interruptible
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.lookahead import Lookahead
@@ -291,6 +292,7 @@ def _attempt(
                 request.conditions.begin(world)
             try:
                 with (
+                    set_aside(),
                     world.faults.accesses(),
                     world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
                     interruptible(world),

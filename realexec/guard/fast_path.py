@@ -31,6 +31,7 @@ from torch.nn import Parameter
 from distsim.debug.records.arguments import Call
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import calling, codes_of, way_to
+from distsim.debug.rings.writer import stays
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.handle import MessageHandle, SyncHandle
 from distsim.realexec.guard.recorder import GroupLog, Made
@@ -55,28 +56,26 @@ class Seen:
     """A call as it was recorded the long way."""
 
     __slots__ = (
-        "body",
         "codes",
         "done",
-        "dtype",
         "end",
         "expires",
         "owned",
         "print_",
         "said",
+        "same",
         "tail",
         "thread",
     )
 
-    def __init__(self, made: Made, num_lead: int, dtype: Any, said: Any, codes: Any) -> None:
+    def __init__(self, made: Made, num_lead: int, said: Any, codes: Any) -> None:
         self.thread = made.thread
-        self.body = made.body
+        self.same = stays(made.body)
         flags = made.flags
         self.done = flags & ~(rings.STATE_MASK | rings.WAITING) | rings.COMPLETED
         """Flags of the record once the call has ended."""
         self.tail = made.args[num_lead:]
         """What torch made of the arguments besides the tensors."""
-        self.dtype = dtype
         self.said = said
         """The arguments besides tensors and group."""
         self.owned = made.owned
@@ -114,12 +113,13 @@ def through(
     caller = frame_above(2).f_back
     if caller is None or guard.recorder is None:  # no frame of Python's calls it; the guard was taken off
         return long(*args)
-    if not _plain(tensors):
+    looks = _looks(tensors)
+    if looks is None:
         return long(*args)
     log: GroupLog = guard.group_log
-    key = (way_to(caller), what, *[tensor.shape for tensor in tensors])
+    key = (way_to(caller), what, looks)
     seen = log.seen.get(key)
-    if seen is None or seen.said != said or not _holds(guard, log, seen, tensors):
+    if seen is None or seen.said != said or not _holds(guard, log, seen):
         return _long_way(guard, key, lead, tensors, said, later, long, args, caller)
     work, index = _make(guard, log, seen, later, tensors, method, (*lead, *seen.tail))
     if later:
@@ -127,9 +127,7 @@ def through(
     try:
         work.wait()
     except BaseException as error:
-        ring = guard.recorder.ring
-        ring.error(index, error_line(error))
-        ring.finish(index, rings.FAILED)
+        guard.recorder.ring.fail(index, error_line(error))
         if seen.end is None:
             log.busy = 0
         raise
@@ -151,7 +149,7 @@ def again(guard: Any, method: Any, call: Call, args: tuple[Any, ...], caller: An
     key = (way_to(caller), call.key, call.is_async, call.peer, call.tag)
     seen = log.seen.get(key)
     tensors = (*call.inputs, *call.outputs) if call.inputs is not call.outputs else call.inputs
-    if seen is None or not _plain(tensors) or not _holds(guard, log, seen, tensors):
+    if seen is None or _looks(tensors) is None or not _holds(guard, log, seen):
         return MISSED, key
     work, index = _make(guard, log, seen, call.is_async, tensors, method, args)
     return work if call.is_async else SyncHandle(work, guard.recorder.ring, log, index), key
@@ -160,36 +158,44 @@ def again(guard: Any, method: Any, call: Call, args: tuple[Any, ...], caller: An
 def keep(guard: Any, key: tuple[Any, ...], made: Made, caller: Any) -> None:
     """Remember a call of a method, which has just been made the long way."""
     if _may_be_kept(guard, made, made.call.is_async, caller):
-        if _plain((*made.call.inputs, *made.call.outputs)):
-            _keep(guard.group_log, key, Seen(made, 0, made.call.key[3], None, codes_of(caller)))
+        if _looks((*made.call.inputs, *made.call.outputs)) is not None:
+            _keep(guard.group_log, key, Seen(made, 0, None, codes_of(caller)))
 
 
-def _plain(tensors: Sequence[Any]) -> bool:
-    """None of a subclass, which may see to its calls itself."""
-    for tensor in tensors:  # noqa: SIM110  (every microsecond counts here)
-        if type(tensor) is not Tensor and type(tensor) is not Parameter:
-            return False
-    return True
-
-
-def _holds(guard: Any, log: GroupLog, seen: Seen, tensors: Sequence[Any]) -> bool:
-    """Whether all is as it was when the call was recorded, besides what its key says."""
-    if (
-        seen.thread != get_ident()
-        or seen.expires <= guard.recorder.ring.words[PAYLOAD_END]
-        or log.busy
-        or exception_on_its_way() is not None
-        or function_modes()
-        or dispatch_modes()
-        or profiler_enabled()
-        or (guard.strict is not None and not guard.strict.ready(log, seen.end))
-    ):
-        return False
-    dtype = seen.dtype
+def _looks(tensors: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Dtype and shapes of plain tensors on the host; None where one may take another way in torch."""
+    looks = []
+    dtype = None
     for tensor in tensors:
-        if tensor.dtype is not dtype or not tensor.is_cpu or tensor.layout is not STRIDED or tensor.is_neg():
-            return False
-    return True
+        kind = type(tensor)
+        if (
+            (kind is not Tensor and kind is not Parameter)  # a subclass may see to its calls itself
+            or not tensor.is_cpu
+            or tensor.layout is not STRIDED
+            or tensor.is_neg()
+        ):
+            return None
+        if tensor.dtype is not dtype:
+            if dtype is not None:
+                return None
+            dtype = tensor.dtype
+            looks.append(dtype)
+        looks.append(tensor.shape)
+    return tuple(looks)
+
+
+def _holds(guard: Any, log: GroupLog, seen: Seen) -> bool:
+    """Whether all is as it was when the call was recorded, besides what its key says."""
+    return (
+        seen.thread == get_ident()
+        and seen.expires > guard.recorder.ring.words[PAYLOAD_END]
+        and not log.busy
+        and exception_on_its_way() is None
+        and not function_modes()
+        and not dispatch_modes()
+        and not profiler_enabled()
+        and (guard.strict is None or guard.strict.ready(log, seen.end))
+    )
 
 
 def _make(
@@ -207,10 +213,10 @@ def _make(
     if end is None:
         if not later:
             log.busy = seen.thread
-        index: int = recorder.ring.replay(seen.body, next(log.seq))
+        index: int = recorder.ring.replay(seen.same, next(log.seq))
     else:
         ordinal = log.ordinals[end] = log.ordinals.get(end, 0) + 1
-        index = recorder.ring.replay(seen.body, next(log.p2p), ordinal)
+        index = recorder.ring.replay(seen.same, next(log.p2p), ordinal)
     if recorder.outstanding:
         recorder.poll()
     if guard.strict is not None:
@@ -256,10 +262,8 @@ def _long_way(
     if (
         _may_be_kept(guard, made, later, caller)
         and all(any(tensor is one for one in same) for tensor in tensors)  # no view of it, as of complex numbers
-        and len({tensor.dtype for tensor in tensors}) < 2
     ):
-        dtype = tensors[0].dtype if tensors else None
-        _keep(log, key, Seen(made, len(lead), dtype, said, codes_of(caller)))
+        _keep(log, key, Seen(made, len(lead), said, codes_of(caller)))
     return answer
 
 

@@ -182,8 +182,7 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
             work = raw(self, said, args, kwargs)
         except BaseException as error:
             if name == "monitored_barrier":
-                recorder.ring.error(index, error_line(error))
-                recorder.ring.finish(index, rings.FAILED)
+                recorder.ring.fail(index, error_line(error))
                 log.busy = 0
             else:
                 end = (op, said.peer, said.tag) if op in P2P else None

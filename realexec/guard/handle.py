@@ -19,6 +19,19 @@ __all__ = ["Handle", "HostHandle", "MessageHandle", "SyncHandle"]
 class Handle(Work):
     """Wraps the Work of a real backend. C++ (DDP, functional collectives) calls `wait` and `get_future`."""
 
+    __slots__ = (
+        "_after",
+        "_again",
+        "_group_log",
+        "_index",
+        "_inner",
+        "_is_async",
+        "_on_host",
+        "_polled",
+        "_recorder",
+        "_touched",
+    )
+
     def __init__(
         self,
         inner: Any,
@@ -58,9 +71,7 @@ class Handle(Work):
         try:
             answer = self._inner.wait() if timeout is None else self._inner.wait(timeout)
         except BaseException as error:
-            ring.error(index, error_line(error))
-            ring.finish(index, rings.FAILED)
-            self._free()
+            self._failed(error)
             raise
         if self._on_host or self._inner.is_completed():
             ring.finish(index, rings.COMPLETED)
@@ -73,6 +84,10 @@ class Handle(Work):
             after, self._after = self._after, None
             after()
         return bool(answer)
+
+    def _failed(self, error: BaseException) -> None:
+        self._recorder.ring.fail(self._index, error_line(error))
+        self._free()
 
     def _free(self) -> None:
         if not self._is_async:
@@ -141,6 +156,7 @@ class Handle(Work):
 class HostHandle(Handle):
     """The handle of an asynchronous collective on the host's tensors."""
 
+    __slots__ = ()
     _is_async = True
     _on_host = True
     _again = True
@@ -165,8 +181,7 @@ class HostHandle(Handle):
         try:
             answer = self._inner.wait() if timeout is None else self._inner.wait(timeout)
         except BaseException as error:
-            ring.error(index, error_line(error))
-            ring.finish(index, rings.FAILED)
+            self._failed(error)
             raise
         recorder.outstanding.pop(index, None)
         ring.finish(index, rings.COMPLETED)
@@ -176,6 +191,7 @@ class HostHandle(Handle):
 class MessageHandle(HostHandle):
     """The handle of `isend` or `irecv`: gloo's may be waited for but once, and end only with that."""
 
+    __slots__ = ()
     _again = False
     _polled = False
 
@@ -196,8 +212,7 @@ class SyncHandle:
         try:
             self._inner.wait()
         except BaseException as error:
-            self._ring.error(self._index, error_line(error))
-            self._ring.finish(self._index, rings.FAILED)
+            self._ring.fail(self._index, error_line(error))
             self._group_log.busy = 0
             raise
         self._ring.finish(self._index, rings.COMPLETED)

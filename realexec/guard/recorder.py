@@ -131,8 +131,7 @@ class Recorder:
         """The backend raised at once. Unless that follows from what another rank did, it refused the call (a wrong
         argument): it has not arrived anywhere, and the next one takes its number, as it does in the backend. *end*: the
         operation, peer and tag of a message."""
-        self.ring.error(index, error)
-        self.ring.finish(index, rings.FAILED)
+        self.ring.fail(index, error)
         if not aftermath(error):
             self.ring.mark(index, rings.REJECTED)
             seq = self.ring.number(index)

@@ -45,6 +45,8 @@ KEY = "distsim/monitor"
 PATIENCE_S = 60.0
 POLL_S = 0.05
 LEAVE_S = 2.0
+LAST_S = 1.0
+"""How long a rank that ends at once stays for the introduction, so that its monitor is heard at all."""
 
 
 def introduce_monitors(directory: Path, rank: int) -> None:
@@ -63,6 +65,7 @@ def introduce_monitors(directory: Path, rank: int) -> None:
     thread = threading.Thread(target=target, args=(directory, store, ended), name="distsim-introduction", daemon=True)
 
     def leave() -> None:
+        thread.join(LAST_S)
         # A thread that Python 3.11 finds inside the store's C++ when it ends takes the process down (SIGABRT).
         ended.set()
         thread.join(LEAVE_S)

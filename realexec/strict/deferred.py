@@ -80,8 +80,7 @@ class Deferred(Handle):
     def refuse(self, error: BaseException) -> None:
         """The call never goes out."""
         self._error = error
-        self._recorder.ring.error(self._index, error_line(error))
-        self._recorder.ring.finish(self._index, rings.FAILED)
+        self._recorder.ring.fail(self._index, error_line(error))
         self._free()
         self._decided()
 

@@ -106,8 +106,7 @@ class Messages:
                     neighbour,
                     ordinal,
                 )
-                self._recorder.ring.error(index, error_line(error))
-                self._recorder.ring.finish(index, rings.FAILED)
+                self._recorder.ring.fail(index, error_line(error))
                 raise error
             return True
 

@@ -190,8 +190,7 @@ class Strict:
             elif (answers := queue.arrived(seq)) is not None:
                 queue.compare(seq, print_, index, answers)
         except BaseException as error:
-            self._recorder.ring.error(index, error_line(error))
-            self._recorder.ring.finish(index, rings.FAILED)
+            self._recorder.ring.fail(index, error_line(error))
             guard.group_log.busy = 0
             raise
         queue.done = seq

@@ -15,10 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import sys
-import tempfile
 import time
 import types
 from collections.abc import Callable
@@ -28,9 +26,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-import torch.multiprocessing as mp
 
-from tests.benchmarks.guard_overhead import adopt, detail_group
+from tests.benchmarks.guard_overhead import adopt, detail_group, spawn
 
 CHECK_LIMIT, CHECK_LIMIT_US, STRICT_LIMIT, STEP_LIMIT = 1.10, 15.0, 1.5, 1.02
 WARM = 30
@@ -175,7 +172,7 @@ def middle(values: list[float]) -> float:
     return statistics.fmean(values[len(values) // 4 : -(len(values) // 4) or None])
 
 
-def worker(rank: int, world: int, port: int, calls: int, folder: str, kinds: list[str], only: list[str]) -> None:
+def worker(rank: int, world: int, port: int, folder: str, calls: int, kinds: list[str], only: list[str]) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     torch.set_num_threads(1)
@@ -227,17 +224,6 @@ def worker(rank: int, world: int, port: int, calls: int, folder: str, kinds: lis
     dist.destroy_process_group()
 
 
-def measure(ranks: int, calls: int, kinds: list[str], only: list[str]) -> dict[str, dict[str, list[float]]]:
-    """By operation and kind: ratio, microseconds more, microseconds of plain."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=base, ignore_cleanup_errors=True) as folder:
-        mp.spawn(worker, args=(ranks, port, calls, folder, kinds, only), nprocs=ranks)
-        return dict(json.loads(Path(folder, "bench.json").read_text()))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
@@ -247,7 +233,8 @@ def main() -> None:
     args = parser.parse_args()
     kinds = args.kinds.split(",")
     only = [name for name in args.ops.split(",") if name]
-    result = measure(args.ranks, args.calls, kinds, only)
+    # By operation and kind: ratio, microseconds more, microseconds of plain.
+    result: dict[str, dict[str, list[float]]] = spawn(worker, args.ranks, args.calls, kinds, only)
     print(f"{'CPU time of rank 0 a call':28} {'plain us':>9}" + "".join(f"{kind:>16}" for kind in kinds))
     worst = False
     for name, row in result.items():

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 import types
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def block(group: Any, tensor: torch.Tensor, calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def worker(rank: int, world: int, port: int, sizes: list[int], blocks: int, folder: str, kinds: list[str]) -> None:
+def worker(rank: int, world: int, port: int, folder: str, sizes: list[int], blocks: int, kinds: list[str]) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     torch.set_num_threads(1)
@@ -130,14 +131,14 @@ def worker(rank: int, world: int, port: int, sizes: list[int], blocks: int, fold
     dist.destroy_process_group()
 
 
-def measure(ranks: int, sizes: list[int], blocks: int, kinds: list[str]) -> dict[str, Any]:
-    """Ratios by kind and size, for one number of ranks."""
+def spawn(worker: Callable[..., None], ranks: int, *words: Any) -> dict[str, Any]:
+    """What rank 0 of *ranks* processes has written, each a `worker(rank, ranks, port, folder, *words)`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     base = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=base, ignore_cleanup_errors=True) as folder:
-        mp.spawn(worker, args=(ranks, port, sizes, blocks, folder, kinds), nprocs=ranks)
+        mp.spawn(worker, args=(ranks, port, folder, *words), nprocs=ranks)
         return dict(json.loads(Path(folder, "bench.json").read_text()))
 
 
@@ -158,7 +159,7 @@ def main() -> None:
     worst = False
     print("ranks      size   plain us  " + "  ".join(f"{kind:>7}" for kind in args.kinds.split(",")))
     for ranks in (int(word) for word in args.ranks.split(",")):
-        result = measure(ranks, sizes, args.blocks, args.kinds.split(","))
+        result = spawn(worker, ranks, sizes, args.blocks, args.kinds.split(","))
         for size in sizes:
             row = {kind: ratios[str(size)] for kind, ratios in result["ratios"].items()}
             print(

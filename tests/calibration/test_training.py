@@ -171,15 +171,34 @@ def test_a_step_of_very_many_micro_batches_is_continued(
         + "node,long,aws-p5:1,,zero1.py,--accum 256 --pp 4,64.5,,s\nnode,short,aws-p5:1,,zero1.py,--accum 16,4.5,,s\n"
     )
     assert main(["validate", "--training", "--from", str(tmp_path)]) == 0
-    assert ran == [8, 16, 16]
+    assert ran == [4, 8, 1, 2]
     said = capsys.readouterr().out
     assert "long *" in said
-    assert "short *" not in said
+    assert "short *" in said
     assert "rows: 2, in 0 s" in said
     assert main(["validate", "--training", "--json", "--from", str(tmp_path)]) == 0
     long, short = json.loads(capsys.readouterr().out)["rows"]
     assert (long["step_time_s"], long["mfu"]) == (pytest.approx(64.5), pytest.approx(25.6 / 64.5))
-    assert (long["micro_batches_simulated"], short["micro_batches_simulated"]) == ([8, 16], None)
+    assert (long["micro_batches_simulated"], short["micro_batches_simulated"]) == ([4, 8], [1, 2])
+
+
+def test_rows_nobody_looked_at_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mark in the table, and a median of their own; a word that is not yes is a fault of the table."""
+    training = {"step_time_s": 0.55, "peak_memory_bytes": 1 << 30}
+    _answers(monkeypatch, {"1": {"training": training}, "2": {"training": training | {"step_time_s": 0.5}}})
+    header = HEADER.replace("source", "source,unseen")
+    lines = "node,new,aws-p5:1,,ddp.py,--mbs 1,0.5,,s,{}\nnode,old,aws-p5:1,,ddp.py,--mbs 2,0.5,,s,\n"
+    (tmp_path / "rows.csv").write_text(header + lines.format("yes"))
+    assert main(["validate", "--training", "--from", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "new ?" in said
+    assert "old ?" not in said
+    assert "? (1 of them) nobody looked at while the model was mended: median error 10.0%" in said
+    (tmp_path / "rows.csv").write_text(header + lines.format("perhaps"))
+    assert main(["validate", "--training", "--from", str(tmp_path)]) == 2
+    assert "row 1: unseen: expected yes or nothing, got perhaps" in capsys.readouterr().err
 
 
 def test_a_row_that_fails_is_said_and_the_others_run(

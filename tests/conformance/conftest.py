@@ -30,8 +30,9 @@ SLOW_ON_GLOO = {
 """Bodies that take over a second in real processes: waits for timeouts, and large imports."""
 
 
-ONE_MORE = {"PrefixStore twice", "PrefixStore over FileStore of one"}
-"""Bodies that wait on gloo for seconds in a store of whose kind there is another."""
+ONE_MORE = {"PrefixStore twice", "PrefixStore over FileStore of one", "two_dimensions"}
+"""Bodies that take seconds and are one more of their kind: a store in which gloo waits, a mesh of two dimensions that
+`fsdp` and `tensor_parallel` have one by one."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
@@ -46,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if body in SLOW_ON_GLOO:
             item.add_marker(pytest.mark.slow)
         name = item.name.partition("[")[0]
-        if body in ONE_MORE and name == "test_store_alone":
+        if body in ONE_MORE and name in ("test_store_alone", "test_sharded"):
             item.add_marker(pytest.mark.soak)
         item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {name} {body}"))
 

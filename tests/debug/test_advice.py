@@ -1,26 +1,32 @@
-"""What to do next, in words that fit one rank and several."""
+"""What to do next about ranks that raised, and the words of long exceptions."""
 
 from __future__ import annotations
 
 import pytest
 
-from distsim.debug.records.kinds import Kind
-from distsim.debug.words.advice import advice, no_record_advice
+from distsim.debug.records import Phase, RankState
+from distsim.debug.words.advice import raised_advice
+from distsim.debug.words.phrases import exception_line
 
 
 @pytest.mark.parametrize(
-    ("who", "said"), [("rank 2", "rank 2 spends its time on"), ("ranks 2,3", "ranks 2,3 spend their time on")]
+    ("exception", "awaited", "said"),
+    [
+        ("ValueError: bad", True, "Fix the exception of rank 1 first: whatever waits for it only follows from it."),
+        ("ValueError: bad", False, "Fix the exception of rank 1."),
+        ("NotSimulated: nvidia-smi is not simulated: ask torch.cuda", False, "Ask torch.cuda."),
+        ("OutOfMemoryError: CUDA out of memory. Tried to ...", True, "Let rank 1 need less: a smaller micro-batch, "),
+    ],
 )
-def test_one_straggler_or_several(who: str, said: str) -> None:
-    """One rank spends its time, several spend theirs."""
-    assert advice(Kind.STRAGGLER, who=who).startswith(f"Look at what {said}: ")
+def test_what_to_do_about_an_exception(exception: str, awaited: bool, said: str) -> None:
+    """Nobody is said to wait where nobody does; what is not simulated has a remedy of its own, and so has memory."""
+    assert raised_advice("rank 1", exception, awaited).startswith(said)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "said"),
-    [([2], ["rank 2: read its log", "if it wrote any"]), ([2, 3], ["ranks 2,3: read their log", "if they wrote any"])],
-)
-def test_one_rank_without_a_record_or_several(ranks: list[int], said: list[str]) -> None:
-    """One rank has its log, several have theirs."""
-    text = no_record_advice(ranks)
-    assert all(part in text for part in said)
+def test_a_long_exception_is_cut_behind_a_sentence() -> None:
+    """What a sentence holds of an exception ends where one of its own does."""
+    text = "OutOfMemoryError: " + "CUDA out of memory. " * 20
+    line = exception_line(RankState(0, Phase.RAISED, exception=text)) or ""
+    assert len(line) <= 300
+    assert line.endswith("memory. ...")
+    assert exception_line(RankState(0, Phase.RAISED, exception="x" * 500)) == "x" * 296 + " ..."

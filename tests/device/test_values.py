@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import nn
 
+import distsim
 from distsim.errors import UsageError
 from distsim.report import Summary, report_document
 from distsim.sim import Outcome, simulate
@@ -93,15 +94,98 @@ def test_attention_has_the_cpus_values(mask: bool, width: int, heads: int) -> No
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+def recurrent(kind: str, amp: bool, device: str) -> list[torch.Tensor]:
+    """The output of a recurrent module or cell, its state and its gradients."""
+    torch.manual_seed(0)
+    makes = {
+        "lstm": lambda: nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True),
+        "gru": lambda: nn.GRU(6, 5, 2, bias=False),
+        "cells": lambda: nn.ModuleList([nn.LSTMCell(6, 5), nn.GRUCell(6, 5), nn.RNNCell(6, 5)]),
+    }
+    module: Any = makes[kind]().to(device)
+    if kind == "cells":
+        x = torch.randn(3, 6).to(device).requires_grad_()
+        out = torch.cat([module[0](x)[1], module[1](x), module[2](x)], 1)
+    else:
+        x = torch.randn(3, 4, 6).to(device).requires_grad_()
+        with torch.autocast(device, torch.bfloat16, enabled=amp):
+            out = module(x)[0]
+    out.float().square().sum().backward()
+    assert x.grad is not None
+    return [out.detach().cpu(), x.grad.cpu(), *(p.grad.cpu() for p in module.parameters())]
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "cells"])
+def test_recurrent_modules_have_the_cpus_values(kind: str) -> None:
+    """What a GPU's fused cells make of real data, forward and backward, is what the CPU's plain ones make."""
+    (there,) = on_gpu(recurrent, kind, False, "cuda", data="real").results
+    for one, other in zip(there, recurrent(kind, False, "cpu"), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def normed(module: Any, x: torch.Tensor, device: str) -> list[torch.Tensor]:
+    x = x.to(device).requires_grad_()
+    for _ in range(2):
+        out = module(x)
+    (out * out * x).sum().backward()
+    assert x.grad is not None
+    return [out.detach().cpu(), x.grad.cpu(), module.running_mean.cpu(), module.running_var.cpu()]
+
+
+def synchronized() -> list[torch.Tensor]:
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    torch.cuda.set_device(rank)
+    torch.manual_seed(0)
+    x = torch.randn(6, 4, 3, 2)[[slice(0, 2), slice(2, 6)][rank]]  # batches of two sizes
+    return normed(nn.SyncBatchNorm(4).cuda(), x, "cuda")
+
+
+def test_a_synchronized_norm_has_the_values_of_the_whole_batch() -> None:
+    """SyncBatchNorm of real data on two ranks is BatchNorm of both ranks' rows on one CPU."""
+    parts = on_gpu(synchronized, num_ranks=2, data="real").results
+    torch.manual_seed(0)
+    out, gradient, mean, variance = normed(nn.BatchNorm2d(4), torch.randn(6, 4, 3, 2), "cpu")
+    for part, rows in zip(parts, (slice(0, 2), slice(2, 6)), strict=True):
+        for one, other in zip(part, (out[rows], gradient[rows], mean, variance), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_fused_optimizers_have_the_cpus_values() -> None:
+    """SGD and Adagrad with fused=True, of which torch knows no meta kernel: real data, and no data."""
+
+    def stepped(kind: Any, device: str, **given: Any) -> torch.Tensor:
+        torch.manual_seed(0)
+        module = nn.Linear(8, 8).to(device)
+        optimizer = kind(module.parameters(), lr=0.1, fused=True, **given)
+        for _ in range(3):
+            module(torch.randn(4, 8).to(device)).square().sum().backward()
+            optimizer.step()
+        return module.weight.detach().cpu()
+
+    for kind, given in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adagrad, {})):
+        for data in ("real", "shapes"):
+            (there,) = on_gpu(stepped, kind, "cuda", data=data).results
+            assert there.shape == (8, 8)
+        (there,) = simulate(stepped, "dgx-h100:1", (kind, "cuda"), given, nproc_per_node=1, data="real").results
+        torch.testing.assert_close(there, stepped(kind, "cpu", **given), rtol=1e-5, atol=1e-6)
+
+
 def test_what_the_cpu_cannot_compute_is_refused_by_name() -> None:
-    """A GPU's own recurrent cell has no like on the CPU: with real data that is said, never a wrong number."""
+    """An operator that only a GPU has: with real data that is said, never a wrong number."""
 
-    def cell() -> None:
-        nn.LSTMCell(4, 4).cuda()(torch.ones(2, 4, device="cuda"))
+    def own() -> None:
+        @torch.library.custom_op("distsim_tests::only_there", mutates_args=(), device_types="cuda")
+        def only_there(x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
 
-    outcome = on_gpu(cell, data="real", check=False)
+        only_there.register_fake(torch.empty_like)
+        distsim.kernel_cost("distsim_tests::only_there", flops=0, bytes=0)
+        only_there(torch.ones(2, 4, device="cuda"))
+
+    outcome = on_gpu(own, data="real", check=False)
     assert outcome.failures[0].type == "NotSimulated"
-    assert "_thnn_fused_lstm_cell.default under --data real" in outcome.failures[0].message
+    assert "distsim_tests.only_there.default under --data real" in outcome.failures[0].message
 
 
 def unknown() -> torch.Tensor:

@@ -108,3 +108,11 @@ def test_communication_takes_a_multiprocessor_a_channel() -> None:
     assert bandwidth == pytest.approx(16 * 20e9 * 3 / 3.35e12)
     assert gpu.comm_load(16, bytes_per_s=50e9)[1] == pytest.approx(150e9 / 3.35e12)
     assert gpu.comm_load(1000) == (1.0, 1.0)
+
+
+def test_the_slowest_of_many_is_slower() -> None:
+    """One GPU is the middle one; the expected largest of 8 normal deviates is 1.42, of 512 it is 3.04."""
+    gpu = Gpu.named("h100")
+    assert gpu.slowest_of(1) == 1.0
+    assert gpu.slowest_of(8) == pytest.approx(1 + 0.015 * 1.42, abs=4e-4)
+    assert gpu.slowest_of(512) == pytest.approx(1 + 0.015 * 3.04, abs=4e-4)

@@ -43,6 +43,19 @@ OTHER_LINE = {
 }
 """The two name different lines, and why."""
 
+ON_GPUS = re.compile(r'^(dist\.init_process_group\()"gloo"(.*)$', re.MULTILINE)
+MADE = re.compile(r"torch\.ones\(([^()]*)\)")
+OTHERWISE_ON_GPUS = {
+    "finally_again": "the rank is gone: what it launched on its way out is told before what it raised",
+    "modified_in_flight": "writes to a buffer on a GPU are not watched",
+    "monitored_barrier": "NCCL has none",
+    "rank_exited": "the host is ahead of its kernels: the call before has not ended either",
+    "thread_race": "a call on a GPU does not keep its thread inside",
+}
+"""Programs that end otherwise with CUDA tensors and NCCL, and why."""
+ALWAYS_ON_GPUS = {"batch_without_send", "nan"}
+"""Those of which the suite runs both; the soak has them all."""
+
 ELSEWHERE = {
     Kind.HEALTHY: "test_healthy",
     Kind.NETWORK_FAULT: "launch/test_hosts",
@@ -79,18 +92,26 @@ def on_gloo(case: Case, zygote: Zygote) -> Result:
     return _ran[name]
 
 
-def simulated(case: Case, folder: Path) -> Outcome:
+def moved(text: str) -> str:
+    """A program whose ranks compute on GPUs; every line keeps its number."""
+    begin = r'\1"nccl"\2; torch.cuda.set_device(dist.get_rank()); torch.set_default_device("cuda")'
+    text = MADE.sub(r'torch.ones(\1, device="cuda")', ON_GPUS.sub(begin, text))
+    return text.replace('init_device_mesh("cpu"', 'init_device_mesh("cuda"')
+
+
+def simulated(case: Case, folder: Path, on_gpus: bool = False) -> Outcome:
     """The same program simulated."""
     guards = [guard for guard, word in (("nan", "nan"), ("buffers", "checksum")) if case.head.get(word)]
-    program, rules = case.path, []
+    text, rules = case.path.read_text(), []
     if case.path.stem in DIES:
         rules = [DIES[case.path.stem]]
-        program = folder / case.path.name
-        program.write_text(re.sub(r"^( +)(os\.kill|ctypes\.).*$", r"\1pass", case.path.read_text(), flags=re.MULTILINE))
+        text = re.sub(r"^( +)(os\.kill|ctypes\.).*$", r"\1pass", text, flags=re.MULTILINE)
+    program = folder / case.path.name
+    program.write_text(moved(text) if on_gpus else text)
     return run_program(
         RunRequest(
             str(program),
-            on="ethernet-cpu:1",
+            on="dgx-h100:1" if on_gpus else "ethernet-cpu:1",
             nproc_per_node=case.ranks,
             # Who never gives a sign of life is waited for; on a loaded machine two seconds may pass in an import.
             host_timeout_s=2.0 if "host_stuck" in case.head["kind"] else 20.0,
@@ -139,6 +160,25 @@ def test_its_simulation_says_the_same(case: Case, zygote: Zygote, tmp_path: Path
         held_against_its_head(case, mine, outcome.exit_code, mine.explanation)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # a program's warnings are its own
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.path.stem, marks=[] if case.path.stem in ALWAYS_ON_GPUS else pytest.mark.soak)
+        for case in CASES
+        if case.path.stem not in NOT_SIMULATED.keys() | OTHERWISE_ON_GPUS.keys()
+    ],
+)
+def test_its_simulation_on_gpus_says_the_same(case: Case, tmp_path: Path) -> None:
+    """With CUDA tensors and NCCL the diagnosis is that of CPU tensors: kind, culprits, group, line."""
+    name = case.path.stem
+    on_cpus, on_gpus = simulated(case, tmp_path), simulated(case, tmp_path, on_gpus=True)
+    assert on_gpus.diagnoses, on_gpus.failures
+    expected, found = on_cpus.diagnoses[0], on_gpus.diagnoses[0]
+    assert aspects(found, name) == aspects(expected, name), f"CPU: {expected.explanation}\nGPU: {found.explanation}"
+
+
 def aspects(found: Diagnosis, name: str) -> Mapping[str, Any]:
     """What must be alike."""
     assert found.group is not None
@@ -158,4 +198,4 @@ def test_every_kind_has_a_program() -> None:
     planted = {kind for case in CASES for kind in case.head["kind"].split("|")}
     assert {kind.value for kind in Kind} == planted | {kind.value for kind in ELSEWHERE}
     names = {case.path.stem for case in CASES}
-    assert {*NOT_SIMULATED, *DIES, *OTHER_LINE} <= names
+    assert {*NOT_SIMULATED, *DIES, *OTHER_LINE, *OTHERWISE_ON_GPUS, *ALWAYS_ON_GPUS} <= names

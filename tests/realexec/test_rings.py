@@ -19,7 +19,7 @@ from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import ring_path
 from distsim.debug.rings.reader import RingReader
-from distsim.debug.rings.writer import RingWriter
+from distsim.debug.rings.writer import RingWriter, stays
 from distsim.errors import UsageError
 
 
@@ -56,6 +56,23 @@ def test_a_record_comes_back_whole(tmp_path: Path) -> None:
     assert call.state is State.COMPLETED
     assert call.completed_s is not None
     assert len(reader.unfinished()) == 0
+
+
+def test_a_call_made_again_differs_in_time_and_numbers_only(tmp_path: Path) -> None:
+    """Its record is made of the one before, and says all else that the first says."""
+    ring = writer(tmp_path)
+    first = issue(ring, 1, rings.ISSUED | rings.WAITING, reduce="SUM")
+    same = stays(ring.template(first))
+    ring.finish(first, rings.COMPLETED)
+    ring.replay(same, 7, 3)
+    reader = RingReader(ring.path)
+    one, other = reader.since(0)[0]
+    assert (int(other["seq"]), int(other["ordinal"]), int(other["completed"])) == (7, 3, 0)
+    assert int(other["issued"]) > int(one["issued"])
+    again = reader.decode(other, 0)
+    assert (again.state, again.index) == (State.ISSUED, 1)
+    numbers = {"seq": 1, "index": 0, "issued_s": 0.0, "completed_s": None, "state": State.ISSUED}
+    assert replace(again, **numbers) == replace(reader.decode(one, 0), **numbers)
 
 
 def test_a_record_under_way_is_not_read(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from sim.running import HEAD, Scripts, ranks
 
 import distsim
+from distsim.sim.kernel import own_time
 
 
 @pytest.mark.parametrize("code", ["sys.exit()", "sys.exit(0)", "exit(0)", "os._exit(0)", "raise SystemExit"])
@@ -44,6 +46,14 @@ def test_ranks_that_all_refuse_to_begin_are_no_finding(script: Scripts, code: st
     ran = script(f"import argparse\n{code}\n")
     assert (ran.outcome.exit_code, ran.kinds) == (exit_code, [])
     assert [r.exit_code for r in ran.outcome.ranks] == [2 if exit_code == 2 else 7] * len(ran.outcome.ranks)
+
+
+def test_a_wrong_flag_is_told_once(script: Scripts) -> None:
+    """All ranks have one command line: what argparse says of it, or answers to --help, is not repeated by each."""
+    text = "import argparse\np = argparse.ArgumentParser('train.py')\np.add_argument('--lr')\np.parse_args({})\n"
+    wrong, helped = script(text.format(["--lx"]), 3), script(text.format(["--help"]), 3)
+    assert (wrong.outcome.exit_code, wrong.err.count("train.py: error: "), wrong.err.count("usage: ")) == (2, 1, 1)
+    assert (helped.outcome.exit_code, helped.out.count("--lr LR")) == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -253,6 +263,19 @@ def test_stuck_on_the_host(script: Scripts, code: str) -> None:
     found = ran.outcome.diagnoses[0]
     assert (found.kind, found.culprits, ran.outcome.exit_code) == ("host_stuck", (1,), 3)
     assert found.sites[1].line >= 7
+
+
+@pytest.mark.slow
+def test_time_in_which_others_had_the_machine_does_not_count(script: Scripts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that could run and was not let is not stuck, however long it takes by the clock on the wall."""
+
+    def schedstat(path: str) -> io.StringIO:
+        assert path.startswith("/proc/self/task/")
+        return io.StringIO(f"0 {int(own_time._real_monotonic() * 1e9)} 0\n")
+
+    monkeypatch.setattr(own_time, "_real_open", schedstat)
+    ran = script(HEAD + "if rank == 1:\n    for _ in range(30_000_000): pass\ndist.barrier()\n", host_timeout_s=0.2)
+    assert (ran.outcome.exit_code, ran.kinds) == (0, [])
 
 
 @pytest.mark.slow

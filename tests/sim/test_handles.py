@@ -101,3 +101,19 @@ def test_a_call_inside_a_call_loses_neither() -> None:
         return [float(total), float(other), float(len(pending))]
 
     assert ranks(body).results == [[2.0, 1.0, 0.0]] * 2
+
+
+def test_members_share_what_is_as_large_as_their_group() -> None:
+    """torch's map from global to group ranks is one for all members of a group, not one for each."""
+
+    def body() -> list[int]:
+        dist.init_process_group("gloo")
+        half = dist.new_group([0, 1])
+        of = dist.distributed_c10d._world.pg_group_ranks
+        assert dist.group.WORLD is not None
+        assert of[dist.group.WORLD] == {rank: rank for rank in range(4)}
+        return [id(of[dist.group.WORLD]), id(of[half]) if dist.get_rank() < 2 else 0]
+
+    results = ranks(body, 4).results
+    assert len({world for world, _ in results}) == 1
+    assert results[0][1] == results[1][1] != results[0][0]

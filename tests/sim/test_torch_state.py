@@ -321,3 +321,50 @@ def test_a_module_of_torch_that_a_rank_imports_has_nobodys_group_as_default(monk
         return float(all_reduce(torch.ones(1)))
 
     assert ranks(body).results == [2.0, 2.0]
+
+
+def makes_an_optimizer(patched: int) -> tuple[bool, bool, list[str]]:
+    dist.init_process_group("gloo")
+    told: list[str] = []
+    if dist.get_rank() == patched:
+
+        def step(self: object, closure: object = None) -> None:
+            told.append("own")
+
+        torch.optim.Adagrad.step = step  # type: ignore[method-assign,assignment]
+    optimizer = torch.optim.Adagrad([torch.nn.Parameter(torch.ones(1))])
+    optimizer.register_step_post_hook(lambda *_: told.append("hook"))
+    dist.barrier()
+    optimizer.step()
+    dist.barrier()
+    step_now = vars(torch.optim.Adagrad)["step"]
+    alike = [0, 0, 0]
+    dist.all_gather_object(alike, id(step_now))
+    return bool(getattr(step_now, "hooked", False)), alike.count(id(step_now)) > 1, told
+
+
+def test_wrapped_steps_are_everyones() -> None:
+    """The class of an optimizer has one wrapped `step` for all ranks, but for one that has set its own; hooks run."""
+    results = ranks(makes_an_optimizer, 3, 1).results
+    assert [hooked for hooked, _, _ in results] == [True] * 3
+    assert [shared for _, shared, _ in results] == [True, False, True]
+    assert [told for _, _, told in results] == [["hook"], ["own", "hook"], ["hook"]]
+
+
+def brackets(rounds: int) -> list[object]:
+    dist.init_process_group("gloo")
+    seen: list[object] = []
+    for number in range(rounds):
+        torch.nn.Bilinear.inside = dist.get_rank(), number  # type: ignore[attr-defined]
+        dist.barrier()
+        seen.append(torch.nn.Bilinear.inside)  # type: ignore[attr-defined]
+        del torch.nn.Bilinear.inside  # type: ignore[attr-defined]
+        dist.barrier()
+        seen.append(hasattr(torch.nn.Bilinear, "inside"))
+    return seen
+
+
+def test_a_class_that_is_assigned_again_and_again() -> None:
+    """An attribute that comes and goes, and more often than a guard can be halved, is each rank's own every time."""
+    for rank, seen in enumerate(ranks(brackets, 2, 8).results):
+        assert seen == [value for number in range(8) for value in ((rank, number), False)]

@@ -295,6 +295,25 @@ def broadcast_and_drop() -> tuple[int, int]:
     return before, torch.cuda.memory_allocated()
 
 
+def test_more_than_the_peak_is_explained() -> None:
+    """Forwards without backward count three times for MFU: where it is above 1 the report says why."""
+
+    def evaluates() -> None:
+        layer = torch.nn.Linear(4096, 4096).cuda()
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+        for _ in range(3):
+            x = torch.randn(4096, 4096, device="cuda")
+            with torch.no_grad():
+                for _ in range(4):
+                    layer(x)
+            optimizer.step()
+
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(Summary(simulate(evaluates, "dgx-h100:1", nproc_per_node=1)))
+    words = " ".join(shown.getvalue().split())
+    assert "more than the GPU can do: a forward counts three times, for the backward that belongs to it; HFU" in words
+
+
 def test_a_collective_holds_no_memory_once_it_was_waited_for() -> None:
     """The host is ahead of the GPU: the kernel has not run, the tensor's memory is free for what comes after it."""
     outcome, _ = ran(broadcast_and_drop)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from distsim.debug.evidence.guard_flags import merged
 from distsim.debug.evidence.typed import whole
-from distsim.debug.matching.comparer import GroupKey
+from distsim.debug.matching.comparer import GroupKey, Suspicion
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.peers.protocol import Follower, Leader, Rows
 from distsim.debug.records import Evidence, Finding
@@ -49,8 +50,6 @@ class Together:
         self.outbox: list[tuple[int, GroupKey, Rows]] = []
         self._cannot_lead = False
         self._beat = 0.0
-        self.focus: dict[GroupKey, int] = {}
-        """Calls that other hosts suspect."""
         self.abort_asked = False
         self._began = time.monotonic()
         self._met = False
@@ -106,9 +105,7 @@ class Together:
             return None
 
     def _lead(self, monitor: Watcher, leader: Leader) -> None:
-        for message in leader.step(monitor.host.comparer.feed_rows):
-            name, ranks, generation = message["suspicion"]
-            self.focus[(name, tuple(ranks), int(generation))] = int(message["seq"])
+        leader.step(monitor.host.comparer.feed_rows)
         monitor.host.notes += leader.notes
         leader.notes.clear()
         if time.monotonic() - self._beat > 0.5:
@@ -121,7 +118,10 @@ class Together:
             evidence = monitor.look_here(bool(request["stacks"]), focus, int(request["origin"]), ours_only=True)
             return evidence_to_json(evidence)
 
-        for message in follower.step(self._status(monitor), self.outbox, answer):
+        status = self._status(monitor)
+        if status["over"]:
+            monitor.host.read(self.route)  # what ranks did just before they ended goes out before this is said
+        for message in follower.step(status, self.outbox, answer):
             if "verdict" in message:
                 try:
                     monitor.accept(message["verdict"])
@@ -177,10 +177,22 @@ class Together:
         self.outbox.append((rank, key, rows))
         return True
 
-    def suspect(self, key: GroupKey, seq: int) -> None:
+    def suspected(self) -> list[Suspicion]:
+        """What the comparers of other hosts have found since the last time."""
+        if self.leader is None:
+            return []
+        found, self.leader.suspected = self.leader.suspected, []
+        return found
+
+    def hears_suspicions(self) -> bool:
+        """Whether there is a leader who hears what this host suspects."""
+        return self.follower is not None and self.follower.connected
+
+    def suspect(self, found: Sequence[Suspicion]) -> None:
         """A follower leaves the judgement to its leader."""
         if self.follower is not None:
-            self.follower.suspect(key, seq)
+            for suspicion in found:
+                self.follower.suspect(suspicion)
 
     def remote(self, name: str) -> list[Any]:
         """One entry of every other host's last word about itself."""
@@ -272,20 +284,24 @@ class Together:
             self.leader.tell({"bye": 1})
             time.sleep(0.05)
         if self.follower is not None and self.follower.link is not None and self.follower.link.open:
+            self.follower.send_rows(self.outbox)
             self.follower.link.send({"status": {"over": True, "ended": 0, "ranks": self.follower.ranks}})
             time.sleep(0.05)
         for end in (self.leader, self.follower):
             if end is not None:
                 end.close()
 
-    def waits_for_others(self) -> bool:
-        """A leader stays while other hosts' ranks run: they have nobody else who sees all. A follower
-        stays for the leader's last word."""
-        if self.follower is not None:
-            self._over_since = self._over_since or time.monotonic()
-            return (
-                self.follower.connected and not self.follower.left and time.monotonic() - self._over_since < LAST_WORD_S
-            )
-        if self.leader is None:
+    def waits_for_others(self, host: Host) -> bool:
+        """A leader stays while other hosts' ranks run: they have nobody else who sees all. A follower stays for the
+        leader's last word. Of a job that was over before they met, all stay until they have, for as long."""
+        if host.local_world >= host.world_size or not host.joined():
             return False
-        return any(link.open and link.known and not link.status.get("over") for link in self.leader.links)
+        now = time.monotonic()
+        self._over_since = self._over_since or now
+        in_time = now - self._over_since < LAST_WORD_S
+        if self.leader is not None:
+            running = any(link.open and link.known and not link.status.get("over") for link in self.leader.links)
+            return running or (not self._complete(host) and not self._alone() and in_time)
+        if self.follower is not None and (self.follower.connected or self._met):
+            return self.follower.connected and not self.follower.left and in_time
+        return not self._alone() and in_time

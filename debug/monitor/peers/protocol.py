@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from distsim.debug.evidence.typed import MOST_RANKS, number, text, whole, wholes
-from distsim.debug.matching.comparer import GroupKey
+from distsim.debug.matching.comparer import GroupKey, Suspicion
+from distsim.debug.matching.message_comparer import MARK
 from distsim.debug.monitor.peers.link import Link
 from distsim.debug.rings.private import write_private
 
@@ -52,25 +53,25 @@ class Leader:
         self._number = 0
         self.held: list[tuple[int, GroupKey, Rows]] = []
         """Rows that came in during `look`."""
+        self.suspected: list[Suspicion] = []
+        """What other hosts' comparers have found."""
         address, port = self._server.getsockname()[:2]
         write_private(directory / "monitor.json", json.dumps({"address": address, "port": port, "salt": salt}))
 
-    def step(self, feed: Callable[[int, GroupKey, Rows], None]) -> list[dict[str, Any]]:
-        """Move messages; rows go to *feed*, suspicions come back."""
+    def step(self, feed: Callable[[int, GroupKey, Rows], None]) -> None:
+        """Move messages; rows go to *feed*."""
         self._accept()
-        suspicions: list[dict[str, Any]] = []
         for link in list(self.links):
             if not link.open:
                 continue
             try:
                 link.flush()
                 for message in link.receive():
-                    self._hear(link, message, feed, suspicions)
+                    self._hear(link, message, feed)
             except Exception as error:
                 link.close()
                 self.notes.append(f"the link to host {link.host} is dropped: its message makes no sense ({error!r})")
         self.links = [link for link in self.links if link.open or link.known]
-        return suspicions
 
     def _accept(self) -> None:
         """Take who knocks; of those who have proved nothing, the oldest make room and the slow are dropped."""
@@ -86,13 +87,7 @@ class Leader:
             if now - link.made > MEET_S or place < len(unknown) - MOST_UNKNOWN:
                 link.close()
 
-    def _hear(
-        self,
-        link: Link,
-        message: dict[str, Any],
-        feed: Callable[[int, GroupKey, Rows], None],
-        suspicions: list[dict[str, Any]],
-    ) -> None:
+    def _hear(self, link: Link, message: dict[str, Any], feed: Callable[[int, GroupKey, Rows], None]) -> None:
         if "rows" in message:
             for rank, key, data in message["rows"]:
                 rows = np.frombuffer(base64.b64decode(data), dtype="<u8").reshape(-1, 3)
@@ -102,8 +97,8 @@ class Leader:
             if number in self._answers:  # who comes too late is not waited for any longer
                 self._answers[number][id(link)] = message["evidence"]
         elif "suspicion" in message:
-            suspicion = list(group_key(message["suspicion"]))
-            suspicions.append({"suspicion": suspicion, "seq": whole(message["seq"], "seq")})
+            key, seq = group_key(message["suspicion"]), whole(message["seq"], "seq")
+            self.suspected.append(Suspicion(key, seq, bool(message.get("lines"))))
         if "host" in message:
             link.host = text(message["host"], "host", 200)
         if "status" in message:
@@ -123,7 +118,6 @@ class Leader:
         for link in asked:
             link.send({"look": number, **request})
         deadline = time.monotonic() + LOOK_S
-        held: list[tuple[int, GroupKey, Rows]] = []
         while time.monotonic() < deadline:
             waiting = [
                 link
@@ -132,9 +126,8 @@ class Leader:
             ]
             if not waiting:
                 break
-            self.step(lambda rank, key, rows: held.append((rank, key, rows)))
+            self.step(lambda rank, key, rows: self.held.append((rank, key, rows)))
             time.sleep(0.005)
-        self.held = held
         answers = self._answers.pop(number, {})
         return [answers[id(link)] for link in asked if id(link) in answers]
 
@@ -214,14 +207,19 @@ class Follower:
             self._introduced = True
             self.lost_since = None
             link.send({"host": self._host, "status": status})
-        if link.known and rows:
-            link.send({"rows": [[rank, list(key), base64.b64encode(r.tobytes()).decode()] for rank, key, r in rows]})
-            rows.clear()
+        self.send_rows(rows)
         if link.known and now - self._spoke > SPEAK_S:
             self._spoke = now
             link.send({"status": status})
         link.flush()
         return messages
+
+    def send_rows(self, rows: list[tuple[int, GroupKey, Rows]]) -> None:
+        """Tell what is new, where there is a leader to hear it."""
+        if rows and self.link is not None and self.link.open and self.link.known:
+            said = [[rank, list(key), base64.b64encode(r.tobytes()).decode()] for rank, key, r in rows]
+            self.link.send({"rows": said})
+            rows.clear()
 
     @property
     def connected(self) -> bool:
@@ -232,16 +230,21 @@ class Follower:
         if self.link is not None:
             self.link.close()
 
-    def suspect(self, key: GroupKey, seq: int) -> None:
+    def suspect(self, found: Suspicion) -> None:
         """Have the leader look at a call."""
         if self.link is not None and self.link.open:
-            self.link.send({"suspicion": list(key), "seq": seq})
+            self.link.send({"suspicion": list(found.key), "seq": found.seq, "lines": found.lines_only})
 
 
 def group_key(said: Any) -> GroupKey:
-    """A group's key as it came over the wire."""
+    """A group's key, or a message's, as it came over the wire."""
     name, ranks, generation = said
-    return text(name, "name"), wholes(ranks, "ranks", 0, MOST_RANKS), whole(generation, "generation")
+    mark = MARK if str(name).startswith(MARK) else ""  # else what names a message would be made printable, too
+    return (
+        mark + text(name[len(mark) :] if mark else name, "name"),
+        wholes(ranks, "ranks", 0, MOST_RANKS),
+        whole(generation, "generation"),
+    )
 
 
 def _status(said: Any) -> dict[str, Any]:

@@ -27,6 +27,8 @@ class Summary:
     """By "one node" and "many nodes"; None without a row."""
     memory: float | None
     """Median absolute error of the peaks that were published."""
+    unseen: float | None
+    """Median absolute error of the step of those that nobody looked at before; None without one."""
     broken: list[str]
     """Every bound that does not hold, in words."""
 
@@ -50,7 +52,8 @@ def summarise(runs: Sequence[Run]) -> Summary:
         if run.memory_error is not None and abs(run.memory_error) > MEMORY:
             broken.append(f"{run.row.name}: memory is {run.memory_error:+.1%} off, at most {MEMORY:.0%}")
     memory = [abs(run.memory_error) for run in runs if run.memory_error is not None]
-    return Summary(runs, medians, median(memory) if memory else None, broken)
+    unseen = [abs(run.step_error) for run in runs if run.row.unseen and run.step_error is not None]
+    return Summary(runs, medians, median(memory) if memory else None, median(unseen) if unseen else None, broken)
 
 
 def _place(run: Run) -> str:

@@ -36,6 +36,8 @@ class Row:
     memory_gib: float | None
     """The most allocated on a GPU, in GiB, where it was published."""
     source: str
+    unseen: bool = False
+    """Whether nobody looked at it while the model and the programs were mended."""
 
     @property
     def num_nodes(self) -> int:
@@ -89,7 +91,14 @@ def _row(entry: dict[str, str]) -> Row:
         step_s=_positive("step_s", entry["step_s"]),
         memory_gib=_positive("memory_GiB", memory) if memory else None,
         source=entry["source"],
+        unseen=_yes("unseen", entry.get("unseen", "")),
     )
+
+
+def _yes(key: str, text: str) -> bool:
+    if text not in ("", "yes"):
+        raise ValueError(f"{key}: expected yes or nothing, got {brief(text)}")
+    return text == "yes"
 
 
 def _positive(key: str, text: str) -> float:

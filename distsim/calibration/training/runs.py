@@ -1,7 +1,7 @@
 """One published step, simulated as a user would: `distsim run ... --report`.
 
 Of a step of very many micro-batches two shorter ones are simulated and continued in a straight line: once a pipeline is
-full, each micro-batch takes as long as the one before it.
+full, each micro-batch takes as long as the one before it. It is full with as many as it has stages.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def command(row: Row, report: Path, programs: Path) -> list[str]:
 def simulate(row: Row, programs: Path) -> Run:
     """Run *row* in a process of its own. UsageError where its report has no figures of training at all."""
     asked = _flag(row.flags, "--accum")
-    few = 2 * max(2, _flag(row.flags, "--pp"))
+    few = _flag(row.flags, "--pp")
+    if _flag(row.flags, "--vpp") > 1:
+        few *= 2  # of as many as there are stages, an interleaved pipeline has another schedule
     if asked <= 4 * few:
         return _once(row, programs)
     shorter = [_once(replace(row, flags=_with(row.flags, "--accum", n)), programs) for n in (few, 2 * few)]

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from distsim.cluster.graph.cluster import Cluster
 from distsim.cluster.graph.facts import CpuModel, NcclFacts, NodeModel
-from distsim.cluster.graph.link import Link, Vertex
-from distsim.cluster.graph.many_routes import Places, Rows, padded
+from distsim.cluster.graph.link import Link, Links, Vertex
+from distsim.cluster.graph.many_routes import Places, Rows, one_by_one
 from distsim.cluster.graph.tree_fabric import mix
 from distsim.errors import UsageError
 
@@ -25,9 +25,9 @@ _TYPICAL_BYTES = 1 << 20
 class GraphWiring:
     """Vertices and links as given. *rail* is not known here and is ignored."""
 
-    def __init__(self, vertices: Sequence[Vertex], links: list[Link]) -> None:
+    def __init__(self, vertices: Sequence[Vertex], links: Sequence[Link]) -> None:
         self.vertices = vertices
-        self.links = links
+        self.links = Links.of(links)
         gpus = [vertex.name for vertex in vertices if vertex.kind == "gpu"]
         self.devices = gpus or [vertex.name for vertex in vertices if vertex.kind == "cpu"]
         self._trees: dict[int, dict[str, list[str]]] = {}
@@ -71,9 +71,7 @@ class GraphWiring:
 
     def routes(self, src: Places, dst: Places, flow_key: int, rails: Places) -> Rows:
         """One after the other."""
-        forced = [None if rail < 0 else rail for rail in rails.tolist()]
-        asked = zip(src.tolist(), dst.tolist(), forced, strict=True)
-        return padded([self.route(a, b, flow_key, rail) for a, b, rail in asked])
+        return one_by_one(self.route, src, dst, flow_key, rails)
 
     def bisection_bandwidth_bytes_per_s(self) -> float:
         """By maximum flow over the whole graph."""
@@ -89,7 +87,7 @@ class GraphWiring:
 def graph_cluster(
     name: str,
     vertices: Sequence[Vertex],
-    links: list[Link],
+    links: Sequence[Link],
     where: str,
     usual: Callable[[], Cluster],
     facts: tuple[CpuModel, NodeModel, NcclFacts] | None = None,

@@ -7,11 +7,11 @@ fabric; that a host could also send through PCIe what its NVLinks cannot carry i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from distsim.cluster.graph.host_template import HostTemplate
-from distsim.cluster.graph.link import Link
+from distsim.cluster.graph.link import Link, Links
 from distsim.cluster.graph.tree_fabric import Fabric
 from distsim.errors import UsageError
 
@@ -31,11 +31,17 @@ class EqualHosts(Protocol):
     template: HostTemplate
     fabric: Fabric | None
     nic_bytes_per_s: float
-    devices: list[str]
-    links: list[Link]
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """In rank order."""
+
+    @property
+    def links(self) -> Links:
+        """By index."""
 
 
-def max_flow(links: Iterable[tuple[str, str, float]], sources: list[str], sinks: list[str]) -> float:
+def max_flow(links: Iterable[tuple[str, str, float]], sources: Sequence[str], sinks: Sequence[str]) -> float:
     """Maximum flow from all *sources* to all *sinks* over directed *links* (src, dst, bytes a second)."""
     import networkx
 
@@ -69,7 +75,9 @@ def bisect_hosts(wiring: EqualHosts) -> float:
     )
     per_nic = egress / len(template.nics)
     names = [name for name, _ in fabric.switches]
-    links = [(names[c.src], names[c.dst], c.bandwidth_bytes_per_s) for c in fabric.cables]
+    cables = fabric.cables
+    ends = zip(cables.src.tolist(), cables.dst.tolist(), cables.bandwidth_bytes_per_s.tolist(), strict=True)
+    links = [(names[src], names[dst], rate) for src, dst, rate in ends]
     half = wiring.num_hosts // 2
     if template.port is not None:
         half = -(-wiring.num_hosts // wiring.domain) // 2 * wiring.domain

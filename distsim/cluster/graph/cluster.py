@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from distsim.cluster.graph.facts import Constant, CpuModel, NcclFacts, NodeModel
-from distsim.cluster.graph.link import Link, Slot, Vertex
+from distsim.cluster.graph.link import Links, Slot, Vertex
 from distsim.cluster.graph.many_routes import Places, Rows
 from distsim.errors import UsageError
 
@@ -29,7 +29,7 @@ class Wiring(Protocol):
         """Hosts first."""
 
     @property
-    def links(self) -> list[Link]:
+    def links(self) -> Links:
         """By index."""
 
     @property
@@ -83,7 +83,6 @@ class Cluster:
         self.source = source
         self._wiring = wiring
         self.spec = spec
-        self._positions = {device: position for position, device in enumerate(wiring.devices)}
         self._routes: dict[tuple[str, str, int, int | None], tuple[int, ...]] = {}
 
     def __repr__(self) -> str:
@@ -96,7 +95,7 @@ class Cluster:
         return self._wiring.vertices
 
     @property
-    def links(self) -> list[Link]:
+    def links(self) -> Links:
         """Every directed link; a link's index is its position."""
         return self._wiring.links
 
@@ -173,9 +172,14 @@ class Cluster:
         not need. *rails* are -1 where none is forced."""
         return self._wiring.routes(src, dst, flow_key, rails)
 
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """Of the names in `devices`."""
+        return {device: position for position, device in enumerate(self.devices)}
+
     def _position(self, device: str) -> int:
         try:
-            return self._positions[device]
+            return self.positions[device]
         except KeyError:
             raise UsageError(
                 f"expected a device of {self.name} ({self.devices[0]} to {self.devices[-1]}), got {device!r}"

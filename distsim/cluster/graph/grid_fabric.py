@@ -8,7 +8,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from distsim.cluster.graph.tree_fabric import Cable, Ports
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.cluster.graph.tree_fabric import Cables, Ports
 
 __all__ = ["DragonflyFabric", "MeshFabric", "TorusFabric"]
 
@@ -27,7 +30,7 @@ class TorusFabric:
         self._dims = tuple(dims)
         count = math.prod(self._dims)
         self.switches = [(f"router{i}", "switch") for i in range(count)]
-        self.cables: list[Cable] = []
+        ends: list[tuple[int, int]] = []
         self._forward: list[list[int]] = []
         self._backward: list[list[int]] = []
         rate = bandwidth_bytes_per_s or ports.num_nics * ports.nic_bytes_per_s
@@ -39,15 +42,16 @@ class TorusFabric:
                 if extent == 1 or (extent == 2 and at == 1):
                     continue
                 other = router + ((at + 1) % extent - at) * stride
-                forward[router] = len(self.cables)
-                backward[other] = len(self.cables) + 1
+                forward[router] = len(ends)
+                backward[other] = len(ends) + 1
                 if extent == 2:
                     backward[router], forward[other] = forward[router], backward[other]
-                self.cables.append(Cable(router, other, rate, switch_latency_s))
-                self.cables.append(Cable(other, router, rate, switch_latency_s))
+                ends += [(router, other), (other, router)]
             self._forward.append(forward)
             self._backward.append(backward)
             stride *= extent
+        src, dst = np.array(ends, dtype=np.int64).reshape(len(ends), 2).T
+        self.cables = Cables(src, dst, np.full(len(ends), float(rate)))
 
     def attach(self, host: Any, nic: Any) -> Any:
         """The host's own router."""
@@ -80,7 +84,8 @@ class MeshFabric:
         count = self._count = ports.num_hosts
         self.switches = [(f"router{i}", "switch") for i in range(count)]
         rate = bandwidth_bytes_per_s or ports.num_nics * ports.nic_bytes_per_s / max(1, count - 1)
-        self.cables = [Cable(i, j, rate, switch_latency_s) for i in range(count) for j in range(count) if i != j]
+        src, dst = _pairs(count)
+        self.cables = Cables(src, dst, np.full(len(src), float(rate)))
 
     def attach(self, host: Any, nic: Any) -> Any:
         """The host's own router."""
@@ -89,6 +94,12 @@ class MeshFabric:
     def path(self, src: int, dst: int, key: int) -> tuple[int, ...]:
         """The one cable."""
         return (src * (self._count - 1) + dst - (dst > src),) if src != dst else ()
+
+
+def _pairs(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Each of *count* with each other."""
+    src, dst = np.divmod(np.arange(count * count), max(count, 1))
+    return src[src != dst], dst[src != dst]
 
 
 class DragonflyFabric:
@@ -118,25 +129,20 @@ class DragonflyFabric:
         groups = self._groups = -(-used // size)
         self._global_links = 1 if adaptive else global_links
         self.switches = [(f"group{i // size}/switch{i % size}", "switch") for i in range(groups * size)]
-        self.cables = [
-            Cable(group * size + i, group * size + j, bandwidth_bytes_per_s, switch_latency_s)
-            for group in range(groups)
-            for i in range(size)
-            for j in range(size)
-            if i != j
-        ]
-        self._global_base = len(self.cables)
-        rate = global_bytes_per_s / self._global_links
-        self.cables += [
-            Cable(self._gateway(a, b, c), self._gateway(b, a, c), rate, switch_latency_s)
-            for a in range(groups)
-            for b in range(groups)
-            if a != b
-            for c in range(self._global_links)
-        ]
+        inside, across = _pairs(size), _pairs(groups)
+        first = np.repeat(np.arange(groups) * size, len(inside[0]))
+        self._global_base = len(first)
+        a, b = (np.repeat(end, self._global_links) for end in across)
+        c = np.tile(np.arange(self._global_links), len(across[0]))
+        src = [first + np.tile(inside[0], groups), self._gateway(a, b, c)]
+        dst = [first + np.tile(inside[1], groups), self._gateway(b, a, c)]
+        local = np.full(len(first), float(bandwidth_bytes_per_s))
+        far = np.full(len(a), global_bytes_per_s / self._global_links)
+        self.cables = Cables(np.concatenate(src), np.concatenate(dst), np.concatenate([local, far]))
 
-    def _gateway(self, group: int, other: int, cable: int) -> int:
-        turn = (other if other < group else other - 1) * self._global_links + cable
+    def _gateway(self, group: Any, other: Any, cable: Any) -> Any:
+        """Numbers, or arrays of them."""
+        turn = (other - (other > group)) * self._global_links + cable
         return group * self._size + turn % self._size
 
     def _local(self, src: int, dst: int) -> tuple[int, ...]:

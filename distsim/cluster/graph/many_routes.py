@@ -5,7 +5,7 @@ Hosts are alike, so the wires inside one come from tables by local device and NI
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from distsim.cluster.graph.tree_fabric import Fabric, TreeFabric
 if TYPE_CHECKING:
     from distsim.cluster.graph.host_template import HostTemplate
 
-__all__ = ["Places", "Rows", "Wires", "mixed", "padded", "routes"]
+__all__ = ["Places", "Rows", "Wires", "mixed", "one_by_one", "padded", "routes"]
 
 Places = NDArray[np.int64]
 """Positions of devices, or numbers of NICs."""
@@ -28,6 +28,14 @@ def padded(paths: Sequence[Sequence[int]]) -> Rows:
     """*paths* as rows."""
     width = max(map(len, paths), default=0)
     return np.array([[*path, *[-1] * (width - len(path))] for path in paths], dtype=np.int64).reshape(len(paths), width)
+
+
+def one_by_one(
+    route: Callable[[int, int, int, int | None], tuple[int, ...]], src: Places, dst: Places, key: int, rails: Places
+) -> Rows:
+    """The rows by *route*, which knows the way of one pair."""
+    asked = zip(src.tolist(), dst.tolist(), rails.tolist(), strict=True)
+    return padded([route(a, b, key, None if rail < 0 else rail) for a, b, rail in asked])
 
 
 def mixed(*values: NDArray[np.int64] | int) -> NDArray[np.uint64]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Cable", "Fabric", "Ports", "TreeFabric", "mix"]
+__all__ = ["Cables", "Fabric", "Ports", "TreeFabric", "mix"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,13 @@ class Ports:
     nic_bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Cable:
-    """A directed link between two switches, by their positions in `Fabric.switches`."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Cables:
+    """Directed links between two switches, by their positions in `Fabric.switches`: a place each in all arrays."""
 
-    src: int
-    dst: int
-    bandwidth_bytes_per_s: float
-    latency_s: float
+    src: NDArray[np.int64]
+    dst: NDArray[np.int64]
+    bandwidth_bytes_per_s: NDArray[np.float64]
 
 
 class Fabric(Protocol):
@@ -43,8 +42,8 @@ class Fabric(Protocol):
         """Name and kind (leaf, spine or switch)."""
 
     @property
-    def cables(self) -> Sequence[Cable]:
-        """Every directed link between switches."""
+    def cables(self) -> Cables:
+        """Every directed link between switches; their latency is `switch_latency_s`."""
 
     @property
     def switch_latency_s(self) -> float:
@@ -66,6 +65,11 @@ def mix(*values: int) -> int:
         state = state * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
         state ^= state >> 31
     return state
+
+
+def _both_ways(low: NDArray[np.int64], high: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Ends of a cable up and one down between each two switches."""
+    return np.stack([low, high], axis=1).ravel(), np.stack([high, low], axis=1).ravel()
 
 
 class TreeFabric:
@@ -105,21 +109,19 @@ class TreeFabric:
         self.switches: list[tuple[str, str]] = [(f"leaf{i}", "leaf") for i in range(num_leaves)]
         self.switches += [(f"spine{i}", "spine") for i in range(num_pods * spines)]
         self.switches += [(f"core{i}", "switch") for i in range(cores)]
-        self.cables: list[Cable] = []
         leaf_up = nodes_per_leaf * ports.num_nics / rails * ports.nic_bytes_per_s / oversubscription
-        for leaf in range(num_leaves):
-            pod = leaf // self._leaves_per_pod
-            for spine in range(spines):
-                self._join(leaf, num_leaves + pod * spines + spine, leaf_up / spines)
-        self._core_base = len(self.cables)
-        for spine in range(num_pods * spines if cores else 0):
+        leaf, spine = np.divmod(np.arange(num_leaves * spines), max(spines, 1))
+        above = num_leaves + leaf // self._leaves_per_pod * spines + spine
+        rates = np.full(2 * len(leaf), leaf_up / max(spines, 1))
+        src, dst = _both_ways(leaf, above)
+        self._core_base = len(src)
+        if cores:
             spine_up = leaf_up / spines * self._leaves_per_pod / core_oversubscription
-            for core in range(cores):
-                self._join(num_leaves + spine, num_leaves + num_pods * spines + core, spine_up / cores)
-
-    def _join(self, low: int, high: int, bandwidth: float) -> None:
-        self.cables.append(Cable(low, high, bandwidth, self.switch_latency_s))
-        self.cables.append(Cable(high, low, bandwidth, self.switch_latency_s))
+            spine, core = np.divmod(np.arange(num_pods * spines * cores), cores)
+            ends = _both_ways(num_leaves + spine, num_leaves + num_pods * spines + core)
+            src, dst = np.concatenate([src, ends[0]]), np.concatenate([dst, ends[1]])
+            rates = np.concatenate([rates, np.full(2 * len(core), spine_up / cores)])
+        self.cables = Cables(src, dst, rates)
 
     def attach(self, host: Any, nic: Any) -> Any:
         """The leaf of the host's unit and the NIC's rail."""

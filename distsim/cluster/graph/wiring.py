@@ -10,10 +10,11 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distsim.cluster.graph.host_template import HostTemplate
-from distsim.cluster.graph.link import Link, Vertex
-from distsim.cluster.graph.many_routes import Places, Rows, Wires, padded, routes
+from distsim.cluster.graph.link import Links, Vertex
+from distsim.cluster.graph.many_routes import Places, Rows, Wires, one_by_one, routes
 from distsim.cluster.graph.tree_fabric import Fabric, mix
 from distsim.errors import UsageError
 
@@ -38,65 +39,77 @@ class HostsOnFabric:
         self.template, self.num_hosts, self.fabric, self.domain = template, num_hosts, fabric, domain
         self.nic_bytes_per_s = nic_bytes_per_s
         self.per_host = len(template.devices)
-        self.vertices: list[Vertex] = []
-        self.links: list[Link] = []
-        self.devices = [f"n{host}/{device}" for host in range(num_hosts) for device in template.devices]
+        self._nic_latency_s = nic_latency_s / 2
         num_wires = len(template.wires)
         self._port_base = num_wires
         self._nic_base = num_wires + (2 * self.per_host if template.port else 0)
         self._block = self._nic_base + (2 * len(template.nics) if fabric else 0)
         self._cable_base = self._block * num_hosts
-        for host in range(num_hosts):
-            self._add_host(host, nic_latency_s / 2)
-        self._add_shared()
 
-    def _add_host(self, host: int, nic_latency_s: float) -> None:
-        template, links, prefix = self.template, self.links, f"n{host}/"
-        self.vertices.extend(Vertex(prefix + part.name, part.kind, host, part.local) for part in template.parts)
-        for wire in template.wires:
-            links.append(
-                Link(
-                    len(links),
-                    prefix + wire.src,
-                    prefix + wire.dst,
-                    wire.bandwidth_bytes_per_s,
-                    wire.latency_s,
-                    wire.kind,
-                )
-            )
+    @cached_property
+    def devices(self) -> list[str]:
+        """In rank order."""
+        return [f"n{host}/{device}" for host in range(self.num_hosts) for device in self.template.devices]
+
+    @cached_property
+    def vertices(self) -> list[Vertex]:
+        """Hosts first, then what they share."""
+        template = self.template
+        found = [
+            Vertex(f"n{host}/{part.name}", part.kind, host, part.local)
+            for host in range(self.num_hosts)
+            for part in template.parts
+        ]
         if template.port is not None:
-            bandwidth, latency = template.port
-            switch = f"nvswitch{host // self.domain}"
-            for device in template.devices:
-                links.append(Link(len(links), prefix + device, switch, bandwidth, latency, "nvlink"))
-                links.append(Link(len(links), switch, prefix + device, bandwidth, latency, "nvlink"))
-        if self.fabric is not None:
-            hop = self.fabric.switch_latency_s
-            for k, nic in enumerate(template.nics):
-                switch = self.fabric.switches[self.fabric.attach(host, k)][0]
-                rate = self.nic_bytes_per_s
-                links.append(Link(len(links), prefix + nic, switch, rate, nic_latency_s, "nic"))
-                links.append(Link(len(links), switch, prefix + nic, rate, nic_latency_s + hop, "nic"))
-
-    def _add_shared(self) -> None:
-        if self.template.port is not None:
             domains = -(-self.num_hosts // self.domain)
-            self.vertices.extend(Vertex(f"nvswitch{i}", "nvswitch", None, i) for i in range(domains))
-        if self.fabric is None:
-            return
-        names = [name for name, _ in self.fabric.switches]
-        self.vertices.extend(Vertex(name, kind, None, i) for i, (name, kind) in enumerate(self.fabric.switches))
-        for cable in self.fabric.cables:
-            self.links.append(
-                Link(
-                    len(self.links),
-                    names[cable.src],
-                    names[cable.dst],
-                    cable.bandwidth_bytes_per_s,
-                    cable.latency_s,
-                    "fabric",
-                )
-            )
+            found.extend(Vertex(f"nvswitch{i}", "nvswitch", None, i) for i in range(domains))
+        if self.fabric is not None:
+            found.extend(Vertex(name, kind, None, i) for i, (name, kind) in enumerate(self.fabric.switches))
+        return found
+
+    @cached_property
+    def links(self) -> Links:
+        """A block for each host (its wires, its ports, its NICs' both directions), then the fabric's cables."""
+        template, fabric = self.template, self.fabric
+        block = [(wire.bandwidth_bytes_per_s, wire.latency_s, wire.kind) for wire in template.wires]
+        if template.port is not None:
+            block += [(*template.port, "nvlink")] * (2 * self.per_host)
+        cables: NDArray[np.float64] = np.zeros(0)
+        hop_s = 0.0
+        if fabric is not None:
+            cables, hop_s = fabric.cables.bandwidth_bytes_per_s, fabric.switch_latency_s
+            out = (self.nic_bytes_per_s, self._nic_latency_s, "nic")
+            block += [out, (self.nic_bytes_per_s, self._nic_latency_s + hop_s, "nic")] * len(template.nics)
+        kinds = [*dict.fromkeys(kind for _, _, kind in block), "fabric"]
+        codes = np.array([kinds.index(kind) for _, _, kind in block], dtype=np.uint8)
+        figures = np.array([figures[:2] for figures in block], dtype=np.float64).reshape(len(block), 2).T
+        return Links(
+            np.concatenate([np.tile(figures[0], self.num_hosts), cables]),
+            np.concatenate([np.tile(figures[1], self.num_hosts), np.full(len(cables), hop_s)]),
+            np.concatenate([np.tile(codes, self.num_hosts), np.full(len(cables), len(kinds) - 1, dtype=np.uint8)]),
+            kinds,
+            self._ends,
+        )
+
+    def _ends(self, index: int) -> tuple[str, str]:
+        """The names that link *index* leads from and to."""
+        template, fabric = self.template, self.fabric
+        host, place = divmod(index, self._block)
+        if host >= self.num_hosts:
+            assert fabric is not None
+            cable = index - self._cable_base
+            return fabric.switches[fabric.cables.src[cable]][0], fabric.switches[fabric.cables.dst[cable]][0]
+        if place < self._port_base:
+            wire = template.wires[place]
+            return f"n{host}/{wire.src}", f"n{host}/{wire.dst}"
+        if place < self._nic_base:
+            port, down = divmod(place - self._port_base, 2)
+            own, switch = f"n{host}/{template.devices[port]}", f"nvswitch{host // self.domain}"
+        else:
+            assert fabric is not None
+            nic, down = divmod(place - self._nic_base, 2)
+            own, switch = f"n{host}/{template.nics[nic]}", fabric.switches[fabric.attach(host, nic)][0]
+        return (switch, own) if down else (own, switch)
 
     @cached_property
     def _own_nics(self) -> list[tuple[int, ...]]:
@@ -162,9 +175,7 @@ class HostsOnFabric:
                 cable_base=self._cable_base,
             )
         if lost.any() or (away.any() and outside is None):  # one of them has no way: say which
-            rail = [None if one < 0 else one for one in rails.tolist()]
-            asked = zip(src.tolist(), dst.tolist(), rail, strict=True)
-            return padded([self.route(a, b, flow_key, forced) for a, b, forced in asked])
+            return one_by_one(self.route, src, dst, flow_key, rails)
         if outside is None:
             return inside
         rows = np.full((len(src), max(inside.shape[1], outside.shape[1])), -1, dtype=np.int64)

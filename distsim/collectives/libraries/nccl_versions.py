@@ -109,7 +109,7 @@ _V228 = replace(
     nvls_tree=((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (0.0, 57.7, 45.5), (0.0, 96.0, 43.8)),
 )
 _V229 = replace(_V228, ring_ll128=(*_V228.ring_ll128[:3], (40.0,) * 3))
-_V230 = replace(_V229, nvls_tree=(*(_V229.nvls_tree or ())[:3], (0.0, 96.0, 80.0)))  # type: ignore[arg-type]
+_V230 = replace(_V229, nvls_tree=(*(_V229.nvls_tree or ())[:3], (0.0, 96.0, 80.0)))
 
 _SINCE = (
     (30, _V230),

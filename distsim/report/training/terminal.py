@@ -117,7 +117,24 @@ def _use(training: Training) -> Text | None:
     if training.hfu > training.mfu * 1.005:
         line.append(f", HFU {training.hfu:.1%} with what is recomputed", "not bold")
     peak = f"{training.peak_flops_per_s / 1e12:,.0f} TFLOP/s in {training.peak_dtype}"
-    return line.append(f" of {peak}", "not bold")
+    line.append(f" of {peak}", "not bold")
+    if max(training.mfu, training.hfu) > 1.0:
+        line.append(f"\nmore than the GPU can do: {_why_too_much(training)}", "bold yellow")
+    return line
+
+
+def _why_too_much(training: Training) -> str:
+    """How a share of the peak can be above 1: what does not go together."""
+    assert training.hfu is not None
+    if training.hfu <= 1.0:
+        return (
+            f"a forward counts three times, for the backward that belongs to it; HFU, {training.hfu:.1%}, has what was "
+            "run (forwards without backward: evaluation, generation, a frozen part)"
+        )
+    return (
+        "flops are the mean step's and the time is the median one's: steps differ, some end without the work of others "
+        f"(an optimizer's step is one), or part of it is not in {training.peak_dtype}"
+    )
 
 
 def _ranks(training: Training) -> RenderableType:

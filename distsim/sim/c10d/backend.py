@@ -51,7 +51,10 @@ class ProcessWorld(c10d._World):
         self._groups_made = 0
 
     def _map(self, name: str) -> dict[Any, Any]:
-        return self._maps.setdefault(name, {})
+        found = self._maps.get(name)
+        if found is None:
+            found = self._maps[name] = _GroupRanks() if name == "pg_group_ranks" else {}
+        return found
 
     pg_map = property(lambda self: self._map("pg_map"))
     pg_names = property(lambda self: self._map("pg_names"))
@@ -69,14 +72,32 @@ class ProcessWorld(c10d._World):
         self._groups_made = value
 
 
+class _GroupRanks(dict[Any, Any]):
+    """By group: global rank -> place. All members have one map: of thousands, each of its own would be as large as
+    the world."""
+
+    def __setitem__(self, pg: Any, places: dict[int, int]) -> None:
+        if isinstance(pg, SimGroup):
+            places = pg.shared_places(places)
+        super().__setitem__(pg, places)
+
+
 class _WorldProxy:
     """Stands as `distributed_c10d._world`: the running process's own world."""
+
+    @property
+    def default_pg(self) -> Any:
+        """Asked for several times in every call."""
+        task = current_task()
+        if task is None or task.process.c10d is None or STATE.importer is task:
+            return _own_world().default_pg
+        return task.process.c10d._default_pg
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_own_world(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(_own_world(), name, value)
+        setattr(_own_world(), name, value)  # past the property, too
 
 
 def _own_world() -> Any:

@@ -58,6 +58,8 @@ class Communicator:
         self.flavour = flavour
         self.key = zlib.crc32(repr((group.name, group.ranks)).encode())
         self.broken: str | None = None
+        self.places: dict[int, int] | None = None
+        """Global rank -> place, as torch has it: one for all members."""
         self._devices: tuple[str, ...] | None = None
         self._meetings: dict[int, Meeting] = {}
         self._sends: list[Letter] = []
@@ -147,8 +149,7 @@ class Communicator:
         if not _all_there(came, lambda: self._finish(members, data, came)):
             return
         on_gpu = members[0].host_side is not None
-        if not on_gpu:
-            self.world.guards.on_finish(members)
+        self.world.guards.on_finish(members)
         try:
             compute(members, data) if on_gpu else data(members)
         except Exception as error:  # what torch refuses to compute is every member's error

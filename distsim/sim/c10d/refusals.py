@@ -15,6 +15,7 @@ from distsim.debug.records import P2P, CallRecord, Group
 from distsim.debug.records.arguments import FIELDS, Call
 from distsim.debug.records.signature import REDUCE_OPS
 from distsim.errors import NotSimulated
+from distsim.sim.c10d.on_gpu import watchdog
 
 __all__ = [
     "argument_error",
@@ -278,12 +279,7 @@ def timeout_error(backend: str, record: CallRecord, seconds: float) -> Exception
     milliseconds = round(seconds * 1000)
     where = f"{record.op} #{record.seq} on group {record.group.label}, rank {record.rank}"
     if backend == "nccl":
-        error: Exception = dist.DistBackendError(
-            f"[Rank {record.rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={record.seq}, "
-            f"OpType={record.op.upper()}, Timeout(ms)={milliseconds}) ran for {milliseconds} "
-            "milliseconds before timing out."
-        )
-        return error
+        return watchdog.timeout_error(record, seconds)
     direction = "send" if record.op == "send" else "recv"
     return RuntimeError(
         "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] "

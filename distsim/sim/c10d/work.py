@@ -99,7 +99,7 @@ class SimWork(Work):
     def is_completed(self) -> bool:
         task = current_task()
         if not self.done.processed and task is not None:
-            task.poll(CallWait(self.record))
+            task.poll(CallWait(self.record), task.looks_on(self.record))
             late = task.now_s() > self.record.issued_s + self._timeout_s
             if late and not self.done.triggered and (self._explicit or not task.world.only_polls):
                 self._give_up(self._timeout_s)

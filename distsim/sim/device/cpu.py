@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from distsim.sim.isolation.process import RankTask
@@ -27,24 +26,32 @@ _FREE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "profiler")
 class CpuRates:
     """One rank's share of its node's CPU: runs operators on CPU tensors, and charges them."""
 
-    def __init__(self, flops_per_s: float, memory_bytes_per_s: float, op_overhead_s: float) -> None:
+    def __init__(
+        self,
+        flops_per_s: float,
+        memory_bytes_per_s: float,
+        op_overhead_s: float,
+        slowed: Callable[[Any, float, float], float] | None = None,
+    ) -> None:
+        """*slowed*: what a planted fault makes of a time (see Fault.compute_s)."""
         self._flops_per_s = flops_per_s
         self._bytes_per_s = memory_bytes_per_s
         self._overhead_s = op_overhead_s
+        self._slowed = slowed
 
     def run(self, task: RankTask, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = _kinds.get(id(func))
         if known is None:
             known = _kinds[id(func)] = _classify(func)
-        _, free, flop_formula, name = known
-        world = task.world
+        _, call, free, flop_formula, name = known
+        world, process = task.world, task.process
         if free:
             world.ticks += 1
-            result = func(*args, **kwargs)
+            result = call(*args, **kwargs)
             if world.memory is not None:
-                world.memory.saw(task.process, (args, result))
-            if task.process.recorder is not None and name.startswith("aten::"):
-                task.process.recorder.operator(name, task.now_s(), 0.0, args)
+                world.memory.saw(process, (args, result))
+            if process.recorder is not None and name.startswith("aten::"):
+                process.recorder.operator(name, task.now_s(), 0.0, args)
             return result
         world.in_operator = True
         try:
@@ -53,23 +60,35 @@ class CpuRates:
                 # parameter (_fsdp_common.py, _chunk_with_empty).
                 result = func._op_dk(_EXPLICIT, *args, **kwargs)
             else:
-                result = func(*args, **kwargs)
+                result = call(*args, **kwargs)
         finally:
             world.in_operator = False
             world.ticks += 1
         if world.memory is not None:
-            world.memory.saw(task.process, (args, result))
-        if isinstance(result, Tensor) and result.is_meta:  # looks only: nothing is computed
-            task.compute(self._overhead_s)
-            return result
-        flops = 0 if flop_formula is None else _flops(func, flop_formula, args, kwargs, result)
-        moved = _nbytes(args) + _nbytes(result)
-        seconds = max(self._overhead_s, flops / self._flops_per_s, moved / self._bytes_per_s)
+            world.memory.saw(process, (args, result))
+        if isinstance(result, Tensor):
+            if result.is_meta:  # looks only: nothing is computed
+                task.compute(self._overhead_s)
+                return result
+            moved = result.numel() * result.element_size()
+        else:
+            moved = _nbytes(result)
+        for value in args:
+            if isinstance(value, Tensor):
+                moved += value.numel() * value.element_size()
+            elif isinstance(value, (list, tuple)):
+                moved += _nbytes(value)
+        seconds = moved / self._bytes_per_s
+        if seconds < self._overhead_s:
+            seconds = self._overhead_s
+        if flop_formula is not None:
+            seconds = max(seconds, _flops(func, flop_formula, args, kwargs, result) / self._flops_per_s)
         now_s = task.now_s()
-        seconds = world.faults.compute_s(task.process, now_s, seconds)
-        task.process.add_compute(now_s, seconds, name)
-        if task.process.recorder is not None:
-            task.process.recorder.operator(name, now_s, seconds, args)
+        if self._slowed is not None:
+            seconds = self._slowed(process, now_s, seconds)
+        process.add_compute(now_s, seconds, name)
+        if process.recorder is not None:
+            process.recorder.operator(name, now_s, seconds, args)
         task.compute(seconds)
         return result
 
@@ -77,24 +96,25 @@ class CpuRates:
 _NEW_EMPTY = torch.ops.aten.new_empty.default
 _EXPLICIT = torch._C.DispatchKey.CompositeExplicitAutograd
 
-_kinds: dict[int, tuple[Any, bool, Callable[..., int] | None, str]] = {}
-"""By identity of the operator, which is kept alive here: (operator, free, flop formula, name)."""
+_kinds: dict[int, tuple[Any, Callable[..., Any], bool, Callable[..., int] | None, str]] = {}
+"""By identity of the operator, which is kept alive here: (operator, what runs it, free, flop formula, name)."""
 
 _counted: dict[Any, int] = {}
 """Flops of an operator on arguments of these shapes: torch's formulas take longer than small operators."""
 
 
-def _classify(func: Any) -> tuple[Any, bool, Callable[..., int] | None, str]:
+def _classify(func: Any) -> tuple[Any, Callable[..., Any], bool, Callable[..., int] | None, str]:
     packet = getattr(func, "_overloadpacket", func)
     namespace = getattr(func, "namespace", "")
     view = bool(getattr(func, "is_view", False))
     free = view or namespace in _FREE or func is torch.ops.aten.detach.default
-    return func, free, flop_registry.get(packet), f"{namespace}::{getattr(packet, '__name__', packet)}"
+    call = func._op if type(func) is torch._ops.OpOverload else func  # its `__call__` does nothing else
+    return func, call, free, flop_registry.get(packet), f"{namespace}::{getattr(packet, '__name__', packet)}"
 
 
 def _flops(func: Any, formula: Callable[..., int], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     try:
-        key = (id(func), *(arg.shape if isinstance(arg, Tensor) else arg for arg in args))
+        key = (id(func), *[arg.shape if isinstance(arg, Tensor) else arg for arg in args])
         known = None if kwargs else _counted.get(key)
     except TypeError:  # an argument that is a list
         return int(formula(*args, **kwargs, out_val=result))
@@ -106,14 +126,14 @@ def _flops(func: Any, formula: Callable[..., int], args: tuple[Any, ...], kwargs
 
 
 def _nbytes(values: Any) -> int:
+    """Of the tensors among *values*, and in lists of them."""
     if isinstance(values, Tensor):
         return int(values.numel() * values.element_size())
+    total = 0
     if isinstance(values, tuple | list):
-        total = 0
         for value in values:
             if isinstance(value, Tensor):
                 total += value.numel() * value.element_size()
             elif isinstance(value, tuple | list):
-                total += sum(t.numel() * t.element_size() for t in tree_leaves(value) if isinstance(t, Tensor))
-        return total
-    return 0
+                total += _nbytes(value)
+    return total

@@ -38,6 +38,7 @@ __all__ = ["ComputeMode"]
 
 aten = torch.ops.aten
 _HANDLERS: dict[Any, Handler] = {**TRANSFERS, **SPECIAL}
+_mode_of, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 VIEW, COMPOSITE, PASSED, PLANNED, HIGHER, PYTHON = range(6)
 VIEW_SHARE = 0.4
 """Of the host's time for an operator: a view launches no kernel (torch/benchmarks: about 2 of 5 us)."""
@@ -65,7 +66,7 @@ class ComputeMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None or FakeTensor in types:
+        if _mode_of(_FAKE) is not None or (types and FakeTensor in types):
             self._task.world.ticks += 1  # a sign of life
             return func(*args, **kwargs)  # shapes only (DTensor's sharding rules): nothing is computed
         for kind in types:
@@ -150,6 +151,8 @@ class ComputeMode(TorchDispatchMode):
         equal = task.world.traced.equal
         if equal is not None and not equal.compared:
             equal.saw_operator(self._process.rank, plan.number)
+        if self._process.recorder is not None:
+            self._process.recorder.arguments = args
         if plan.cost.kernels:
             gpu.launch(stream, plan.cost, task, func)
         if plan.counted is not None:

@@ -11,7 +11,7 @@ import simpy
 import torch
 from torch import UntypedStorage
 
-from distsim.debug.records import CallWait, HostWait, Wait
+from distsim.debug.records import CallRecord, CallWait, HostWait, State, Wait
 from distsim.kernels import Cost
 from distsim.sim.device.allocator import Allocator, Block, Full
 from distsim.sim.device.allocator.shortage import Shortage, shortage
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _nbytes = UntypedStorage.nbytes
 
-__all__ = ["KERNELS", "Accelerators", "Device", "Held", "prepare"]
+__all__ = ["KERNELS", "Accelerators", "Device", "Held", "open_call", "prepare"]
 
 
 KERNELS = "the kernels of its GPU"
@@ -75,6 +75,8 @@ class Device:
         self.default_stream = self.new_stream("default")
         self.comms: list[Comm] = []
         """Communication kernels that have not ended, in the order in which the host put them."""
+        self.watchdog: Any = None
+        """Who ends the process when one of them takes too long (c10d/on_gpu/watchdog.py)."""
         self.last_launch_s = 0.0
         self._deferred: list[tuple[Block, list[Mark]]] = []
         self._waiting: list[RankTask] = []
@@ -89,9 +91,13 @@ class Device:
 
     def launch(self, stream: Stream, cost: Cost, task: RankTask, name: Any) -> None:
         """Put a kernel at the end of *stream*; the host goes on."""
-        seconds = cost.seconds + self.model.gap_s
+        seconds = cost.seconds if cost.memory_bound else cost.seconds * self._accelerators.slowest
+        seconds += self.model.gap_s
         launched_s = task.now_s() + self.model.launch_s
-        self.timeline.put(stream, Kernel(seconds, launched_s, cost.memory_bound, name, kind=cost.kind))
+        kernel = Kernel(seconds, launched_s, cost.memory_bound, name, kind=cost.kind)
+        self.timeline.put(stream, kernel)
+        if self.process.recorder is not None:
+            self.process.recorder.launched(self, stream, kernel)
 
     def plain_cost(self, nbytes: int) -> Cost:
         """Of a kernel that reads and writes *nbytes* and does nothing else."""
@@ -109,32 +115,47 @@ class Device:
         """Put a communication kernel at the end of *stream*; the mark behind it."""
         self.comms.append(comm)
         self.timeline.put(stream, comm)
-        return self.timeline.mark(stream, comm.launched_s)
+        if self.process.recorder is not None:
+            self.process.recorder.launched(self, stream, comm)
+        comm.behind = self.timeline.mark(stream, comm.launched_s)
+        return comm.behind
+
+    def finish(self, task: RankTask) -> None:
+        """The process ends: what it has begun with others ends before. (CUDA would break it off, and nobody would hear
+        of a call that never could end.)"""
+        for comm in list(self.comms):
+            if comm.behind is not None and not any(record.state is State.FAILED for record in comm.records):
+                self.synchronize(task, comm.behind)
 
     def ended(self, comm: Comm) -> None:
         """The network has moved the last byte of *comm*."""
         self.comms.remove(comm)
-        for task in self._waiting:  # it waits for the next one, as far as anybody can tell
-            if task.request is not None:
-                task.request.why = self._why()
+        self.call_ended()
         self.timeline.end(comm)
 
-    def _why(self) -> Wait:
+    def call_ended(self) -> None:
+        """Who waits for the GPU waits for the next call, as far as anybody can tell; a kernel may have several."""
+        for task in self._waiting:
+            if task.request is not None:
+                task.request.why = self.why()
+
+    def why(self) -> Wait:
+        """What the host waits for."""
         for comm in self.comms:
             if comm.record is not None:
-                return CallWait(comm.record)
+                return CallWait(open_call(comm))
         return HostWait(KERNELS)
 
-    def synchronize(self, task: RankTask, mark: Mark) -> None:
-        """The host waits until *mark* is reached."""
+    def synchronize(self, task: RankTask, mark: Mark, limit_s: float | None = None, explicit: bool = True) -> bool:
+        """The host waits until *mark* is reached, or for *limit_s*; whether it has been (see Task.wait_until)."""
         task.flush()
         if self.timeline.reached(mark):
-            return
+            return True
         event: simpy.Event = self.process.world.env.event()
         self.timeline.when_reached(mark, lambda: None if event.triggered else _succeed(event))
         self._waiting.append(task)
         try:
-            task.wait(event, self._why())
+            return task.wait_until(event, self.why(), limit_s, explicit)
         finally:
             self._waiting.remove(task)
 
@@ -236,6 +257,12 @@ def _first_use() -> None:
         ready()
 
 
+def open_call(comm: Comm) -> CallRecord:
+    """Of the calls that *comm* carries out, the first that has not ended."""
+    call: CallRecord = next((call for call in comm.records if call.state is not State.COMPLETED), comm.record)
+    return call
+
+
 class Accelerators:
     """The GPUs of one process, as many as its node has, made when first used."""
 
@@ -266,6 +293,11 @@ class Accelerators:
         """What operators make and cost on GPUs of this model, for all simulations of this process."""
         return _plans.setdefault(self.model, {})
 
+    @property
+    def slowest(self) -> float:
+        """How much longer than on the middle GPU what the clock limits takes on the slowest of the job's."""
+        return self.model.slowest_of(self.process.world.world_size)
+
     def __getitem__(self, index: int) -> Device:
         device = self._devices.get(index)
         if device is None:
@@ -278,8 +310,8 @@ class Accelerators:
     def begin(self) -> None:
         """The process uses its GPUs from now on (torch.cuda.init)."""
         if not self.used:
-            self.used = True
             _first_use()
+            self.used = True
             queued, self.queued = self.queued, []
             for call in queued:
                 call()

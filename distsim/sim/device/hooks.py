@@ -1,13 +1,20 @@
-"""A torch without CUDA that accepts CUDA tensors: the private parts of torch that this takes, all in this file.
+"""A torch that accepts CUDA tensors without a GPU: the private parts of torch that this takes, all in this file.
 
 Two objects of C++ decide whether a tensor may lie on device type `cuda`. The *device guard* (c10's registry,
 c10/core/impl/DeviceGuardImplInterface.h) knows the current device and stream; torch brings a stand-in for tests,
 `FakeGuardImpl<CUDA>`, which keeps them by thread and is installed by `torch._C._ensureCUDADeviceGuardSet()` where a
 guard of zero devices is registered; it has no events, so those are ours (`timeline`). The *accelerator hooks*
-(ATen/detail/AcceleratorHooksInterface.h) tell autograd that there is an accelerator; three slots of their table of
-functions are exchanged.
+(ATen/detail/CUDAHooksInterface.h) tell autograd that there is an accelerator; they get the table of functions that a
+build without CUDA has, three slots of it exchanged.
 
-Both are in force within `accepted()` only. What C++ may still point to afterwards is never freed.
+A build with CUDA has a guard and hooks of its own, which would call the driver, and cuDNN's recurrent networks; both
+stand aside in the same way. It has DDP's timer for CUDA as well (torch/csrc/distributed/c10d/reducer_timer.hpp), which
+records real events: DDP does without one where none is registered, as in the other build. Its kernels are
+`cuda_api/fallbacks.py`'s to keep away.
+
+All is in force within `accepted()` only. Before the first use it is `tested()`: torch finds its accelerator and one
+backward goes through it. What C++ may still point to afterwards is never freed. Run with torch 2.13.0+cpu and
+2.13.0+cu130 on Linux x86-64 without a GPU; never beside a real one.
 """
 
 from __future__ import annotations
@@ -17,13 +24,17 @@ import ctypes
 import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from distsim.errors import NotSimulated
+from distsim.sim.device.carrier import carrier
 from distsim.sim.device.timeline.autograd_events import EVENT_FUNCTIONS
 
-__all__ = ["MOST_DEVICES", "accepted"]
+__all__ = ["MOST_DEVICES", "accepted", "tested"]
 
 MOST_DEVICES = 8
 """Devices of one process: `kFakeGuardImplMaxDevices` (c10/core/impl/FakeGuardImpl.h)."""
@@ -38,6 +49,8 @@ _BEFORE = 2
 """Words of a C++ table of functions in front of its first one: offset to the top, type information."""
 _ANSWERED = (2, 3, 4)
 """isBuilt, isAvailable, hasPrimaryContext, behind the two destructors."""
+_NO_TYPE = 127
+"""No c10::DeviceType."""
 
 _Word = ctypes.c_void_p
 _kept: list[object] = []
@@ -70,8 +83,12 @@ class _Parts:
         self._hooks = _Word.from_address(hooks())
         self.plain_guard = self._guards[_CUDA]
         self.plain_hooks = self._hooks.value
+        interface = ctypes.addressof(_Word.in_dll(tensors, "_ZTVN2at18CUDAHooksInterfaceE"))
+        timers = tensors["_ZN4c10d13TimerRegistryEv"]
+        timers.restype = _Word
+        self._timer = _key_of(timers())
         self.guard = self._make_guard()
-        self.hooks = self._make_hooks()
+        self.hooks = self._make_hooks(interface)
 
     def _make_guard(self) -> int:
         """torch's stand-in belongs to the thread that asked for it, and dies with that thread: what is registered is
@@ -100,21 +117,85 @@ class _Parts:
         self._register(_CUDA, self.plain_guard)
         return ctypes.addressof(ours)
 
-    def _make_hooks(self) -> int:
-        """The hooks' own table of functions, but that it is built, available and begun."""
+    def _make_hooks(self, interface: int) -> int:
+        """The table of functions at *interface*, but that it is built, available and begun."""
         yes = ctypes.CFUNCTYPE(ctypes.c_bool, _Word)(lambda _: True)
         _for_ever(yes)
-        assert self.plain_hooks is not None
         table = _words(_BEFORE + _HOOK_SLOTS)
         size = ctypes.sizeof(_Word)
-        ctypes.memmove(table, self.plain_hooks - _BEFORE * size, len(table) * size)
+        ctypes.memmove(table, interface, len(table) * size)
         for slot in _ANSWERED:
             table[_BEFORE + slot] = ctypes.cast(yes, _Word).value
         return ctypes.addressof(table) + _BEFORE * size
 
-    def exchange(self, guard: int | None, hooks: int | None) -> None:
+    def take(self) -> None:
+        self._exchange(self.guard, self.hooks, _NO_TYPE)
+
+    def give_back(self) -> None:
+        self._exchange(self.plain_guard, self.plain_hooks, _CUDA)
+
+    def _exchange(self, guard: int | None, hooks: int | None, timer: int) -> None:
         self._register(_CUDA, guard)
         self._hooks.value = hooks
+        if self._timer is not None:
+            self._timer.value = timer
+
+
+def _key_of(registry: int) -> ctypes.c_byte | None:
+    """CUDA's key in a c10::Registry by device types (c10/util/Registry.h); None: it is not in there. The registry
+    begins with a std::unordered_map, whose first node stands behind its buckets' address and number; a node is the
+    address of the next one and a pair, which begins with its key."""
+    size = ctypes.sizeof(_Word)
+    node = _Word.from_address(registry + 2 * size).value
+    while node:
+        key = ctypes.c_byte.from_address(node + size)
+        if key.value == _CUDA:
+            return key
+        node = _Word.from_address(node).value
+    return None
+
+
+class _Looks(TorchDispatchMode):
+    """Whatever is computed is one number on the first GPU."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would import its compiler for that."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Tensor:
+        return _number()
+
+
+def _number() -> Tensor:
+    return carrier((1,), (1,), torch.float32, torch.device("cuda", 0))
+
+
+_accelerator = torch._C._accelerator_getAccelerator
+
+
+@functools.cache
+def tested() -> None:
+    """Once, when a GPU is used for the first time (it imports torch.distributed.tensor, for a second): NotSimulated
+    where torch does not take its tensors for an accelerator's. Within `accepted()`, in any state of the thread."""
+    engine = torch.autograd.Variable._execution_engine  # torch.autograd.backward has more to ask
+    try:
+        found = _accelerator()
+        if found is None or found.type != "cuda":
+            raise LookupError(f"its accelerator is {found}, not cuda")
+        with (
+            _disable_current_modes(),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            leaf, grad = _number().requires_grad_(), _number()
+            with _Looks():
+                engine.run_backward((leaf * 2,), (grad,), False, False, (), True, True)
+        if leaf.grad is None or leaf.grad.device != leaf.device:
+            raise LookupError("backward gives no gradient on cuda:0")
+    except (LookupError, RuntimeError) as error:
+        raise _unlike(error) from None
 
 
 @functools.cache
@@ -122,10 +203,15 @@ def _parts() -> _Parts:
     try:
         return _Parts()
     except (OSError, AttributeError, ValueError, LookupError) as error:
-        raise NotSimulated(
-            f"CUDA with this build of torch ({torch.__version__}: {error})",
-            "install torch==2.13.0 for Linux on x86-64 (pip install torch==2.13.0), with or without CUDA",
-        ) from None
+        raise _unlike(error) from None
+
+
+def _unlike(error: Exception) -> NotSimulated:
+    why = str(error).partition("\n")[0]
+    return NotSimulated(
+        f"CUDA with this build of torch ({torch.__version__}: {why})",
+        "install torch==2.13.0 for Linux on x86-64 (pip install torch==2.13.0), with or without CUDA",
+    )
 
 
 @contextlib.contextmanager
@@ -135,8 +221,8 @@ def accepted() -> Iterator[None]:
     Raises NotSimulated where this build of torch does not have what it takes.
     """
     parts = _parts()
-    parts.exchange(parts.guard, parts.hooks)
+    parts.take()
     try:
         yield
     finally:
-        parts.exchange(parts.plain_guard, parts.plain_hooks)
+        parts.give_back()

@@ -50,7 +50,7 @@ class Guards:
                 member.sums = None
         if self._look_for_nan:
             for member in members:
-                if any(holds_nan(tensor) for tensor in member.inputs):
+                if any(holds_nan(tensor) for tensor in _known(member)):
                     self._look_for_nan = False  # it spreads: the first is the one
                     self._tell(seen.nan(member.record))
                     break
@@ -65,8 +65,18 @@ class Guards:
         self.found.append(dataclasses.replace(finding, warns=self.warns))
 
 
+def _known(arrival: Arrival) -> Sequence[torch.Tensor]:
+    """What it gives to the call; on a GPU the values of that, where they are known and hang on no placeholder."""
+    side = arrival.host_side
+    if side is None:
+        return arrival.inputs
+    return () if side.inputs is None or side.guess else side.inputs
+
+
 def checksum(tensor: torch.Tensor) -> int | None:
     """None: of a tensor that has no plain bytes."""
+    if not tensor.is_cpu:
+        return None
     try:
         raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     except (RuntimeError, TypeError, NotImplementedError):  # sparse, quantized, fake

@@ -25,7 +25,7 @@ from distsim.debug.records import CallRecord, CallWait, Phase, Site, Wait
 from distsim.sim.isolation.environ import enter_environ, leave_environ
 from distsim.sim.isolation.logs import LogState
 from distsim.sim.isolation.modules.module_table import ModuleTable
-from distsim.sim.isolation.switches import Switch, enter_places, leave_places
+from distsim.sim.isolation.switches import Switch, enter_places, exchange_places, leave_places
 from distsim.sim.isolation.torch_state.torch_state import Own
 from distsim.sim.kernel.task import Task
 from distsim.sim.kernel.task import current_task as any_task
@@ -217,6 +217,30 @@ class SimProcess:
         if self.modules is not None:
             self.modules.leave()
 
+    def follow(self, other: SimProcess) -> None:
+        """As `other.leave()` and `enter()`, past what the surrounding program has: a place that both find alike is not
+        touched."""
+        host = self.world.host
+        if self.modules is None or other.modules is None or self.logs is None or other.logs is None or host.turned:
+            other.leave()
+            self.enter()
+            return
+        if other.changed_environ:
+            leave_environ(host.environ, other.changed_environ)
+        enter_environ(self.environ, self.changed_environ)
+        other.argv, sys.argv = sys.argv, self.argv
+        exchange_places(other.places, self.places)
+        other.sys_path = list(sys.path)
+        sys.path[:] = self.sys_path
+        other.logs.swap()
+        self.logs.swap()
+        other.torch_rng = _get_torch_rng()
+        _set_torch_rng(self.torch_rng)
+        host.torch.leave(other.torch_own)
+        other.modules.leave()
+        self.modules.enter()
+        host.torch.enter(self.torch_own)
+
     # -- bookkeeping
 
     def next_number(self, group_name: str, p2p: bool) -> int:
@@ -232,8 +256,9 @@ class SimProcess:
             moving = since_s if started is None else min(max(started, since_s), until_s)
             if started is None:
                 moving = until_s
-            self.idle_s += moving - since_s
-            self.exposed_s += until_s - moving
+            ended = until_s if why.record.completed_s is None else max(moving, min(until_s, why.record.completed_s))
+            self.idle_s += moving - since_s + until_s - ended  # after it: its GPU's kernels
+            self.exposed_s += ended - moving
         else:
             self.idle_s += until_s - since_s
 

@@ -33,7 +33,7 @@ from distsim.sim.isolation.torch_state.torch_flags import FLAGS
 from distsim.sim.isolation.torch_state.torch_state import STATE, TorchState
 from distsim.sim.kernel.task import current_process
 
-__all__ = ["PLACES", "SWITCHES", "Host", "Switch", "enter_places", "leave_places", "switch_patches"]
+__all__ = ["PLACES", "SWITCHES", "Host", "Switch", "enter_places", "exchange_places", "leave_places", "switch_patches"]
 
 PLACES: tuple[tuple[Any, str], ...] = (
     (sys, "stdin"),
@@ -77,6 +77,13 @@ def leave_places(values: list[Any], shared: list[Any]) -> None:
     values[:] = map(getitem, _SPACES, _NAMES)
     for number in compress(_NUMBERS, map(is_not, values, shared)):
         _SPACES[number][_NAMES[number]] = shared[number]
+
+
+def exchange_places(leaving: list[Any], coming: list[Any]) -> None:
+    """Take what is in the places into *leaving*, and put *coming* there."""
+    leaving[:] = map(getitem, _SPACES, _NAMES)
+    for number in compress(_NUMBERS, map(is_not, leaving, coming)):
+        _SPACES[number][_NAMES[number]] = coming[number]
 
 
 @dataclass(slots=True)

@@ -8,23 +8,23 @@ what is said of a job that stands still, is the business of who inherits this (w
 from __future__ import annotations
 
 import _thread
-import heapq
-import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import simpy
 
 from distsim.debug.records import Wait
+from distsim.sim.kernel.deadlines import Deadline, Deadlines, Due
 from distsim.sim.kernel.interrupts import Interrupts
+from distsim.sim.kernel.own_time import own_s
 from distsim.watcher import beacon
 
 if TYPE_CHECKING:
     from distsim.sim.kernel.limits import Limits
 
-__all__ = ["Deadline", "Expired", "Owner", "PollEvent", "Request", "Scheduler", "Unwind"]
+__all__ = ["Expired", "Nap", "Owner", "PollEvent", "Request", "Scheduler", "Unwind"]
 
 QUIET_LIMIT_S = 3_600.0
 """A world in which ranks only poll for this long (virtual) is a deadlock."""
@@ -50,6 +50,8 @@ class Request:
     explicit_timeout: bool = False
     """The program set the limit: it ends the wait where nothing else can happen any more."""
     poll: bool = False
+    quiet: bool = False
+    """Its time passes between two looks at the same thing: nobody has to look up when it is over."""
 
 
 class Owner(Protocol):
@@ -67,6 +69,8 @@ class Owner(Protocol):
 
     def leave(self) -> None: ...
 
+    def follow(self, other: Any) -> None: ...
+
     def complete_futures(self) -> None: ...
 
     def call_signal_handlers(self) -> None: ...
@@ -80,6 +84,7 @@ class Runs(Protocol):
     request: Request | None
     doom: Unwind | None
     abandoned: bool
+    native: int
 
     def interrupt(self, cause: BaseException) -> None: ...
 
@@ -90,15 +95,31 @@ class PollEvent(simpy.Event):
     """Wakes a thread that looks again and again for something to change."""
 
 
-@dataclass(order=True, slots=True)
-class Deadline:
-    """When a wait gives up. Kept out of simpy's heap: a pending timeout must not hide a deadlock."""
+class Nap(PollEvent):
+    """Wakes a thread that has let time pass before it looks again."""
 
-    at_s: float
-    number: int
-    task: Runs = field(compare=False)
-    request: Request = field(compare=False)
-    cancelled: bool = field(default=False, compare=False)
+    def __init__(self, env: simpy.Environment, delay_s: float) -> None:
+        super().__init__(env)
+        self._ok, self._value = True, None
+        env.schedule(self, delay=delay_s)
+
+
+class WaitLimit:
+    """The wait of *task* that *request* asked for gives up."""
+
+    __slots__ = ("_request", "_scheduler", "_task", "explicit", "over")
+
+    def __init__(self, scheduler: Scheduler, task: Runs, request: Request) -> None:
+        self._scheduler = scheduler
+        self._task = task
+        self._request = request
+        self.explicit = request.explicit_timeout
+        self.over = False
+
+    def strike(self) -> None:
+        if self._task.request is self._request:
+            self._scheduler.timed_out(self._request.why)
+            self._task.interrupt(Expired())
 
 
 class Scheduler:
@@ -141,8 +162,7 @@ class Scheduler:
         self._pollers: list[PollEvent] = []
         self._quiet_s = 0.0
         self._last_ticks, self._last_tick_s, self._last_tick_event = -1, 0.0, 0
-        self._deadlines: list[Deadline] = []
-        self._count = itertools.count()
+        self._deadlines = Deadlines()
         self._tasks_made = 0
         self._next_progress_s = 0.0
 
@@ -179,10 +199,12 @@ class Scheduler:
         return self._tasks_made
 
     def enter(self, process: Owner) -> None:
-        if self.current is not process:
-            if self.current is not None:
-                self.current.leave()
-            process.enter()
+        current = self.current
+        if current is not process:
+            if current is None:
+                process.enter()
+            else:
+                process.follow(current)
             self.current = process
 
     def leave(self) -> None:
@@ -199,8 +221,9 @@ class Scheduler:
 
     def _watch(self, task: Runs) -> None:
         """Two limits: without any sign of life (operators, imports), and, longer unless the user set
-        it, without a call: a loop of operators whose end never comes true lives too."""
-        ticks, begun = self.ticks, _real_monotonic()
+        it, without a call: a loop of operators whose end never comes true lives too. What other programs keep the
+        thread from running counts for neither."""
+        ticks, begun = self.ticks, own_s(task.native)
         since = begun
         while not self.baton.acquire(timeout=0.1):
             if self.beacon is not None:
@@ -212,9 +235,9 @@ class Scheduler:
             if self.interrupted and task.doom is None:
                 raise KeyboardInterrupt
             if task.doom is None and (self.ticks != ticks or self.in_operator):
-                ticks, since = self.ticks, _real_monotonic()
+                ticks, since = self.ticks, own_s(task.native)
             over = self.limits is not None and task.doom is None and self.limits.wall_over()
-            now = _real_monotonic()
+            now = own_s(task.native)
             if over or now - since > limit_s or now - begun > limit_s * self.patience:
                 task.abandoned = True
                 if self.beacon is not None:
@@ -227,32 +250,23 @@ class Scheduler:
 
     # -- time
 
-    def add_deadline(self, task: Runs, request: Request) -> Deadline:
+    def limit_wait(self, task: Runs, request: Request) -> WaitLimit:
+        """End the wait that *request* asks for when its time is over."""
         assert request.timeout_s is not None
-        deadline = Deadline(float(self.env.now) + request.timeout_s, next(self._count), task, request)
-        heapq.heappush(self._deadlines, deadline)
-        return deadline
+        limit = WaitLimit(self, task, request)
+        self.at_deadline(float(self.env.now) + request.timeout_s, limit)
+        return limit
 
-    def _next_deadline(self, explicit_only: bool) -> Deadline | None:
-        while self._deadlines and self._deadlines[0].cancelled:
-            heapq.heappop(self._deadlines)
-        if not explicit_only:
-            return self._deadlines[0] if self._deadlines else None
-        waiting = [d for d in self._deadlines if not d.cancelled and d.request.explicit_timeout]
-        return min(waiting, default=None)
+    def at_deadline(self, at_s: float, due: Due) -> None:
+        """Have *due* strike at *at_s*, unless it is over by then."""
+        self._deadlines.add(at_s, due)
 
     def _expire(self, deadline: Deadline) -> None:
-        deadline.cancelled = True
-        request = deadline.request
-
-        def fire(_: object) -> None:
-            if deadline.task.request is request:
-                self.timed_out(request.why)
-                deadline.task.interrupt(Expired())
-
-        alarm = self.env.timeout(max(0.0, deadline.at_s - float(self.env.now)))
+        """Let time pass up to *deadline*, which is not among those to come any more."""
+        at_s, _, due = deadline
+        alarm = self.env.timeout(max(0.0, at_s - float(self.env.now)))
         assert alarm.callbacks is not None
-        alarm.callbacks.append(fire)
+        alarm.callbacks.append(lambda _: due.strike())
 
     def poll_event(self, quiet_polls: int) -> PollEvent:
         event = PollEvent(self.env)
@@ -268,26 +282,25 @@ class Scheduler:
 
     def run(self) -> None:
         """Run until every task has ended, the job has reason to stop, or nothing can move any more."""
-        env = self.env
+        env, queue = self.env, self.env._queue
         while self.live_tasks:
             if self.interrupts.pending:
                 self.interrupts.deliver()
-            upcoming = env.peek()
+            upcoming = queue[0][0] if queue else float("inf")
             if self._pollers and self._poll_turn(upcoming):
                 continue
-            deadline = self._next_deadline(explicit_only=False)
+            deadline = self._deadlines.next()
             if upcoming == float("inf"):
-                explicit = self._next_deadline(explicit_only=True)
+                explicit = self._deadlines.take_explicit()
                 if explicit is None:  # an empty heap, and tasks that are blocked: a deadlock
                     self.stands_still()
                     return
                 self._expire(explicit)
                 continue
-            if deadline is not None and deadline.at_s < upcoming:
-                heapq.heappop(self._deadlines)
-                self._expire(deadline)
+            if deadline is not None and deadline[0] < upcoming:
+                self._expire(self._deadlines.take())
                 continue
-            is_poll = isinstance(env._queue[0][3], PollEvent)
+            is_poll = isinstance(queue[0][3], PollEvent)
             env.step()
             self.events += 1
             if self.crash is not None:
@@ -331,8 +344,8 @@ class Scheduler:
         step_s = max(1e-6, 0.1 * self._quiet_s)
         if upcoming - float(self.env.now) <= step_s:
             return False
-        deadline = self._next_deadline(explicit_only=False)
-        if deadline is not None and deadline.at_s <= float(self.env.now) + step_s:
+        deadline = self._deadlines.next()
+        if deadline is not None and deadline[0] <= float(self.env.now) + step_s:
             return False
         if self._quiet_s > QUIET_LIMIT_S and upcoming == float("inf"):
             self._pollers.clear()

@@ -19,13 +19,16 @@ from typing import Any
 import simpy
 
 from distsim.debug.records import CallWait, HostWait, Wait
-from distsim.sim.kernel.scheduler import Expired, Owner, Request, Scheduler, Unwind
+from distsim.sim.kernel.scheduler import Expired, Nap, Owner, Request, Scheduler, Unwind
 from distsim.watcher.beacon import crash_stack_for_this_thread
 
-__all__ = ["Killed", "SignalArrived", "Task", "current_process", "current_task", "require_task"]
+__all__ = ["MANY_LOOKS", "Killed", "SignalArrived", "Task", "current_process", "current_task", "require_task"]
 
 CLOCK_READ_S = 1e-7
 """What reading a clock from Python takes (timeit of time.perf_counter on a 2020s server CPU: 50 to 100 ns)."""
+
+MANY_LOOKS = 1_000
+"""A loop that has looked at one thing so often waits for it."""
 
 SPIN_LIMIT_S = 3_600.0
 """A loop that has read nothing but the clock for this long (virtual) waits for something else."""
@@ -85,6 +88,8 @@ class Task:
         self.request: Request | None = None
         self.blocked_since_s: float | None = None
         self.quiet_polls = 0
+        self._looked_at: object = None
+        self._looks = 0
         self.time_queries = 0
         self.spinning_since_s = 0.0
         self.refusals = 0
@@ -139,17 +144,26 @@ class Task:
             raise self.doom
 
     def sleep(self, seconds: float) -> None:
-        self.quiet_polls = 0
+        quiet, self.quiet_polls = self.quiet_polls, 0
         self.debt_s += max(0.0, seconds)
         if self is self.process.main_task:
             self.process.idle_s += max(0.0, seconds)
-        self._hand_over(Request(None, HostWait("sleep")))
+        self._hand_over(Request(None, HostWait("sleep"), quiet=quiet > 0))
+        self.quiet_polls = quiet  # to nap between two looks changes nothing
 
-    def poll(self, why: Wait) -> None:
-        """One turn of a loop that looks again and again: come back when something has happened."""
+    def looks_on(self, what: object) -> bool:
+        """Whether it has looked at *what* MANY_LOOKS times in a row: it waits for that, whatever it does meanwhile."""
+        self._looks = self._looks + 1 if self._looked_at is what else 1
+        self._looked_at = what
+        return self._looks > MANY_LOOKS
+
+    def poll(self, why: Wait, waits: bool = False) -> None:
+        """One turn of a loop that looks again and again: come back when something has happened. *waits*: what the task
+        does between its looks is nothing that others wait for."""
         self.quiet_polls += 1
         self.time_queries = 0
-        self._hand_over(Request(self.world.poll_event(self.quiet_polls), why, poll=True))
+        quiet = waits or self.quiet_polls > 1
+        self._hand_over(Request(self.world.poll_event(self.quiet_polls), why, poll=True, quiet=quiet))
 
     def time_query(self) -> float:
         """The clock was read; a loop that does nothing else must not stand still in virtual time. It
@@ -238,7 +252,7 @@ class Task:
             throw = None
             request = self.request
             assert request is not None
-            deadline = None
+            limit = None
             begun_s, debt, self.debt_s = float(env.now), self.debt_s, 0.0
             why, coming, self.coming = request.why, self.coming, None
             try:
@@ -254,11 +268,11 @@ class Task:
                     finally:
                         del call  # it holds the call's tensors
                 if debt > 0.0:
-                    yield env.timeout(debt)
+                    yield Nap(env, debt) if request.quiet else env.timeout(debt)
                 if request.event is not None:
                     self.blocked_since_s = float(env.now)
                     if request.timeout_s is not None:
-                        deadline = self.world.add_deadline(self, request)
+                        limit = self.world.limit_wait(self, request)
                     yield request.event
             except simpy.Interrupt as interrupt:
                 throw = interrupt.cause
@@ -268,8 +282,8 @@ class Task:
                 throw = exc
             finally:
                 request.why = why
-                if deadline is not None:
-                    deadline.cancelled = True
+                if limit is not None:
+                    limit.over = True
                 if self.blocked_since_s is not None:
                     if self is self.process.main_task:  # what other threads wait for costs the rank nothing
                         self.process.account_wait(request.why, self.blocked_since_s, float(env.now))

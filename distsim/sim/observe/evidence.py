@@ -13,7 +13,7 @@ from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, HostW
 from distsim.debug.records.frames import absolute
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.error_text import error_line
-from distsim.sim.device.gpu import KERNELS
+from distsim.sim.device.gpu import KERNELS, open_call
 from distsim.sim.isolation.tracebacks import format_user_traceback
 from distsim.sim.observe.user_stack import user_stack
 from distsim.sim.processes.hosts import lost_clients
@@ -34,7 +34,7 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
     """*asleep* makes a rank that only sleeps count as blocked; with *hang_after_s* a running rank
     that others have waited for that long is missing."""
     ranks = range(world.world_size)
-    states = {rank: _state(world, rank, asleep) for rank in ranks if rank in world.traced}
+    states = {rank: _state(world, rank, asleep, hang_after_s) for rank in ranks if rank in world.traced}
     if world.traced.equal is not None:  # whom nobody traced does what its leader does
         for rank in ranks:
             states.setdefault(rank, replace(states[world.traced.equal.leader_of(rank)], rank=rank))
@@ -77,7 +77,16 @@ def _met(process: SimProcess) -> list[CallRecord]:
     return [record for record in process.records if id(record) not in behind] if behind else process.records
 
 
-def _state(world: World, rank: int, asleep: bool) -> RankState:
+def _on_gpu(process: SimProcess, hang_after_s: float) -> list[Wait]:
+    """What its GPUs have waited for that long, though its host goes on."""
+    if process.accelerators is None or not process.alive:
+        return []
+    now_s = float(process.world.env.now)
+    firsts = (next((open_call(c) for c in device.comms if c.records), None) for device in process.accelerators.devices)
+    return [CallWait(call) for call in firsts if call is not None and now_s - call.issued_s >= hang_after_s / 2]
+
+
+def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) -> RankState:
     process = world.rank_processes.get(rank)
     if process is None:
         return RankState(rank, Phase.ABSENT)
@@ -101,12 +110,14 @@ def _state(world: World, rank: int, asleep: bool) -> RankState:
     ends = _ENDS if asleep else (*_ENDS, "sleep")
     if waits and all(isinstance(w, HostWait) and w.what in ends for w in waits):
         waits = []  # it will wake by itself: late, not stuck
+    if not waits and hang_after_s is not None:
+        waits = _on_gpu(process, hang_after_s)
     if phase is Phase.RUNNING and waits:
         phase = Phase.BLOCKED
     error, text = process.exception, process.traceback_text
     line = None if error is None else f"{type(error).__name__}: {process.error_text}"
     if phase is Phase.BLOCKED and any(isinstance(w, CallWait) for w in waits):
-        error = _on_its_way(process)
+        error = error or _on_its_way(process)  # raised already: its GPU still has calls to end
         text = None if error is None else format_user_traceback(error)
         line = None if error is None else error_line(error)
     return RankState(

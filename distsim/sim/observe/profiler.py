@@ -7,26 +7,36 @@ simulation. The real one measures the laptop, and is made for one thread that pr
 from __future__ import annotations
 
 import functools
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.autograd.profiler as torch_profiler
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType, ProfilerActivity
 
-from distsim.errors import NotSimulated
+from distsim.sim.device.timeline import Comm, Kernel
 from distsim.sim.isolation.process import current_process, current_task
+from distsim.sim.observe.gpu_tracks import operator_name
+from distsim.sim.observe.profile import BACKEND_THREAD, MAIN_THREAD, Event, Result
 
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
+    from distsim.sim.device.gpu import Device
+    from distsim.sim.device.timeline import Stream
     from distsim.sim.isolation.process import SimProcess
 
 __all__ = ["Recorder", "profiler_patches"]
 
-_MAIN_THREAD, _BACKEND_THREAD = 1, 2
-"""Collectives run beside the program: they have a line of their own in the trace."""
-
+_NCCL = {
+    "all_reduce": "AllReduce",
+    "all_gather": "AllGather",
+    "all_gather_into_tensor": "AllGather",
+    "reduce_scatter": "ReduceScatter",
+    "reduce_scatter_tensor": "ReduceScatter",
+    "broadcast": "Broadcast",
+    "reduce": "Reduce",
+    "barrier": "AllReduce",
+}
+"""How NCCL names its kernels (src/device/generate.py), without algorithm and protocol; all else is SendRecv."""
 _DISPATCHED = {
     "all_reduce": "allreduce_",
     "all_reduce_coalesced": "allreduce_coalesced_",
@@ -69,77 +79,57 @@ _TITLES = {
 }
 """What a backend calls the work that it does (ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp), where not as torch does."""
 
-_ANSWERS: dict[str, Any] = {
-    "device_type": DeviceType.CPU,
-    "device_index": 0,
-    "device_resource_id": 0,
-    "fwd_thread_id": 0,
-    "sequence_nr": -1,
-    "linked_correlation_id": 0,
-    "overload_name": "",
-    "activity_type": "cpu_op",
-    "metadata_json": "",
-    "nbytes": 0,
-    "flops": 0,
-    "scope": 0,
-    "is_async": False,
-    "is_hidden_event": False,
-    "is_user_annotation": False,
-    "is_python_function": False,
-    "flow_id": 0,
-    "flow_type": 0,
-    "flow_start": False,
-    "external_id": 0,
-    "python_id": -1,
-    "python_parent_id": -1,
-    "python_module_id": -1,
-    "privateuse1_elapsed_us": -1,
-    "cuda_elapsed_us": -1,
-    "shapes": [],
-    "structured_input_shapes": [],
-    "structured_input_strides": [],
-    "dtypes": [],
-    "concrete_inputs": [],
-    "kwinputs": {},
-    "extra_meta": {},
-    "stack": [],
-}
-"""What a Kineto event of a plain operator on the CPU answers."""
-
-
-class _Event:
-    """One slice, with the questions torch asks of a Kineto event."""
-
-    def __init__(
-        self, number: int, name: str, start_s: float, end_s: float, *, thread: int = _MAIN_THREAD, **answers: Any
-    ) -> None:
-        start_ns = round(start_s * 1e9)
-        end_ns = round(end_s * 1e9)
-        own: dict[str, Any] = {"name": name, "correlation_id": number, "start_ns": start_ns, "end_ns": end_ns}
-        own |= {"duration_ns": end_ns - start_ns, "start_thread_id": thread, "end_thread_id": thread}
-        self._answers = {**_ANSWERS, **own, **answers}
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in self._answers:
-            raise AttributeError(name)
-        answer = self._answers[name]
-        return lambda: answer
-
 
 class Recorder:
     """What one process does between the start and the end of a profile."""
 
-    def __init__(self, process: SimProcess, start_s: float, with_shapes: bool) -> None:
+    def __init__(self, process: SimProcess, start_s: float, with_shapes: bool, activities: Any) -> None:
         self._process = process
         self._start_s = start_s
         self._with_shapes = with_shapes
-        self._slices: list[tuple[str, float, float, dict[str, Any]]] = []
+        self._sees_host = ProfilerActivity.CPU in activities
+        self._sees_gpus = ProfilerActivity.CUDA in activities
+        self._slices: list[tuple[str, float, float, dict[str, Any], Any]] = []
+        """Name, begin, end, what it answers, and what it has launched, or called others by."""
+        self._launched: list[tuple[Device, Stream, Kernel | Comm]] = []
+        self.arguments: Any = ()
+        """Of the operator that launches next."""
         self._works: list[tuple[str, CallRecord, list[Any]]] = []
         """What backends do beside the program: name, call, shapes."""
         self.labels: list[tuple[str, float]] = []
 
     def operator(self, name: str, start_s: float, seconds: float, inputs: Any) -> None:
         self._slice(name, start_s, start_s + seconds, [_shape(value) for value in inputs])
+
+    def launched(self, device: Device, stream: Stream, item: Kernel | Comm) -> None:
+        """An operator, or a call of others, has put *item* into *stream*."""
+        if self._sees_gpus:
+            self._launched.append((device, stream, item))
+        if isinstance(item, Kernel):
+            end_s = item.launched_s - device.model.launch_s
+            shapes, self.arguments = [_shape(value) for value in self.arguments], ()
+            self._slice(f"aten::{operator_name(item.name)}", end_s - device.model.host_op_s, end_s, shapes, item)
+
+    def _kernels(self, numbers: dict[int, int]) -> list[Event]:
+        """What the GPUs ran. *numbers*: of the slices, by what they have launched."""
+        events: list[Event] = []
+        for device, stream, item in self._launched:
+            device.timeline.catch_up()
+            if item.begun_s is None or item.ended_s is None:
+                continue  # torch, too, loses what has not ended when the profile does
+            if isinstance(item, Comm):
+                by: Any = item.records[0]
+                title = _NCCL.get(by.op, "SendRecv")
+                name, kind = f"ncclDevKernel_{title}", "kernel"
+            else:
+                by, transfer = item, item.kind == "transfer"
+                name = "Memcpy (host and device)" if transfer else f"{operator_name(item.name)}_kernel"
+                kind = "gpu_memcpy" if transfer else "kernel"
+            facts = {"device_type": DeviceType.CUDA, "device_index": device.index, "activity_type": kind}
+            facts |= {"device_resource_id": stream.number, "linked_correlation_id": numbers.get(id(by), 0)}
+            number = len(numbers) + len(events) + 1_000_000
+            events.append(Event(number, name, item.begun_s, item.ended_s, thread=stream.number, **facts))
+        return events
 
     def label(self, name: str, start_s: float, end_s: float) -> None:
         self._slice(name, start_s, end_s, [], is_user_annotation=True, activity_type="user_annotation", scope=7)
@@ -158,7 +148,8 @@ class Recorder:
             me, other = map(record.group.ranks.index, (record.rank, record.peer))
             title = f"send {me}->{other}" if record.op == "send" else f"recv {me}<-{other}"
         overhead_s = self._process.world.cluster.cpu.op_overhead_s
-        self._slice(f"c10d::{name}", record.issued_s - overhead_s, record.issued_s, _argument_shapes(name, record))
+        shapes = _argument_shapes(name, record)
+        self._slice(f"c10d::{name}", record.issued_s - overhead_s, record.issued_s, shapes, record)
         if record.op == "monitored_barrier":  # gloo makes it of messages of one byte with rank 0
             peers = len(record.group.ranks) - 1 if record.rank == record.group.ranks[0] else 1
             steps = ["recv", "send"] if record.rank == record.group.ranks[0] else ["send", "recv"]
@@ -166,28 +157,32 @@ class Recorder:
         elif backend == "gloo" and record.op == "reduce_scatter":  # one reduction for each of its inputs
             works = [(title, [list(shape)]) for shape in record.input_shapes]
         else:
-            shapes = record.output_shapes if record.op == "recv" else record.input_shapes
-            works = [(title, [list(shape) for shape in shapes])]
+            moved = record.output_shapes if record.op == "recv" else record.input_shapes
+            works = [(title, [list(shape) for shape in moved])]
         self._works += [(f"{backend}:{title}", record, shapes) for title, shapes in works]
 
-    def _slice(self, name: str, start_s: float, end_s: float, shapes: list[Any], **answers: Any) -> None:
+    def _slice(
+        self, name: str, start_s: float, end_s: float, shapes: list[Any], launched: Any = None, **answers: Any
+    ) -> None:
         if self._with_shapes:
             answers["shapes"] = shapes
-        self._slices.append((name, start_s, end_s, answers))
+        if self._sees_host:
+            self._slices.append((name, start_s, end_s, answers, launched))
 
-    def result(self, end_s: float) -> _Result:
+    def result(self, end_s: float) -> Result:
         for name, record, shapes in self._works:
             if record.started_s is not None or record.completed_s is not None:
                 done_s = end_s if record.completed_s is None else record.completed_s
-                thread = _MAIN_THREAD if record.is_p2p or record.op == "monitored_barrier" else _BACKEND_THREAD
+                thread = MAIN_THREAD if record.is_p2p or record.op == "monitored_barrier" else BACKEND_THREAD
                 facts = {"is_async": True, "is_user_annotation": True, "activity_type": "user_annotation", "scope": 7}
                 self._slice(name, record.issued_s, done_s, shapes, thread=thread, **facts)
         in_order = sorted(self._slices, key=lambda s: (s[1], -s[2], not s[3].get("is_user_annotation")))
         events = [
-            _Event(number, name, begin, end, **answers)
-            for number, (name, begin, end, answers) in enumerate(in_order, 1)
+            Event(number, name, begin, end, **answers)
+            for number, (name, begin, end, answers, _) in enumerate(in_order, 1)
         ]
-        return _Result(events, self._start_s, self._process.rank)
+        numbers = {id(piece[4]): number for number, piece in enumerate(in_order, 1) if piece[4] is not None}
+        return Result(events + self._kernels(numbers), self._start_s, self._process.rank)
 
 
 def _shape(value: Any) -> list[int]:
@@ -208,44 +203,6 @@ def _argument_shapes(name: str, record: CallRecord) -> list[list[int]]:
     return shapes
 
 
-class _Result:
-    """Stands for C++'s _ProfilerResult."""
-
-    def __init__(self, events: list[_Event], start_s: float, rank: int) -> None:
-        self._events = events
-        self._start_s = start_s
-        self._rank = rank
-
-    def events(self) -> list[_Event]:
-        return self._events
-
-    def trace_start_ns(self) -> int:
-        return round(self._start_s * 1e9)
-
-    def save(self, path: str) -> None:
-        """A trace that Perfetto opens."""
-        slices = [
-            {
-                "ph": "X",
-                "cat": event.activity_type(),
-                "name": event.name(),
-                "pid": self._rank,
-                "tid": event.start_thread_id(),
-                "ts": event.start_ns() / 1e3,
-                "dur": event.duration_ns() / 1e3,
-                "args": {"Input Dims": event.shapes()} if event.shapes() else {},
-            }
-            for event in self._events
-        ]
-        document = {"schemaVersion": 1, "distributedInfo": {"rank": self._rank}, "traceEvents": slices}
-        Path(path).write_text(json.dumps(document), encoding="utf-8")
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise NotSimulated(f"torch.profiler's {name}", "key_averages, events and export_chrome_trace are")
-
-
 def profiler_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) of the C++ profiler's entrances."""
     real_prepare, real_enable = torch_profiler._prepare_profiler, torch_profiler._enable_profiler
@@ -253,6 +210,7 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
     real_enter, real_exit = label.__enter__, label.__exit__
     real_metadata, real_script = torch.autograd._add_metadata_json, torch.jit.script
     real_config = torch_profiler.profile.config
+    real_supported = torch.autograd._supported_activities
     reducer = torch._C._distributed_c10d.Reducer
     real_prepare_backward = reducer.prepare_for_backward
 
@@ -275,17 +233,23 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
         if current_task() is None:
             real_prepare(*args, **kwargs)
 
-    def enable(*args: Any, **kwargs: Any) -> None:
+    def enable(config: Any, activities: Any, *args: Any, **kwargs: Any) -> None:
         task = current_task()
         if task is None:
-            real_enable(*args, **kwargs)
+            real_enable(config, activities, *args, **kwargs)
         else:
-            if task.process.accelerators is not None:
-                task.process.world.note(
-                    "torch.profiler saw what the host did, not the kernels: --trace FILE has the streams of every GPU"
-                )
             with_shapes = task.process.notes.profile_with_shapes
-            task.process.recorder = Recorder(task.process, task.now_s(), with_shapes)
+            task.process.recorder = Recorder(task.process, task.now_s(), with_shapes, activities)
+            if ProfilerActivity.CUDA in activities:
+                task.process.world.note(
+                    "torch.profiler: a kernel has its operator's name; operators that launch none (views) are left out"
+                )
+
+    def supported() -> Any:
+        task = current_task()
+        if task is None or task.process.accelerators is None:
+            return real_supported()
+        return {ProfilerActivity.CPU, ProfilerActivity.CUDA}
 
     def disable() -> Any:
         task = current_task()
@@ -333,6 +297,8 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
         (torch.jit, "script", script),
         (torch_profiler, "_prepare_profiler", prepare),
         (torch_profiler, "_enable_profiler", enable),
+        (torch_profiler, "_supported_activities", supported),
+        (torch.autograd, "_supported_activities", supported),
         (torch_profiler, "_disable_profiler", disable),
         (torch.autograd, "_add_metadata_json", metadata),
         (torch_profiler.profile, "config", config),

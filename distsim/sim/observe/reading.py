@@ -21,6 +21,12 @@ may come to it anew as often."""
 AGAIN = (ast.For, ast.AsyncFor, ast.While, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 LONGEST = 60
 """Characters of an expression that are shown."""
+IDLE = frozenset({"sleep", "synchronize", "sched_yield", "print", "flush", "debug", "info", "warning"})
+"""What a loop calls that only waits, or says so."""
+ASKS = frozenset(
+    {"item", "all", "any", "sum", "max", "min", "cpu", "tolist", "bool", "int", "float", "eq", "ne", "gt", "lt"}
+)
+"""What a condition calls that has the same answer as long as its tensor has the same values."""
 CONDITIONS = (ast.If, ast.While, ast.IfExp, ast.Assert)
 
 
@@ -37,6 +43,8 @@ class Reading:
     most_passes: int = 0
     """Of a `while` that this value alone can end (nothing else with `and` or `or`, no break, return or raise inside):
     after how many readings it is one that never ends. 0: something else may end it."""
+    fixed: bool = False
+    """Of a `while`: nothing in it changes what its condition asks, nor leaves it: it waits for the value to change."""
 
 
 def reading(frame: FrameType) -> Reading:
@@ -57,19 +65,22 @@ def forget_readings() -> None:
     """A simulation is over: its files may have other text in the next."""
     _told.cache_clear()
     _tests.cache_clear()
+    _tested.cache_clear()
 
 
 @functools.lru_cache(maxsize=1024)
-def _told(code: CodeType, file: str, instruction: int) -> tuple[str, str, int]:
+def _told(code: CodeType, file: str, instruction: int) -> tuple[str, str, int, bool]:
     place = next(islice(code.co_positions(), instruction // 2, None), None)
     if place is None:
-        return "", "", False
+        return "", "", 0, False
+    if place in (tests := _tested(file)):  # a jump that asks a tensor itself has the place of the whole statement
+        place = tests[place]
     first, last, begin, end = place
     if first is None or last is None:
-        return "", "", False
+        return "", "", 0, False
     lines = [linecache.getline(file, n).encode() for n in range(first, last + 1)]
     if not all(lines):
-        return "", "", False
+        return "", "", 0, False
     lines[-1] = lines[-1][:end]
     lines[0] = lines[0][begin:]
     expression = " ".join(b"".join(lines).decode(errors="replace").split())
@@ -78,17 +89,17 @@ def _told(code: CodeType, file: str, instruction: int) -> tuple[str, str, int]:
     return expression, *_condition(file, (first, begin or 0))
 
 
-def _condition(file: str, place: tuple[int, int]) -> tuple[str, int]:
-    """(its word, most passes) of the innermost condition that *place* is in."""
-    found = "", 0
-    for test, word, most in _tests(file):
+def _condition(file: str, place: tuple[int, int]) -> tuple[str, int, bool]:
+    """(its word, most passes, whether it is fixed) of the innermost condition that *place* is in."""
+    found = "", 0, False
+    for test, word, passes, fixed in _tests(file):
         if (test.lineno, test.col_offset) <= place < (test.end_lineno or 0, test.end_col_offset or 0):
-            found = word, most
+            found = word, passes, fixed
     return found
 
 
 @functools.lru_cache(maxsize=64)
-def _tests(file: str) -> tuple[tuple[ast.expr, str, int], ...]:
+def _tests(file: str) -> tuple[tuple[ast.expr, str, int, bool], ...]:
     """Every condition of *file*, the outer ones first."""
     try:
         return tuple(_walk(ast.parse("".join(linecache.getlines(file)))))
@@ -96,7 +107,25 @@ def _tests(file: str) -> tuple[tuple[ast.expr, str, int], ...]:
         return ()
 
 
-def _walk(tree: ast.AST, looped: bool = False) -> Iterator[tuple[ast.expr, str, int]]:
+Place = tuple[int | None, int | None, int | None, int | None]
+"""First line, last line, first column, last column."""
+
+
+@functools.lru_cache(maxsize=64)
+def _tested(file: str) -> dict[Place, Place]:
+    """Where each statement of *file* that has a condition is -> where its condition is."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return {}
+    return {_place(node): _place(node.test) for node in ast.walk(tree) if isinstance(node, CONDITIONS)}
+
+
+def _place(node: ast.stmt | ast.expr) -> Place:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+
+
+def _walk(tree: ast.AST, looped: bool = False) -> Iterator[tuple[ast.expr, str, int, bool]]:
     """*looped*: the program may come there more than once."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, CONDITIONS):
@@ -104,12 +133,34 @@ def _walk(tree: ast.AST, looped: bool = False) -> Iterator[tuple[ast.expr, str, 
             most = 0
             if isinstance(node, ast.While) and not isinstance(node.test, ast.BoolOp) and not _can_be_left(node):
                 most = MOST_READINGS if looped else MOST_PASSES
-            yield node.test, word, most
+            fixed = isinstance(node, ast.While) and not _can_be_left(node) and not _can_change(node)
+            yield node.test, word, most, fixed
         elif isinstance(node, ast.comprehension):
-            yield from ((test, "if", 0) for test in node.ifs)
+            yield from ((test, "if", 0, False) for test in node.ifs)
         yield from _walk(node, looped or isinstance(node, AGAIN))
 
 
 def _can_be_left(loop: ast.While) -> bool:
     ways = (ast.Break, ast.Return, ast.Raise)
     return any(isinstance(node, ways) for part in loop.body for node in ast.walk(part))
+
+
+def _can_change(loop: ast.While) -> bool:
+    """Whether *loop* may do anything to what its condition asks: it gives names, parts or attributes new values, or
+    calls what might."""
+    for part in loop.body:
+        for node in ast.walk(part):
+            if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+                return True
+            if isinstance(node, ast.Call) and _called(node) not in IDLE:
+                return True
+    names = {node.id for node in ast.walk(loop.test) if isinstance(node, ast.Name)}
+    return any(
+        (isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) and node.id in names)
+        or isinstance(node, ast.Yield | ast.YieldFrom | ast.Await)
+        for node in ast.walk(loop)
+    ) or any(isinstance(node, ast.Call) and _called(node) not in ASKS for node in ast.walk(loop.test))
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")

@@ -17,4 +17,5 @@ __all__ = [
     "thread_context",
     "threads",
     "unarmed",
+    "usage",
 ]

@@ -109,6 +109,9 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
         close_files(process)
         logging.shutdown()
         task.flush()
+        if phase is not Phase.RAISED and process.accelerators is not None:
+            for device in process.accelerators.devices:
+                device.finish(task)
     except Unwind:
         return
     except BaseException as exc:

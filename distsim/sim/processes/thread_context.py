@@ -25,11 +25,12 @@ def thread_of(process: SimProcess) -> Iterator[None]:
     _set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
     adopt_groups(process)
-    cpu = process.world.cpu
+    cpu, faults = process.world.cpu, process.world.faults
+    slowed = faults.compute_s if faults.are_planted else None
     if process.accelerators is not None:
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") makes its values on the host
     try:
-        with ComputeMode(task, CpuRates(cpu.flops_per_s, cpu.memory_bytes_per_s, cpu.op_overhead_s)):
+        with ComputeMode(task, CpuRates(cpu.flops_per_s, cpu.memory_bytes_per_s, cpu.op_overhead_s, slowed)):
             yield
     finally:
         torch._C._distributed_c10d._unregister_all_process_groups()

@@ -64,6 +64,13 @@ class SimGroup(Questions):
         self._communicator = communicator
         self._on_gpu = GroupStreams(communicator)
 
+    def shared_places(self, places: dict[int, int]) -> dict[int, int]:
+        """The one map of the group's members that says the same as *places*."""
+        shared = self._communicator.places
+        if shared is None:
+            shared = self._communicator.places = places
+        return shared if shared == places else places
+
     def refused(self, op: str, error: BaseException) -> None:
         """A public function of torch.distributed refused a call of this group: it has no number, and has not come."""
         task, process = require_task(), self._process
@@ -310,6 +317,12 @@ class SimGroup(Questions):
         return self._on_gpu.end_batch()
 
     # -- helpers
+
+    def shutdown(self) -> None:
+        """destroy_process_group: what the group's members have launched on GPUs ends first."""
+        task = current_task()
+        if task is not None and task.process is self._process:
+            self._on_gpu.finish(task)
 
     def meet(self, group: Group, record: CallRecord) -> None:
         """Block until every member of *group* has made this group (gloo connects when it is made)."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from distsim.debug.records import P2P
+from distsim.sim.c10d.on_gpu.watchdog import Watchdog, tolerant
 from distsim.sim.c10d.on_gpu.work import GpuWork
 from distsim.sim.device.gpu import Device
 from distsim.sim.device.streams import accelerators_of, current_stream
@@ -36,6 +37,7 @@ class GroupStreams:
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
+        self._tolerant = tolerant()
         self._streams: dict[tuple[int, int], Stream] = {}
         self._batch: list[Part] | None = None
         self._last: dict[tuple[int, int], tuple[Stream, Mark]] = {}
@@ -56,6 +58,11 @@ class GroupStreams:
         last.together = [arrival.record for arrival, _, _ in batch]
         last.stash = [tensor for _, work, _ in batch for tensor in work.stash]
         return last
+
+    def finish(self, task: RankTask) -> None:
+        """The host waits until all that was launched has ended (ProcessGroupNCCL::shutdown: ncclCommFinalize)."""
+        for (index, _), (_, mark) in list(self._last.items()):
+            accelerators_of(task.process)[index].synchronize(task, mark)
 
     def launch(self, task: RankTask, device: Device, call: Call, is_async: bool, part: Part) -> None:
         """Put *call* into a stream of *device*, or into the batch that has begun."""
@@ -98,16 +105,24 @@ class GroupStreams:
         def one_ended(_: Any) -> None:
             nonlocal left
             left -= 1
-            if not left:
+            if left:
+                device.call_ended()
+            else:
                 device.ended(comm)
 
         load = Load(*device.model.comm_load(self._communicator.channels, self._communicator.rate_bytes_per_s))
         records = [arrival.record for arrival, _, _ in parts]
         comm = Comm(now_s + device.model.launch_s, load, begin, records[0], records)
+        if not self._tolerant:
+            comm.expires_s = min(work.expires_s for _, work, _ in parts)
+            comm.explicit = any(work.has_own_limit for _, work, _ in parts)
+            device.watchdog = device.watchdog or Watchdog(device)
         for _, work, _ in parts:
             assert work.done.callbacks is not None
             work.done.callbacks.append(one_ended)
         mark: Mark = device.communicate(stream, comm)
+        if device.watchdog is not None:
+            device.watchdog.watch(comm)
         self._last[device.index, peer] = stream, mark
         for _, work, _ in parts:
             work.mark = mark

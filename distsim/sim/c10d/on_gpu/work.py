@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from distsim.debug.records import CallWait
+from distsim.debug.records import CallWait, State
+from distsim.debug.words.error_text import message
+from distsim.sim.c10d.on_gpu.watchdog import blocking_wait, waited_too_long
 from distsim.sim.c10d.work import NO_TIMEOUT, SimWork, drain_backward
 from distsim.sim.device.gpu import Device
 from distsim.sim.device.streams import current_stream
@@ -38,12 +40,28 @@ class GpuWork(SimWork):
     together: Sequence[CallRecord] = ()
     """Of a batch: all its calls, which have one handle."""
 
+    @property
+    def expires_s(self) -> float:
+        """When the group's timeout is over."""
+        return self.record.issued_s + self._timeout_s
+
+    @property
+    def has_own_limit(self) -> bool:
+        """The program has set the timeout itself."""
+        return self._explicit
+
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         task = require_task()
         self.record.waited = True
         if self.mark is not None:
             self.device.wait_for(current_stream(task, self.device), self.mark, task.now_s())
-            if self.host_waits or (isinstance(timeout, timedelta) and timeout.total_seconds() > 0):
+            own = isinstance(timeout, timedelta) and timeout.total_seconds() > 0
+            if own or blocking_wait():
+                limit_s = timeout.total_seconds() if own else max(0.0, self.expires_s - task.now_s())
+                if not self.device.synchronize(task, self.mark, limit_s, own or self._explicit):
+                    self._error = waited_too_long(self.record, timeout.total_seconds() if own else self._timeout_s)
+                    self.record.state, self.record.error = State.FAILED, message(self._error)
+            elif self.host_waits:
                 self.device.synchronize(task, self.mark)
         self.stash = ()
         if self._outputs:  # the kernel that is still to run holds this work, and torch's holds no tensor
@@ -64,7 +82,7 @@ class GpuWork(SimWork):
     def is_completed(self) -> bool:
         task = require_task()
         if not self.done.processed:
-            task.poll(CallWait(self.record))
+            task.poll(CallWait(self.record), task.looks_on(self.record))
         if self.done.processed:
             self.record.waited = True
         return bool(self.done.processed)

@@ -11,13 +11,13 @@ from distsim.sim.device.cuda_api.compiled import compiled_patches
 from distsim.sim.device.cuda_api.current import current_patches
 from distsim.sim.device.cuda_api.devices import device_patches
 from distsim.sim.device.cuda_api.fake import fake_patches
-from distsim.sim.device.cuda_api.fallbacks import register_kernels
+from distsim.sim.device.cuda_api.fallbacks import give_back_kernels, register_kernels
 from distsim.sim.device.cuda_api.generators import generator_patches
 from distsim.sim.device.cuda_api.memory import memory_patches
 from distsim.sim.device.cuda_api.ranks import Patch
 from distsim.sim.device.cuda_api.tensors import tensor_patches
 
-__all__ = ["cuda_patches", "register_kernels"]
+__all__ = ["cuda_patches", "give_back_kernels", "register_kernels"]
 
 
 def cuda_patches() -> list[Patch]:

@@ -8,9 +8,7 @@ memory-efficient one, the formula; cuDNN's first where the GPU's data file says 
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,9 +110,8 @@ def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
-@functools.cache
-def register_attention() -> Any:
-    """Once in a process; outside a simulation a build without CUDA has no tensor that comes here."""
+def register_attention() -> torch.library.Library:
+    """It is in force until it is destroyed."""
     library = torch.library.Library("aten", "IMPL")
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", _attention, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -11,6 +12,7 @@ from torch.utils._triton import has_triton_package
 
 from distsim.errors import NotSimulated
 from distsim.sim.device.cuda_api.ranks import Patch, refused, with_gpus
+from distsim.sim.isolation.modules.absent import no_launch
 from distsim.sim.isolation.process import RankTask, current_task
 
 __all__ = ["compiled_patches"]
@@ -65,4 +67,23 @@ def compiled_patches() -> list[Patch]:
     for name in ("make_graphed_callables", "graph_pool_handle"):
         call = refused(f"torch.cuda.{name}", _REMEDY, getattr(graphs, name))
         patches += [(holder, name, call) for holder in (torch.cuda, graphs)]
+    return [*patches, *_triton_patches()]
+
+
+def _triton_patches() -> list[Patch]:
+    """Launches of an installed Triton (it comes with torch for CUDA); where it is not, absent.py stands in."""
+    patches: list[Patch] = []
+    for module, name in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
+        kernel = getattr(sys.modules.get(module), name, None)
+        if kernel is not None:
+            patches.append((kernel, "run", _launch(kernel.run)))
     return patches
+
+
+def _launch(real: Callable[..., Any]) -> Callable[..., Any]:
+    def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_task() is None:
+            return real(self, *args, **kwargs)
+        raise no_launch(getattr(self, "base_fn", self).__name__)
+
+    return launch

@@ -178,8 +178,9 @@ def _available(task: RankTask) -> bool:
     return visible_devices(task) > 0
 
 
-def _accelerator(task: RankTask) -> torch.device:
-    return torch.device("cuda")
+def _accelerator(task: RankTask) -> torch.device | None:
+    """None on a node without GPUs, with every build of torch: one with CUDA would say cuda."""
+    return torch.device("cuda") if visible_devices(task) else None
 
 
 def _initialized(task: RankTask) -> bool:
@@ -262,7 +263,7 @@ def device_patches() -> list[Patch]:
         (cuda.nvtx, "_nvtx", _Tools()),
         # torch's own error log asks for NCCL's version when a call on an nccl group fails
         (cuda.nccl, "version", lambda: NCCL_VERSION),
-        (core, "_accelerator_getAccelerator", with_gpus(core._accelerator_getAccelerator, _accelerator)),
+        (core, "_accelerator_getAccelerator", for_ranks(core._accelerator_getAccelerator, _accelerator)),
         (torch.version, "cuda", CUDA_VERSION),
         (torch.backends.cuda, "is_built", lambda: was_compiled or current_task() is not None),
         (torch.backends.cudnn, "is_available", for_ranks(torch.backends.cudnn.is_available, _available)),

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from distsim.debug.records import HostWait
 from distsim.errors import NotSimulated
 from distsim.sim.device import timeline
 from distsim.sim.device.cuda_api.ranks import gpu
@@ -144,18 +143,20 @@ class CudaEventBase(Event):
         return None if self._on is None else self._on.torch_device
 
 
-def reached(task: RankTask, on: Device, mark: timeline.Mark) -> bool:
-    """Whether it is reached by now. Who asks again and again is woken when it is."""
-    polls = task.quiet_polls
-    task.debt_s += CALL_S
-    task.flush()
+def reached(task: RankTask, on: Device, mark: timeline.Mark, what: object = None) -> bool:
+    """Whether it is reached by now. Who asks again and again is woken when it is; the time that the asking takes is not
+    counted then, which would pass in steps of a microsecond. *what* is looked at, where it is not the mark."""
+    waits = task.looks_on(mark if what is None else what)
+    if not waits and task.quiet_polls < _FEW_POLLS:
+        polls = task.quiet_polls
+        task.debt_s += CALL_S
+        task.flush()
+        task.quiet_polls = polls + 1
+        return on.timeline.reached(mark)
     if on.timeline.reached(mark):
         return True
-    if polls < _FEW_POLLS:
-        task.quiet_polls = polls + 1
-        return False
     on.timeline.when_reached(mark, _nothing)
-    task.poll(HostWait("its GPU"))
+    task.poll(on.why(), waits)
     return on.timeline.reached(mark)
 
 

@@ -2,12 +2,14 @@
 
 FSDP's `no_dispatch()` and the readers of checkpoints do so. What comes here then: operators whose only kernel would
 go on to a table of functions that a build without CUDA leaves empty ("missing kernel for cuda",
-ATen/native/DispatchStub.cpp), and a few that have a kernel for each device.
+ATen/native/DispatchStub.cpp), and a few that have a kernel for each device. A build with CUDA has kernels for all of
+them, which look for a GPU and for data: ours stand in their place as long as a simulation runs.
 """
 
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from distsim.sim.device.cuda_api.attention import register_attention
 from distsim.sim.device.streams import accelerators_of
 from distsim.sim.isolation.process import current_task
 
-__all__ = ["register_kernels"]
+__all__ = ["give_back_kernels", "register_kernels"]
 
 _HAS_KERNELS = torch.version.cuda is not None or torch.version.hip is not None
 _PLAIN = frozenset(
@@ -25,38 +27,48 @@ _PLAIN = frozenset(
      "set_.source_Storage_storage_offset", "fill_.Scalar", "zero_", "cat", "add.Tensor", "mul.Tensor", "_reshape_alias"}
 )  # fmt: skip
 """Operators with a kernel for each device that such code calls."""
-_FUSED = frozenset({"_fused_rms_norm", "_fused_rms_norm_backward"})
+_FUSED = frozenset({"_fused_rms_norm", "_fused_rms_norm_backward", "silu_backward", "mish_backward"})
 """Where no device has a kernel for these, torch composes them of others, which take as many kernels and keep more."""
 
 
-@functools.cache
-def register_kernels() -> tuple[Any, ...]:
-    """Once in a process. Outside a simulation a build without CUDA has no tensor that comes here; one with CUDA has
-    kernels of its own, and keeps them."""
-    if _HAS_KERNELS:
-        return (register_attention(),)
+_registered: list[torch.library.Library] = []
+
+
+def register_kernels() -> None:
+    """Before the first use of a GPU."""
+    if _registered:
+        return
     aten = torch.library.Library("aten", "IMPL")
-    for name in torch._C._dispatch_get_all_op_names():
-        if name.startswith("aten::") and _missing(name):
-            packet, _, overload = name.removeprefix("aten::").partition(".")
-            operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            aten.impl(operator, functools.partial(_as_the_mode, operator), "CUDA")
-    return register_attention(), aten
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they stand in the place of others, which is the point
+        for name in torch._C._dispatch_get_all_op_names():
+            if name.startswith("aten::") and _is_ours(name):
+                operator = _operator(name)
+                aten.impl(operator, functools.partial(_as_the_mode, operator), "CUDA")
+        _registered.extend([register_attention(), aten])
 
 
-def _missing(name: str) -> bool:
+def give_back_kernels() -> None:
+    """After a simulation: what a build with CUDA has of its own is in force again. One without has no tensor that
+    comes here, and keeps ours, which take a quarter of a second."""
+    if _HAS_KERNELS:
+        while _registered:
+            _registered.pop()._destroy()
+
+
+def _is_ours(name: str) -> bool:
     """Views that torch composes of others do without."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     if has(name, "CUDA"):
-        return False
+        return _HAS_KERNELS
     if name.removeprefix("aten::") in _PLAIN | _FUSED:
         return True
-    return bool(has(name, "CompositeExplicitAutograd")) and not _is_view(name)
+    return bool(has(name, "CompositeExplicitAutograd")) and not _operator(name).is_view
 
 
-def _is_view(name: str) -> bool:
+def _operator(name: str) -> Any:
     packet, _, overload = name.removeprefix("aten::").partition(".")
-    return bool(getattr(getattr(torch.ops.aten, packet), overload or "default").is_view)
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def _as_the_mode(operator: Any, *args: Any, **kwargs: Any) -> Any:

@@ -65,7 +65,9 @@ class Stream(torch.Stream):
             return bool(super().query())
         task = require_task()
         on = gpu(task, self.device_index)
-        return reached(task, on, on.timeline.mark(simulated, task.now_s()))
+        last = simulated.items[-1] if simulated.items else None  # who asks again has put a mark there
+        mark = last if isinstance(last, timeline.Mark) else on.timeline.mark(simulated, task.now_s())
+        return reached(task, on, mark, simulated)
 
     def synchronize(self) -> None:
         simulated = self._distsim_stream

@@ -15,6 +15,7 @@ from distsim.sim.device.operators.values import Values
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from distsim.sim.isolation.process import RankTask
     from distsim.sim.observe.reading import Reading
 
 __all__ = ["Handler", "Mode"]
@@ -28,6 +29,9 @@ class Mode(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> Any: ...
+
+    @property
+    def task(self) -> RankTask: ...
 
     @property
     def values(self) -> Values: ...

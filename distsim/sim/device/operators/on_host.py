@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distsim.errors import NotSimulated
+from distsim.sim.device.operators import host_cells
 
 __all__ = ["ON_HOST", "decomposed", "not_on_host"]
 
@@ -154,6 +155,15 @@ def _narrowed(backward: Any) -> Callable[..., Any]:
     return call
 
 
+def _parts(formula: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Sequence[Tensor | None]]:
+    """*formula*, whose parts have the precision of those that a GPU makes."""
+
+    def call(outs: Sequence[Any], *args: Any) -> list[Tensor | None]:
+        return [None if part is None else part.to(out.dtype) for part, out in zip(formula(*args), outs, strict=True)]
+
+    return call
+
+
 ON_HOST: dict[Any, Callable[..., Sequence[Tensor | None]]] = {
     aten._scaled_dot_product_flash_attention.default: _flash,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
@@ -161,6 +171,8 @@ ON_HOST: dict[Any, Callable[..., Sequence[Tensor | None]]] = {
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten._scaled_dot_product_cudnn_attention.default: _cudnn,
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
+    aten._thnn_fused_lstm_cell.default: _parts(host_cells.lstm_cell),
+    aten._thnn_fused_lstm_cell_backward_impl.default: _parts(host_cells.lstm_cell_backward),
     aten._softmax.default: _widened(aten._softmax.default),
     aten._log_softmax.default: _widened(aten._log_softmax.default),
     aten._softmax_backward_data.default: _narrowed(aten._softmax_backward_data.default),

@@ -147,11 +147,13 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
     shapes_before = [(t, t.shape) for t in twins.values()]
     try:
         result = func(*meta_args, **meta_kwargs)
-    except NotImplementedError as error:
-        raise NotSimulated(
-            f"{func} on CUDA tensors (it has no meta kernel: {str(error).splitlines()[0][:120]})",
-            "register one with torch.library.register_fake, or run that part on CPU tensors",
-        ) from None
+    except NotImplementedError:
+        if func._schema.returns:
+            raise NotSimulated(
+                f"what {func} makes of CUDA tensors (it has no meta kernel)",
+                f"say it with @torch.library.register_fake({_qualified(func)!r}), or run that part on CPU tensors",
+            ) from None
+        result = None  # it only writes to its arguments, as _fused_sgd_ does
     said = kwargs.get("device")
     device = _indexed(said, current) if said is not None else devices[0] if devices else current
     whole = result if isinstance(result, list | tuple) else [result]
@@ -170,6 +172,10 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
     if any(tensor.shape != shape for tensor, shape in shapes_before):
         raise NotSimulated(f"{func}, which changes the size of an argument", "give it an out= of the right size")
     return plan
+
+
+def _qualified(func: Any) -> str:
+    return str(func._schema.name)
 
 
 def _looks(value: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from distsim.sim.device.operators import host_cells
 from distsim.sim.device.operators.handler import Handler, Mode
 
 __all__ = ["SPECIAL"]
@@ -37,7 +39,7 @@ def _batch_norm_stats(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict
 def _batch_norm_gather(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, mean = args[0], args[1]
     for running in args[3:5]:
-        if isinstance(running, Tensor):
+        if isinstance(running, Tensor) and not mode.values.everything:
             mode.values.write(running, None)
     return tuple(_channels(mode, x, 2, mean.dtype))
 
@@ -97,16 +99,36 @@ def _gru_cell_backward(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dic
     return gates, hidden, state, *biases
 
 
+def _with_values(handler: Handler, formula: Callable[..., list[Tensor | None]]) -> Handler:
+    """*handler*, and where all values are known, those of what it makes."""
+
+    def call(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not mode.values.everything:  # few values that are known are not followed through these
+            return handler(mode, func, args, kwargs)
+        hosts = [mode.values.host(value) if isinstance(value, Tensor) else value for value in args]
+        made = handler(mode, func, args, kwargs)
+        parts = made if isinstance(made, tuple) else (made,)
+        for part, value in zip(parts, formula(*hosts), strict=True):
+            if isinstance(part, Tensor) and value is not None:
+                mode.values.know(part, value.to(part.dtype, copy=True))
+        return made
+
+    return call
+
+
 SPECIAL: dict[Any, Handler] = {
     aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
-    aten.batch_norm_stats.default: _batch_norm_stats,
-    aten.batch_norm_gather_stats_with_counts.default: _batch_norm_gather,
-    aten.batch_norm_elemt.default: _batch_norm_elemt,
-    aten.batch_norm_backward_reduce.default: _batch_norm_backward_reduce,
-    aten.batch_norm_backward_elemt.default: lambda mode, func, args, kwargs: _batch_norm_elemt(
-        mode, func, (args[1],), {}
+    aten.batch_norm_stats.default: _with_values(_batch_norm_stats, host_cells.batch_norm_stats),
+    aten.batch_norm_gather_stats_with_counts.default: _with_values(_batch_norm_gather, host_cells.batch_norm_gather),
+    aten.batch_norm_elemt.default: _with_values(_batch_norm_elemt, host_cells.batch_norm_elemt),
+    aten.batch_norm_backward_reduce.default: _with_values(
+        _batch_norm_backward_reduce, host_cells.batch_norm_backward_reduce
+    ),
+    aten.batch_norm_backward_elemt.default: _with_values(
+        lambda mode, func, args, kwargs: _batch_norm_elemt(mode, func, (args[1],), {}),
+        host_cells.batch_norm_backward_elemt,
     ),
     aten.record_stream.default: _record_stream,
-    aten._thnn_fused_gru_cell.default: _gru_cell,
-    aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+    aten._thnn_fused_gru_cell.default: _with_values(_gru_cell, host_cells.gru_cell),
+    aten._thnn_fused_gru_cell_backward.default: _with_values(_gru_cell_backward, host_cells.gru_cell_backward),
 }

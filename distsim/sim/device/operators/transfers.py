@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distsim.debug.records import HostWait
 from distsim.sim.device.operators.handler import Handler, Mode
 from distsim.sim.device.operators.pinned import is_pinned
 from distsim.sim.device.operators.plan import learn
@@ -22,7 +23,16 @@ behavior": transfers of up to 64 KB)."""
 def _read(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """aten._local_scalar_dense: a number for the host."""
     mode.synchronize(args[0])
-    return mode.values.read(args[0], "a value", mode.where).item()
+    value = mode.values.read(args[0], "a value", mode.where).item()
+    task = mode.task
+    loop = mode.values.awaits(value, len(task.process.records), mode.where)
+    if loop is not None:
+        why = HostWait(f"{loop.expression or 'a value on its GPU'} to change")
+        if any(not other.finished for other in task.process.tasks if other is not task):
+            task.poll(why, waits=True)  # another thread of this process may write to it, nobody else
+        else:
+            task.wait(task.world.env.event(), why)
+    return value
 
 
 def _equal(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

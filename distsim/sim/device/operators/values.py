@@ -16,6 +16,7 @@ from torch import Tensor
 
 from distsim.errors import NotSimulated
 from distsim.sim.device.operators.plan import limit
+from distsim.sim.kernel.task import MANY_LOOKS
 
 if TYPE_CHECKING:
     from distsim.sim.observe.reading import Reading
@@ -69,6 +70,8 @@ class Values:
         self.everything = data.real
         self.reads: dict[tuple[str, Reading], int] = {}
         """(what was read, where) -> how often nobody knew it."""
+        self._last: tuple[object, int] = (None, 0)
+        self._times = 0
 
     def shadow(self, tensor: Tensor) -> Shadow | None:
         storage = tensor.untyped_storage()
@@ -148,6 +151,17 @@ class Values:
                 f"{passes} times; nobody knows it, placeholder {self.placeholder:g})",
                 "end it by a number of steps as well, give a --placeholder that ends it, or compute with --data real",
             )
+
+    def awaits(self, value: object, num_calls: int, where: Callable[[], Reading]) -> Reading | None:
+        """*value* was read for the host, which has made *num_calls* calls of others so far. Where it has been the same
+        many times in a row, and a loop goes on for as long as it is: the place that reads it."""
+        if self._last != (value, num_calls):
+            self._last, self._times = (value, num_calls), 0
+        self._times += 1
+        if self._times <= MANY_LOOKS:
+            return None
+        reading = where()
+        return reading if reading.fixed else None
 
     def read(self, tensor: Tensor, what: str, where: Callable[[], Reading]) -> Tensor:
         """A copy of *tensor* on the host; where nobody knows its values, placeholders, and that is noted."""

@@ -17,6 +17,7 @@ that is waited for) the device is a small calculation of its own, and the simula
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -95,6 +96,12 @@ class Comm:
     """The call that it carries out."""
     records: Sequence[Any] = ()
     """All of them: a batch has several."""
+    expires_s: float = NEVER
+    """When the program no longer waits for it."""
+    explicit: bool = False
+    """The program has set that limit itself."""
+    behind: Mark | None = None
+    """The point in its stream at which it has ended."""
     exposed_s: float = 0.0
     """How long its bytes moved while nothing computed."""
     begun_s: float | None = None
@@ -196,6 +203,10 @@ class Timeline:
         self._share()
         self._plan()
 
+    def catch_up(self) -> None:
+        """Let the device do what it has done by now: what its items say of themselves is true then."""
+        self._plan()
+
     @property
     def communicates(self) -> bool:
         """Whether a communication kernel runs or will."""
@@ -236,6 +247,8 @@ class Timeline:
         self._memory_left = max(LEAST_SHARE, 1.0 - sum(comm.load.memory_bandwidth for comm in self._comms))
 
     def _rate(self, kernel: Kernel, computing: int) -> float:
+        if not self._comms:
+            return 1.0 / computing
         taken = 1.0 - self._memory_left
         left = self._compute_left * (1.0 - (taken if kernel.memory_bound else FEELS * taken))
         return max(LEAST_SHARE, left) / computing
@@ -265,16 +278,18 @@ class Timeline:
 
     def _next_s(self, running: list[tuple[Stream, Kernel]]) -> float:
         """When the next kernel begins or ends, as things are."""
-        found = NEVER
+        found, at_s = NEVER, self._at_s
         many = len(running)
         for stream, kernel in running:
             assert stream.left_s is not None
-            found = min(found, self._at_s + stream.left_s / self._rate(kernel, many))
+            end_s = at_s + stream.left_s / self._rate(kernel, many)
+            if end_s < found:
+                found = end_s
         for stream in self._streams:
             if stream.left_s is None and stream.items:
                 launched_s = stream.items[0].launched_s
-                if launched_s > self._at_s:
-                    found = min(found, launched_s)
+                if at_s < launched_s < found:
+                    found = launched_s
         return found
 
     def _run(self, running: list[tuple[Stream, Kernel]], to_s: float) -> None:
@@ -292,12 +307,13 @@ class Timeline:
                 comm.exposed_s += self.account.waited(comm.records, self._at_s, to_s)
             else:
                 self.account.host_s += passed_s
+            least_s = 1e-15 + 2.0 * math.ulp(to_s)
             for stream, kernel in running:
                 assert stream.left_s is not None
                 rate = self._rate(kernel, many)
                 left_s = stream.left_s - passed_s * rate
-                # What rounding leaves of a kernel that ends just now would be an event of its own.
-                stream.left_s = left_s if left_s > 1e-15 + 1e-12 * kernel.seconds else 0.0
+                # What rounding leaves of a kernel that ends just now would be an event of its own, and no time at all.
+                stream.left_s = left_s if left_s > least_s + 1e-12 * kernel.seconds else 0.0
             self._at_s = to_s
 
     def _finish(self, stream: Stream, kernel: Kernel) -> None:
@@ -316,20 +332,27 @@ class Timeline:
         while again:
             again = False
             for stream in self._streams:
-                while stream.items and stream.left_s is None and self._turn(stream):
-                    again = True
+                items = stream.items
+                while items and stream.left_s is None:
+                    item = items[0]
+                    if item.launched_s > self._at_s:
+                        break
+                    if type(item) is Kernel:  # nobody waits for its begin
+                        item.begun_s = self._at_s
+                        stream.left_s = item.seconds
+                        if item.seconds <= 0.0:
+                            self._finish(stream, item)
+                    elif type(item) is Wait:
+                        if item.mark.reached_s is None:
+                            break
+                        items.popleft()
+                    elif self._turn(stream, item):
+                        again = True
+                    else:
+                        break
 
-    def _turn(self, stream: Stream) -> bool:
-        """Whether the first item of *stream* has gone or begun."""
-        item = stream.items[0]
-        if item.launched_s > self._at_s:
-            return False
-        if type(item) is Kernel:
-            item.begun_s = self._at_s
-            stream.left_s = item.seconds
-            if item.seconds <= 0.0:
-                self._finish(stream, item)
-            return True
+    def _turn(self, stream: Stream, item: Any) -> bool:
+        """Whether *item*, a mark or a communication kernel, the first of *stream*, has gone or begun."""
         if type(item) is Mark:
             stream.items.popleft()
             item.reached_s = self._at_s
@@ -340,11 +363,6 @@ class Timeline:
                 for tell in item.waiters:
                     tell()
                 item.waiters.clear()
-            return True
-        if type(item) is Wait:
-            if item.mark.reached_s is None:
-                return False
-            stream.items.popleft()
             return True
         assert type(item) is Comm
         if item.ended_s is not None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -15,7 +17,7 @@ from typing import Any, NoReturn
 from distsim.errors import NotSimulated
 from distsim.sim.kernel.task import current_process
 
-__all__ = ["stand_in"]
+__all__ = ["no_launch", "stand_in"]
 
 _VERSION = "3.7.0"
 """Of triton beside torch 2.13."""
@@ -28,8 +30,17 @@ def stand_in(name: str) -> importlib.machinery.ModuleSpec | None:
     process = current_process()
     if process is None or process.accelerators is None or _importer().partition(".")[0] == "torch":
         return None  # torch does without
+    if name == "triton":
+        _torch_does_without()
     spec = importlib.machinery.ModuleSpec(name, _Loader(), is_package=True)
     return spec
+
+
+def _torch_does_without() -> None:
+    """The module in which torch's compiler asks for Triton: it would find what the program has imported, and go on to
+    its inside."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch._inductor.runtime.triton_compat")
 
 
 def _importer() -> str:
@@ -108,13 +119,18 @@ class _Kernel:
         return self.run
 
     def run(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotSimulated(
-            f"the Triton kernel {self.__name__}",
-            "call the function that launches it through distsim.kernel_cost(fn, flops=, bytes=)",
-        )
+        raise no_launch(self.__name__)
 
     __call__ = run
     warmup = run
+
+
+def no_launch(kernel: str) -> NotSimulated:
+    """What the launch of a kernel raises, of an installed Triton as well."""
+    return NotSimulated(
+        f"the Triton kernel {kernel}",
+        "call the function that launches it through distsim.kernel_cost(fn, flops=, bytes=)",
+    )
 
 
 def _jit(fn: Any = None, **options: Any) -> Any:

@@ -1,7 +1,7 @@
 """torch's state for the whole process, kept once per simulated rank.
 
 `torch_places.py` lists the places; `torch_state.py` swaps what a rank changed; `class_guards.py` sees it in classes;
-`sharding_rules.py` shares what is the same for every rank.
+`sharding_rules.py` and `step_hooks.py` share what is the same for every rank.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ __all__ = [
     "meshes",
     "operators",
     "sharding_rules",
+    "step_hooks",
     "torch_flags",
     "torch_places",
     "torch_state",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Sequence
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -13,9 +14,9 @@ __all__ = [
     "MISSING",
     "VALID_VERSION_TAG",
     "ClassGuard",
-    "flags_of",
     "guards_of",
     "has_guarded_classes",
+    "marks_of",
     "may_be_guarded",
 ]
 
@@ -26,10 +27,26 @@ VALID_VERSION_TAG = 1 << 19
 """Py_TPFLAGS_VALID_VERSION_TAG (CPython's object.h): cleared in a class and all that inherit from it
 by any assignment to one of its attributes, set again by the next look-up."""
 _HEAP_TYPE = 1 << 9
-flags_of = attrgetter("__flags__")
+_FLAGS_AT = 168
+"""Where a class keeps them: after 21 words, in CPython 3.8 to 3.14."""
 _GUARDED_ALONE = frozenset({"_TensorMeta", "_ParameterMeta", "_BufferMeta", "OpaqueBaseMeta"})
 """Metaclasses whose classes have an heir each. Classes of others (pybind11's, enumerations, autograd's
 functions) are not guarded."""
+
+
+_Word = ctypes.c_ulong
+_FLAGS_ARE_THERE = all(
+    _Word.from_address(id(cls) + _FLAGS_AT).value == cls.__flags__ for cls in (int, type, abc.ABC, Iterator)
+)
+
+
+def marks_of(classes: Sequence[type]) -> tuple[Callable[[], Any], Any]:
+    """A function, and what it answers as long as every class of *classes* has its mark. It is called at every
+    hand-over: read from memory, the marks take a fifth of the time of asking each class."""
+    if not _FLAGS_ARE_THERE:
+        return lambda: [*map(attrgetter("__flags__"), classes)], [c.__flags__ | VALID_VERSION_TAG for c in classes]
+    words = [_Word.from_address(id(cls) + _FLAGS_AT) for cls in classes]
+    return lambda: b"".join(words), b"".join([_Word(word.value | VALID_VERSION_TAG) for word in words])
 
 
 def has_guarded_classes(module: str) -> bool:

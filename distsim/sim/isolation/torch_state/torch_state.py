@@ -25,9 +25,9 @@ from distsim.sim.isolation.torch_state.class_guards import (
     MISSING,
     VALID_VERSION_TAG,
     ClassGuard,
-    flags_of,
     guards_of,
     has_guarded_classes,
+    marks_of,
     may_be_guarded,
 )
 from distsim.sim.isolation.torch_state.known import Known
@@ -52,11 +52,11 @@ class _Name:
 
     def get(self) -> Any:
         space = self.space
-        return (space if isinstance(space, dict) else vars(space)).get(self.name, MISSING)
+        return (space if type(space) is dict else vars(space)).get(self.name, MISSING)
 
     def put(self, value: Any) -> None:
         space, name = self.space, self.name
-        if isinstance(space, dict):
+        if type(space) is dict:
             if value is MISSING:
                 space.pop(name, None)
             else:
@@ -121,24 +121,29 @@ class TorchState:
     def enter(self, own: Own) -> None:
         """A process begins to run: what it has changed is put in place."""
         for place, value in own.values.items():
-            place.put(value)
+            if value is not place.shared:
+                place.put(value)
         if own.has_classes:
             self._rest()
 
     def leave(self, own: Own) -> None:
         """It stops: what it has changed is kept in *own*, and everyone's put back."""
-        for guard in self._assigned_classes():
+        assigned = self._assigned_classes()
+        for guard in assigned:
             own.has_classes = True
             for cls, name, shared in guard.changes():
                 own.values.setdefault(self._attribute(cls, name, shared), None)
         for place in own.values:
-            own.values[place] = place.get()
-            place.put(place.shared)
+            value = own.values[place] = place.get()
+            if value is not place.shared:
+                place.put(place.shared)
         for place in self._changed():
             own.values[place] = place.get()
             place.put(place.shared)
         if own.has_classes:
             self._rest()
+        if assigned:
+            self._halve(assigned)
 
     def _changed(self) -> list[_Name | _Content]:
         """Of the places that are looked at. This runs at every hand-over: no step of it is Python's."""
@@ -147,8 +152,11 @@ class TorchState:
             changed: list[_Name | _Content] = [*compress(self._names, map(is_not, map(getitem, spaces, names), shared))]
         except KeyError:  # a name was taken away
             changed = [n for n in self._names if n.space.get(n.name) is not n.shared]
-        containers, held = self._compared
-        changed += compress(self._contents, map(ne, containers, held))
+        empty, contents = self._empty
+        if any(empty):
+            changed += compress(contents, empty)
+        containers, held, contents = self._compared
+        changed += compress(contents, map(ne, containers, held))
         growing, sizes, contents = self._measured
         changed += compress(contents, map(ne, map(len, growing), sizes))
         return changed
@@ -156,20 +164,36 @@ class TorchState:
     def _line_up(self) -> None:
         """What `_changed` and `_assigned_classes` go through, column by column."""
         self._looked_at = [n.space for n in self._names], [n.name for n in self._names], [n.shared for n in self._names]
-        self._compared = [c.container for c in self._contents], [c.shared for c in self._contents]
+        empty = [c for c in self._contents if not c.shared]
+        self._empty = [c.container for c in empty], empty
+        held = [c for c in self._contents if c.shared]
+        self._compared = [c.container for c in held], [c.shared for c in held], held
         self._measured = (
             [container for container, _, _ in self._growing],
             [size for _, size, _ in self._growing],
             [content for _, _, content in self._growing],
         )
-        self._sentinels = [sentinel for sentinel, _ in self._guards]
-        self._at_rest = [sentinel.__flags__ | VALID_VERSION_TAG for sentinel in self._sentinels]
+        self._marks, self._at_rest = marks_of([sentinel for sentinel, _ in self._guards])
 
     def _assigned_classes(self) -> list[ClassGuard]:
         """Guards of classes that somebody has assigned an attribute of."""
-        if [*map(flags_of, self._sentinels)] == self._at_rest:
+        marks = self._marks()
+        if marks == self._at_rest:
             return []
-        return [guard for sentinel, guard in self._guards if not sentinel.__flags__ & VALID_VERSION_TAG]
+        words = memoryview(marks).cast("L") if isinstance(marks, bytes) else marks
+        return [guard for (_, guard), word in zip(self._guards, words, strict=True) if not word & VALID_VERSION_TAG]
+
+    def _halve(self, assigned: Sequence[ClassGuard]) -> None:
+        """A class that was assigned once will be again: DDP keeps in one the module that is in its forward. Its guard
+        watches half as many classes from now on, in the end it alone, and is looked through in no time. All hold what
+        is everyone's now."""
+        for guard in assigned:
+            middle = len(guard.classes) // 2
+            halves = guards_of(list(guard.classes[:middle])) + guards_of(list(guard.classes[middle:]))
+            if middle and sum(len(half.classes) for half in halves) == len(guard.classes):
+                self._guards = [pair for pair in self._guards if pair[1] is not guard]
+                self._guards += [(half.sentinel, half) for half in halves]
+                self._line_up()
 
     def _rest(self) -> None:
         for guard in self._assigned_classes():

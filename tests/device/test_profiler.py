@@ -1,0 +1,73 @@
+"""torch.profiler sees the kernels of simulated GPUs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+import distsim
+
+ALL = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
+
+
+def profiled(activities: tuple[ProfilerActivity, ...], trace: str) -> Any:
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    torch.cuda.set_device(rank)
+    x, begun, ended = torch.randn(1024, 1024, device="cuda"), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with profile(activities=activities, record_shapes=True) as seen:
+        begun.record()
+        y = x @ x
+        ended.record()
+        dist.all_reduce(y)
+        y.cpu()
+    if rank == 0:
+        seen.export_chrome_trace(trace)
+    events = [(e.name, e.device_type == DeviceType.CUDA, e.device_time, e.device_index) for e in seen.events() or []]
+    averages = {row.key: (row.count, row.device_time_total) for row in seen.key_averages()}
+    return events, averages, 1e3 * begun.elapsed_time(ended), seen.key_averages().table(sort_by="cuda_time_total")
+
+
+def run(activities: tuple[ProfilerActivity, ...], folder: Path) -> tuple[Any, list[dict[str, Any]]]:
+    path = folder / "trace.json"
+    outcome = distsim.simulate(profiled, "dgx-h100:1", (activities, str(path)), nproc_per_node=2)
+    return outcome.results, json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+
+
+@pytest.mark.parametrize("activities", [ALL, ALL[1:]])
+def test_kernels_and_what_launched_them(activities: tuple[ProfilerActivity, ...], tmp_path: Path) -> None:
+    """Kernels, copies and communication have the time that events around them measure, and that of an operator is its
+    kernels'; with the GPU's activity alone there are no operators."""
+    results, trace = run(activities, tmp_path)
+    for rank, (events, averages, elapsed_us, table) in enumerate(results):
+        kernels = {name: (time_us, index) for name, on_gpu, time_us, index in events if on_gpu}
+        assert list(kernels) == ["mm_kernel", "ncclDevKernel_AllReduce", "Memcpy (host and device)"]
+        time_us, index = kernels["mm_kernel"]
+        assert index == rank
+        assert 0 < elapsed_us - time_us < 6  # the first event was there before the launch
+        assert averages["ncclDevKernel_AllReduce"][0] == 1
+        assert "Self CUDA time total" in table
+        both = {"aten::mm": "mm_kernel", "c10d::allreduce_": "ncclDevKernel_AllReduce"}
+        for operator, kernel in both.items():
+            assert (operator in averages) == (activities == ALL)
+            if activities == ALL:
+                assert averages[operator] == averages[kernel]
+    shown = [event for event in trace if event.get("cat") in ("kernel", "gpu_memcpy")]
+    assert [event["args"]["stream"] for event in shown] == [0, 0, 0]
+    by = {event["args"].get("External id"): event["name"] for event in trace if event.get("cat") == "cpu_op"}
+    if activities == ALL:
+        assert next(by.get(event["args"]["External id"]) for event in shown) == "aten::mm"
+
+
+def test_the_host_alone_has_no_kernels(tmp_path: Path) -> None:
+    """Without the GPU's activity nobody sees what it ran."""
+    results, trace = run(ALL[:1], tmp_path)
+    assert not any(on_gpu for events, *_ in results for _, on_gpu, *_ in events)
+    assert {event.get("cat") for event in trace} <= {"cpu_op", "user_annotation"}

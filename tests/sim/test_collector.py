@@ -1,0 +1,82 @@
+"""Python's collector during a simulation."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+from sim.running import ranks
+
+from distsim.sim.isolation.torch_state import class_guards
+from distsim.sim.kernel import collector
+
+
+class Thing:
+    """What can be in a cycle and weakly referred to."""
+
+
+def cycle() -> weakref.ref[Thing]:
+    thing = Thing()
+    vars(thing)["itself"] = thing
+    return weakref.ref(thing)
+
+
+def inside() -> tuple[int, bool]:
+    made = cycle()
+    gc.collect()
+    return gc.get_freeze_count(), made() is None
+
+
+def test_what_was_there_before_is_set_aside_and_comes_back() -> None:
+    """A rank's garbage is collected while it runs; what the surrounding program has is not looked at until the end."""
+    before = cycle()
+    aside, gone = ranks(inside, 1).results[0]
+    assert aside > 10_000
+    assert gone
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert before() is None
+
+
+def test_what_others_set_aside_stays() -> None:
+    """A program that has frozen its objects itself finds them frozen after a simulation."""
+    gc.freeze()
+    try:
+        ranks(inside, 1)
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
+
+
+def test_garbage_of_earlier_runs_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that follow each other keep Python from full collections: one is made after as much as it would have waited
+    for."""
+    monkeypatch.setattr(collector, "YOUNG_PER_FULL", 0)
+    monkeypatch.setattr(collector, "_young_at_last_full", -1)
+    left = cycle()
+    ranks(inside, 1)
+    assert left() is None
+
+
+class Base:
+    """A class whose attributes a program may assign."""
+
+
+class Heir(Base):
+    """Nobody looks into it but the test."""
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_marks_of_classes(in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assigning an attribute of a class takes the mark of its heir, read from memory or asked for."""
+    if not in_memory:
+        monkeypatch.setattr(class_guards, "_FLAGS_ARE_THERE", False)
+    getattr(Heir, "unknown", None)
+    marks, at_rest = class_guards.marks_of([Heir, Thing])
+    getattr(Thing, "unknown", None)
+    assert marks() == at_rest
+    Base.attribute = 1  # type: ignore[attr-defined]
+    assert marks() != at_rest
+    getattr(Heir, "unknown", None)
+    assert marks() == at_rest
