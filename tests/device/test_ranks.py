@@ -228,3 +228,21 @@ def test_many_gpus_have_the_pace_of_the_slowest() -> None:
     slower = Gpu.named("h100").slowest_of(2) - 1.0
     assert slower > 0.005
     assert 0.9 * slower < first[0] / alone[0] - 1.0 < slower, "but for what its launch takes"
+
+
+def test_a_group_of_one_may_be_fake() -> None:
+    """torchtitan gives the axes of a mesh that have one rank torch's `fake` backend: there is nobody to talk to."""
+
+    def body() -> Any:
+        import torch.distributed as dist
+        import torch.testing._internal.distributed.fake_pg
+
+        dist.init_process_group("nccl")
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        own = [dist.new_group([one], backend="fake") for one in range(2)][rank]
+        x = torch.full((2,), 3.0, device="cuda")
+        dist.all_reduce(x, group=own)
+        return x.tolist()
+
+    assert ranks(body) == [[3.0, 3.0]] * 2

@@ -132,7 +132,8 @@ def _new_process_group_helper(
         return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
     process = task.process
     asked = dict.fromkeys(c10d.BackendConfig(backend).get_device_backend_map().values())
-    third_party = [name for name in asked if name not in _SIMULATED]
+    alone = frozenset({"fake"}) if group_size == 1 else frozenset()  # where nobody else is, nothing is fake about it
+    third_party = [name for name in asked if name not in _SIMULATED | alone]
     if third_party:
         if third_party[0] in ("ucc", "xccl", "fake"):
             raise NotSimulated(f"backend {third_party[0]!r}", "use gloo, nccl, mpi or sim")

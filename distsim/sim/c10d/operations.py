@@ -45,8 +45,8 @@ class Operation:
 
 
 def algorithms(backend: str) -> str:
-    """Whose collective algorithms a backend runs: `sim` itself has gloo's."""
-    return "gloo" if backend == "sim" else backend
+    """Whose collective algorithms a backend runs: `sim` itself has gloo's, and so has torch's `fake`, of one rank."""
+    return "gloo" if backend in ("sim", "fake") else backend
 
 
 def _splits(members: list[Arrival]) -> tuple[tuple[int, ...], ...] | None:

@@ -5,4 +5,14 @@ Knows no torch and no rank. `task.py` is one thread of the user's program.
 
 from __future__ import annotations
 
-__all__ = ["collector", "deadlines", "interrupts", "limits", "own_time", "schedule", "scheduler", "task"]
+__all__ = [
+    "collector",
+    "deadlines",
+    "interrupts",
+    "limits",
+    "own_time",
+    "polls",
+    "schedule",
+    "scheduler",
+    "task",
+]

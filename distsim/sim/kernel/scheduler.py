@@ -19,12 +19,13 @@ from distsim.debug.records import Wait
 from distsim.sim.kernel.deadlines import Deadline, Deadlines, Due
 from distsim.sim.kernel.interrupts import Interrupts
 from distsim.sim.kernel.own_time import own_s
+from distsim.sim.kernel.polls import PollEvent
 from distsim.watcher import beacon
 
 if TYPE_CHECKING:
     from distsim.sim.kernel.limits import Limits
 
-__all__ = ["Expired", "Nap", "Owner", "PollEvent", "Request", "Scheduler", "Unwind"]
+__all__ = ["Expired", "Owner", "Request", "Scheduler", "Unwind"]
 
 QUIET_LIMIT_S = 3_600.0
 """A world in which ranks only poll for this long (virtual) is a deadlock."""
@@ -89,19 +90,6 @@ class Runs(Protocol):
     def interrupt(self, cause: BaseException) -> None: ...
 
     def raise_inside(self, unwind: type[Unwind]) -> None: ...
-
-
-class PollEvent(simpy.Event):
-    """Wakes a thread that looks again and again for something to change."""
-
-
-class Nap(PollEvent):
-    """Wakes a thread that has let time pass before it looks again."""
-
-    def __init__(self, env: simpy.Environment, delay_s: float) -> None:
-        super().__init__(env)
-        self._ok, self._value = True, None
-        env.schedule(self, delay=delay_s)
 
 
 class WaitLimit:

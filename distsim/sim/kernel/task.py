@@ -19,7 +19,8 @@ from typing import Any
 import simpy
 
 from distsim.debug.records import CallWait, HostWait, Wait
-from distsim.sim.kernel.scheduler import Expired, Nap, Owner, Request, Scheduler, Unwind
+from distsim.sim.kernel.polls import Nap
+from distsim.sim.kernel.scheduler import Expired, Owner, Request, Scheduler, Unwind
 from distsim.watcher.beacon import crash_stack_for_this_thread
 
 __all__ = ["MANY_LOOKS", "Killed", "SignalArrived", "Task", "current_process", "current_task", "require_task"]

@@ -148,8 +148,8 @@ class Recorder:
             me, other = map(record.group.ranks.index, (record.rank, record.peer))
             title = f"send {me}->{other}" if record.op == "send" else f"recv {me}<-{other}"
         overhead_s = self._process.world.cluster.cpu.op_overhead_s
-        shapes = _argument_shapes(name, record)
-        self._slice(f"c10d::{name}", record.issued_s - overhead_s, record.issued_s, shapes, record)
+        begin_s = record.issued_s - overhead_s
+        self._slice(f"c10d::{name}", begin_s, record.issued_s, _argument_shapes(name, record), record)
         if record.op == "monitored_barrier":  # gloo makes it of messages of one byte with rank 0
             peers = len(record.group.ranks) - 1 if record.rank == record.group.ranks[0] else 1
             steps = ["recv", "send"] if record.rank == record.group.ranks[0] else ["send", "recv"]
