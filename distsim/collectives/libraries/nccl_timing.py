@@ -46,6 +46,9 @@ def fabric_table(nccl: NcclFacts, version: tuple[int, int], constants: Constants
     return net if constants.has_table(net) else "net"
 
 
+_NVLS_TREE_FULL = float(1 << 23)
+"""From here on NVLSTree moves whole chunks: smaller payloads move in smaller ones, which fill its pipeline in less time
+(NCCL v2.21.5, enqueue.cc: nvlsTree's chunkSize from 32 to 256 KiB by what there is for each channel)."""
 _GENERATIONS = ("ampere", "ampere", "hopper", "blackwell")
 
 
@@ -109,7 +112,10 @@ class NcclTiming:
         threshold = {"LL": 8 * machine.num_ranks * 512, "LL128": 8 * 640, "Simple": 64 * 512}[proto]
         used = min(machine.channels, max(1, int(nbytes / threshold)))
         slices = 2 if proto == "Simple" and nbytes / machine.num_ranks / used > 32768 else 1
-        return self._of(self.net, f"message_{proto}") * (used * slices - 1) * 1e-6
+        each = self._of(self.net, f"message_{proto}")
+        if proto == "LL" and machine.num_nodes == 2:  # a piece leaves a node once: the next ones go beside it
+            each *= self._of(self.net, "message_pair")
+        return each * (used * slices - 1) * 1e-6
 
     def rendezvous_s(self, machine: Machine, nbytes: float, per_channel: float, parts: int) -> float:
         """What an LL message between nodes costs beyond a hop where it is too long for the provider to send unasked: a
@@ -192,7 +198,7 @@ class NcclTiming:
         software_s = self._of(name, "nvls_base") * 1e-6
         if tree:
             _, between = tree_hops(group)
-            software_s += self._of(name, "nvls_tree_base") * 1e-6
+            software_s += self._of(name, "nvls_tree_base") * min(nbytes / _NVLS_TREE_FULL, 1.0) * 1e-6
             software_s += 2 * between * self.hops_s(machine, "tree", "Simple")[1]
             phase = nvls_tree_phase(group, nbytes, cost)
         else:
