@@ -174,6 +174,21 @@ def test_stages_of_a_pipeline_are_kinds(tmp_path: Path) -> None:
     assert sorted(set(lines)) == ["step 0", "step 1", "step 2"]
 
 
+def test_where_only_the_last_rank_logs_its_whole_pipeline_is_traced_to_the_end(tmp_path: Path) -> None:
+    """The last of eight pipelines stays with the rank that logs, and nothing begins anew for it a second time."""
+    few, out = ran(tmp_path, STAGES.replace("stage == 3:", "rank == size - 1:"), "equal", "dgx-h100:4")
+    assert few.exit_code == 0
+    assert sorted(summary.rank for summary in few.ranks) == [0, 1, 2, 3, 28, 29, 30, 31]
+    assert [line.split("] ")[1] for line in out.splitlines() if "step" in line] == ["step 0", "step 1", "step 2"]
+
+
+def test_a_pipeline_is_needed_by_its_rank_that_stays() -> None:
+    """Of the groups of a rank those with members of kinds that nobody else of them stands for."""
+    equal = EqualRanks([0, 0, 1, 1])
+    assert equal.needed_by([(0, 2), (1, 3), (0, 1), (2, 3)], frozenset({0, 2, 3})) == {1, 3}
+    assert equal.needed_by([(0, 2), (0, 1, 2, 3)], frozenset({0, 2})) == set()
+
+
 def test_a_rank_that_does_otherwise_is_seen(tmp_path: Path) -> None:
     """An operator more on one of eight ranks, and each is traced for itself."""
     extra = "torch.ones(1000, device='cuda').add_(1) if rank == 3 else None"

@@ -200,6 +200,18 @@ class EqualRanks:
             found.append(for_it)
         return found
 
+    def needed_by(self, groups: Sequence[Sequence[int]], traced: frozenset[int]) -> set[int]:
+        """Members of those of *groups* in which a rank of *traced* comes, and none of them for some other member."""
+        needed: set[int] = set()
+        for members in groups:
+            if traced.isdisjoint(members):
+                continue
+            try:
+                self.standing_for(members, traced)
+            except Unlike:
+                needed.update(members)
+        return needed
+
 
 def families(groups: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
     """*groups*, made one after the other, in sets of one size that have no rank in common (all the pipelines, all

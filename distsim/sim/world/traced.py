@@ -108,8 +108,9 @@ class Traced:
         family = next((f for f in families(list(dict.fromkeys(made))) if group.ranks in f), [group.ranks])
         places = {rank: place for ranks in family for place, rank in enumerate(ranks)}
         equal = self.equal.split(places, f"its place in groups such as {group.label}")
+        kinds = None if equal.kinds == self.equal.kinds else equal  # the same would come to the same end
         if job.crash is None:
-            job.crash = StartAgain(equal, f"ranks of group {group.label} send to each other")
+            job.crash = StartAgain(kinds, f"ranks of group {group.label} send to each other")
 
     def saw_call(self, process: SimProcess, record: CallRecord, inputs: Sequence[Tensor] | None) -> None:
         """A traced rank makes a call; *inputs*: its values, where they are known."""
@@ -203,14 +204,19 @@ class Traced:
 
     def _who_may_go(self, equal: EqualRanks) -> frozenset[int]:
         """Of two ranks of a kind the second, unless it tells the user something that the first does not: many programs
-        log on the last rank. The first stays: more log on rank 0, at times not before a later step."""
+        log on the last rank, and then those that it sends to stay with it (its pipeline). The first stays: more log on
+        rank 0, at times not before a later step."""
         said = {
             rank: any(s is not None and s.spoke for s in (p.stdout, p.stderr))
             for rank, p in self._job.rank_processes.items()
         }
         pairs = [(leader, double) for double, leader in equal.pairs() if double not in equal.own]
         last = dict(pairs)  # of several that log, one is enough
-        return frozenset(d for leader, d in pairs if said[leader] or not said[d] or d != last[leader])
+        gone = frozenset(d for leader, d in pairs if said[leader] or not said[d] or d != last[leader])
+        groups = [communicator.group.ranks for communicator in self._job.communicators.values()]
+        while needed := gone & equal.needed_by(groups, self._ranks - gone):
+            gone -= needed
+        return gone
 
     def _retire(self, process: SimProcess) -> None:
         """*process* has been traced long enough; nothing of its end is seen."""
