@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from torch.distributed.fsdp import fully_shard
 
 from distsim.debug.records import CallRecord, Group
 from distsim.report import Summary, print_summary, report_document
@@ -249,6 +250,34 @@ def test_out_of_memory_before_the_first_batch_blames_no_batch() -> None:
     (short,) = section["out_of_memory"]
     assert short["remedies"]
     assert not any("micro-batch" in remedy or "checkpoint" in remedy for remedy in short["remedies"])
+
+
+def shards_too_large() -> None:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    layer = torch.nn.Linear(1 << 12, 1 << 12, bias=False, device="cuda")
+    fully_shard(layer)
+    optimizer = torch.optim.Adam(layer.parameters(), foreach=False)
+    layer(torch.empty(4, 1 << 12, device="cuda")).sum().backward()
+    torch.empty(1 << 40, device="cuda", dtype=torch.uint8)
+    optimizer.step()
+
+
+def test_out_of_memory_knows_shards_and_what_an_optimizer_still_makes() -> None:
+    """A DTensor is a parameter, too; Adam without a step has two numbers a parameter to make, and the advice below the
+    diagnosis is not contradicted by it."""
+    outcome, section = ran(shards_too_large, check=False)
+    (short,) = section["out_of_memory"]
+    assert short["sharded"]
+    assert short["coming_gradients"] == 0
+    assert short["coming_optimizer"] == 2 * 4 * (1 << 24) // 2
+    assert "micro-batch" not in outcome.diagnoses[0].suggestion
+
+
+def test_cuda_on_a_cluster_without_gpus_says_which_has_some() -> None:
+    """Such a mistake is one of the command line, so the advice names a cluster."""
+    outcome = simulate(torch.cuda.set_device, "ethernet-cpu:1", (0,), nproc_per_node=1, check=False)
+    assert "--on dgx-h100:1" in outcome.diagnoses[0].suggestion
 
 
 def test_a_host_that_waits_for_its_kernels_is_not_stuck() -> None:

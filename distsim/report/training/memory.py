@@ -51,40 +51,66 @@ def shortage(short: OutOfMemory, training: Training) -> RenderableType:
 
 def remedies(short: OutOfMemory, training: Training) -> list[str]:
     """What would have fitted, from what was held; a sentence each."""
-    found = []
-    need = short.asked + max(short.allocated - RESERVE * short.capacity, short.reserved - short.capacity)
     held = short.held
-    activations = held["activations"] + short.asked
     states = held["parameters"] + held["gradients"] + held["optimizer"]
-    bound = "" if short.in_backward else " (and less once the rest of forward has run)"
-    trains = held["activations"] > 0 or training.steps > 0  # else what is asked for is none of a batch's
-    if trains and 0 < need < activations:
-        share = 1 - need / activations
-        found.append(
-            f"a micro-batch of at most {share:.0%} of this one{bound}: activations grow with it, "
-            f"{format_bytes(activations)} were held or asked for"
-        )
-        found.append(
-            "checkpointing (torch.utils.checkpoint): of a checkpointed block only its input is held, the rest is "
-            "computed again in backward"
-        )
-    elif trains and need >= activations:
-        found.append(f"no smaller micro-batch: without any activation {format_bytes(need - activations)} are too much")
+    found = _of_the_batch(short)
     ranks = training.num_gpus
     if states and ranks > 1 and not short.sharded:
-        spared = states - states // ranks
-        fits = "enough" if spared > need else "not enough alone"
-        found.append(
-            f"sharding (FSDP): parameters, gradients and optimizer state take {format_bytes(states)} on each rank, "
-            f"{format_bytes(states // ranks)} sharded over all {ranks}: {fits}"
-        )
+        found.append(_sharding(short, states, ranks))
     elif states and short.sharded and ranks > 1:
-        found.append(f"more ranks: the shards here take {format_bytes(states)}, over twice the ranks half")
-    if not held["optimizer"] and held["parameters"]:
+        alone = "" if states - states // 2 > short.missing else ": not enough alone"
+        found.append(f"more ranks: the shards here take {format_bytes(states)}, over twice the ranks half{alone}")
+    if held["parameters"] and short.coming_optimizer is None and not held["optimizer"]:
         found.append("an optimizer's state is not made yet: Adam's comes on top, two numbers a parameter")
+    elif short.coming_optimizer:
+        found.append(
+            f"{format_bytes(short.coming_optimizer)} of the optimizer's state, and of what it takes for a moment, were "
+            "still to come"
+        )
     if not short.missing:
         found.append("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: it is lost to fragments")
     return found
+
+
+def _of_the_batch(short: OutOfMemory) -> list[str]:
+    """What less of a batch would have spared."""
+    need = short.asked + max(short.allocated - RESERVE * short.capacity, short.reserved - short.capacity)
+    activations = short.held["activations"] + (short.asked if short.asked_as == "activations" else 0)
+    if activations and 0 < need < activations and short.asked_as == "activations":
+        share = 1 - need / activations
+        bound = "" if short.in_backward else " (and less once the rest of forward has run)"
+        return [
+            f"a micro-batch of at most {share:.0%} of this one{bound}: activations grow with it, "
+            f"{format_bytes(activations)} were held or asked for",
+            "checkpointing (torch.utils.checkpoint): of a checkpointed block only its input is held, the rest is "
+            "computed again in backward",
+        ]
+    states = short.held["parameters"] + short.held["gradients"] + short.held["optimizer"]
+    if activations:
+        said = f"no smaller micro-batch: of what was held or asked for only {format_bytes(activations)} are activations"
+    elif states and (short.asked_as == "optimizer" or short.held["gradients"]):
+        said = "no smaller micro-batch: no activations are held"
+    else:
+        return []  # what is asked for is none of a batch's
+    return [said]
+
+
+def _sharding(short: OutOfMemory, states: int, ranks: int) -> str:
+    """Whether all that training keeps, also what is not there yet, would have fitted in shards."""
+    coming = short.coming_gradients + (short.coming_optimizer or 0)
+    text = f"sharding (FSDP): parameters, gradients and optimizer state take {format_bytes(states)} on each rank"
+    if coming:
+        text += f" and {format_bytes(coming)} more that are still to come"
+    each = (states + coming) // ranks
+    text += f", {format_bytes(each)} sharded over all {ranks}: "
+    asked = 0 if short.asked_as == "optimizer" and short.coming_optimizer else short.asked
+    if each + short.allocated - states + asked > RESERVE * short.capacity:
+        return text + "not enough alone"
+    if short.coming_optimizer is None:
+        return text + "whether that is enough depends on the optimizer's state, which is not counted"
+    if not short.in_backward and short.asked_as == "activations":
+        return text + "whether that is enough depends on the activations still to come, which are not counted"
+    return text + "enough"
 
 
 def _parts(held: dict[str, int], total: int, most: int = 6) -> Table:

@@ -24,7 +24,8 @@
 - `gains[]`: what a step would take if something were better, estimated as gains.py says: `name, how, step_s`, the
   largest gain first
 - `out_of_memory[]`: ranks that raised torch.OutOfMemoryError: `ranks`, bytes `asked` for, `capacity`, `reserved`,
-  `allocated`, `missing`, `held` (by what it is for), `sharded` (parameters are shards), `in_backward`;
+  `allocated`, `missing`, `held` (by what it is for), `sharded` (parameters are shards), `in_backward`,
+  `asked_as` (one of the kinds of `held`), `coming_gradients`, `coming_optimizer`: bytes not there yet (null: unknown);
   `remedies[]`: one sentence each on what would have fitted
 - `unknown_reads[]`: `what, where, code, count`: the program read values that no simulation knows, so often on one rank,
   and got `placeholder`

@@ -105,6 +105,12 @@ class OutOfMemory:
     sharded: bool
     in_backward: bool
     """Or later: all activations are there."""
+    asked_as: str = "activations"
+    """What was asked for was for: one of `held`."""
+    coming_gradients: int = 0
+    """Not there yet."""
+    coming_optimizer: int | None = None
+    """Not made yet, its scratch memory included; None: nobody knows, or no optimizer is there."""
 
 
 @dataclass(slots=True)

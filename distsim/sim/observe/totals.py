@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch.multiprocessing import ProcessRaisedException
 
 from distsim.debug.records import P2P, CallRecord, Evidence
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.kinds import Kind
+from distsim.debug.words.phrases import ranks_text
 from distsim.sim.observe.gpu_tracks import GpuTracks
 from distsim.sim.observe.sureness import Sureness, step_interval
 from distsim.sim.observe.training import training_of
@@ -17,6 +21,7 @@ from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse, Outcome, Rank
 if TYPE_CHECKING:
     from distsim.sim.conditions import RunRequest
     from distsim.sim.isolation.process import SimProcess
+    from distsim.sim.observe.figures import Training
     from distsim.sim.world import World
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -53,6 +58,8 @@ def summing_up(
     training = training_of(world, ranks, request.tokens_per_step)
     if training is not None and (sure := step_interval(training, totals)) is not None:
         training.step_low_s, training.step_high_s = sure
+    if training is not None:
+        diagnoses = [_short_of_memory(diagnosis, training) for diagnosis in diagnoses]
     return Outcome(
         world_size=world.world_size,
         cluster=world.cluster.name if not isinstance(request.on, str) else request.on,
@@ -79,6 +86,15 @@ def summing_up(
         unseen=world.traced.unseen,
         interrupted=interrupted,
     )
+
+
+def _short_of_memory(told: Diagnosis, training: Training) -> Diagnosis:
+    """*told*, its suggestion the figures that the report has where memory was too small, and no guess beside them."""
+    short = {rank for found in training.out_of_memory for rank in found.ranks}
+    if told.kind is not Kind.RANK_RAISED or not short.issuperset(told.culprits):
+        return told
+    who = ranks_text(told.culprits)
+    return replace(told, suggestion=f"Let {who} need less: what would have fitted is below, at out of memory.")
 
 
 def _of_launcher(world: World) -> list[str]:

@@ -341,7 +341,17 @@ def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int,
             key = (*facts, tuple(short.held.items()))
             known = found.get(key)
             if known is None:
-                found[key] = OutOfMemory(like[process], *facts, {**short.held}, short.sharded, short.in_backward)
+                claims = short.claims
+                found[key] = OutOfMemory(
+                    like[process],
+                    *facts,
+                    {**short.held},
+                    claims.sharded,
+                    short.in_backward,
+                    short.asked_as,
+                    claims.gradients,
+                    claims.optimizer,
+                )
             else:
                 known.ranks += like[process]
     return list(found.values())

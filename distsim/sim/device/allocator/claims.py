@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from distsim.sim.device.allocator.ledger import ACTIVATIONS, COMMUNICATION, GRADIENTS, OPTIMIZER, OTHER, PARAMETERS, Tag
 
-__all__ = ["claim_all", "claim_buffers", "claim_of_optimizer", "tag_of"]
+if TYPE_CHECKING:
+    from distsim.sim.device.allocator.allocator import Allocator
+
+__all__ = ["Claims", "claim_all", "claim_buffers", "claim_of_optimizer", "tag_of"]
 
 
 def tag_of(tensor: Tensor) -> Tag | None:
@@ -51,17 +55,82 @@ def claim_buffers(tensors: Iterable[Tensor]) -> None:
             tag.kind = COMMUNICATION
 
 
-def claim_all() -> bool:
+@dataclass(slots=True)
+class Claims:
+    """What the tensors and optimizers of one GPU say of its memory."""
+
+    sharded: bool = False
+    """Some parameter is a part of a larger one (FSDP)."""
+    gradients: int = 0
+    """Bytes of gradients that are not there yet, where something trains."""
+    optimizer: int | None = None
+    """Bytes that optimizers are still to make, their scratch memory included; None: nobody knows, or there is none."""
+
+
+def claim_all(memory: Allocator) -> Claims:
     """Parameters, their gradients and optimizers' state, wherever they are: for a moment at which no optimizer has made
-    a step. Whether some parameter is a part of a larger one (FSDP)."""
-    sharded = False
+    a step. What is to come is that of *memory*."""
+    claims = Claims()
+    optimizers = []
     for found in gc.get_objects():
         kind = type(found)
-        if issubclass(kind, torch.nn.Parameter):
-            sharded = sharded or hasattr(found, "_local_tensor") or hasattr(found, "_is_flat_param")
+        if issubclass(kind, Tensor):
+            if not isinstance(found, torch.nn.Parameter):  # a DTensor may be one, which its class does not say
+                continue
+            mine = _of(memory, found)
+            if mine:
+                claims.sharded |= hasattr(found, "_local_tensor") or hasattr(found, "_is_flat_param")
             _claim(found, PARAMETERS)
             if found.grad is not None:
                 _claim(found.grad, GRADIENTS)
+            elif found.requires_grad:
+                claims.gradients += mine
         elif issubclass(kind, torch.optim.Optimizer):
-            claim_of_optimizer(found)
-    return sharded
+            optimizers.append(found)
+    for optimizer in optimizers:  # after the parameters, whose state is not one
+        claim_of_optimizer(optimizer)
+        coming = _to_come(memory, optimizer)
+        if coming is not None:
+            claims.optimizer = coming + (claims.optimizer or 0)
+    return claims
+
+
+def _of(memory: Allocator, tensor: Any) -> int:
+    """Bytes of *tensor* in *memory*."""
+    if not isinstance(tensor, Tensor):
+        return 0
+    local = getattr(tensor, "_local_tensor", tensor)
+    held = local.untyped_storage().__dict__.get("_distsim_held") if local.is_cuda else None
+    if held is None or held.block is None or held.device.memory is not memory:
+        return 0
+    return int(local.numel() * local.element_size())
+
+
+def _to_come(memory: Allocator, optimizer: Any) -> int | None:
+    """What *optimizer* has not made yet in *memory*; None: it updates nothing there, or nobody knows what it keeps."""
+    total, seen = 0, False
+    for group in optimizer.param_groups:
+        kept = _kept(optimizer, group)
+        for parameter in group["params"]:
+            nbytes = _of(memory, parameter)
+            if not nbytes:
+                continue
+            if kept is None:
+                return None
+            state = optimizer.state.get(parameter) or {}
+            made = sum(_of(memory, value) for value in state.values())
+            total += max(0, kept * nbytes - made)
+            seen = True
+    return total if seen else None
+
+
+def _kept(optimizer: Any, group: dict[str, Any]) -> int | None:
+    """Numbers for each of a parameter's that the *group* of *optimizer* keeps, and those it takes for a moment where it
+    updates all at once (`_multi_tensor_adam` of torch/optim/adam.py: a list of roots)."""
+    at_once = group.get("foreach") is not False and not group.get("fused")
+    decays = bool(group.get("weight_decay")) and not group.get("decoupled_weight_decay")
+    if isinstance(optimizer, torch.optim.Adam):  # AdamW is one
+        return 2 + bool(group.get("amsgrad")) + at_once + (at_once and decays)
+    if isinstance(optimizer, torch.optim.SGD):
+        return bool(group.get("momentum")) + (at_once and decays)
+    return None

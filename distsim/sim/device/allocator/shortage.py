@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from distsim.sim.device.allocator.allocator import Allocator
-from distsim.sim.device.allocator.claims import claim_all
+from distsim.sim.device.allocator.claims import Claims, claim_all
 
 __all__ = ["Shortage", "shortage"]
 
@@ -23,8 +23,9 @@ class Shortage:
     allocated: int
     held: dict[str, int]
     """Of the allocated: by what it was for (ledger.py)."""
-    sharded: bool
-    """Some parameter is a shard of a larger one."""
+    asked_as: str
+    """What was asked for was for (ledger.py)."""
+    claims: Claims
     in_backward: bool
 
     @property
@@ -35,13 +36,14 @@ class Shortage:
 
 def shortage(memory: Allocator, nbytes: int) -> Shortage:
     """*memory* has no room for *nbytes*."""
-    sharded = claim_all()
+    claims = claim_all(memory)
     return Shortage(
         nbytes,
         min(memory.capacity, memory.allowed),
         memory.reserved,
         memory.allocated,
         memory.ledger.now(),
-        sharded,
+        memory.ledger.kind,
+        claims,
         torch._C._current_graph_task_id() != -1,
     )
