@@ -27,7 +27,7 @@ from distsim.sim.device.cuda_api.ranks import (
 )  # fmt: skip
 from distsim.sim.device.cuda_api.streams import CUDA, CudaStreamBase, Stream, handle, make_current
 from distsim.sim.device.gpu import invalid_ordinal
-from distsim.sim.device.streams import current_device, current_stream, set_current_device
+from distsim.sim.device.streams import accelerators_of, current_device, current_stream, set_current_device
 from distsim.sim.isolation.process import RankTask
 
 __all__ = ["current_patches"]
@@ -70,6 +70,7 @@ def _exchange(task: RankTask, index: int) -> int:
     old = current_device(task)
     if index != old:
         if index >= visible_devices(task):
+            accelerators_of(task.process)
             raise invalid_ordinal()
         set_current_device(task, index)
     return old
@@ -77,6 +78,7 @@ def _exchange(task: RankTask, index: int) -> int:
 
 def _set_device(task: RankTask, index: int) -> None:
     if not 0 <= index < visible_devices(task):
+        accelerators_of(task.process)  # says so where the cluster has none
         raise invalid_ordinal()
     accelerators(task).begin_work()
     set_current_device(task, index)
