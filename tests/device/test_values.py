@@ -301,3 +301,24 @@ def resized() -> list[float]:
 def test_a_storage_that_is_resized_keeps_what_fits() -> None:
     """As on a GPU, where its bytes are copied to the new memory."""
     assert on_gpu(resized, data="real").results == [[0.0, 1.0]]
+
+
+def packed(device: str) -> tuple[list[float], list[int]]:
+    """A packed LSTM's gradient of its input, and the lengths that come back."""
+    torch.manual_seed(0)
+    layer, x = nn.LSTM(4, 8, batch_first=True).to(device), torch.randn(3, 5, 4).to(device).requires_grad_()
+    rows = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 5, 2]), batch_first=True, enforce_sorted=False)
+    assert not rows.batch_sizes.is_cuda
+    out, lengths = nn.utils.rnn.pad_packed_sequence(layer(rows)[0], batch_first=True)
+    out.sum().backward()
+    assert x.grad is not None
+    return x.grad.flatten().tolist(), lengths.tolist()
+
+
+def test_sequences_are_packed_by_lengths_of_the_host() -> None:
+    """torch wants lengths on the CPU beside rows on a GPU; the gradient of an LSTM over them is that of a CPU."""
+    (found,) = on_gpu(packed, "cuda", data="real").results
+    wanted = packed("cpu")
+    assert found[0] == pytest.approx(wanted[0], abs=1e-6)
+    assert found[1] == wanted[1] == [3, 5, 2]
+    assert on_gpu(packed, "cuda").results[0][1] == [3, 5, 2]

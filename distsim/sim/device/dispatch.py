@@ -232,7 +232,8 @@ class ComputeMode(TorchDispatchMode):
             if type(out) is Made:
                 if known and values.keeps(out.numel, out.dtype):
                     found = parts[i] if i < len(parts) else None
-                    values.know(part, _zeros(out) if found is None else found, guess)
+                    value = torch.zeros(out.size, dtype=out.dtype, device="cpu") if found is None else found
+                    values.know(part, value, guess)
         if known:
             if guess:
                 for path in plan.written:
@@ -366,10 +367,6 @@ def _gpu_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | Non
     return None
 
 
-def _zeros(out: Made) -> Tensor:
-    return torch.zeros(out.size, dtype=out.dtype, device="cpu")
-
-
 def _look(value: Any) -> Any:
     if isinstance(value, Tensor) and value.is_cuda:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
@@ -391,7 +388,7 @@ def _classify(func: Any) -> int:
         raise NotSimulated(f"{func} on CUDA tensors", "write it with plain torch operators")
     if func in _ALIASES:
         return VIEW
-    if func.namespace in _REGISTERED:
+    if func.namespace in _REGISTERED or func is aten._pack_padded_sequence.default:  # lengths are the host's
         return PASSED
     if func.namespace == "fsdp" and func.has_kernel_for_dispatch_key(DispatchKey.CUDA):
         return PYTHON  # what they copy, and into what, they say themselves
