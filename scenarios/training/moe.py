@@ -165,15 +165,18 @@ class LatentAttention(nn.Module):
 
 
 args = options("a mixture of experts", DEEPSEEK_V3, does=("pp", "vpp", "ep"), archs=("llama",))
-small = (4 * args.ep, 2, args.hidden, args.hidden)
-args.experts, args.top_k, args.expert_ffn, args.common_ffn = PUBLISHED.get(args.hidden, small)
+other = (8, 2, args.hidden, args.hidden)  # as many as Mixtral 8x7B has, and of a token, whatever --ep is
+experts, args.top_k, args.expert_ffn, args.common_ffn = PUBLISHED.get(args.hidden, other)
+args.experts = args.experts or experts
 published = args.hidden in PUBLISHED
 args.nope = 128 if published else args.hidden // args.heads
 args.rope = args.nope // 2
 args.q_latent, args.kv_latent = (1536, 512) if published else (args.hidden // 2, args.hidden // 4)
 dense_layers = 3 if args.layers == 61 else 1
 if args.experts % args.ep:
-    refuse(f"--ep {args.ep} does not divide the {args.experts} experts")
+    refuse(f"--ep {args.ep} does not divide the {args.experts} experts; --experts says how many the model has")
+if args.experts < args.top_k:
+    refuse(f"--experts {args.experts} is fewer than the {args.top_k} of a token")
 
 device = start()
 mesh = init_device_mesh(device.type, (args.pp, args.dp), mesh_dim_names=("pp", "dp"))
@@ -187,6 +190,14 @@ def block(args, number, tp, where):
     feed_forward = FeedForward(args, tp, **where) if dense else Experts(args, ep, where)
     return Block(args, LatentAttention(args, where), feed_forward, tp, **where)
 
+
+if dist.get_rank() == 0:
+    print(
+        f"model: {args.layers} layers, {min(dense_layers, args.layers)} of them dense, hidden {args.hidden}; "
+        f"{args.experts} experts a layer, {args.expert_ffn} wide, {args.top_k} of a token; "
+        f"{args.experts // args.ep} of them a rank (--ep {args.ep})",
+        flush=True,
+    )
 
 torch.manual_seed(mesh.get_local_rank("pp"))
 pipeline = Pipeline(args, pp, ALONE, device, lambda number, stages: Stage(args, number, stages, ALONE, device, block))

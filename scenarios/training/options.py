@@ -68,6 +68,8 @@ def options(
     shape.add_argument("--ffn", type=_positive, help="width of the feed-forward layer (default: 4 * hidden)")
     shape.add_argument("--vocab", type=_positive)
     shape.add_argument("--arch", choices=archs, help="default: what the shape says, see _arch() in options.py")
+    if "ep" in does:
+        shape.add_argument("--experts", type=_positive, help="of a layer (default: the published of --hidden, or 8)")
     batch = parser.add_argument_group("the batch")
     batch.add_argument("--seq", type=_positive, help="tokens of a sequence")
     batch.add_argument("--mbs", type=_positive, default=mbs, help="sequences of a micro-batch")

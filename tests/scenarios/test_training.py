@@ -187,6 +187,28 @@ def test_a_ring_of_keys_is_attention(tmp_path: Path) -> None:
     assert ran.exit_code == 0
 
 
+MIXTURE = ("--layers", "2", "--hidden", "64", "--heads", "4", "--vocab", "128", "--seq", "16", "--steps", "1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--ep", "1"), "; 8 experts a layer, "),
+        (("--ep", "2"), "; 8 experts a layer, "),
+        (("--ep", "2", "--experts", "6"), "; 6 experts a layer, "),
+    ],
+)
+def test_a_mixture_is_the_same_model_however_it_is_spread(
+    flags: tuple[str, ...], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The number of experts is that of the model, not of --ep, and a line says it."""
+    program = str(FOLDER / "moe.py")
+    ran = run_program(RunRequest(program=program, args=(*MIXTURE, *flags), on="ethernet-cpu:1", nproc_per_node=2))
+    assert ran.exit_code == 0
+    assert says in capfd.readouterr().out
+
+
 def _program(folder: Path, text: str) -> str:
     path = folder / "program.py"
     path.write_text(f"import sys\nsys.path.insert(0, {str(FOLDER)!r})\n{text}")
