@@ -71,3 +71,16 @@ def test_the_host_alone_has_no_kernels(tmp_path: Path) -> None:
     results, trace = run(ALL[:1], tmp_path)
     assert not any(on_gpu for events, *_ in results for _, on_gpu, *_ in events)
     assert {event.get("cat") for event in trace} <= {"cpu_op", "user_annotation"}
+
+
+def stacks(path: str) -> None:
+    with profile(activities=ALL, with_stack=True, profile_memory=True) as seen:
+        torch.ones(4, device="cuda").add(1)
+    seen.export_stacks(path, "self_cuda_time_total")
+
+
+def test_what_a_profile_has_not_is_said(tmp_path: Path) -> None:
+    """Stacks and memory that were asked for are missing by name."""
+    notes = distsim.simulate(stacks, "dgx-h100:1", (str(tmp_path / "stacks"),), nproc_per_node=1).notes
+    for asked in ("with_stack=True", "profile_memory=True"):
+        assert any(asked in note for note in notes)

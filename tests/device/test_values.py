@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -322,3 +323,17 @@ def test_sequences_are_packed_by_lengths_of_the_host() -> None:
     assert found[0] == pytest.approx(wanted[0], abs=1e-6)
     assert found[1] == wanted[1] == [3, 5, 2]
     assert on_gpu(packed, "cuda").results[0][1] == [3, 5, 2]
+
+
+def saved(path: str, through_host: bool) -> None:
+    unknown = torch.randn(1 << 16, device="cuda") * 2
+    torch.save(unknown.cpu() if through_host else unknown, path)
+
+
+@pytest.mark.parametrize("through_host", [False, True])
+def test_a_file_without_holes_is_said_to_have_none(through_host: bool, tmp_path: Path) -> None:
+    """A GPU's tensor leaves a hole; a copy on the host has placeholders that take room, and the report says so."""
+    path = tmp_path / "saved"
+    outcome = on_gpu(saved, str(path), through_host)
+    assert (path.stat().st_blocks * 512 >= 1 << 18) == through_host
+    assert any("is written whole" in note for note in outcome.notes) == through_host

@@ -203,6 +203,13 @@ def _argument_shapes(name: str, record: CallRecord) -> list[list[int]]:
     return shapes
 
 
+_NOT_RECORDED = {
+    "with_stack": "export_stacks writes an empty file, and traces have no Python frames",
+    "profile_memory": "tables have no CUDA Mem; see torch.cuda.memory_stats(), and the report for the peak",
+}
+"""What a profile may be asked for beside time, and has not."""
+
+
 def profiler_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) of the C++ profiler's entrances."""
     real_prepare, real_enable = torch_profiler._prepare_profiler, torch_profiler._enable_profiler
@@ -219,6 +226,9 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
         process = current_process()
         if process is not None:  # the C++ object made here does not tell
             process.notes.profile_with_shapes = bool(self.record_shapes)
+            for asked, lacks in _NOT_RECORDED.items():
+                if getattr(self, asked, False):
+                    process.world.note(f"torch.profiler: {asked}=True is not simulated: {lacks}")
         return real_config(self, *args, **kwargs)
 
     @functools.wraps(real_prepare_backward)

@@ -117,6 +117,14 @@ def _write(writer: Any, name: str, data: Any, size: int) -> None:
     if size >= _SPARSE and isinstance(data, UntypedStorage) and "_distsim_unknown" in data.__dict__:
         writer.write_record_metadata(name, size)
     else:
+        task = current_task()
+        if size >= _SPARSE and task is not None and task.process.accelerators is not None:
+            values = task.process.accelerators.values
+            if task.process.accelerators.used and not values.everything:
+                task.world.note(
+                    "torch.save: what was copied to the host first (DCP does so) is written whole, with placeholders "
+                    "where nobody knows the values; only a GPU's own tensors leave holes"
+                )
         _write_record(writer, name, data, size)
 
 
