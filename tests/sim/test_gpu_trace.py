@@ -160,3 +160,21 @@ def test_a_late_rank_is_followed() -> None:
         ("compute", "sum"): 2.0,
         ("host", "nothing was launched"): 1.0,
     }
+
+
+def counting() -> None:
+    """Operators on the host between others on a GPU, as Adam's step numbers are."""
+    x, count = torch.zeros(8, device="cuda"), torch.zeros(1)
+    for _ in range(4):
+        x += 1
+        count += 1
+
+
+def test_a_hosts_operators_come_one_after_another(tmp_path: Path) -> None:
+    """One lies before the next, or within it: none begins inside another and ends after it."""
+    outcome = simulate(counting, "dgx-h100:1", nproc_per_node=1)
+    write_trace(outcome, f"{tmp_path}/")
+    events = json.loads((tmp_path / "rank0.json").read_text())["traceEvents"]
+    spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") == "cpu_op")
+    assert len(spans) >= 8
+    assert all(one[1] <= other[0] + 1e-3 for one, other in itertools.pairwise(spans))

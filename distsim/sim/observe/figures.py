@@ -32,6 +32,7 @@ class KernelSlice:
     name: str
     kind: str
     launched_s: float
+    """When the host went on, what it launched was under way."""
     host_s: float
     """What the host spent on it before that."""
     records: tuple[CallRecord, ...] = ()

@@ -39,7 +39,7 @@ class GpuTracks(Mapping[int, list[GpuTrack]]):
 
 
 def _track(device: Device, steps: list[tuple[float, float]]) -> GpuTrack:
-    host_s = device.model.host_op_s
+    host_s, launch_s = device.model.host_op_s, device.model.launch_s
     slices = []
     for stream, item in device.timeline.done:
         if item.begun_s is None or item.ended_s is None:
@@ -47,7 +47,8 @@ def _track(device: Device, steps: list[tuple[float, float]]) -> GpuTrack:
         if isinstance(item, Comm):
             facts: tuple[Any, ...] = ("", "", item.launched_s, host_s, tuple(item.records))
         else:
-            facts = (operator_name(item.name), item.kind, item.launched_s, host_s)
+            at_s = item.launched_s - launch_s  # the host goes on while the launch is under way
+            facts = (operator_name(item.name), item.kind, at_s, host_s)
         slices.append(KernelSlice(stream, item.begun_s, item.ended_s, *facts))
     slices.sort(key=lambda piece: (piece.begun_s, piece.stream))
     return GpuTrack(device.index, [stream.name for stream in device.streams], slices, steps)
