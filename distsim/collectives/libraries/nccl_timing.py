@@ -131,13 +131,14 @@ class NcclTiming:
         if nodes <= 2 or self._of(self.net, f"message_{proto}") * 1e-6 < hop_s:
             return step(machine)
         counts = [*range(2, min(nodes, 33)), *(nodes * place // 32 for place in range(1, 32)), nodes]
-        return max(
+        slowest: float = max(
             step(replace(machine, num_nodes=count, num_ranks=int(per_node * count)))
             * (count - 1 / per_node)
             / (nodes - 1 / per_node)
             for count in counts
             if count >= 2
         )
+        return slowest
 
     def rendezvous_s(self, machine: Machine, nbytes: float, per_channel: float, parts: int) -> float:
         """What an LL message between nodes costs beyond a hop where it is too long for the provider to send unasked: a
