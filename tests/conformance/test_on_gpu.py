@@ -75,7 +75,7 @@ OTHERWISE = {
     r"(stacked|scalar)( error|\b).*|(into )?too small": "NCCL compares numbers of elements, not shapes",
     r"torch\.complex\d+( error|\b).*": "NCCL gathers complex numbers as pairs",
     r"works": "a batch is one work",
-    r"late|completed|(gather|scatter) completed": "whether a kernel has run by the time that the host asks",
+    r"late|completed(\[\d\])?|(gather|scatter) completed": "whether a kernel has run by the time that the host asks",
 }
 """Answers that differ, by their names, and why."""
 
