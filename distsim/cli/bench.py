@@ -190,7 +190,8 @@ def run(args: argparse.Namespace) -> int:
         ranks=slots,
         notes=_notes(args) + _fluid(args, rows) + _assumed(args, cluster, rows),
         sizes=f"minBytes {sizes[0]} maxBytes {sizes[-1]} {stepping}",
-        cluster=f"{cluster.name} ({num_nodes} node{'s' if num_nodes != 1 else ''}, {len(slots)} ranks, NCCL {version})",
+        cluster=f"{cluster.name} ({num_nodes} node{'s' if num_nodes != 1 else ''}, {len(slots)} ranks, "
+        f"{cluster.nccl.library.upper()} {version})",
     )
     print("\n".join(lines))
     return 0
@@ -206,8 +207,11 @@ def _interval(row: Any) -> dict[str, Any]:
 
 def _assumed(args: argparse.Namespace, cluster: Any, rows: list[Any]) -> list[str]:
     """The software that was assumed, and what the intervals are of."""
+    from distsim.calibration.logs.folder import strange_release
+
     facts = cluster.nccl
-    notes = []
+    strange = strange_release(args.nccl_version or facts.version) if facts.library == "nccl" else None
+    notes = [strange] if strange and cluster.node.num_gpus else []
     if facts.plugin or facts.settings or cluster.variant:
         variant = f" (variant {cluster.variant})" if cluster.variant else ""
         notes.append(f"software assumed: {facts.software}{variant}")

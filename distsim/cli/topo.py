@@ -14,7 +14,8 @@ __all__ = ["add_parser"]
 
 _DESCRIPTION = "List the clusters that come with distsim, or show one: its links, a node, the fabric."
 _CLUSTER_HELP = (
-    "a preset with a number of nodes (dgx-h100:4), a cluster TOML, an NCCL topology XML, "
+    "a preset with a number of nodes (dgx-h100:4), or a variant of its software (polaris:setup5:8), a cluster TOML, "
+    "an NCCL topology XML, "
     "a networkx node-link JSON or an ASTRA-sim network YAML"
 )
 
@@ -70,7 +71,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from distsim.cluster import load_cluster
+    from distsim.cluster import load_cluster, preset_names, preset_variants
 
     cluster = load_cluster(args.cluster)
     if args.graphml:
@@ -98,7 +99,9 @@ def _show(args: argparse.Namespace) -> int:
         from distsim.cluster.show.render import render_cluster
         from distsim.debug.report.console import Console
 
-        Console().print(render_cluster(cluster))
+        preset = args.cluster.partition(":")[0]
+        variants = preset_variants(preset) if preset in preset_names() else {}
+        Console().print(render_cluster(cluster, variants))
     return 0
 
 

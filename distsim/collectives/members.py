@@ -138,6 +138,12 @@ class Members:
         return [_spread(gates, min(count, _MAX_GATES)) for gates in every]
 
     @cached_property
+    def streams(self) -> int:
+        """Transfers side by side that a ring or a tree of the group is made of: one a way out of a node; inside a
+        node, where NCCL's channels are at least as many as GPUs, one a member."""
+        return max(len(self.gates[0]) if len(self.domains) > 1 else 1, self.per_domain)
+
+    @cached_property
     def num_nics(self) -> int:
         """NICs that the members of the domain with fewest can use."""
         pairs = [{(self.host[m], rail) for m in domain for rail in self.rails(m)} for domain in self.domains]
@@ -154,11 +160,12 @@ class Members:
         self,
         src: Picked,
         dst: Picked,
-        rails: Sequence[int | None] | None = None,
+        rails: Picked | None = None,
     ) -> Ways:
-        """The links between many pairs of members, by the NICs *rails* at both ends where they leave a node."""
+        """The links between many pairs of members, by the NICs *rails* (-1: whichever) at both ends where they leave a
+        node."""
         a, b = self._places[np.asarray(src, dtype=np.int64)], self._places[np.asarray(dst, dtype=np.int64)]
-        forced = np.full(len(a), -1) if rails is None else np.array([-1 if rail is None else rail for rail in rails])
+        forced = np.full(len(a), -1) if rails is None else np.array(rails, dtype=np.int64)
         if rails is not None:
             forced[~self.leaves_domain(src, dst)] = -1
         rows = self.cluster.routes(a, b, self.key, forced)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Cost", "Loads", "Message", "Phase", "Plan"]
+__all__ = ["NOTHING", "Cost", "Loads", "Message", "Phase", "Plan"]
 
 INFINITY = float("inf")
 
@@ -20,6 +20,10 @@ class Loads:
 
     links: NDArray[np.int64]
     weights: NDArray[np.float64]
+
+
+NOTHING = Loads(np.zeros(0, dtype=np.int64), np.zeros(0))
+"""No load on any link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,18 @@ class Phase:
     progress_bytes: float
     cap_bytes_per_s: float = INFINITY
     latency_s: float = 0.0
+    streams: float = 1.0
+    """How many transfers side by side it is made of: where a link is too narrow, each has a share of its own."""
+    then: tuple[Phase, ...] = ()
+    """Begin side by side when this one's last byte is there; it is over when they are."""
+
+    def alone_s(self, capacity: NDArray[np.float64]) -> float:
+        """How long it takes where nothing else uses its links."""
+        rate = self.cap_bytes_per_s
+        if len(self.loads.links):
+            rate = min(rate, float((capacity[self.loads.links] / self.loads.weights).min()))
+        alone_s = self.latency_s + (self.progress_bytes / rate if self.progress_bytes else 0.0)
+        return alone_s + max((phase.alone_s(capacity) for phase in self.then), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +85,8 @@ class Message:
     after: tuple[int, ...] = ()
     """Positions in the list of messages, all smaller than this one's."""
     queue: tuple[int, int, int] | None = None
+    streams: float = 1.0
+    """Shares that it has of a link that is too narrow; see `Phase`."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +105,5 @@ class Plan:
         """How long it takes where nothing else uses its links."""
         total = self.floor_s
         for phase in self.phases:
-            rate = phase.cap_bytes_per_s
-            if len(phase.loads.links):
-                rate = min(rate, float((capacity[phase.loads.links] / phase.loads.weights).min()))
-            total += phase.latency_s + (phase.progress_bytes / rate if phase.progress_bytes else 0.0)
+            total += phase.alone_s(capacity)
         return total

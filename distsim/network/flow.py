@@ -15,7 +15,7 @@ class Flow:
     `max_min_rates`).
 
     No link may appear twice. *cap_bytes_per_s* bounds the rate; *done* is called when the last byte has
-    left.
+    left. Of a link that is too narrow a flow has as many shares as *streams* it is made of.
     """
 
     __slots__ = (
@@ -29,6 +29,7 @@ class Flow:
         "remaining_bytes",
         "shares",
         "since_s",
+        "streams",
         "version",
         "weights",
         "wish",
@@ -41,12 +42,14 @@ class Flow:
         progress_bytes: float,
         cap_bytes_per_s: float,
         done: Callable[[], None],
+        streams: float = 1.0,
     ) -> None:
         self.links = links
         self.weights = weights
         self.remaining_bytes = progress_bytes
         self.cap_bytes_per_s = cap_bytes_per_s
         self.done = done
+        self.streams = streams
         self.number = -1
         self.rate = 0.0
         self.since_s = 0.0

@@ -10,7 +10,7 @@ import simpy
 from numpy.typing import NDArray
 
 from distsim.cluster import Cluster
-from distsim.collectives import Compiler, Plan
+from distsim.collectives import Compiler, Phase, Plan
 from distsim.errors import UsageError
 from distsim.network.answers import LinkBusy, Statistics, Timing, Transfer
 from distsim.network.engine import FluidEngine, detour
@@ -190,7 +190,7 @@ class FluidNetwork:
 class _FluidRun:
     """A plan under way: floor, then each phase's flow and latency."""
 
-    __slots__ = ("done", "flow", "make", "network", "num_begun", "plan", "start_s")
+    __slots__ = ("done", "flows", "make", "network", "num_over", "plan", "start_s")
 
     def __init__(self, network: FluidNetwork, make: Callable[[], Plan], done: simpy.Event) -> None:
         self.network = network
@@ -198,46 +198,74 @@ class _FluidRun:
         self.plan = make()
         self.done = done
         self.start_s = network.env.now
-        self.num_begun = 0
-        """Phases that have begun."""
-        self.flow: Flow | None = None
+        self.num_over = 0
+        """Phases that are over."""
+        self.flows: dict[Flow, tuple[int, ...]] = {}
+        """Under way: each by where its phase is in the plan, a place in `phases` and in `then`, `then`, ..."""
         network.runs[self] = None
         after(network.env, self.plan.floor_s, self._next)
 
     def lead_anew(self) -> None:
-        """The phase under way, and those to come, as they would be planned now."""
+        """The phases under way, and those to come, as they would be planned now."""
         plan = self.make()
-        if len(plan.phases) != len(self.plan.phases):
+        if plan.algo != self.plan.algo or len(plan.phases) != len(self.plan.phases):
             return  # another algorithm: this one is not left in the middle
         self.plan = plan
-        if self.flow is not None:
-            loads = plan.phases[self.num_begun - 1].loads
+        for flow, where in self.flows.items():
+            loads = self._phase(where).loads
             links, weights = detour(loads.links, loads.weights, self.network._instead)
-            self.network.engine.move(self.flow, links, weights)
+            self.network.engine.move(flow, links, weights)
+
+    def _phase(self, where: tuple[int, ...]) -> Phase:
+        phase = self.plan.phases[where[0]]
+        for place in where[1:]:
+            phase = phase.then[place]
+        return phase
 
     def _next(self) -> None:
         plan = self.plan
         network = self.network
-        if self.num_begun == len(plan.phases):
+        if self.num_over == len(plan.phases):
             del network.runs[self]
             self.done.succeed(Timing(self.start_s, network.env.now, plan.algo, plan.proto, plan.channels))
             return
-        phase = plan.phases[self.num_begun]
-        self.num_begun += 1
+        self.num_over += 1
+        self._begin((self.num_over - 1,), self._next)
+
+    def _begin(self, where: tuple[int, ...], over: Callable[[], None]) -> None:
+        """The phase at *where*, and *over* when it is."""
+        network, phase = self.network, self._phase(where)
         loads = phase.loads
         latency_s = phase.latency_s + network.extra_latency_s(loads.links)
 
         def drained() -> None:
-            self.flow = None
-            after(network.env, latency_s, self._next)
+            self.flows.pop(flow, None)
+            after(network.env, latency_s, lambda: self._split(where, over))
 
+        flow = network.by_detour(
+            Flow(loads.links, loads.weights, phase.progress_bytes, phase.cap_bytes_per_s, drained, phase.streams)
+        )
         if phase.progress_bytes <= 0.0:
             drained()
             return
-        self.flow = network.by_detour(
-            Flow(loads.links, loads.weights, phase.progress_bytes, phase.cap_bytes_per_s, drained)
-        )
-        network.engine.start(self.flow)
+        self.flows[flow] = where
+        network.engine.start(flow)
+
+    def _split(self, where: tuple[int, ...], over: Callable[[], None]) -> None:
+        """The phase at *where* has moved its last byte: those behind it begin."""
+        left = len(self._phase(where).then)
+        if not left:
+            over()
+            return
+
+        def one_over() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                over()
+
+        for place in range(left):
+            self._begin((*where, place), one_over)
 
 
 def after(env: simpy.Environment, delay_s: float, call: Callable[[], None]) -> None:

@@ -7,9 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["max_min_rates"]
+__all__ = ["distinct", "max_min_rates"]
 
 _CLOSE = 1.0 + 1e-9
+
+
+def distinct(links: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Each of *links* once, in order; they are below *count*."""
+    if 16 * len(links) < count:
+        return np.unique(links)
+    there = np.zeros(count, dtype=bool)
+    there[links] = True
+    return np.flatnonzero(there)
 
 
 def max_min_rates(
@@ -28,7 +37,8 @@ def max_min_rates(
     num_flows = len(caps)
     rates = np.zeros(num_flows)
     rows = np.repeat(np.arange(num_flows), counts)
-    used, entries = np.unique(links, return_inverse=True)
+    used = distinct(links, len(capacity))
+    entries = np.searchsorted(used, links) if 16 * len(links) < len(capacity) else _places(used, len(capacity))[links]
     room = capacity[used].astype(np.float64, copy=True)
     num_links = len(used)
     rising = np.ones(num_flows, dtype=bool)
@@ -53,3 +63,10 @@ def max_min_rates(
         stays = ~leaves
         live_rows, live_links, live_weights = live_rows[stays], live_links[stays], live_weights[stays]
     return rates
+
+
+def _places(used: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """The place in *used* of each link that is there."""
+    places = np.zeros(count, dtype=np.int64)
+    places[used] = np.arange(len(used))
+    return places

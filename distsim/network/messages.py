@@ -105,7 +105,14 @@ class _MessageRun:
     def _send(self, index: int) -> None:
         message = self._messages[index]
         links, weights = self._way(message)
-        flow = Flow(links, weights, message.nbytes, message.cap_bytes_per_s, lambda: self._left_sender(index))
+        flow = Flow(
+            links,
+            weights,
+            message.nbytes,
+            message.cap_bytes_per_s,
+            lambda: self._left_sender(index),
+            message.streams,
+        )
         self._flows[index] = flow
         self._engine.start(flow)
 

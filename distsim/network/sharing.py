@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.network.flow import Flow
-from distsim.network.max_min import max_min_rates
+from distsim.network.max_min import distinct, max_min_rates
 
 __all__ = ["Sharing"]
 
@@ -82,13 +82,13 @@ class Sharing:
         """Those out of *flows* (all that are under way) whose rate may have changed, and their rates."""
         if not self._changed:
             return
-        changed = np.unique(np.concatenate(self._changed))
+        changed = distinct(np.concatenate(self._changed), len(self.capacity))
         self._changed.clear()
         before, now = self._over[changed], self._wanted[changed] > self.capacity[changed] * _FULL
         self._over[changed] = now
         unsettled = self._entering
         self._entering = {}
-        islands = set(np.unique(self._island_of[changed]).tolist())
+        islands = set(self._island_of[changed].tolist())
         if (now & ~before).any():  # flows that have crossed these links all the while share them now
             newly = np.zeros(len(self.capacity), dtype=bool)
             newly[changed[now & ~before]] = True
@@ -107,7 +107,7 @@ class Sharing:
             over = self._over[flow.links]
             if over.any():
                 flow.shares = True
-                bound[number] = flow.links[over], flow.weights[over]
+                bound[number] = flow.links[over], flow.weights[over] * flow.streams
                 self._place(flow, bound[number][0])
             else:
                 flow.shares, flow.island = False, 0
@@ -115,11 +115,13 @@ class Sharing:
         for island in sorted({unsettled[number].island for number in bound}):
             members = self._islands[island]
             entries = [bound[number] for number in members]
+            # Rates of a stream rise together, so each flow is reckoned by one of its streams.
+            streams = np.array([flow.streams for flow in members.values()])
             rates = max_min_rates([len(links) for links, _ in entries], np.concatenate([links for links, _ in entries]),
                 np.concatenate([weights for _, weights in entries]),
-                np.array([flow.wish for flow in members.values()]),
+                np.array([flow.wish for flow in members.values()]) / streams,
                 self.capacity)  # fmt: skip
-            yield from zip(members.values(), rates.tolist(), strict=True)
+            yield from zip(members.values(), (rates * streams).tolist(), strict=True)
 
     def _place(self, flow: Flow, links: NDArray[np.int64]) -> None:
         """Into the island of its overloaded *links*; those that it connects are one from now on."""

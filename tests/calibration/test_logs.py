@@ -153,6 +153,7 @@ LINE = table_line("all_reduce", 8, 1 << 20, 60.0)
     [
         (log("all_reduce", TIMES).replace(LINE, LINE[:90]), ":20: left out: the line is cut (10 of 13 columns)"),
         (log("all_reduce", TIMES).replace(LINE, LINE.replace("  60.00", "  6o.00")), "a figure that is no number"),
+        (log("all_reduce", TIMES).replace(LINE, LINE.replace("  60.00", "    inf")), "no number (inf or nan)"),
         (
             log("all_reduce", TIMES).replace(LINE, table_line("all_reduce", 8, 1 << 20, 60.0, wrong="7")),
             ":20: left out: 1048576 bytes came with 14 wrong values",
@@ -167,6 +168,7 @@ LINE = table_line("all_reduce", 8, 1 << 20, 60.0)
             ": left out: named all_gather, but its busbw is 1.75 times algbw on 8 ranks, as that of all_reduce",
         ),
         (log("all_reduce", TIMES).replace(" time ", " cputime "), ": left out: it has the CPU's time (-C 1)"),
+        (log("all_reduce", TIMES).replace("   busbw", ""), ": left out: its table has no column busbw"),
         (log("all_reduce", TIMES, named=False), ": left out: it does not name its operation: put that into the file's"),
         (log("all_reduce", TIMES).replace("Rank", "Rnk"), ": left out: no '# Rank' line: on how many GPUs"),
         (log("all_reduce", TIMES).replace("#  Rank  3", "#  Rnk 3"), ": left out: of 8 ranks 7 have a '# Rank' line"),
@@ -179,7 +181,9 @@ LINE = table_line("all_reduce", 8, 1 << 20, 60.0)
         (log("all_reduce", TIMES, options="agg iters: 1 graph: 20"), ": left out: it ran as a CUDA graph (-G)"),
         (log("all_reduce", TIMES, nodes=2).replace("node1 device  7", "node2 device  7"), "unequal numbers of GPUs"),
     ],
-    ids=str.split("cut torn wrong ms us factor cpu unnamed ranks lost twice one empty mixed groups agg graph uneven"),
+    ids=str.split(
+        "cut torn inf wrong ms us factor cpu column unnamed ranks lost twice one empty mixed groups agg graph uneven"
+    ),
 )
 def test_what_is_left_out_is_one_line(text: str, said: str, tmp_path: Path) -> None:
     """Which file, which line, what is wrong."""

@@ -252,7 +252,7 @@ def test_every_key_of_every_fabric_changes_a_result(kind: str, name: str, annota
 UNREAD: dict[type[Any], set[str]] = {
     CpuModel: {"loopback_bytes_per_s"},  # the loopback wires have it
     GpuModel: set(),
-    NodeModel: {"nvlinks_per_gpu", "nvlink_spec_bytes_per_s"},  # the wires have what comes of them
+    NodeModel: {"nvlinks_per_gpu"},  # the wires have what comes of them
     NcclFacts: set(),
 }
 """Said in `topo show --json` for people and other programs; what they come of changes routes."""

@@ -166,6 +166,7 @@ def test_a_file_may_change_a_preset_in_part(tmp_path: Path) -> None:
 VARIANTS = """
 base = "dgx-h100"
 name = "mine"
+description = "HGX"
 variant = "plain"
 [variants.plain]
 description = "InfiniBand"
@@ -185,8 +186,8 @@ def test_a_variant_is_named_behind_the_cluster(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(VARIANTS)
     usual, slow = load_cluster(f"{path}:2"), load_cluster(f"{path}:slow:2")
-    assert (usual.name, usual.variant, usual.description, usual.nccl.net) == ("mine", "plain", "InfiniBand", "ib")
-    assert (slow.name, slow.variant, slow.description, slow.nccl.net) == ("mine:slow", "slow", "sockets", "tcp")
+    assert (usual.name, usual.variant, usual.description, usual.nccl.net) == ("mine", "plain", "HGX; InfiniBand", "ib")
+    assert (slow.name, slow.variant, slow.description, slow.nccl.net) == ("mine:slow", "slow", "HGX; sockets", "tcp")
     assert (usual.num_nodes, slow.num_nodes, load_cluster(f"{path}:slow").num_nodes) == (2, 2, 1)
     assert slow.nccl.software == "NCCL 2.18.3, none at all, NCCL_IB_DISABLE=1"
     again = tmp_path / "again.toml"

@@ -187,7 +187,7 @@ def test_every_preset_says_what_was_measured() -> None:
         if not cluster.node.num_gpus:
             continue
         assert cluster.measured, name
-        assert cluster.measured.startswith("nothing") != (name in on), name
+        assert cluster.measured.startswith("nothing") != (name in on or bool(cluster.errors)), name
 
 
 def test_amd_has_its_own_library() -> None:

@@ -47,6 +47,20 @@ def test_a_cluster_as_text(
     assert_golden(GOLDEN / f"show_{name.replace(':', '_')}_{width}.txt", lines)
 
 
+def test_the_software_and_what_else_it_could_be(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was assumed, by which variant's name, the other variants, and what was measured."""
+    monkeypatch.setenv("COLUMNS", "120")
+    text = _printed(capsys, "show", "polaris:setup5:2")
+    assert "FI_CXI_RX_MATCH_MODE=software" in text
+    assert "(setup5)" in text
+    assert "or polaris:setup1: no plugin: TCP sockets" in text
+    assert "or polaris:setup5" not in text
+    assert "measured: all_reduce, all_gather and alltoall on 2, 8 and 256 nodes" in text
+    assert "or polaris" not in _printed(capsys, "show", "dgx-h100")
+
+
 def test_many_routers_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A torus of 64 does not fill the screen."""
     path = tmp_path / "torus.toml"

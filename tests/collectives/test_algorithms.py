@@ -22,7 +22,7 @@ def group(preset: str, every: int = 1) -> Members:
 
 
 @pytest.mark.parametrize(
-    "preset", ["dgx-h100:1", "dgx-h100:3", "dgx-a100:4", "polaris:3", "gcp-a3high:2", "alps-gh200:2"]
+    "preset", ["dgx-h100:1", "dgx-h100:3", "dgx-a100:4", "polaris:3", "gcp-a3high:2", "alps-gh200:2", "mi300x:3"]
 )
 def test_every_ring_visits_every_member_once(preset: str) -> None:
     """Following a ring's edges leads through all members and back."""
@@ -54,6 +54,20 @@ def test_rings_use_all_pairs_of_a_mesh() -> None:
     loads = ring_loads(members)
     assert len(loads.links) == 12
     assert loads.weights.tolist() == pytest.approx([1 / 3] * 12)
+
+
+@pytest.mark.parametrize("preset", ["mi300x:2", "mi300x:4", "snellius-h100:2"])
+def test_rings_between_nodes_use_all_pairs_of_a_mesh(preset: str) -> None:
+    """With a NIC a GPU, each ring enters and leaves a node elsewhere, and no pair of GPUs carries more than one of
+    them: 2 x 8 MI300X were five times too slow when they did."""
+    members = group(preset)
+    loads = ring_loads(members)
+    links, rings = members.cluster.links, len(rings_of(members))
+    pairs = [
+        weight for link, weight in zip(loads.links, loads.weights, strict=True) if links[int(link)].kind == "nvlink"
+    ]
+    assert len(pairs) == members.num_nodes * rings * (rings - 1)
+    assert pairs == pytest.approx([1 / rings] * len(pairs))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 13, 64, 270])

@@ -228,6 +228,12 @@ def test_a_rack_is_one_node_to_the_errors() -> None:
     assert across.nodes != "1 node"
 
 
+def test_a_release_that_the_tables_do_not_have_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its choices are taken for those of the nearest one that they have."""
+    assert main(["bench", "all_reduce", "--on", "dgx-h100:2", "--sizes", "1M", "--nccl-version", "2.99.1"]) == 0
+    assert "# NCCL 2.99.1 is not among the releases whose choices are known (2.16 to 2.30): " in capsys.readouterr().out
+
+
 def test_the_software_that_was_assumed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Where it is more than NCCL's version: plugin, settings and variant."""
     assert main(["bench", "all_reduce", "--on", "polaris:setup5:2", "--sizes", "1M"]) == 0

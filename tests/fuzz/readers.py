@@ -263,6 +263,29 @@ one.csv,all_reduce,dgx-a100,1,4,process,,2.20,fit
 ROWS = b"# source: a friend\nsize_bytes,time_us,ip_time_us\n1024,20.5,21\n65536,40,41\n33554432,300,310\n"
 
 
+def _logs() -> dict[str, bytes]:
+    from tests.calibration.logs import log
+
+    times = [(8 << (3 * power), 20.0 + 2.0**power) for power in range(8)]
+    said = ("NCCL version 2.21.5+cuda12.4", "n:1:2 [0] NCCL INFO Using network IB", "+ export FI_CXI_X=1")
+    return {
+        "all_reduce.log": log("all_reduce", times, nodes=2, gpus=2, heard=said).encode(),
+        "both.log": (
+            log("alltoall", times, gpus=4, heard=said) + log("all_gather", times, gpus=4, heard=said)
+        ).encode(),
+    }
+
+
+def _use_logs(folder: Path) -> None:
+    from distsim.calibration.logs.fit import benches_of
+    from distsim.calibration.logs.folder import agreed, fits, read_logs
+
+    logs = agreed(read_logs(folder))
+    fits(logs, "dgx-h100")
+    for bench in benches_of(logs.runs, "dgx-h100", logs.version):
+        bench.times_us([0])
+
+
 def _tables() -> dict[str, bytes]:
     return {"_index.csv": INDEX, "one.csv": ROWS}
 
@@ -490,6 +513,7 @@ READERS = [
         "one.csv",
         1,
     ),
+    Reader("calibrate --from: logs", _logs, _use_logs, "*.log", 8),
     Reader("rings", _rings, _use_records, "*.ring", 12),
     Reader("verdict beside rings", _with_rings(_beside), _use_records, "verdict.job.json", 4),
     Reader("exit codes beside rings", _with_rings(_beside), _use_records, "exit.00001.a0.json", 2),

@@ -6,7 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import distsim
 from distsim.errors import RankFailure
+from distsim.sim.device import dispatch
+from distsim.sim.device.gpu import Accelerators
 from tests.sim.running import ranks
 
 
@@ -43,3 +46,31 @@ def test_a_second_library_is_refused_by_name() -> None:
     """torch would say something about TORCH_LIBRARY blocks that no rank of a real job hears."""
     with pytest.raises(RankFailure, match=r'Library\("distsim_test_library", "DEF"\) .* is not simulated'):
         ranks(own_library)
+
+
+def on_host_then_gpu() -> tuple[int, int, str]:
+    looked.clear()
+    x = torch.ones(4)
+    torch.nn.functional.linear(x, torch.ones(4, 4)).relu_().sum().item()
+    before = len(looked)
+    y = x.to("cuda:0")  # names a device
+    looked.clear()
+    y.add_(1)
+    return before, len(looked), str(y.device)
+
+
+looked: list[object] = []
+
+
+def test_operators_look_for_gpus_once_one_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that stays on the host pays nothing for its node's GPUs; from the first tensor on one, all are seen."""
+    find = dispatch._gpu_of
+
+    def counted(args: tuple[object, ...], kwargs: dict[str, object]) -> torch.device | None:
+        if not kwargs:  # what makes a tensor may name a device in one
+            looked.append(args)
+        return find(args, kwargs)
+
+    monkeypatch.setattr(Accelerators, "some_used", False)
+    monkeypatch.setattr(dispatch, "_gpu_of", counted)
+    assert distsim.simulate(on_host_then_gpu, on="dgx-h100:1", nproc_per_node=1).results == [(0, 1, "cuda:0")]

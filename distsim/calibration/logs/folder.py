@@ -17,7 +17,7 @@ from distsim.cluster import Cluster, load_cluster, preset_names
 from distsim.errors import UsageError
 from distsim.text.strangers import brief
 
-__all__ = ["Logs", "agreed", "fits", "read_logs"]
+__all__ = ["Logs", "agreed", "fits", "read_logs", "strange_release"]
 
 _MOST_FILES = 4096
 _APART = 1.25
@@ -165,15 +165,21 @@ def _version(logs: Logs, cluster: Cluster, like: str) -> list[str]:
             f"no log names its version of {library}: taken for {version}, "
             f"as {like} has it (NCCL_DEBUG=VERSION prints it)"
         ]
-    numbers = tuple(int(part) for part in logs.version.split(".")[:2])
+    told = strange_release(logs.version) if cluster.nccl.library == "nccl" else None
+    return [] if told is None else [told]
+
+
+def strange_release(version: str) -> str | None:
+    """What is to be said of a release of NCCL that the tables of its tuning do not have; None of one that they have."""
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     first, last = _KNOWN
-    if cluster.nccl.library == "nccl" and not first <= numbers <= last:
-        near = last if numbers > last else first
-        return [
-            f"NCCL {logs.version} is not among the releases whose choices are known ({first[0]}.{first[1]} to "
-            f"{last[0]}.{last[1]}): its algorithms and protocols are taken for those of {near[0]}.{near[1]}"
-        ]
-    return []
+    if len(numbers) < 2 or first <= numbers <= last:
+        return None
+    near = last if numbers > last else first
+    return (
+        f"NCCL {version} is not among the releases whose choices are known ({first[0]}.{first[1]} to "
+        f"{last[0]}.{last[1]}): its algorithms and protocols are taken for those of {near[0]}.{near[1]}"
+    )
 
 
 def _is_model(model: str, gpu: str) -> bool:

@@ -20,12 +20,14 @@ from distsim.text.strangers import brief, printable, read_bytes
 __all__ = ["LARGEST_LOG", "parse_log"]
 
 LARGEST_LOG = 256 << 20
+_LONGEST = 4096
+"""Characters of a line: NCCL's own are shorter."""
 _PREFIX = re.compile(
     r"^(?:\([\w-]+, (?:rank|pid|ip)=[^)]*\)\s?|\[\d+,\d+\]<std(?:out|err)>:\s?|\s*\d+:\s(?=\s*[#\d])|"
     r"\d{4}-\d\d-\d\dT\S+Z\s|\x1b\[[\d;]*m)+"
 )
 _COLOUR = re.compile(r"\x1b\[[\d;]*m|\[/?(?:green|red|bold|cyan)\]")
-_NCCL = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+ \[\d+\] (?:NCCL (?:INFO|WARN|TRACE)|graph/|misc/|transport/).*$")
+_NCCL = re.compile(r"[A-Za-z][\w.-]{0,255}:\d+:\d+ \[\d+\] (?:NCCL (?:INFO|WARN|TRACE)|graph/|misc/|transport/).*$")
 _RANK = re.compile(
     r"#\s*Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)\s+\[[^\]]*\]\s*(.*?)\s*$"
 )
@@ -87,7 +89,7 @@ def parse_log(path: Path, name: str) -> tuple[list[LogRun], list[str]]:
         return [], []
     reader = _Reader(name)
     for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
-        reader.take(number, printable(_COLOUR.sub("", line)))
+        reader.take(number, printable(_COLOUR.sub("", line[:_LONGEST])))
     reader.close()
     return reader.runs, reader.notes
 
@@ -254,6 +256,8 @@ class _Reader:
 def _refused(run: _Open, op: str | None) -> str | None:
     """Why nothing can be learnt from a run, in words; None where something can."""
     ranks = run.ranks
+    if run.columns is not None and run.columns.lacking:
+        return f"its table has no column {run.columns.lacking}"
     if not run.lines:
         return "it has the head of a run and no line of figures"
     if not ranks:

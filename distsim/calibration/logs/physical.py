@@ -26,6 +26,8 @@ _KEYS = {
     "tree": "a tree's hop between nodes, in hops of LL",
     "ring": "a ring's hop between nodes, in hops of LL",
     "message": "each further message of a ring's step, us",
+    "message_pair": "the same where there are two nodes, times",
+    "growth": "how much longer a hop gets up to 64 KiB",
     "remote": "each further message of an all-to-all, us",
     "efficiency": "what the links {where} give, of the preset's",
     "remote_tiny": "the same for very short ones, times",
@@ -55,6 +57,10 @@ def meaning(name: str) -> str:
     what = key.removesuffix(f"_{proto}") if proto else key
     inside = table in _INSIDE
     usual = "starting, us" if table == "launch" else what
+    if what == "tree" and (inside or table == "launch"):
+        return f"what a tree gets of a ring's rate, {proto}"
+    if table == "launch" and key in _PROTOCOLS:
+        return f"starting in {key}, us"
     if what == "p2p":
         usual = "what sends and receives get of the links" if inside else "a message's hop, of a tree's in LL"
     told = _KEYS.get(what, usual).format(where="inside a node" if inside else "between nodes")

@@ -7,6 +7,7 @@ time, algbw, busbw and #wrong, with -I also i_min, i_max, i_p99, i_cv%, with -S 
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -79,10 +80,16 @@ class Columns:
         pairs = zip(units, expected, strict=False)
         return next((f"{one} where {other} is expected" for one, other in pairs if one != other), None)
 
+    @property
+    def lacking(self) -> str | None:
+        """A column without which nothing can be told; None where all are there."""
+        needed = ("time", "algbw", "busbw")
+        return next((name for name in needed for block in self.blocks if name not in block), None)
+
     def read(self, text: str) -> Line | None:
         """The figures of a line of the table; None for any other line; CutLine where some are missing."""
         words = text.split()
-        if len(words) < 2 or not (words[0].isdigit() and words[1].isdigit()):
+        if self.lacking or len(words) < 2 or not (words[0].isdigit() and words[1].isdigit()):
             return None
         if len(words) < 3:
             raise CutLine(f"2 of {self.width} columns")
@@ -102,9 +109,11 @@ class Columns:
             figures = figures[len(names) :]
         line = Line(int(words[0]), redop if "redop" in lead else "none", tuple(blocks))
         try:
-            line.bandwidths(), line.num_wrong
+            known = [*(figure for block in line.bandwidths() for figure in block), line.num_wrong]
         except ValueError as error:
             raise CutLine(f"a figure that is no number ({error})") from None
+        if not all(map(math.isfinite, known)):
+            raise CutLine("a figure that is no number (inf or nan)")
         return line
 
     @property

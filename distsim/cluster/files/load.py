@@ -202,7 +202,8 @@ def _preset_data(name: str) -> dict[str, Any]:
     if "base" not in data:
         return data
     below = _base(data.pop("base"), f"preset {name}")
-    below.pop("measured", None)  # what was measured on another machine is borrowed here: the preset says it
+    for key in ("measured", "errors"):  # what was measured on another machine is borrowed here: the preset says it
+        below.pop(key, None)
     return merged(below, data)
 
 
@@ -227,7 +228,9 @@ def _of_variant(data: Mapping[str, Any], variant: str | None, where: str) -> dic
         raise UsageError(_no_variant(where, chosen, variants))
     if variant is not None and isinstance(data.get("name"), str):
         data["name"] = f"{data['name']}:{variant}"
-    return merged(data, {**variants[chosen], "variant": chosen})
+    over = {**variants[chosen], "variant": chosen}
+    said = [one for one in (data.get("description"), over.get("description")) if isinstance(one, str)]
+    return merged(data, {**over, **({"description": "; ".join(said)} if said else {})})
 
 
 def _no_variant(where: str, variant: str, variants: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -52,10 +52,10 @@ def render_list(clusters: Sequence[tuple[str, Cluster]], width: int) -> Renderab
     return Group(table, Text(), note)
 
 
-def render_cluster(cluster: Cluster) -> RenderableType:
-    """Summary, links, one node, the fabric."""
+def render_cluster(cluster: Cluster, variants: Mapping[str, str] | None = None) -> RenderableType:
+    """Summary, links, one node, the fabric; *variants* of its software are those that could stand for it."""
     return Group(
-        *_summary(cluster),
+        *_summary(cluster, variants or {}),
         *_constants(cluster),
         Text(),
         _links(cluster),
@@ -65,7 +65,7 @@ def render_cluster(cluster: Cluster) -> RenderableType:
     )
 
 
-def _summary(cluster: Cluster) -> Iterable[RenderableType]:
+def _summary(cluster: Cluster, variants: Mapping[str, str]) -> Iterable[RenderableType]:
     node, per_node = cluster.node, cluster.node.ranks_per_node
     yield Text(cluster.name, style="bold cyan") + Text(f"  {cluster.description}", style="default")
     if cluster.source:
@@ -98,6 +98,9 @@ def _summary(cluster: Cluster) -> Iterable[RenderableType]:
         table.add_row("NICs", f"{nic.count} x {nic.model or nic.net}, {nic.bandwidth * 8e-9:,.0f} Gbit/s {nic.net}")
     if node.num_gpus:
         table.add_row("software", f"{cluster.nccl.software}{f' ({cluster.variant})' if cluster.variant else ''}")
+    for name, what in variants.items():
+        if name != cluster.variant:
+            table.add_row("", f"or {cluster.name.partition(':')[0]}:{name}: {what}")
     if node.num_gpus and not (node.pcie_peer_to_peer and (node.gpu_direct_rdma or not node.num_nics)):
         table.add_row("host memory", _staged(cluster))
     table.add_row("bisection", _bisection(cluster))

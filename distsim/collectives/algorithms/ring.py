@@ -85,7 +85,7 @@ def _rings(group: Members) -> list[Ring]:
     domains = group.domains
     if len(domains) == 1:
         mesh = group.cluster.node.nvlink == "mesh"
-        return [_close(group, [(member, None) for member in order]) for order in _orders(domains[0], mesh)]
+        return [_close(group, [(member, -1) for member in order]) for order in _orders(domains[0], mesh)]
     rings: list[Ring] = []
     count = len(group.gates[0])
     mesh = _own_nics(group) and group.cluster.node.nvlink == "mesh"
@@ -93,7 +93,7 @@ def _rings(group: Members) -> list[Ring]:
         partner = k ^ 1 if k ^ 1 < count else k
         if mesh:
             partner = (k + count // 2) % count
-        stops: list[tuple[int, int | None]] = []
+        stops: list[tuple[int, int]] = []
         for index, domain in enumerate(domains):
             gates = group.gates[index]
             enter, leave = (gates[k], gates[partner]) if index % 2 == 0 else (gates[partner], gates[k])
@@ -108,8 +108,8 @@ def _rings(group: Members) -> list[Ring]:
             if mesh:
                 order = [gates[place].near[0] for place in _path(k, count)]
                 order = order if index % 2 == 0 else order[::-1]
-            stops += [(member, None) for member in order[:-1]]
-            stops.append((order[-1], leave.rail))
+            stops += [(member, -1) for member in order[:-1]]
+            stops.append((order[-1], -1 if leave.rail is None else leave.rail))
         rings.append(_close(group, stops))
     return rings
 
@@ -132,7 +132,7 @@ def _path(first: int, size: int) -> list[int]:
     return [(first + step) % size for step in steps]
 
 
-def _close(group: Members, stops: list[tuple[int, int | None]]) -> Ring:
+def _close(group: Members, stops: list[tuple[int, int]]) -> Ring:
     steps = [
         (src, dst, rail) for (src, rail), (dst, _) in zip(stops, [*stops[1:], stops[0]], strict=True) if src != dst
     ]
@@ -191,9 +191,21 @@ def ring_phase(group: Members, shape: Shape, cost: Cost) -> Phase:
     each_s = np.where(hops.inter, cost.hop_s(hops.latency_s, True), cost.hop_s(hops.latency_s, False))
     wire = np.where(hops.inter, cost.net_wire, cost.wire)
     s_per_byte = np.maximum(hops.s_per_byte[0] * wire, least)
-    last_s = float(each_s[s_per_byte >= s_per_byte.max(initial=0.0) * (1.0 - 1e-9)].max(initial=0.0))
-    latency_s = max(_longest(each_s + piece * s_per_byte, shape.steps) - flow_s, last_s)
-    return Phase(loads, shape.edge_bytes, cost.edge_bytes_per_s, latency_s)
+    slow = s_per_byte >= s_per_byte.max(initial=0.0) * (1.0 - 1e-9)
+    last_s = float(each_s[slow].max(initial=0.0))
+    spare_s = _longest(each_s + piece * s_per_byte, shape.steps) - last_s - flow_s
+    cap, lead = cost.edge_bytes_per_s, 0.0
+    if spare_s > 0.0 and flow_s > 0.0:
+        # Links idle while pieces are on their way: what the slow ones carry of one piece's way comes as fast as it can,
+        # the rest evenly, and others have what is left.
+        lead = shape.edge_bytes * float(slow.mean())
+        rest_s = spare_s + flow_s * (1.0 - float(slow.mean()))
+        if slow.all():
+            last_s += spare_s
+        else:
+            cap = min(cap, (shape.edge_bytes - lead) / rest_s)
+    rest = Phase(loads, shape.edge_bytes - lead, cap, last_s, group.streams)
+    return Phase(loads, lead, cost.edge_bytes_per_s, 0.0, group.streams, (rest,))
 
 
 def _longest(each_s: NDArray[np.float64], steps: int) -> float:
@@ -224,6 +236,7 @@ def ring_messages(group: Members, shape: Shape, cost: Cost) -> list[Message]:
     messages: list[Message] = []
     rings, hops = rings_of(group), _hops(group)
     step_bytes = shape.edge_bytes / max(1, shape.steps) / len(rings)
+    streams = group.streams / len(rings)
     for number, ring in enumerate(rings):
         size = len(ring.src)
         ways = [ring.ways.links(place) for place in range(size)]
@@ -241,5 +254,5 @@ def ring_messages(group: Members, shape: Shape, cost: Cost) -> list[Message]:
                 after = () if step == 0 else (base + (step - 1) * size + (place - 1) % size,)
                 queue = (number, ring.src[place], ring.dst[place])
                 nbytes = step_bytes * wires[place]
-                messages.append(Message(ways[place], nbytes, latency[place], caps[place], after, queue))
+                messages.append(Message(ways[place], nbytes, latency[place], caps[place], after, queue, streams))
     return messages

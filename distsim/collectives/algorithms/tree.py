@@ -8,6 +8,7 @@ NIC.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.collectives.members import Members
-from distsim.collectives.plan import Cost, Loads, Message, Phase
+from distsim.collectives.plan import NOTHING, Cost, Loads, Message, Phase
 from distsim.collectives.ways import Ways, joined
 
-__all__ = ["double_tree", "tree_loads", "tree_messages", "tree_phase"]
+__all__ = ["double_tree", "one_way_phase", "tree_loads", "tree_messages", "tree_phase"]
 
 
 def _binary_tree(size: int) -> list[int]:
@@ -45,27 +46,38 @@ def double_tree(size: int) -> tuple[list[int], list[int]]:
     return first, mirrored[::-1]
 
 
-def _depth(parents: list[int]) -> int:
-    return max(_depths(parents))
+@dataclass(frozen=True, eq=False, slots=True)
+class _Shape:
+    """A tree over nodes."""
 
-
-def _depths(parents: list[int]) -> list[int]:
+    parents: NDArray[np.int64]
+    depth: NDArray[np.int64]
     """Of each node; the root's is 0."""
-    found: list[int] = []
-    for node in range(len(parents)):
-        depth = 0
-        while parents[node] >= 0:
-            node, depth = parents[node], depth + 1
-        found.append(depth)
-    return found
+    order: NDArray[np.int64]
+    """Nodes, children before parents."""
+
+
+@functools.lru_cache(maxsize=256)
+def _shapes(size: int) -> tuple[_Shape, _Shape]:
+    """The two trees over *size* nodes."""
+    found = []
+    for parents in map(np.array, double_tree(size)):
+        depth, above = np.zeros(size, dtype=np.int64), parents
+        while (above >= 0).any():
+            depth += above >= 0
+            above = np.where(above >= 0, parents[above], -1)
+        found.append(_Shape(parents, depth, np.argsort(-depth, kind="stable")))
+    return found[0], found[1]
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
     """One tree over all members: its edges, children before parents."""
 
-    child: list[int]
-    parent: list[int]
+    child: NDArray[np.int64]
+    parent: NDArray[np.int64]
+    depth: NDArray[np.int64]
+    """Of each edge's child below the root."""
     up: Ways
     down: Ways
     inter: NDArray[np.bool_]
@@ -80,43 +92,39 @@ def trees(group: Members) -> list[Tree]:
 
 
 def _trees(group: Members) -> list[Tree]:
-    domains = group.domains
-    made: list[Tree] = []
-    pair = double_tree(len(domains))
-    orders = [_children_first(parents) for parents in pair]
-    for number in range(len(group.gates[0]) if len(domains) > 1 else 1):
-        for side, parents in enumerate(pair):
-            made.append(_tree(group, domains, parents, orders[side], number, side))
-    return made
+    pair = _shapes(len(group.domains))
+    numbers = range(len(group.gates[0]) if len(group.domains) > 1 else 1)
+    return [_tree(group, shape, number, side) for number in numbers for side, shape in enumerate(pair)]
 
 
-def _children_first(parents: list[int]) -> list[int]:
-    depth = _depths(parents)
-    return sorted(range(len(parents)), key=lambda node: (-depth[node], node))
+def _tree(group: Members, shape: _Shape, number: int, side: int) -> Tree:
+    """In each node a chain of its members that begins next to the gate; the chains' heads are the tree."""
+    domains, gates = group.domains, [gates[number] for gates in group.gates]
+    if len(domains) > 1:
+        heads = [gate.near[side % len(gate.near)] for gate in gates]
+        starts = np.array([domain.index(head) for domain, head in zip(domains, heads, strict=True)])
+    else:
+        starts = np.array([len(domains[0]) - 1 if side and len(domains[0]) else 0])
+    members = np.array([member for domain in domains for member in domain])
+    widths = np.array([len(domain) for domain in domains])
+    firsts = np.cumsum(widths) - widths
 
+    def in_chain(node: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = members[firsts[node] + (starts[node] + place) % widths[node]]
+        return found
 
-def _tree(
-    group: Members, domains: list[list[int]], parents: list[int], order: list[int], number: int, side: int
-) -> Tree:
-    chains: list[list[int]] = []
-    for index, domain in enumerate(domains):
-        near = group.gates[index][number].near
-        start = domain.index(near[side % len(near)] if len(domains) > 1 else domain[-side])
-        chains.append([*domain[start:], *domain[:start]])
-    child: list[int] = []
-    parent: list[int] = []
-    rails: list[int | None] = []
-    for node in order:
-        chain = chains[node]
-        child += chain[:0:-1]
-        parent += chain[-2::-1]
-        rails += [None] * (len(chain) - 1)
-        if parents[node] >= 0:
-            child.append(chain[0])
-            parent.append(chains[parents[node]][0])
-            rails.append(group.gates[node][number].rail)
+    node = np.repeat(shape.order, widths[shape.order])
+    ends = np.cumsum(widths[shape.order])
+    place = np.repeat(ends, widths[shape.order]) - 1 - np.arange(len(node))  # from the chain's end to its head
+    edge = (place > 0) | (shape.parents[node] >= 0)
+    node, place = node[edge], place[edge]
+    above = np.where(place > 0, node, shape.parents[node])
+    child, parent = in_chain(node, place), in_chain(above, np.maximum(place - 1, 0))
+    out = np.array([-1 if gate.rail is None else gate.rail for gate in gates])
+    rails = np.where(place > 0, -1, out[node])
     up, down = group.ways(child, parent, rails), group.ways(parent, child, rails)
-    return Tree(child, parent, up, down, group.leaves_domain(child, parent), chains[parents.index(-1)][0])
+    root = int(in_chain(shape.order[-1:], np.zeros(1, dtype=np.int64))[0])
+    return Tree(child, parent, shape.depth[node] + place, up, down, group.leaves_domain(child, parent), root)
 
 
 def tree_loads(group: Members) -> Loads:
@@ -134,7 +142,7 @@ def tree_hops(group: Members) -> tuple[int, int]:
     """Hops inside nodes and between nodes from the farthest leaf to the root."""
     domains = group.domains
     inside = max(len(domain) for domain in domains) - 1
-    between = max(_depth(parents) for parents in double_tree(len(domains)))
+    between = max(int(shape.depth.max()) for shape in _shapes(len(domains)))
     return inside, between
 
 
@@ -164,16 +172,21 @@ def _hops(group: Members) -> _Hops:
         every: list[NDArray[np.float64]] = []
         for tree in trees(group)[:2]:
             ways = np.zeros((group.size, 6))
-            steps = [_steps(tree, links, group, level) for links in (tree.up, tree.down)]
-            for child, parent, up, down in zip(
-                reversed(tree.child), reversed(tree.parent), steps[0][::-1], steps[1][::-1], strict=True
-            ):
-                ways[child] = ways[parent] + up + down
+            up, down = (_steps(tree, links, group, level) for links in (tree.up, tree.down))
+            by_depth = np.argsort(tree.depth, kind="stable")
+            for edges in np.split(by_depth, np.cumsum(np.bincount(tree.depth))[:-1]):
+                ways[tree.child[edges]] = ways[tree.parent[edges]] + up[edges] + down[edges]
             every.append(ways)
-        return _Hops(np.unique(np.concatenate(every), axis=0), level)
+        return _Hops(_distinct(np.concatenate(every)), level)
 
     found: _Hops = group.cached("tree hops", make)
     return found
+
+
+def _distinct(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each row once."""
+    alike = rows.view(f"V{rows.itemsize * rows.shape[1]}").ravel().tolist()
+    return rows[list({row: place for place, row in enumerate(alike)}.values())]
 
 
 def _steps(tree: Tree, ways: Ways, group: Members, level: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -196,10 +209,32 @@ def tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
     inside, between = hops.ways[:, :3].T, hops.ways[:, 3:].T
     journey_s = inside[1] * cost.intra_links + inside[0] * cost.intra_hop_s
     journey_s = journey_s + between[1] + between[0] * cost.inter_hop_s
-    slow = np.maximum(inside[2] * cost.wire, inside[0] * least)
-    slow = slow + np.maximum(between[2] * cost.net_wire, between[0] * least)
-    total_s = float((journey_s + nbytes / pieces * slow).max()) + (1.0 - 1.0 / pieces) * flow_s
-    return Phase(loads, nbytes, cost.edge_bytes_per_s, max(total_s - flow_s, 0.0))
+    near = np.maximum(inside[2] * cost.wire, inside[0] * least)
+    far = np.maximum(between[2] * cost.net_wire, between[0] * least)
+    every_s = journey_s + nbytes / pieces * (near + far)
+    longest = int(every_s.argmax())
+    spare_s = max(float(every_s[longest]) - flow_s / pieces, 0.0)
+    if flow_s <= 0.0:
+        return Phase(loads, nbytes, cost.edge_bytes_per_s, spare_s, group.streams)
+    # The links between nodes are busy one way only while the first piece has not been up and the last is coming down:
+    # half of that time others can have.
+    stage_s = between[1] + between[0] * cost.inter_hop_s + nbytes / pieces * far
+    if len(group.domains) == 1:
+        stage_s = inside[1] * cost.intra_links + inside[0] * cost.intra_hop_s + nbytes / pieces * near
+    spread_s = min(max(float(stage_s[longest]) - flow_s / pieces, 0.0), spare_s) / 2
+    # The first piece is half of its way inside a node before it comes to these links, and the last half after them.
+    early_s = (spare_s - spread_s) / 2 if len(group.domains) > 1 else 0.0
+    flow = Phase(loads, nbytes, nbytes / (flow_s + spread_s), spare_s - spread_s - early_s, group.streams)
+    return Phase(NOTHING, 0.0, latency_s=early_s, then=(flow,))
+
+
+def one_way_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
+    """A broadcast or a reduction over both trees: half of an all_reduce's journey."""
+    loads = group.with_cost(tree_loads(group), cost)
+    both = tree_phase(group, nbytes, cost)
+    flow_s = nbytes * max(group.slowest_s_per_byte(loads), 1.0 / cost.edge_bytes_per_s)
+    latency_s = max(both.alone_s(group.capacity) - flow_s, 0.0) / 2
+    return Phase(loads, nbytes, cost.edge_bytes_per_s, latency_s, group.streams)
 
 
 def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
@@ -208,6 +243,7 @@ def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
     every, hops = trees(group), _hops(group)
     pieces = pieces_of(nbytes, cost)
     size = nbytes / len(every) / pieces
+    streams = group.streams / len(every)
 
     def sizes(tree: Tree, ways: Ways) -> Iterator[tuple[tuple[int, ...], float, float, float]]:
         """Links, bytes, latency and most bytes a second of each edge, one direction."""
@@ -219,16 +255,17 @@ def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
             yield ways.links(place), size * wire, cost.hop_s(alone_s[place], inter), cap
 
     for number, tree in enumerate(every):
-        edges = list(zip(tree.child, tree.parent, sizes(tree, tree.up), sizes(tree, tree.down), strict=True))
+        child_of, parent_of = tree.child.tolist(), tree.parent.tolist()
+        edges = list(zip(child_of, parent_of, sizes(tree, tree.up), sizes(tree, tree.down), strict=True))
         for _ in range(pieces):
             arrived: dict[int, list[int]] = {}
             for child, parent, up, _down in edges:
                 after = tuple(arrived.get(child, ()))
                 arrived.setdefault(parent, []).append(len(messages))
-                messages.append(Message(*up, after, (number, child, parent)))
+                messages.append(Message(*up, after=after, queue=(number, child, parent), streams=streams))
             ready = {tree.root: tuple(arrived.get(tree.root, ()))}
-            for child, parent, _up, down in reversed(edges):
+            for child, parent, _up, down in edges[::-1]:
                 after = ready[parent]
                 ready[child] = (len(messages),)
-                messages.append(Message(*down, after, (number, parent, child)))
+                messages.append(Message(*down, after=after, queue=(number, parent, child), streams=streams))
     return messages

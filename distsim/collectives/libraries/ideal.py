@@ -15,9 +15,9 @@ from distsim.collectives.algorithms.direct import (
 )
 from distsim.collectives.algorithms.hierarchical import hierarchical_phases
 from distsim.collectives.algorithms.ring import Shape, ring_messages, ring_phase
-from distsim.collectives.algorithms.tree import tree_messages, tree_phase
+from distsim.collectives.algorithms.tree import one_way_phase, tree_messages, tree_phase
 from distsim.collectives.members import Members
-from distsim.collectives.plan import Cost, Phase, Plan
+from distsim.collectives.plan import Cost, Plan
 from distsim.errors import UsageError
 from distsim.text.strangers import brief
 
@@ -52,9 +52,7 @@ def compile_ideal(
         )
     if op in ("all_reduce", "broadcast", "reduce", "barrier"):
         cost = Cost()
-        phase = tree_phase(group, nbytes, cost)
-        if op != "all_reduce":
-            phase = Phase(phase.loads, nbytes, phase.cap_bytes_per_s, phase.latency_s / 2)
+        phase = tree_phase(group, nbytes, cost) if op == "all_reduce" else one_way_phase(group, nbytes, cost)
         messages = (lambda: tree_messages(group, nbytes, cost)) if op == "all_reduce" else None
         return Plan("tree", "ideal", 1, 0.0, (phase,), messages)
     pairs = {}

@@ -46,6 +46,9 @@ def fabric_table(nccl: NcclFacts, version: tuple[int, int], constants: Constants
     return net if constants.has_table(net) else "net"
 
 
+_NVLS_TREE_FULL = float(1 << 23)
+"""From here on NVLSTree moves whole chunks: smaller payloads move in smaller ones, which fill its pipeline in less time
+(NCCL v2.21.5, enqueue.cc: nvlsTree's chunkSize from 32 to 256 KiB by what there is for each channel)."""
 _GENERATIONS = ("ampere", "ampere", "hopper", "blackwell")
 
 
@@ -109,7 +112,33 @@ class NcclTiming:
         threshold = {"LL": 8 * machine.num_ranks * 512, "LL128": 8 * 640, "Simple": 64 * 512}[proto]
         used = min(machine.channels, max(1, int(nbytes / threshold)))
         slices = 2 if proto == "Simple" and nbytes / machine.num_ranks / used > 32768 else 1
-        return self._of(self.net, f"message_{proto}") * (used * slices - 1) * 1e-6
+        each = self._of(self.net, f"message_{proto}")
+        if proto == "LL" and machine.num_nodes == 2:  # a piece leaves a node once: the next ones go beside it
+            each *= self._of(self.net, "message_pair")
+        return each * (used * slices - 1) * 1e-6
+
+    def step_s(self, machine: Machine, nbytes: float, proto: str, hop_s: float) -> float:
+        """A ring's step between nodes. With more ranks NCCL opens fewer channels and so sends fewer messages; where a
+        message costs more than a hop, the whole ring is still held to be no quicker than it is on fewer nodes."""
+
+        def step(at: Machine) -> float:
+            more_s = self.messages_s(at, nbytes, proto)
+            if proto == "LL":
+                more_s += self.rendezvous_s(at, nbytes, 8 * at.num_ranks * 512, at.num_ranks)
+            return hop_s + more_s
+
+        nodes, per_node = machine.num_nodes, machine.num_ranks / machine.num_nodes
+        if nodes <= 2 or self._of(self.net, f"message_{proto}") * 1e-6 < hop_s:
+            return step(machine)
+        counts = [*range(2, min(nodes, 33)), *(nodes * place // 32 for place in range(1, 32)), nodes]
+        slowest: float = max(
+            step(replace(machine, num_nodes=count, num_ranks=int(per_node * count)))
+            * (count - 1 / per_node)
+            / (nodes - 1 / per_node)
+            for count in counts
+            if count >= 2
+        )
+        return slowest
 
     def rendezvous_s(self, machine: Machine, nbytes: float, per_channel: float, parts: int) -> float:
         """What an LL message between nodes costs beyond a hop where it is too long for the provider to send unasked: a
@@ -148,9 +177,7 @@ class NcclTiming:
         cost = self.cost(machine, proto, nbytes / group.size / 512.0, local)
         inside, between = ring_hops(group, shape)
         intra_s, inter_s = self.hops_s(machine, "ring", proto)
-        inter_s += self.messages_s(machine, nbytes, proto)
-        if proto == "LL":
-            inter_s += self.rendezvous_s(machine, nbytes, 8 * machine.num_ranks * 512, machine.num_ranks)
+        inter_s = self.step_s(machine, nbytes, proto, inter_s)
         software_s = self._of("launch", proto) * 1e-6 + inside * intra_s + between * inter_s
         chunk = self._of("launch", "chunk_MiB") * 2**20 * machine.channels * shape.steps
         slowest = group.slowest_s_per_byte(group.with_cost(ring_loads(group), cost))
@@ -183,7 +210,8 @@ class NcclTiming:
         software_s = 8e-6 + math.log2(machine.num_nodes) * inter_s / 3.5 + 2.8e-6 * machine.num_ranks
         loads = Loads(ring.phase.loads.links, ring.phase.loads.weights / 0.75)
         far_s = math.log2(machine.num_nodes) * self.cluster.node.nic_latency_s
-        return Timed(software_s, Phase(loads, ring.phase.progress_bytes, latency_s=far_s), ring.cost)
+        moved = Shape.of(op, group.size, nbytes).edge_bytes
+        return Timed(software_s, Phase(loads, moved, latency_s=far_s, streams=group.streams), ring.cost)
 
     def nvls(self, group: Members, machine: Machine, op: str, nbytes: float, tree: bool) -> Timed:
         """NVLS on one NVSwitch, or NVLSTree."""
@@ -192,7 +220,7 @@ class NcclTiming:
         software_s = self._of(name, "nvls_base") * 1e-6
         if tree:
             _, between = tree_hops(group)
-            software_s += self._of(name, "nvls_tree_base") * 1e-6
+            software_s += self._of(name, "nvls_tree_base") * min(nbytes / _NVLS_TREE_FULL, 1.0) * 1e-6
             software_s += 2 * between * self.hops_s(machine, "tree", "Simple")[1]
             phase = nvls_tree_phase(group, nbytes, cost)
         else:

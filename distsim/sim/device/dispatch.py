@@ -72,7 +72,8 @@ class ComputeMode(TorchDispatchMode):
         for kind in types:
             if kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
                 return NotImplemented  # DTensor, AsyncCollectiveTensor, ...: it takes itself apart first
-        if self._process.accelerators is not None:
+        accelerators = self._process.accelerators
+        if accelerators is not None and (accelerators.some_used or _asks_for_memory(func)):
             device = _gpu_of(args, kwargs)
             if device is not None:
                 return self._on_gpu(func, args, kwargs, device)
@@ -320,6 +321,24 @@ def _precision() -> tuple[str, str]:
     """Of products of 32-bit numbers: what the program allows."""
     backends = torch.backends
     return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
+
+
+_memory_askers: dict[int, tuple[Any, bool]] = {}
+"""By identity of the operator, which is kept alive here: OpOverload's own hash is Python's."""
+
+
+def _asks_for_memory(func: Any) -> bool:
+    """Whether *func* can have to do with a GPU where none of its tensors lies on one: it names a device or pins."""
+    known = _memory_askers.get(id(func))
+    if known is None:
+        schema = getattr(func, "_schema", None)
+        asks = schema is None or func in PINNING or any(map(_is_of_memory, schema.arguments))
+        known = _memory_askers[id(func)] = (func, asks)
+    return known[1]
+
+
+def _is_of_memory(argument: Any) -> bool:
+    return argument.name == "pin_memory" or "Device" in str(argument.type)
 
 
 def _gpu_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:

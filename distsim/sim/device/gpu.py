@@ -266,6 +266,9 @@ def open_call(comm: Comm) -> CallRecord:
 class Accelerators:
     """The GPUs of one process, as many as its node has, made when first used."""
 
+    some_used = False
+    """Whether any process of any simulation here has: else no tensor lies on a GPU."""
+
     def __init__(self, process: SimProcess, count: int) -> None:
         self.process = process
         self.physical = count
@@ -311,7 +314,7 @@ class Accelerators:
         """The process uses its GPUs from now on (torch.cuda.init)."""
         if not self.used:
             _first_use()
-            self.used = True
+            self.used = Accelerators.some_used = True
             queued, self.queued = self.queued, []
             for call in queued:
                 call()

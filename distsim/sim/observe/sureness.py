@@ -28,7 +28,7 @@ class Sureness:
     def __init__(self, world: World, nccl_version: str | None) -> None:
         self._world = world
         self._known = nccl_version != "ideal"
-        self._nodes: dict[tuple[int, ...], int] = {}
+        self._nodes: dict[tuple[str, int | None, int | None], int] = {}
         self._factors: dict[tuple[int, str, str], tuple[float, float] | None] = {}
 
     def of(self, records: Sequence[CallRecord], group: Questions | None) -> tuple[float, float] | None:
@@ -46,11 +46,12 @@ class Sureness:
         return low_s, high_s
 
     def _of_one(self, record: CallRecord, flavour: str) -> tuple[float, float] | None:
-        members = record.members
+        ends = (record.rank, record.peer) if record.is_p2p else (None, None)
+        members = (record.group.name, *ends)
         nodes = self._nodes.get(members)
         if nodes is None:
             slots = self._world.slots
-            nodes = self._nodes[members] = len({slots[rank].host for rank in members})
+            nodes = self._nodes[members] = len({slots[rank].host for rank in record.members})
         key = (nodes, size_class(record.nbytes), flavour)
         if key not in self._factors:
             found = self._interval(record, nodes, flavour)
