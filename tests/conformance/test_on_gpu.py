@@ -65,6 +65,18 @@ EXCLUDED = {
     "work.group_timeout": LIMIT,
     "work.methods": "a work's answers before its kernel has run",
     "work.timeouts": LIMIT,
+    "wrappers.ddp": HOST,
+    "wrappers.ddp_hooks": HOST,
+    "wrappers.ddp_join": HOST,
+    "wrappers.ddp_many_buckets": HOST,
+    "wrappers.ddp_mistakes": HOST,
+    "wrappers.ddp_no_sync": HOST,
+    "wrappers.ddp_options": HOST,
+    "wrappers.ddp_unused": HOST,
+    "wrappers.model_averaging": HOST,
+    "wrappers.sampler": HOST,
+    "wrappers.sync_batch_norm": HOST,
+    "wrappers.zero_redundancy": HOST,
 }
 """Bodies that are not run, and why."""
 
