@@ -169,17 +169,19 @@ def test_a_step_of_very_many_micro_batches_is_continued(
     (tmp_path / "rows.csv").write_text(
         HEADER
         + "node,long,aws-p5:1,,zero1.py,--accum 256 --pp 4,64.5,,s\nnode,short,aws-p5:1,,zero1.py,--accum 16,4.5,,s\n"
+        + "node,interleaved,aws-p5:1,,tp_pp.py,--accum 96 --pp 4 --vpp 2,24.5,,s\n"
     )
     assert main(["validate", "--training", "--from", str(tmp_path)]) == 0
-    assert ran == [4, 8, 1, 2]
+    assert ran == [4, 8, 1, 2, 8, 12]
     said = capsys.readouterr().out
     assert "long *" in said
     assert "short *" in said
-    assert "rows: 2, in 0 s" in said
+    assert "rows: 3, in 0 s" in said
     assert main(["validate", "--training", "--json", "--from", str(tmp_path)]) == 0
-    long, short = json.loads(capsys.readouterr().out)["rows"]
+    long, short, interleaved = json.loads(capsys.readouterr().out)["rows"]
     assert (long["step_time_s"], long["mfu"]) == (pytest.approx(64.5), pytest.approx(25.6 / 64.5))
     assert (long["micro_batches_simulated"], short["micro_batches_simulated"]) == ([4, 8], [1, 2])
+    assert (interleaved["step_time_s"], interleaved["micro_batches_simulated"]) == (pytest.approx(24.5), [8, 12])
 
 
 def test_rows_nobody_looked_at_are_told_apart(

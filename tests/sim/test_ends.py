@@ -11,13 +11,17 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import simpy
 import torch.distributed as dist
 from sim.running import HEAD, Scripts, ranks
 
 import distsim
 from distsim.sim.kernel import own_time
+from distsim.sim.kernel.task import Task
 
 
 @pytest.mark.parametrize("code", ["sys.exit()", "sys.exit(0)", "exit(0)", "os._exit(0)", "raise SystemExit"])
@@ -263,6 +267,21 @@ def test_stuck_on_the_host(script: Scripts, code: str) -> None:
     found = ran.outcome.diagnoses[0]
     assert (found.kind, found.culprits, ran.outcome.exit_code) == ("host_stuck", (1,), 3)
     assert found.sites[1].line >= 7
+
+
+def test_a_thread_that_was_given_up_keeps_off_the_baton() -> None:
+    """Who ends just as its scheduler goes on without it gives nothing back: two threads would run at once."""
+    world: Any = SimpleNamespace(env=simpy.Environment(), next_task_number=lambda: 1, beacon=None)
+    world.baton = threading.Lock()
+    world.baton.acquire()
+    for given_up in (True, False):
+        task = Task(world, cast(Any, SimpleNamespace()), lambda: None, "main")
+        assert not given_up or task.part()
+        task._go.release()
+        thread = threading.Thread(target=task._thread_main)
+        thread.start()
+        thread.join(60)
+        assert (task.finished, world.baton.locked()) == (True, given_up)
 
 
 @pytest.mark.slow

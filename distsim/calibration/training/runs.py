@@ -89,13 +89,14 @@ def command(row: Row, report: Path, programs: Path) -> list[str]:
 def simulate(row: Row, programs: Path) -> Run:
     """Run *row* in a process of its own. UsageError where its report has no figures of training at all."""
     asked = _flag(row.flags, "--accum")
-    few = _flag(row.flags, "--pp")
+    few = stages = _flag(row.flags, "--pp")
     if _flag(row.flags, "--vpp") > 1:
         few *= 2  # of as many as there are stages, an interleaved pipeline has another schedule
     if asked <= 4 * few:
         return _once(row, programs)
-    shorter = [_once(replace(row, flags=_with(row.flags, "--accum", n)), programs) for n in (few, 2 * few)]
-    return _continued(row, shorter, (few, 2 * few), asked)
+    more = few + stages
+    shorter = [_once(replace(row, flags=_with(row.flags, "--accum", n)), programs) for n in (few, more)]
+    return _continued(row, shorter, (few, more), asked)
 
 
 def _once(row: Row, programs: Path) -> Run:

@@ -117,6 +117,29 @@ class NcclTiming:
             each *= self._of(self.net, "message_pair")
         return each * (used * slices - 1) * 1e-6
 
+    def step_s(self, machine: Machine, nbytes: float, proto: str, hop_s: float) -> float:
+        """A ring's step between nodes. With more ranks NCCL opens fewer channels and so sends fewer messages; where a
+        message costs more than a hop, the whole ring is still held to be no quicker than it is on fewer nodes."""
+
+        def step(at: Machine) -> float:
+            more_s = self.messages_s(at, nbytes, proto)
+            if proto == "LL":
+                more_s += self.rendezvous_s(at, nbytes, 8 * at.num_ranks * 512, at.num_ranks)
+            return hop_s + more_s
+
+        nodes, per_node = machine.num_nodes, machine.num_ranks / machine.num_nodes
+        if nodes <= 2 or self._of(self.net, f"message_{proto}") * 1e-6 < hop_s:
+            return step(machine)
+        counts = [*range(2, min(nodes, 33)), *(nodes * place // 32 for place in range(1, 32)), nodes]
+        slowest: float = max(
+            step(replace(machine, num_nodes=count, num_ranks=int(per_node * count)))
+            * (count - 1 / per_node)
+            / (nodes - 1 / per_node)
+            for count in counts
+            if count >= 2
+        )
+        return slowest
+
     def rendezvous_s(self, machine: Machine, nbytes: float, per_channel: float, parts: int) -> float:
         """What an LL message between nodes costs beyond a hop where it is too long for the provider to send unasked: a
         round trip. A channel is added for every *per_channel* bytes; a message is a channel's share of one of *parts*,
@@ -154,9 +177,7 @@ class NcclTiming:
         cost = self.cost(machine, proto, nbytes / group.size / 512.0, local)
         inside, between = ring_hops(group, shape)
         intra_s, inter_s = self.hops_s(machine, "ring", proto)
-        inter_s += self.messages_s(machine, nbytes, proto)
-        if proto == "LL":
-            inter_s += self.rendezvous_s(machine, nbytes, 8 * machine.num_ranks * 512, machine.num_ranks)
+        inter_s = self.step_s(machine, nbytes, proto, inter_s)
         software_s = self._of("launch", proto) * 1e-6 + inside * intra_s + between * inter_s
         chunk = self._of("launch", "chunk_MiB") * 2**20 * machine.channels * shape.steps
         slowest = group.slowest_s_per_byte(group.with_cost(ring_loads(group), cost))

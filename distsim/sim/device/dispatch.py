@@ -23,7 +23,7 @@ from distsim.sim.device.generator import PlainGenerator
 from distsim.sim.device.gpu import Device
 from distsim.sim.device.operators.handler import Handler
 from distsim.sim.device.operators.on_host import ON_HOST, decomposed, not_on_host
-from distsim.sim.device.operators.pinned import PINNING, make_pinned
+from distsim.sim.device.operators.pinned import PINNING, asks_for_memory, make_pinned
 from distsim.sim.device.operators.plan import Given, Made, Plan, key_of, learn, tensors_in
 from distsim.sim.device.operators.special import SPECIAL
 from distsim.sim.device.operators.transfers import STAGED, TRANSFERS
@@ -73,7 +73,7 @@ class ComputeMode(TorchDispatchMode):
             if kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
                 return NotImplemented  # DTensor, AsyncCollectiveTensor, ...: it takes itself apart first
         accelerators = self._process.accelerators
-        if accelerators is not None and (accelerators.some_used or _asks_for_memory(func)):
+        if accelerators is not None and (accelerators.some_used or asks_for_memory(func)):
             device = _gpu_of(args, kwargs)
             if device is not None:
                 return self._on_gpu(func, args, kwargs, device)
@@ -322,24 +322,6 @@ def _precision() -> tuple[str, str]:
     """Of products of 32-bit numbers: what the program allows."""
     backends = torch.backends
     return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
-
-
-_memory_askers: dict[int, tuple[Any, bool]] = {}
-"""By identity of the operator, which is kept alive here: OpOverload's own hash is Python's."""
-
-
-def _asks_for_memory(func: Any) -> bool:
-    """Whether *func* can have to do with a GPU where none of its tensors lies on one: it names a device or pins."""
-    known = _memory_askers.get(id(func))
-    if known is None:
-        schema = getattr(func, "_schema", None)
-        asks = schema is None or func in PINNING or any(map(_is_of_memory, schema.arguments))
-        known = _memory_askers[id(func)] = (func, asks)
-    return known[1]
-
-
-def _is_of_memory(argument: Any) -> bool:
-    return argument.name == "pin_memory" or "Device" in str(argument.type)
 
 
 def _gpu_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:

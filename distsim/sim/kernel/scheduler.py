@@ -91,6 +91,8 @@ class Runs(Protocol):
 
     def raise_inside(self, unwind: type[Unwind]) -> None: ...
 
+    def part(self) -> bool: ...
+
 
 class WaitLimit:
     """The wait of *task* that *request* asked for gives up."""
@@ -227,6 +229,9 @@ class Scheduler:
             over = self.limits is not None and task.doom is None and self.limits.wall_over()
             now = own_s(task.native)
             if over or now - since > limit_s or now - begun > limit_s * self.patience:
+                if not task.part():  # it ends at this very moment
+                    self.baton.acquire()
+                    return
                 task.abandoned = True
                 if self.beacon is not None:
                     self.beacon.leave_threads_behind()

@@ -98,6 +98,7 @@ class Task:
         self._body = body
         self._go = _thread.allocate_lock()
         self._go.acquire()
+        self._parting = _thread.allocate_lock()
         self._throw: BaseException | None = None
         self._driver: simpy.Process = world.env.process(self._drive())
 
@@ -184,8 +185,8 @@ class Task:
         return self.now_s()
 
     def _hand_over(self, request: Request) -> None:
-        if self.doom is not None:
-            self._refuse_to_go_on(self.doom)
+        if self.doom is not None or self.abandoned:
+            self._refuse_to_go_on(self.doom or Unwind())
         if _here.task is not self:
             raise RuntimeError("a rank's thread used another thread's task")
         while True:
@@ -214,7 +215,8 @@ class Task:
         self.refusals += 1
         if self.refusals > 1_000:
             self.abandoned = True
-            self.world.baton.release()
+            if self.part():
+                self.world.baton.release()
             forever = _thread.allocate_lock()
             forever.acquire()
             forever.acquire()
@@ -238,10 +240,15 @@ class Task:
             self.finished = True
             self.request = None
             _here.task = None
-            if not self.abandoned:
+            if self.part():
                 self.world.baton.release()
 
     # -- in the scheduler
+
+    def part(self) -> bool:
+        """True for the first that asks: the thread, which then gives the baton back for the last time, or the
+        scheduler, which then goes on without it. If both did, two threads would run at once."""
+        return self._parting.acquire(False)
 
     def _drive(self) -> Generator[simpy.Event, Any, None]:
         env = self.world.env

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["PINNING", "is_pinned", "make_pinned"]
+__all__ = ["PINNING", "asks_for_memory", "is_pinned", "make_pinned"]
 
 aten = torch.ops.aten
 
@@ -33,3 +33,20 @@ def _pin(run: Any, args: tuple[Any, ...]) -> Tensor:
 
 
 PINNING: dict[Any, Any] = {aten.is_pinned.default: _ask, aten._pin_memory.default: _pin, aten.pin_memory.default: _pin}
+
+_memory_askers: dict[int, tuple[Any, bool]] = {}
+"""By identity of the operator, which is kept alive here: OpOverload's own hash is Python's."""
+
+
+def asks_for_memory(func: Any) -> bool:
+    """Whether *func* can have to do with a GPU where none of its tensors lies on one: it names a device or pins."""
+    known = _memory_askers.get(id(func))
+    if known is None:
+        schema = getattr(func, "_schema", None)
+        asks = schema is None or func in PINNING or any(map(_is_of_memory, schema.arguments))
+        known = _memory_askers[id(func)] = (func, asks)
+    return known[1]
+
+
+def _is_of_memory(argument: Any) -> bool:
+    return argument.name == "pin_memory" or "Device" in str(argument.type)
