@@ -17,6 +17,8 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, get_worker_info
 
+from distsim.sim.device.dispatch import ComputeMode
+
 
 class Reduce(torch.autograd.Function):  # type: ignore[misc]
     """Sums its gradient over the ranks, in backward."""
@@ -102,6 +104,8 @@ def test_compiled_functions_compute_the_same() -> None:
         return value.tolist()
 
     assert ranks(body).results == [[2.0, 2.0]] * 2
+    compiled = torch._C._dynamo.eval_frame._debug_get_cache_entry_list
+    assert not compiled(ComputeMode.__torch_dispatch__.__code__), "the simulator itself was compiled"
 
 
 def test_profiler_shows_operators_labels_and_collectives(tmp_path: Path) -> None:

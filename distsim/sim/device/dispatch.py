@@ -58,8 +58,8 @@ class ComputeMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch would wrap `__torch_dispatch__` in a guard against being compiled, at 3 us a call; nothing
-        is compiled under a mode of ours."""
+        """torch would wrap `__torch_dispatch__` in a guard against being compiled, at 3 us a call; `_not_compiled`
+        costs nothing."""
         return False
 
     def __torch_dispatch__(
@@ -379,3 +379,14 @@ def _classify(func: Any) -> int:
     ):
         return COMPOSITE  # before views: `to` may make one
     return VIEW if func.is_view else PLANNED
+
+
+def _not_compiled(function: Any) -> None:
+    """Keep torch's compiler off *function* and what it calls: inside a mode none is active, and it would take them for
+    the user's."""
+    frames = torch._C._dynamo.eval_frame
+    leave = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(leave, leave))
+
+
+_not_compiled(ComputeMode.__torch_dispatch__)
