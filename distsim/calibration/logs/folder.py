@@ -62,7 +62,7 @@ def read_logs(folder: Path) -> Logs:
         notes += said
     if not runs:
         why = f" ({notes[0]})" if notes else ""
-        raise UsageError(f"{folder}: no log of nccl-tests or rccl-tests with a table in {len(paths)} files{why}")
+        raise UsageError(f"{folder}: no log of nccl-tests or rccl-tests with a table in {len(paths)} file{'s' * (len(paths) != 1)}{why}")
     return Logs(tuple(runs), tuple(notes))
 
 

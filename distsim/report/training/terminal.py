@@ -61,7 +61,7 @@ def _head(training: Training) -> RenderableType:
     if training.steps:
         lines.add_row("step", _step(training))
         if training.step_low_s is not None and training.step_high_s is not None:
-            lines.add_row("within", _sure(training.step_low_s, training.step_high_s))
+            lines.add_row("network", _sure(training.step_low_s, training.step_high_s))
         lines.add_row("tokens", _tokens(training))
         use = _use(training)
         if use is not None:
@@ -96,7 +96,7 @@ def _sure(low_s: float, high_s: float) -> Text:
     """Where a measured step would lie, and what that knows of."""
     return Text.assemble(
         f"{format_time(low_s)} to {format_time(high_s)} ",
-        ("in 8 cases of 10, by the errors of exposed communication alone", "dim"),
+        ("by what exposed communication may err in 8 cases of 10; what operators err comes on top", "dim"),
     )
 
 
