@@ -383,7 +383,8 @@ def test_a_steps_time_carries_the_errors_of_what_is_exposed(tmp_path: Path) -> N
     assert (total["low_s"], total["high_s"]) == pytest.approx((0.5 * total["time_s"], 2 * total["time_s"]))
     out = io.StringIO()
     print_summary(outcome, out)
-    assert "by what exposed communication may err in 8 cases of 10; what operators err comes on top" in " ".join(out.getvalue().split())
+    told = " ".join(out.getvalue().split())
+    assert "by what exposed communication may err in 8 cases of 10; what operators err comes on top" in told
     unknown = simulate(train, str(path), (2,), nproc_per_node=2, nccl_version="ideal")
     assert unknown.training is not None
     assert (unknown.training.step_low_s, unknown.training.step_high_s) == (None, None)

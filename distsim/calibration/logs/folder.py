@@ -62,7 +62,8 @@ def read_logs(folder: Path) -> Logs:
         notes += said
     if not runs:
         why = f" ({notes[0]})" if notes else ""
-        raise UsageError(f"{folder}: no log of nccl-tests or rccl-tests with a table in {len(paths)} file{'s' * (len(paths) != 1)}{why}")
+        files = f"{len(paths)} file{'s' * (len(paths) != 1)}"
+        raise UsageError(f"{folder}: no log of nccl-tests or rccl-tests with a table in {files}{why}")
     return Logs(tuple(runs), tuple(notes))
 
 
