@@ -71,9 +71,9 @@ class Communicator:
         self.has_messages = False
         """Whether members have sent to each other."""
 
-    def _who_comes(self) -> frozenset[int]:
+    def _who_comes(self) -> Sequence[int]:
         """The places of those whom a collective waits for."""
-        return frozenset(range(len(self.group.ranks)) if self.stand_in is None else self.stand_in)
+        return range(len(self.group.ranks)) if self.stand_in is None else list(dict.fromkeys(self.stand_in))
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -129,12 +129,19 @@ class Communicator:
         """Start collective *number*, if all have come."""
         meeting = self._meetings[number]
         arrivals, data = meeting.arrivals, meeting.data
-        if len(arrivals) < len(self._awaited) or not self._awaited <= arrivals.keys():  # who came may be traced no more
+        if len(arrivals) < len(self._awaited):
+            return
+        if self.stand_in is None:
+            members = came = [arrivals[place] for place in self._awaited]
+        elif all(place in arrivals for place in self._awaited):  # else somebody has come who is traced no more
+            members = [arrivals[place] for place in self.stand_in]
+            came = [arrival for place, arrival in arrivals.items() if place in self._awaited]
+        else:
             return
         del self._meetings[number]
-        places = range(len(self.group.ranks)) if self.stand_in is None else self.stand_in
-        members = [arrivals[place] for place in places]
-        came = list(arrivals.values()) if self.stand_in is not None else members
+        if members[0].record.op == "scatter" and members[0].record.root not in [m.record.rank for m in came]:
+            self.world.traced.split_by(self.group)  # what it sends nobody else has
+            return
         if check_meeting([m.record for m in came]) is not None:
             self.world.stop_for_mismatch([m.work for m in came])
             return
@@ -155,7 +162,7 @@ class Communicator:
         if not _all_there(came, lambda: self._finish(members, data, came)):
             return
         on_gpu = members[0].host_side is not None
-        self.world.guards.on_finish(members)
+        self.world.guards.on_finish(came)
         try:
             compute(members, data) if on_gpu else data(members)
         except Exception as error:  # what torch refuses to compute is every member's error

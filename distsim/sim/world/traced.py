@@ -208,16 +208,16 @@ class Traced:
             )
 
     def _who_may_go(self, equal: EqualRanks) -> frozenset[int]:
-        """Of two ranks of a kind the second, unless it tells the user something that the first does not: many programs
-        log on the last rank, and then those that it sends to stay with it (its pipeline). The first stays: more log on
-        rank 0, at times not before a later step."""
+        """Of two ranks of a kind the second, unless it tells the user something that the first does not, whatever their
+        numbers: many programs log on the last rank, and then those that it sends to stay with it (its pipeline). The
+        first stays: more log on rank 0, at times not before a later step."""
         said = {
-            rank: any(s is not None and s.spoke for s in (p.stdout, p.stderr))
+            rank: set().union(*(s.said for s in (p.stdout, p.stderr) if s is not None))
             for rank, p in self._job.rank_processes.items()
         }
         pairs = [(leader, double) for double, leader in equal.pairs() if double not in equal.own]
         last = dict(pairs)  # of several that log, one is enough
-        gone = frozenset(d for leader, d in pairs if said[leader] or not said[d] or d != last[leader])
+        gone = frozenset(d for leader, d in pairs if said[d] <= said[leader] or d != last[leader])
         groups = [communicator.group.ranks for communicator in self._job.communicators.values()]
         while needed := gone & equal.needed_by(groups, self._ranks - gone):
             gone -= needed
