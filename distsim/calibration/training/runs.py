@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.calibration.constants import data_folder
-from distsim.calibration.training.rows import Row
+from distsim.calibration.training.rows import RESERVED, Row
 from distsim.errors import UsageError
 
 __all__ = ["Run", "command", "programs_folder", "simulate"]
@@ -34,6 +34,7 @@ class Run:
     wall_s: float
     step_s: float | None = None
     peak_memory_bytes: int | None = None
+    """Of the rank with most, allocated or reserved as the row says."""
     tokens_per_s_per_gpu: float | None = None
     mfu: float | None = None
     micro_batches: tuple[int, int] | None = None
@@ -152,7 +153,7 @@ def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> Run:
         row,
         wall_s,
         step_s=training["step_time_s"],
-        peak_memory_bytes=training["peak_memory_bytes"],
+        peak_memory_bytes=training["peak_reserved_bytes" if row.memory_of == RESERVED else "peak_memory_bytes"],
         tokens_per_s_per_gpu=training.get("tokens_per_s_per_gpu"),
         mfu=training.get("mfu"),
     )
