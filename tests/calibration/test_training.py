@@ -65,7 +65,7 @@ def test_the_command_is_what_a_user_would_type(tmp_path: Path) -> None:
     """`distsim run --on PRESET:N --report FILE program flags`, with fewer ranks where fewer took part."""
     words = command(row(), tmp_path / "r.json", Path("/clone/scenarios/training"))
     assert words[1:6] == ["-m", "distsim", "run", "--on", "dgx-h100:1"]
-    assert words[-5:] == ["/clone/scenarios/training/fsdp2.py", "--mbs", "2", "--steps", "3"]
+    assert words[-5:] == ["/clone/scenarios/training/fsdp2.py", "--mbs", "2", "--steps", "2"]
     assert words[words.index("--report") + 1] == str(tmp_path / "r.json")
     fewer = Row("node", "x", "aws-p4d:1", 4, "ddp.py", (), 1.0, None, "s")
     words = command(fewer, tmp_path / "r.json", Path("/p"))
@@ -209,16 +209,16 @@ def test_rows_are_simulated_beside_each_other(
 
 
 def test_a_row_says_what_of_the_memory_was_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What was allocated, or with memory_of what was reserved; another word is a fault of the table."""
+    """What was reserved, or with memory_of what was allocated; another word is a fault of the table."""
     header = HEADER.replace("source", "source,memory_of")
     line = "node,a row,aws-p5:1,,ddp.py,--mbs 1,0.5,10,s,{}\n"
-    training = {"step_time_s": 0.5, "peak_memory_bytes": 9 << 30, "peak_reserved_bytes": 10 << 30}
+    training = {"step_time_s": 0.5, "peak_memory_bytes": 10 << 30, "peak_allocated_bytes": 9 << 30}
     errors = []
-    for word in ("", "reserved"):
+    for word in ("", "allocated"):
         (tmp_path / "rows.csv").write_text(header + line.format(word))
         (row,) = read_rows(tmp_path)
         errors.append(run_of(row, 1.0, {"training": training}).memory_error)
-    assert errors == [pytest.approx(-0.1), pytest.approx(0.0)]
+    assert errors == [pytest.approx(0.0), pytest.approx(-0.1)]
     (tmp_path / "rows.csv").write_text(header + line.format("used"))
     assert main(["validate", "--training", "--from", str(tmp_path)]) == 2
     assert "row 1: memory_of: expected allocated or reserved, got used" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from distsim.calibration.constants import data_folder
 from distsim.errors import UsageError
 from distsim.text.strangers import brief, read_bytes
 
-__all__ = ["RESERVED", "TABLES", "Row", "read_rows"]
+__all__ = ["ALLOCATED", "TABLES", "Row", "read_rows"]
 
 TABLES = {"steps": "Published steps, one node to many", "node": "Published steps on one node"}
 """The values of column `table`, and the headings they are printed under."""
@@ -37,7 +37,7 @@ class Row:
     memory_gib: float | None
     """The most on a GPU, in GiB, where it was published."""
     source: str
-    memory_of: str = ALLOCATED
+    memory_of: str = RESERVED
     """What of the memory was published: torch's max_memory_allocated or max_memory_reserved."""
     unseen: bool = False
     """Whether nobody looked at it while the model and the programs were mended."""
@@ -92,7 +92,7 @@ def _row(entry: dict[str, str]) -> Row:
         step_s=_positive("step_s", entry["step_s"]),
         memory_gib=_positive("memory_GiB", memory) if memory else None,
         source=entry["source"],
-        memory_of=_one_of("memory_of", entry.get("memory_of", "") or ALLOCATED, (ALLOCATED, RESERVED)),
+        memory_of=_one_of("memory_of", entry.get("memory_of", "") or RESERVED, (ALLOCATED, RESERVED)),
         unseen=_yes("unseen", entry.get("unseen", "")),
     )
 

@@ -11,7 +11,7 @@
 - `gpu`, `num_gpus`, `gpu_memory_bytes`, `context_bytes`: the GPU, how many were used, its memory, what of it lies
   outside torch's allocator
 - `peak_allocated_bytes`, `peak_reserved_bytes`: torch's max_memory_allocated and max_memory_reserved of the rank with
-  most, whatever the program has reset; `peak_memory_bytes`: the first, which is what is usually published
+  most, whatever the program has reset; `peak_memory_bytes`: the second, which is what is usually published
 - `ranks[]`: `rank`, `alike` (how many ranks it stands for, itself included), `step_s` and what it was: `compute_s` (of
   it `overlapped_s` beside communication, which took `slowed_s` of it), `exposed_s` (communication that nothing hid; of
   it `late_s` before the last member came), `bubble_s` (a message whose other end had not come), `host_s` (nothing was
@@ -76,7 +76,7 @@ def training_section(training: Training) -> dict[str, Any]:
     """*training* as plain JSON data."""
     return {name: getattr(training, name) for name in _FIELDS} | {
         "gpu_memory_bytes": training.memory_bytes,
-        "peak_memory_bytes": training.peak_allocated_bytes,
+        "peak_memory_bytes": training.peak_reserved_bytes,
         "ranks": [_rank(rank) for rank in training.ranks],
         "operators": [asdict(operator) for operator in training.operators],
         "critical_path": [asdict(part) for part in training.critical_path],
