@@ -243,3 +243,23 @@ def test_a_group_of_one_may_be_fake() -> None:
         return x.tolist()
 
     assert ranks(body) == [[3.0, 3.0]] * 2
+
+
+def test_a_group_of_several_may_be_fake() -> None:
+    """torchtitan's axis over which batches are split is `fake`, too: its collectives are torch's, which move nothing."""
+
+    def body() -> Any:
+        import torch.distributed as dist
+        import torch.testing._internal.distributed.fake_pg  # noqa: F401
+
+        dist.init_process_group("nccl")
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        both = dist.new_group([0, 1], backend="fake")
+        x = torch.full((2,), rank + 3.0, device="cuda")
+        dist.all_reduce(x, group=both)
+        whole = torch.full((2,), 1.0, device="cuda")
+        dist.all_reduce(whole)
+        return dist.get_world_size(both), dist.get_rank(both), x.tolist(), whole.tolist()
+
+    assert ranks(body) == [(2, rank, [rank + 3.0] * 2, [2.0, 2.0]) for rank in range(2)]

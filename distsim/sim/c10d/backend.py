@@ -135,7 +135,8 @@ def _new_process_group_helper(
     alone = frozenset({"fake"}) if group_size == 1 else frozenset()  # where nobody else is, nothing is fake about it
     third_party = [name for name in asked if name not in _SIMULATED | alone]
     if third_party:
-        if third_party[0] in ("ucc", "xccl", "fake"):
+        # torch's own `fake` moves nothing between ranks: a mesh has it for axes over which nothing is ever sent
+        if third_party[0] in ("ucc", "xccl") or (third_party[0] == "fake" and not global_ranks_in_group):
             raise NotSimulated(f"backend {third_party[0]!r}", "use gloo, nccl, mpi or sim")
         return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
     default = not global_ranks_in_group
