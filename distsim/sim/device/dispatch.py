@@ -98,7 +98,11 @@ class ComputeMode(TorchDispatchMode):
         task = self._task
         task.world.ticks += 1
         if kind == VIEW:
-            task.debt_s += VIEW_SHARE * self._process.accelerators.model.host_op_s
+            fusion, host_s = self._process.accelerators.fusion, VIEW_SHARE * self._process.accelerators.model.host_op_s
+            if fusion is not None and fusion.compiles(task):
+                fusion.spares(host_s)
+            else:
+                task.debt_s += host_s
             return under_meta(func, args, kwargs)
         handler = _HANDLERS.get(func)
         if handler is not None:
@@ -135,7 +139,11 @@ class ComputeMode(TorchDispatchMode):
             plan.offset = (plan.device.index if plan.device is not None else base) - base
             if key is not None:
                 plans[key] = plan
-        task.debt_s += accelerators.model.host_op_s
+        fusion = accelerators.fusion
+        if fusion is not None and not fusion.compiles(task):
+            fusion = None
+        if fusion is None:
+            task.debt_s += accelerators.model.host_op_s
         task.quiet_polls = task.time_queries = 0
         gpu = accelerators[base + plan.offset]
         stream = current_stream(task, gpu)
@@ -155,7 +163,10 @@ class ComputeMode(TorchDispatchMode):
         if self._process.recorder is not None:
             self._process.recorder.arguments = args
         if plan.cost.kernels:
-            gpu.launch(stream, plan.cost, task, func)
+            if fusion is None:
+                gpu.launch(stream, plan.cost, task, func)
+            else:
+                fusion.launch(gpu, stream, plan.cost, task, func, (args, kwargs), result)
         if plan.counted is not None:
             accelerators.steps.count(plan.counted)
         return result

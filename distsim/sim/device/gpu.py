@@ -19,6 +19,7 @@ from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.device.operators.values import Values
 from distsim.sim.device.timeline import Comm, Kernel, Mark, Stream, Timeline
 from distsim.sim.device.timeline import Wait as StreamWait
+from distsim.sim.device.timeline.fusion import Fusion
 from distsim.sim.device.timeline.steps import Steps
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ KERNELS = "the kernels of its GPU"
 class Held:
     """Device memory of one storage, given back when the storage dies."""
 
-    __slots__ = ("block", "device", "nbytes", "streams")
+    __slots__ = ("__weakref__", "block", "device", "nbytes", "streams")
 
     def __init__(self, device: Device, block: Block, nbytes: int) -> None:
         self.device = device
@@ -161,6 +162,8 @@ class Device:
 
     def marks(self, now_s: float) -> list[Mark]:
         """The ends of all streams as they have been filled."""
+        if self.timeline.before_put is not None:
+            self.timeline.before_put()
         return [self.timeline.mark(stream, now_s) for stream in self.streams if stream.items]
 
     def synchronize_all(self, task: RankTask) -> None:
@@ -283,6 +286,8 @@ class Accelerators:
         """What waits for its first use (torch.cuda._lazy_call)."""
         self.values = Values(process.world.data)
         self.steps = Steps()
+        self.fusion = Fusion() if process.world.data.fuse else None
+        """Of what torch.compile was given (--fuse)."""
         self._devices: dict[int, Device] = {}
         self._generators: dict[int, CudaGenerator] = {}
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
 
 __all__ = [
+    "Fused",
     "GpuTrack",
     "KernelSlice",
     "OperatorTime",
@@ -115,6 +116,21 @@ class OutOfMemory:
 
 
 @dataclass(slots=True)
+class Fused:
+    """What torch's compiler was taken to make of one rank's compiled functions, in the whole run (`--fuse`)."""
+
+    rank: int
+    functions: dict[str, int]
+    """How often each was called."""
+    kernels_before: int
+    kernels_after: int
+    gpu_saved_s: float
+    """Of the kernels' own time; against what would have run eagerly."""
+    host_saved_s: float
+    """Of the host's; below 0 where guards and launchers cost more than what is not launched any more."""
+
+
+@dataclass(slots=True)
 class OperatorTime:
     """One operator's kernels, a step, on the mean rank."""
 
@@ -187,6 +203,8 @@ class Training:
     placeholder: float = 1.0
     """What the program got for values that nobody knew."""
     reads: list[UnknownRead] = field(default_factory=list)
+    fused: Fused | None = None
+    """Of the rank with most; None: nobody asked for it."""
 
     @property
     def peak_allocated_bytes(self) -> int:

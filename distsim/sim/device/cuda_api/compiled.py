@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from torch.nn.modules import module as torch_modules
 from torch.utils._triton import has_triton_package
 
 from distsim.errors import NotSimulated
-from distsim.sim.device.cuda_api.ranks import Patch, refused, with_gpus
+from distsim.sim.device.cuda_api.ranks import Patch, for_ranks, refused, with_gpus
 from distsim.sim.isolation.modules.absent import no_launch
 from distsim.sim.isolation.process import RankTask, current_task
 
 __all__ = ["compiled_patches"]
 
+EAGER = (
+    "torch.compile: what it was given runs eagerly, operator by operator; nothing is fused (--fuse prices it as the "
+    "compiler's kernels)"
+)
+FUSED = (
+    "torch.compile: what it was given runs eagerly, and is priced as one graph of fused kernels a call (--fuse); graph "
+    "breaks, CUDA graphs (reduce-overhead) and the time to compile are not in it"
+)
 _REMEDY = "run the step eagerly, without a CUDA graph"
 
 
@@ -25,24 +35,54 @@ def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
         return lambda given: _compile(task, given, **options)
     if options.get("disable"):
         return model
-    task.world.note("torch.compile: what it was given runs eagerly, operator by operator; nothing is fused")
+    fuses = task.world.data.fuse
+    task.world.note(FUSED if fuses else EAGER)
     if not isinstance(model, torch.nn.Module):
-        return model
+        return _graph(model, model, 0) if fuses else model
     from torch._dynamo.eval_frame import OptimizedModule
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of global hooks: those are ours
-        return OptimizedModule(model, _AsItIs())
+        return OptimizedModule(model, _AsItIs(model if fuses else None))
 
 
 class _AsItIs:
     """Stands for the compiler's context of a module (torch._dynamo.eval_frame._TorchDynamoContext)."""
 
+    def __init__(self, fused: torch.nn.Module | None) -> None:
+        self._fused = None if fused is None else (type(fused), sum(1 for _ in fused.parameters()))
+
     def __call__(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        return call
+        return call if self._fused is None else _graph(call, *self._fused)
 
     def __deepcopy__(self, memo: Any) -> _AsItIs:
         return self
+
+
+def _graph(call: Callable[..., Any], named: Any, parameters: int) -> Callable[..., Any]:
+    """*call*, whose kernels are taken as those of one compiled graph (timeline/fusion.py)."""
+    name = getattr(named, "__qualname__", type(named).__name__)
+
+    @functools.wraps(call)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        if task is None or task.process.accelerators is None:
+            return call(*args, **kwargs)
+        with task.process.accelerators.fusion.graph(task, name, parameters):
+            return call(*args, **kwargs)
+
+    return compiled
+
+
+def _any_hook_of_the_program(task: RankTask) -> bool:
+    """torch warns of hooks on all modules when a compiled one is called; ours, which name memory, are nobody's care."""
+    hooks = [
+        hook
+        for name, known in vars(torch_modules).items()
+        if name.startswith("_global_") and name.endswith("_hooks")
+        for hook in known.values()
+    ]
+    return any(not type(getattr(hook, "__self__", None)).__module__.startswith("distsim.") for hook in hooks)
 
 
 def _refusing(name: str, real: type) -> type:
@@ -60,7 +100,11 @@ def compiled_patches() -> list[Patch]:
     """(holder, attribute, replacement) of the compiler and of graphs."""
     graphs = torch.cuda.graphs
     has_triton_package()  # torch remembers what it is told first; ranks can import a stand-in for Triton (absent.py)
-    patches: list[Patch] = [(torch, "compile", with_gpus(torch.compile, _compile))]
+    any_hook = for_ranks(torch_modules._has_any_global_hook, _any_hook_of_the_program)
+    patches: list[Patch] = [
+        (torch, "compile", with_gpus(torch.compile, _compile)),
+        (torch_modules, "_has_any_global_hook", any_hook),
+    ]
     for name in ("CUDAGraph", "graph"):
         stand_in = _refusing(f"torch.cuda.{name}", getattr(graphs, name))
         patches += [(holder, name, stand_in) for holder in (torch.cuda, graphs)]
