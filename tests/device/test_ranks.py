@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
+import time
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +248,26 @@ def test_a_group_of_one_may_be_fake() -> None:
         return x.tolist()
 
     assert ranks(body) == [[3.0, 3.0]] * 2
+
+
+def test_the_timeout_of_a_group_can_be_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    """torchtitan makes it shorter after the first step; a hang ends then."""
+
+    def body() -> Any:
+        import torch.distributed as dist
+        from torch.distributed.distributed_c10d import _set_pg_timeout
+
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        _set_pg_timeout(timedelta(seconds=7))
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1, device="cuda"))
+            torch.cuda.synchronize()
+        else:
+            time.sleep(60)
+
+    distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2, check=False)
+    assert "Timeout(ms)=7000) ran for 7000 milliseconds" in capsys.readouterr().err
 
 
 def test_a_group_of_several_may_be_fake() -> None:

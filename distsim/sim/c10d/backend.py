@@ -326,6 +326,18 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         return [group._end_coalescing(device)]
 
     patches += [(holder, "batch_isend_irecv", batch_isend_irecv) for holder in (c10d, dist)]
+    set_timeout = c10d._set_pg_timeout
+
+    @functools.wraps(set_timeout)
+    def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
+        """torch asks whether the group's backend is NCCL's class, which a build without CUDA does not have."""
+        group = group or c10d._get_default_group()
+        if isinstance(group, SimGroup):
+            group._set_default_timeout(timeout)
+        elif current_task() is None:
+            set_timeout(timeout, group)
+
+    patches.append((c10d, "_set_pg_timeout", set_pg_timeout))
     logged = DistributedDataParallel._get_ddp_logging_data
 
     @functools.wraps(logged)

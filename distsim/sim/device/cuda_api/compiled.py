@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import warnings
 from collections.abc import Callable
@@ -27,6 +28,9 @@ FUSED = (
     "torch.compile: what it was given runs eagerly, and is priced as one graph of fused kernels a call (--fuse); graph "
     "breaks, CUDA graphs (reduce-overhead) and the time to compile are not in it"
 )
+flex_module = importlib.import_module("torch.nn.attention.flex_attention")
+"""The package has a function of that name."""
+_real_warn_once = flex_module._warn_once
 _REMEDY = "run the step eagerly, without a CUDA graph"
 
 
@@ -35,32 +39,41 @@ def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
         return lambda given: _compile(task, given, **options)
     if options.get("disable"):
         return model
-    fuses = task.world.data.fuse
-    task.world.note(FUSED if fuses else EAGER)
+    task.world.note(FUSED if task.world.data.fuse else EAGER)
     if not isinstance(model, torch.nn.Module):
-        return _graph(model, model, 0) if fuses else model
+        return _graph(model, model, 0)
     from torch._dynamo.eval_frame import OptimizedModule
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of global hooks: those are ours
-        return OptimizedModule(model, _AsItIs(model if fuses else None))
+        return OptimizedModule(model, _AsItIs(model))
+
+
+_compiled: dict[RankTask, int] = {}
+"""Threads that are in compiled code, and in how many functions of it."""
+
+
+def _warn_once(task: RankTask, *args: Any, **kwargs: Any) -> None:
+    """flex_attention says that it is slow where it was not compiled."""
+    if task not in _compiled:
+        _real_warn_once(*args, **kwargs)
 
 
 class _AsItIs:
     """Stands for the compiler's context of a module (torch._dynamo.eval_frame._TorchDynamoContext)."""
 
-    def __init__(self, fused: torch.nn.Module | None) -> None:
-        self._fused = None if fused is None else (type(fused), sum(1 for _ in fused.parameters()))
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = type(module), sum(1 for _ in module.parameters())
 
     def __call__(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        return call if self._fused is None else _graph(call, *self._fused)
+        return _graph(call, *self._module)
 
     def __deepcopy__(self, memo: Any) -> _AsItIs:
         return self
 
 
 def _graph(call: Callable[..., Any], named: Any, parameters: int) -> Callable[..., Any]:
-    """*call*, whose kernels are taken as those of one compiled graph (timeline/fusion.py)."""
+    """*call*; with --fuse its kernels are taken as those of one compiled graph (timeline/fusion.py)."""
     name = getattr(named, "__qualname__", type(named).__name__)
 
     @functools.wraps(call)
@@ -68,8 +81,18 @@ def _graph(call: Callable[..., Any], named: Any, parameters: int) -> Callable[..
         task = current_task()
         if task is None or task.process.accelerators is None:
             return call(*args, **kwargs)
-        with task.process.accelerators.fusion.graph(task, name, parameters):
-            return call(*args, **kwargs)
+        fusion, around = task.process.accelerators.fusion, _compiled.get(task, 0)
+        _compiled[task] = around + 1
+        try:
+            if fusion is None:
+                return call(*args, **kwargs)
+            with fusion.graph(task, name, parameters):
+                return call(*args, **kwargs)
+        finally:
+            if around:
+                _compiled[task] = around
+            else:
+                del _compiled[task]
 
     return compiled
 
@@ -103,6 +126,7 @@ def compiled_patches() -> list[Patch]:
     any_hook = for_ranks(torch_modules._has_any_global_hook, _any_hook_of_the_program)
     patches: list[Patch] = [
         (torch, "compile", with_gpus(torch.compile, _compile)),
+        (flex_module, "_warn_once", for_ranks(_real_warn_once, _warn_once)),
         (torch_modules, "_has_any_global_hook", any_hook),
     ]
     for name in ("CUDAGraph", "graph"):

@@ -13,7 +13,7 @@ import contextlib
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,9 +22,8 @@ from distsim.kernels.call import nbytes, tensors_in
 from distsim.kernels.fused import BACKWARD_S, FUSABLE, GRAPH_S, GUARD_S, KERNEL_S, MOST_FUSED, fused_cost
 
 if TYPE_CHECKING:
-    from distsim.kernels import Cost
-    from distsim.sim.device.gpu import Device
-    from distsim.sim.device.timeline.timeline import Stream
+    from distsim.kernels import Cost, Gpu
+    from distsim.sim.device.timeline.timeline import Stream, Timeline
     from distsim.sim.isolation.process import RankTask
 
 __all__ = ["Fusion"]
@@ -35,6 +34,18 @@ MOST_CALLS = 1 << 16
 """Calls whose backward may still come."""
 _Place = Any
 """A weak reference to the memory of a tensor: the same for all tensors that share it."""
+
+
+class Launcher(Protocol):
+    """gpu.Device."""
+
+    @property
+    def model(self) -> Gpu: ...
+
+    @property
+    def timeline(self) -> Timeline: ...
+
+    def launch(self, stream: Stream, cost: Cost, task: RankTask, name: Any) -> None: ...
 
 
 class _Kernel:
@@ -65,7 +76,7 @@ class Fusion:
         """Where the numbers of the nodes of each call begin and end, by thread."""
         self._backward_of: tuple[RankTask, int] | None = None
         self._held: list[_Kernel] = []
-        self._where: tuple[Device, Stream, RankTask] | None = None
+        self._where: tuple[Launcher, Stream, RankTask] | None = None
 
     @contextlib.contextmanager
     def graph(self, task: RankTask, name: str, parameters: int) -> Iterator[None]:
@@ -122,7 +133,7 @@ class Fusion:
     # -- kernels
 
     def launch(
-        self, device: Device, stream: Stream, cost: Cost, task: RankTask, func: Any, given: Any, made: Any
+        self, device: Launcher, stream: Stream, cost: Cost, task: RankTask, func: Any, given: Any, made: Any
     ) -> None:
         """As `Device.launch`, of an operator of a compiled graph."""
         self.spares(device.model.host_op_s)
