@@ -45,6 +45,8 @@ def training_parts(training: Training) -> Iterator[Part]:
         helps = _gains(training)
         if helps is not None:
             yield "what would help most (estimates: the pacing rank's step less what would go)", helps
+    if training.saved.writes or training.saved.reads:
+        yield "checkpoints", _saved(training)
     if training.reads:
         yield "values that no simulation knows", _reads(training)
 
@@ -79,6 +81,21 @@ def _head(training: Training) -> RenderableType:
     )
     lines.add_row("memory", memory)
     return lines
+
+
+def _saved(training: Training) -> RenderableType:
+    saved = training.saved
+    lines = []
+    for verb, calls, nbytes, seconds in (
+        ("wrote", saved.writes, saved.written_bytes, saved.write_s),
+        ("read", saved.reads, saved.read_bytes, saved.read_s),
+    ):
+        if calls:
+            rate = f"{nbytes / seconds / 1e9:.3g} GB/s" if seconds else "no time"
+            lines.append(
+                f"{verb} {format_bytes(nbytes)} in {calls:,} part{'s' * (calls > 1)}: {format_time(seconds)}, {rate}"
+            )
+    return Text(f"rank {training.saved_rank}, which spent most time on it, " + "; ".join(lines))
 
 
 def _fused(fused: Fused) -> Text:

@@ -21,6 +21,7 @@ from distsim.sim.device.timeline import Comm, Kernel, Mark, Stream, Timeline
 from distsim.sim.device.timeline import Wait as StreamWait
 from distsim.sim.device.timeline.fusion import Fusion
 from distsim.sim.device.timeline.steps import Steps
+from distsim.sim.observe.figures import Saved
 
 if TYPE_CHECKING:
     from distsim.kernels import Gpu
@@ -286,6 +287,7 @@ class Accelerators:
         """What waits for its first use (torch.cuda._lazy_call)."""
         self.values = Values(process.world.data)
         self.steps = Steps()
+        self.saved = Saved()
         self.fusion = Fusion() if process.world.data.fuse else None
         """Of what torch.compile was given (--fuse)."""
         self._devices: dict[int, Device] = {}

@@ -17,6 +17,7 @@ __all__ = [
     "OutOfMemory",
     "PathPart",
     "RankTraining",
+    "Saved",
     "Training",
     "UnknownRead",
     "Wait",
@@ -131,6 +132,18 @@ class Fused:
 
 
 @dataclass(slots=True)
+class Saved:
+    """What one rank wrote to the file system with torch.save and DCP, and read from it, while it used its GPUs."""
+
+    writes: int = 0
+    written_bytes: int = 0
+    write_s: float = 0.0
+    reads: int = 0
+    read_bytes: int = 0
+    read_s: float = 0.0
+
+
+@dataclass(slots=True)
 class OperatorTime:
     """One operator's kernels, a step, on the mean rank."""
 
@@ -203,6 +216,9 @@ class Training:
     placeholder: float = 1.0
     """What the program got for values that nobody knew."""
     reads: list[UnknownRead] = field(default_factory=list)
+    saved: Saved = field(default_factory=Saved)
+    """Of the rank that spent most time on it."""
+    saved_rank: int = 0
     fused: Fused | None = None
     """Of the rank with most; None: nobody asked for it."""
 

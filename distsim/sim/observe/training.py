@@ -115,6 +115,9 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     found = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
     found.reads = _reads(used)
     found.fused = _fused(used)
+    found.saved_rank, found.saved = max(
+        ((p.rank, p.accelerators.saved) for p in used), key=lambda each: (each[1].write_s + each[1].read_s, -each[0])
+    )
     found.placeholder = used[0].accelerators.values.placeholder
     found.out_of_memory = _out_of_memory(used, like)
     ends = {process: process.accelerators.steps.chosen() for process in used}
