@@ -129,7 +129,9 @@ def _exit_code(
 
 
 def _backends(process: SimProcess) -> list[str]:
-    return [group.name() for group in process.group_objects[:1]]
+    """The default group's, of all its devices where the process works on GPUs: `cpu:gloo,cuda:nccl`."""
+    on_gpus = process.accelerators is not None and process.accelerators.works
+    return [group.backend_config() if on_gpus else group.name() for group in process.group_objects[:1]]
 
 
 def _failures(processes: Sequence[SimProcess]) -> list[Failure]:
