@@ -186,6 +186,23 @@ def test_the_watchdog(capfd: pytest.CaptureFixture[str]) -> None:
         assert outcome.evidence.ranks[0].signal == "SIGABRT"
 
 
+def test_why_a_run_that_only_polls_was_ended_is_told() -> None:
+    """A loop on is_completed for a call that nobody else will make: how long it looked on stands in the report."""
+
+    def body() -> None:
+        if begin() == 0:
+            work = dist.all_reduce(ones(), async_op=True)
+            assert work is not None
+            while not work.is_completed():
+                pass
+
+    outcome = run(body, 2)
+    assert [str(found.kind) for found in outcome.diagnoses] == ["missing_rank"]
+    (note,) = [note for note in outcome.notes if note.startswith("the run was ended there: for ")]
+    assert "rank 0 looked again and again" in note.lower()
+    assert outcome.virtual_time_s > 60
+
+
 def test_torchrun_ends_the_others_of_the_node() -> None:
     """Once the watchdog has taken a rank down its launcher ends the node's other ranks; other nodes' go on."""
 
