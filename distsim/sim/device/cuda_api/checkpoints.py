@@ -47,7 +47,7 @@ def _saves() -> RankTask | None:
 def _neighbours(task: RankTask) -> int:
     """Ranks of the job on the same node."""
     mine = task.process.slot.host
-    return max(1, sum(slot.host == mine for slot in task.world.slots))
+    return max(1, sum(1 for slot in task.world.slots if slot.host == mine))
 
 
 def _wrote(task: RankTask, nbytes: int, seconds: float) -> None:

@@ -41,6 +41,9 @@ def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
         return model
     task.world.note(FUSED if task.world.data.fuse else EAGER)
     if not isinstance(model, torch.nn.Module):
+        module = getattr(model, "__self__", None)
+        if isinstance(module, torch.nn.Module):  # Module.compile() gives its own call
+            return _graph(model, type(module), sum(1 for _ in module.parameters()))
         return _graph(model, model, 0)
     from torch._dynamo.eval_frame import OptimizedModule
 

@@ -50,7 +50,7 @@ def _share(mode: Mode, mask: tuple[Any, ...], queries: int, keys: int) -> float 
     block_q, block_kv = (int(size) for size in mask[_BLOCK_SIZES])
     blocks = sum(int(count.sum()) for count in known if count is not None)
     batches = counts[0].numel() // counts[0].shape[-1]  # and heads
-    return min(1.0, blocks * block_q * block_kv / (batches * queries * keys))
+    return float(min(1.0, blocks * block_q * block_kv / (batches * queries * keys)))
 
 
 def _launch(mode: Mode, func: Any, given: tuple[Any, ...], mask: tuple[Any, ...], backward: bool, nbytes: int) -> None:
