@@ -161,6 +161,8 @@ class ComputeMode(TorchDispatchMode):
             equal.saw_operator(self._process.rank, plan.number)
         if self._process.recorder is not None:
             self._process.recorder.arguments = args
+        if plan.written and gpu.in_flight.open:
+            gpu.in_flight.written(stream, tensors_in([Given(path).of(args, kwargs) for path in plan.written]))
         if plan.cost.kernels:
             if fusion is None:
                 gpu.launch(stream, plan.cost, task, func)

@@ -20,6 +20,7 @@ from distsim.sim.device.operators.values import Values
 from distsim.sim.device.timeline import Comm, Kernel, Mark, Stream, Timeline
 from distsim.sim.device.timeline import Wait as StreamWait
 from distsim.sim.device.timeline.fusion import Fusion
+from distsim.sim.device.timeline.in_flight import InFlight
 from distsim.sim.device.timeline.steps import Steps
 from distsim.sim.observe.figures import Saved
 
@@ -77,6 +78,7 @@ class Device:
         self.default_stream = self.new_stream("default")
         self.comms: list[Comm] = []
         """Communication kernels that have not ended, in the order in which the host put them."""
+        self.in_flight = InFlight()
         self.watchdog: Any = None
         """Who ends the process when one of them takes too long (c10d/on_gpu/watchdog.py)."""
         self.last_launch_s = 0.0
@@ -151,6 +153,7 @@ class Device:
     def synchronize(self, task: RankTask, mark: Mark, limit_s: float | None = None, explicit: bool = True) -> bool:
         """The host waits until *mark* is reached, or for *limit_s*; whether it has been (see Task.wait_until)."""
         task.flush()
+        self.in_flight.host_waits()
         if self.timeline.reached(mark):
             return True
         event: simpy.Event = self.process.world.env.event()
@@ -173,6 +176,8 @@ class Device:
 
     def wait_for(self, stream: Stream, mark: Mark, now_s: float) -> None:
         """What is put into *stream* from now on begins after *mark*."""
+        if self.in_flight.open:
+            self.in_flight.stream_waits(stream)
         if mark.reached_s is None:
             self.timeline.put(stream, StreamWait(mark, now_s))
 
