@@ -60,11 +60,9 @@ def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> No
     """What a call does to values that are known: *data*, on copies that lie on the host. Of equal ranks, one arrival
     is there many times."""
     record = members[0].record
+    needed = members
     if record.op in _ROOT_ONLY:
-        root = members[0 if record.root is None else record.group.ranks.index(record.root)]
-        needed = [root]
-    else:
-        needed = members
+        needed = [members[0 if record.root is None else record.group.ranks.index(record.root)]]
     distinct = {id(m): m for m in members}
     sides = {who: member.host_side for who, member in distinct.items() if member.host_side is not None}
     asked = [sides[who] for who in {id(m): None for m in needed}]
