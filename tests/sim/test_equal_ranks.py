@@ -212,9 +212,31 @@ def test_what_is_not_seen_is_said_with_the_verdict(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(equal_ranks, "WORTH_IT", 0)
     outcome, _ = ran(tmp_path, TRAIN.format(extra="pass"), "equal", "dgx-h100:1")
     assert outcome.unseen.startswith("what ranks 1-7 may do otherwise after step 1 ")
+    assert any("ranks 0,7 of 8 were traced and compared for 1 step, then rank 0" in note for note in outcome.notes)
     shown = io.StringIO()
     print_summary(outcome, shown)
     assert "\nnot seen: what ranks 1-7 may do otherwise after step 1 (--ranks all " in shown.getvalue()
+
+
+def test_calls_meet_when_some_of_their_ranks_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven of eight have arrived when the first, still at work, turns out to be enough: the time is that of all."""
+    monkeypatch.setattr(equal_ranks, "WORTH_IT", 8 * 20)
+    text = TRAIN.format(extra="[torch.ones(9, device='cuda') for _ in range(5)]; dist.barrier(device_ids=[local])")
+    few, _ = ran(tmp_path, text, "equal", "dgx-h100:1")
+    every, _ = ran(tmp_path, text, "all", "dgx-h100:1")
+    assert [len(run.ranks) for run in (few, every)] == [1, 8]
+    assert few.virtual_time_s == pytest.approx(every.virtual_time_s, rel=1e-9)
+
+
+def test_of_a_few_ranks_that_send_to_each_other_each_stage_is_a_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pipelines of four on one node, once their program is not small: its stages are told apart."""
+    monkeypatch.setattr(equal_ranks, "WORTH_IT", 8 * 6)
+    few, _ = ran(tmp_path, STAGES, "equal", "dgx-h100:1")
+    every, _ = ran(tmp_path, STAGES, "all", "dgx-h100:1")
+    assert sorted(summary.rank for summary in few.ranks) == [0, 1, 2, 3]
+    assert few.virtual_time_s == pytest.approx(every.virtual_time_s, rel=1e-9)
 
 
 def test_a_mask_that_fills_is_alike_on_all_ranks(tmp_path: Path) -> None:

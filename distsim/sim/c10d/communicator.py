@@ -67,7 +67,13 @@ class Communicator:
         self.monitored: dict[int, MonitoredBarrier] = {}
         self.stand_in: list[int] | None = world.traced.standing_for(group)
         """For each member the place of who arrives for it, where equal ranks are traced once; None: itself."""
-        self._num_traced = len(group.ranks) if self.stand_in is None else len(set(self.stand_in))
+        self._awaited = self._who_comes()
+        self.has_messages = False
+        """Whether members have sent to each other."""
+
+    def _who_comes(self) -> frozenset[int]:
+        """The places of those whom a collective waits for."""
+        return frozenset(range(len(self.group.ranks)) if self.stand_in is None else self.stand_in)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -123,7 +129,7 @@ class Communicator:
         """Start collective *number*, if all have come."""
         meeting = self._meetings[number]
         arrivals, data = meeting.arrivals, meeting.data
-        if len(arrivals) < self._num_traced:
+        if len(arrivals) < len(self._awaited) or not self._awaited <= arrivals.keys():  # who came may be traced no more
             return
         del self._meetings[number]
         places = range(len(self.group.ranks)) if self.stand_in is None else self.stand_in
@@ -166,7 +172,7 @@ class Communicator:
             return
         self.stand_in = self.world.traced.standing_for(self.group)
         assert self.stand_in is not None
-        self._num_traced = len(set(self.stand_in))
+        self._awaited = self._who_comes()
         for number in list(self._meetings):
             self._meet(number)
 
@@ -213,6 +219,7 @@ class Communicator:
 
     def sends_to(self, place: int) -> None:
         """A member sends to that at *place*, or receives from it: it has to be traced itself."""
+        self.has_messages = True
         if self.stand_in is not None and self.stand_in[place] != place:
             self.world.traced.split_by(self.group)
 
