@@ -54,7 +54,7 @@ def enable(may_end: Callable[[], bool] = lambda: True) -> None:
     library.finalize_at_exit(may_end)
     _before.append(vars(c10d).get("ProcessGroupMPI"))
     c10d._MPI_AVAILABLE = True
-    c10d.ProcessGroupMPI = ProcessGroupMPI  # type: ignore[misc]
+    c10d.ProcessGroupMPI = ProcessGroupMPI
 
 
 def disable() -> None:
@@ -66,4 +66,4 @@ def disable() -> None:
     if before is None:
         del c10d.ProcessGroupMPI
     else:
-        c10d.ProcessGroupMPI = before  # type: ignore[misc]
+        c10d.ProcessGroupMPI = before

@@ -15,6 +15,8 @@ from typing import Any
 __all__ = ["found", "mpi"]
 
 REMEDY = "pip install 'torch-distsim[mpi]', and an MPI (Debian: apt install openmpi-bin)"
+BEFORE_THE_END: list[Callable[[], None]] = []
+"""Called before MPI ends, in any case: what else is inside MPI."""
 _MPI: Any = None
 
 
@@ -52,8 +54,7 @@ def finalize_at_exit(may_end: Callable[[], bool]) -> None:
 def _finalize(may_end: Callable[[], bool]) -> None:
     if _MPI is None or _MPI.Is_finalized():
         return
-    from distsim.realexec.mpi.progress import PROGRESS
-
-    PROGRESS.stop()
+    for stop in BEFORE_THE_END:
+        stop()
     if may_end() and getattr(sys, "last_value", None) is None:
         _MPI.Finalize()

@@ -10,12 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from distsim.realexec.mpi.library import mpi
-
-if TYPE_CHECKING:
-    from distsim.realexec.mpi.work import MpiWork
+from distsim.realexec.mpi.library import BEFORE_THE_END, mpi
 
 __all__ = ["PROGRESS"]
 
@@ -26,18 +23,28 @@ SPIN_S = 0.0005
 PAUSE_S = 0.00005
 
 
+class Begun(Protocol):
+    """A call that is under way (`MpiWork`)."""
+
+    requests: list[Any]
+    over: bool
+
+    def ends(self, statuses: Sequence[Any], error: BaseException | None) -> None:
+        """Its requests are over."""
+
+
 class Progress:
     """All calls of a process that are under way."""
 
     def __init__(self) -> None:
         self._mpi = threading.RLock()
         """Held by whoever is inside MPI."""
-        self._open: list[MpiWork] = []
+        self._open: list[Begun] = []
         self._thread: threading.Thread | None = None
         self._asked = threading.Event()
         self._stopped = False
 
-    def start(self, work: MpiWork, begin: Callable[[], Sequence[Any]]) -> None:
+    def start(self, work: Begun, begin: Callable[[], Sequence[Any]]) -> None:
         """Have *begin* start MPI's calls; *work* ends when all of them have."""
         with self._mpi:
             work.requests = list(begin())
@@ -45,7 +52,7 @@ class Progress:
 
     def step(self) -> None:
         """Let MPI move, and end what has come to its end."""
-        ended = []
+        ended: list[tuple[Begun, list[Any], BaseException | None]] = []
         with self._mpi:
             library = mpi()
             for work in self._open:
@@ -53,14 +60,14 @@ class Progress:
                 try:
                     if library.Request.Testall(work.requests, statuses):
                         ended.append((work, statuses, None))
-                except library.Exception as error:
-                    ended.append((work, statuses, RuntimeError(f"MPI: {error}")))
+                except library.Exception as said:
+                    ended.append((work, statuses, RuntimeError(f"MPI: {said}")))
             for work, _, _ in ended:
                 self._open.remove(work)
         for work, statuses, error in ended:  # what waits for them may make calls of its own
             work.ends(statuses, error)
 
-    def until(self, work: MpiWork, seconds: float | None) -> bool:
+    def until(self, work: Begun, seconds: float | None) -> bool:
         """Wait for *work*, at most *seconds*; whether it has ended."""
         begun = time.monotonic()
         while not work.over:
@@ -98,3 +105,4 @@ class Progress:
 
 
 PROGRESS = Progress()
+BEFORE_THE_END.append(PROGRESS.stop)
