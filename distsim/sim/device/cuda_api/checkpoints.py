@@ -9,6 +9,7 @@ the values.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -17,12 +18,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import filesystem
 
 from distsim.sim.device.cuda_api.ranks import Patch
 from distsim.sim.isolation.process import RankTask, current_task
 
-__all__ = ["checkpoint_patches"]
+__all__ = ["checkpoint_patches", "give_back_dcp", "time_dcp"]
 
 WRITE_BYTES_PER_S = 4e9
 READ_BYTES_PER_S = 8e9
@@ -132,6 +132,7 @@ class _Sparse:
 
 
 def _write_item(real: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(real)
     def write_item(transforms: Any, stream: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         task = _saves()
         if task is None:
@@ -151,6 +152,7 @@ def _write_item(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read_data(real: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(real)
     def read_data(self: Any, plan: Any, planner: Any) -> Any:
         task = _saves()
         if task is None:
@@ -167,12 +169,31 @@ def _read_data(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def checkpoint_patches() -> list[Patch]:
-    """(holder, attribute, replacement) of what writes and reads checkpoints."""
+    """(holder, attribute, replacement) of what writes and reads files with torch.save and torch.load."""
     save, load = _save(torch.save), _load(torch.load)
-    reader = filesystem.FileSystemReader
     return [
         *((holder, "save", save) for holder in (torch, torch.serialization)),
         *((holder, "load", load) for holder in (torch, torch.serialization)),
-        (filesystem, "_write_item", _write_item(filesystem._write_item)),
-        (reader, "read_data", _read_data(reader.read_data)),
     ]
+
+
+_dcp: list[Patch] = []
+"""(holder, attribute, torch's own) of DCP, while it is led here."""
+
+
+def time_dcp() -> None:
+    """Lead torch.distributed.checkpoint here, once a rank uses a GPU: it takes a second to import."""
+    from torch.distributed.checkpoint import filesystem
+
+    reader = filesystem.FileSystemReader
+    if any(holder is reader for holder, _, _ in _dcp):  # another rank's first use; a rank may have modules of its own
+        return
+    _dcp.extend([(filesystem, "_write_item", filesystem._write_item), (reader, "read_data", reader.read_data)])
+    filesystem._write_item = _write_item(filesystem._write_item)
+    reader.read_data = _read_data(reader.read_data)
+
+
+def give_back_dcp() -> None:
+    """Undo `time_dcp`."""
+    while _dcp:
+        setattr(*_dcp.pop())
