@@ -21,6 +21,7 @@ from torch import Tensor
 
 from distsim.sim.device.cuda_api.ranks import Patch
 from distsim.sim.isolation.process import RankTask, current_task
+from distsim.sim.isolation.torch_state.torch_state import STATE
 
 __all__ = ["checkpoint_patches", "give_back_dcp", "time_dcp"]
 
@@ -183,14 +184,15 @@ _dcp: list[Patch] = []
 
 def time_dcp() -> None:
     """Lead torch.distributed.checkpoint here, once a rank uses a GPU: it takes a second to import."""
-    from torch.distributed.checkpoint import filesystem
-
-    reader = filesystem.FileSystemReader
-    if any(holder is reader for holder, _, _ in _dcp):  # another rank's first use; a rank may have modules of its own
+    if _dcp:
         return
-    _dcp.extend([(filesystem, "_write_item", filesystem._write_item), (reader, "read_data", reader.read_data)])
-    filesystem._write_item = _write_item(filesystem._write_item)
-    reader.read_data = _read_data(reader.read_data)
+    with STATE.everyones():  # not the rank's own assignment, whose GPU happens to be the first
+        from torch.distributed.checkpoint import filesystem
+
+        reader = filesystem.FileSystemReader
+        _dcp[:] = [(filesystem, "_write_item", filesystem._write_item), (reader, "read_data", reader.read_data)]
+        filesystem._write_item = _write_item(filesystem._write_item)
+        reader.read_data = _read_data(reader.read_data)
 
 
 def give_back_dcp() -> None:
