@@ -19,10 +19,10 @@ from distsim.sim.observe.training import training_of
 from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
 
 if TYPE_CHECKING:
-    from distsim.sim.conditions import RunRequest
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.observe.figures import Training
     from distsim.sim.world import World
+    from distsim.sim.world.conditions import RunRequest
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 

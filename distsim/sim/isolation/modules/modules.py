@@ -55,7 +55,7 @@ def _other_roots() -> set[str]:
 
 _SITE = _with_separator(_site_roots())
 _SHARED = _with_separator(_site_roots() | _other_roots())
-_TEST_BODIES = "torch.testing._internal.distributed."
+_TEST_BODIES = "torch.testing._internal.distributed"
 """torch's own tests: programs for several processes that happen to lie among torch's modules."""
 
 
@@ -138,7 +138,7 @@ class RankModules:
     """Decides, module by module, which of them all processes share."""
 
     def __init__(self) -> None:
-        self.shared = SharedImports()
+        self.shared = SharedImports((_TEST_BODIES,))
         self._loaded = frozenset(sys.modules)
         self._own: dict[str, bool] = {}
         self._extensions: dict[str, _OnceLoader] = {}
@@ -161,7 +161,7 @@ class RankModules:
             return False
         folders = list(spec.submodule_search_locations or ())
         origin = spec.origin or (folders[0] if folders else None)  # a namespace package has no origin
-        if is_own_file(origin) or fullname.startswith(_TEST_BODIES):
+        if is_own_file(origin) or f"{fullname}.".startswith(f"{_TEST_BODIES}."):
             return True
         if origin is not None and not origin.startswith(_SITE):
             return False

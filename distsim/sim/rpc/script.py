@@ -1,0 +1,57 @@
+"""TorchScript functions as targets. All ranks live in one process and share its compilation unit, so that a function is
+found by its name there. One that takes a reference or makes calls itself would ask torch's C++ agent, of which there is
+none: its Python text runs instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import _jit_internal
+
+from distsim.errors import NotSimulated
+from distsim.sim.isolation.process import current_task
+from distsim.sim.rpc.rref import SimRRef
+
+__all__ = ["qualified_name", "run_script", "script"]
+
+_real_name = _jit_internal._qualified_name
+_real_script = torch.jit.script
+_functions: dict[str, Any] = {}
+"""By qualified name: TorchScript functions whose Python text is known."""
+
+
+def qualified_name(obj: Any, *args: Any, **kwargs: Any) -> Any:
+    """torch's own; the function is remembered, for its text."""
+    name = _real_name(obj, *args, **kwargs)
+    if isinstance(obj, torch.jit.ScriptFunction):
+        _functions[name] = obj
+    return name
+
+
+def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
+    """torch's own; but of a worker's functional optimizer, which compiled would ask C++ for its gradients, the text
+    runs."""
+    if current_task() is not None and type(obj).__name__ == "_ScriptLocalOptimizer":
+        return obj
+    return _real_script(obj, optimize, _frames_up + 1, *args, **kwargs)
+
+
+def run_script(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the TorchScript function *name*."""
+    known = _functions.get(name)
+    text = getattr(known, "_torchdynamo_inline", None)
+    if _has_reference((args, kwargs)):
+        if text is None:
+            raise NotSimulated(f"the TorchScript function {name} on an RRef", "call the Python function instead")
+        return text(*args, **kwargs)
+    function = known if known is not None else torch.jit._state._python_cu.find_function(name)
+    return function(*args, **kwargs)
+
+
+def _has_reference(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_has_reference(item) for item in value)
+    if isinstance(value, dict):
+        return any(_has_reference(item) for item in value.values())
+    return isinstance(value, SimRRef)
