@@ -143,7 +143,7 @@ def test_what_cannot_be_sent() -> None:
         if rank == 0:
             with pytest.raises(Exception, match="pickle"):
                 rpc.rpc_sync("worker1", lambda: 1)
-            with pytest.raises(RuntimeError, match="Unknown destination worker nobody"):
+            with pytest.raises(RuntimeError, match="could not find destination name nobody"):
                 rpc.rpc_sync("nobody", num_owned)
             with pytest.raises(RuntimeError, match="cannot pickle"):
                 rpc.rpc_sync("worker1", iter_of, args=(3,))

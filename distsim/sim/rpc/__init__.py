@@ -9,4 +9,4 @@ and `serving.py` are the two ends of a call, `rref.py` and `rref_context.py` rem
 
 from __future__ import annotations
 
-__all__: list[str] = []
+__all__ = ()

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch._C._distributed_rpc import WorkerInfo
 from torch.distributed.rpc import internal
-from torch.futures import Future
 
 from distsim.sim.isolation.process import require_task
 from distsim.sim.rpc.agent.futures import Reply
@@ -86,6 +85,11 @@ def _operator(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[b
     return pickled, tensors
 
 
+def _made(reply: Message | Failed) -> None:
+    if isinstance(reply, Failed):
+        raise reply.error
+
+
 def _remote(
     to: int, kind: str, pickled: bytes, tensors: Sequence[Tensor], what: Any, timeout_s: float, forced: bool = True
 ) -> SimRRef[Any]:
@@ -102,20 +106,16 @@ def _remote(
         context.add_pending_user(rref)
         ids = rref.rref_id, rref.fork_id
     message = with_tensors(Message(kind, pickled, fields=(what, *ids)), tensors, to, forced)
-    created: Future[Any] = Reply(require_task().process, agent.waits_for("remote", to), lambda raw: None)
+    created = Reply(require_task().process, agent.waits_for("remote", to), _made)
 
     def answered(reply: Message | Failed) -> None:
-        if isinstance(reply, Failed):
-            if reply.kind:
-                rref.timed_out = True
+        if isinstance(reply, Failed) and reply.kind:
+            rref.timed_out = True
         if isinstance(rref, User):
             context.user_confirmed(rref.fork_id)
         else:
             context.delete_fork(rref.rref_id, rref.rref_id)
-        if isinstance(reply, Failed):
-            created.set_exception(reply.error)
-        else:
-            created.set_result(None)
+        created.settle(reply)
 
     try:
         agent.send(to, message, answered, timeout_s)

@@ -22,6 +22,7 @@ from distsim.sim.isolation.process import current_task, require_task
 from distsim.sim.processes.threads import CoopLock
 from distsim.sim.rpc import calls
 from distsim.sim.rpc.agent.agent import SimAgent
+from distsim.sim.rpc.agent.futures import collect_all
 from distsim.sim.rpc.agent.group import workers_of
 from distsim.sim.rpc.autograd.context import Context
 from distsim.sim.rpc.autograd.engine import execute
@@ -29,7 +30,7 @@ from distsim.sim.rpc.autograd.release import release
 from distsim.sim.rpc.faulty import faulty_init
 from distsim.sim.rpc.rref import SimRRef
 from distsim.sim.rpc.rref_context import RRefContext
-from distsim.sim.rpc.script import qualified_name, script
+from distsim.sim.rpc.script import call_script, qualified_name, script
 from distsim.sim.rpc.serving import serve
 from distsim.sim.rpc.state import agent_here, autograd_here, rpc_here, rrefs_here
 
@@ -74,8 +75,20 @@ def _set_timeout(seconds: float) -> None:
     agent_here().timeout_s = float(seconds)
 
 
+def _profile_gil(flag: bool) -> None:
+    agent_here().profiles_gil = flag
+
+
 def _nothing(*args: Any, **kwargs: Any) -> None:
     """What torch does there for its own C++."""
+
+
+class _ProfilerKeys:
+    """In place of `RemoteProfilerManager`: what a callee does is in its own profile."""
+
+    @staticmethod
+    def set_current_profiling_key(key: str) -> None:
+        """Nobody asks for it."""
 
 
 def _backward(context_id: int, roots: Any, retain_graph: bool = False) -> None:
@@ -117,7 +130,7 @@ _RPC: dict[str, Callable[..., Any]] = {
     "_invoke_remote_torchscript": calls.invoke_remote_torchscript,
     "get_rpc_timeout": _timeout,
     "_set_rpc_timeout": _set_timeout,
-    "enable_gil_profiling": _nothing,
+    "enable_gil_profiling": _profile_gil,
     "_set_profiler_node_id": _nothing,
 }
 _AUTOGRAD: dict[str, Callable[..., Any]] = {
@@ -136,6 +149,7 @@ _CLASSES: dict[str, type] = {
     "PyRRef": SimRRef,
     "TensorPipeAgent": SimAgent,
     "DistAutogradContext": Context,
+    "RemoteProfilerManager": _ProfilerKeys,
 }
 
 
@@ -146,6 +160,9 @@ def _in_a_rank(name: str, simulated: Callable[..., Any]) -> Any:
         return (real if current_task() is None else simulated)(*args, **kwargs)
 
     return call
+
+
+_LED = {name: _in_a_rank(name, simulated) for name, simulated in {**_RPC, **_AUTOGRAD}.items()}
 
 
 class _Rendezvous:
@@ -206,10 +223,10 @@ def rpc_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) while a simulation runs."""
     SimAgent.serve = staticmethod(serve)
     replaced: dict[int, tuple[str, Any]] = {}
-    for name, simulated in {**_RPC, **_AUTOGRAD}.items():
-        call = _in_a_rank(name, simulated)
+    for name, call in _LED.items():
         replaced[id(_REAL[name])] = name, call
-        if (known := torch.jit._builtins._find_builtin(_REAL[name])) is not None:
+        known = torch.jit._builtins._find_builtin(_REAL[name])
+        if known is not None and torch.jit._builtins._find_builtin(call) is None:
             torch.jit._builtins._register_builtin(call, known)
     for name, kind in _CLASSES.items():
         replaced[id(_REAL[name])] = name, kind
@@ -230,8 +247,10 @@ def rpc_patches() -> list[tuple[Any, str, Any]]:
         (rpc, "_init_counter_lock", CoopLock()),
         *_optimizer_patches(),
         (torch.jit, "script", script),
+        (torch.jit.ScriptFunction, "__call__", call_script),
         (_jit_internal, "_qualified_name", qualified_name),
         (torch._C, "_faulty_agent_init", faulty_init),
+        (torch._C, "_collect_all", collect_all),
     ]
 
 

@@ -13,7 +13,7 @@ from torch.futures import Future
 
 from distsim.sim.rpc.agent.message import Message
 from distsim.sim.rpc.requests import request
-from distsim.sim.rpc.rref_context import TIMED_OUT, ForkData, Owner, User
+from distsim.sim.rpc.rref_context import TIMED_OUT, ForkData, Owner, User, shown
 from distsim.sim.rpc.state import agent_here, rrefs_here
 
 __all__ = ["SimRRef", "arriving"]
@@ -134,6 +134,8 @@ class SimRRef(Generic[T]):
         if isinstance(self._rref, Owner):
             backward_from(self._rref, dist_autograd_ctx_id, retain_graph)
             return
+        if dist_autograd_ctx_id == -1:
+            raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
         message = Message("RREF_BACKWARD_REQ", fields=(self._rref.rref_id, dist_autograd_ctx_id, retain_graph))
         request(self._rref.owner, message, [], -1.0, "RRef.backward()").wait()
 
@@ -156,7 +158,10 @@ class SimRRef(Generic[T]):
         raise RuntimeError("Can not pickle rref in python pickler, rref can only be pickled when using RPC")
 
     def __str__(self) -> str:
-        return str(self._rref)
+        rref = self._rref
+        if isinstance(rref, Owner):
+            return f"OwnerRRef({shown(rref.rref_id)})"
+        return f"UserRRef(RRefId = {shown(rref.rref_id)}, ForkId = {shown(rref.fork_id)})"
 
     __repr__ = object.__repr__
 
@@ -170,14 +175,8 @@ def backward_from(rref: Owner, context_id: int, retain_graph: bool) -> None:
     value = rref.get()
     internal._handle_exception(value)
     if not isinstance(value, Tensor):
-        try:
-            value = value[0]
-        except (TypeError, KeyError, IndexError):
-            value = None
-    if not isinstance(value, Tensor):
         raise RuntimeError("RRef should contain a tensor for .backward()")
-    root = value.sum()
     if context_id == -1:
-        root.backward(retain_graph=retain_graph)
+        value.backward(retain_graph=retain_graph)
     else:
-        autograd.backward(context_id, [root], retain_graph)
+        autograd.backward(context_id, [value], retain_graph)

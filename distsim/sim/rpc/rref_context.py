@@ -20,7 +20,7 @@ from distsim.sim.rpc.agent.message import Failed, Message
 if TYPE_CHECKING:
     from distsim.sim.rpc.agent.agent import SimAgent
 
-__all__ = ["ForkData", "Id", "Owner", "RRefContext", "User"]
+__all__ = ["ForkData", "Id", "Owner", "RRefContext", "User", "shown"]
 
 Id = tuple[int, int]
 """Worker that made it, and its number there."""
@@ -83,7 +83,7 @@ class Owner:
         return self.value
 
     def __str__(self) -> str:
-        return f"OwnerRRef({shown(self.rref_id)})"
+        return f"OwnerRRef(rref_id={shown(self.rref_id)})"
 
 
 class User:
@@ -117,7 +117,7 @@ class User:
         self.delete()
 
     def __str__(self) -> str:
-        return f"UserRRef(RRefId = {shown(self.rref_id)}, ForkId = {shown(self.fork_id)})"
+        return f"UserRRef(rref_id={shown(self.rref_id)}, fork_id={shown(self.fork_id)})"
 
 
 class RRefContext:

@@ -12,8 +12,9 @@ from torch import _jit_internal
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import current_task
 from distsim.sim.rpc.rref import SimRRef
+from distsim.sim.rpc.state import rpc_here
 
-__all__ = ["qualified_name", "run_script", "script"]
+__all__ = ["call_script", "qualified_name", "run_script", "script"]
 
 _real_name = _jit_internal._qualified_name
 _real_script = torch.jit.script
@@ -37,14 +38,29 @@ def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kw
     return _real_script(obj, optimize, _frames_up + 1, *args, **kwargs)
 
 
+_real_call = torch.jit.ScriptFunction.__call__
+_CALLS = ("rpc_sync", "rpc_async", "rpc_remote", "RRef", "get_gradients", "dist_backward", "aten::backward")
+_makes_calls: dict[str, bool] = {}
+"""By qualified name: whether a TorchScript function asks RPC or distributed autograd for something."""
+
+
+def call_script(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """A TorchScript function is called in a rank: as text where it would ask C++ for RPC."""
+    text = getattr(self, "_torchdynamo_inline", None)
+    if text is None or current_task() is None or rpc_here().agent is None:
+        return _real_call(self, *args, **kwargs)
+    name = self.qualified_name
+    asks = _makes_calls.get(name)
+    if asks is None:
+        asks = _makes_calls[name] = any(word in str(self.inlined_graph) for word in _CALLS)
+    return text(*args, **kwargs) if asks or _has_reference((args, kwargs)) else _real_call(self, *args, **kwargs)
+
+
 def run_script(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the TorchScript function *name*."""
     known = _functions.get(name)
-    text = getattr(known, "_torchdynamo_inline", None)
-    if _has_reference((args, kwargs)):
-        if text is None:
-            raise NotSimulated(f"the TorchScript function {name} on an RRef", "call the Python function instead")
-        return text(*args, **kwargs)
+    if known is None and _has_reference((args, kwargs)):
+        raise NotSimulated(f"the TorchScript function {name} on an RRef", "call the Python function instead")
     function = known if known is not None else torch.jit._state._python_cu.find_function(name)
     return function(*args, **kwargs)
 

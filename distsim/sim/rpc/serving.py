@@ -104,10 +104,10 @@ def _loaded(message: Message, pending: list[User]) -> tuple[Callable[[], Any], b
         loaded = internal.deserialize(message.payload, tensors)
     finally:
         arriving.pop()
-    if message.kind.startswith("PYTHON"):
-        return lambda: internal._run_function(loaded), bool(message.fields)
     if isinstance(loaded, AttributeError):
         raise loaded
+    if message.kind.startswith("PYTHON"):
+        return lambda: internal._run_function(loaded), bool(message.fields)
     args, kwargs = loaded
     if message.kind.startswith("TORCHSCRIPT"):
         name, is_async = message.fields

@@ -3,4 +3,4 @@ pipes between them, `pool.py` the threads that serve, `message.py` what crosses,
 
 from __future__ import annotations
 
-__all__: list[str] = []
+__all__ = ()

@@ -88,6 +88,7 @@ class SimAgent:
         self.timeout_s = float(opts.rpc_timeout)
         self.pool = Pool(self.process, opts.num_worker_threads)
         self.running = False
+        self.profiles_gil = False
         self.active_calls = 0
         """Requests of ours that are not over."""
         self.served_calls = 0
@@ -141,7 +142,8 @@ class SimAgent:
             return self.info
         found = self._names.get(worker) if isinstance(worker, str) else self.infos.get(worker)
         if found is None:
-            raise RuntimeError(f"Unknown destination worker {worker}")
+            kind = "name" if isinstance(worker, str) else "id"
+            raise RuntimeError(f"name:{self.info.name},rank:{self.id} could not find destination {kind} {worker}")
         return found
 
     def get_worker_infos(self) -> list[WorkerInfo]:
@@ -169,14 +171,14 @@ class SimAgent:
             self._names.pop(worker_info.name, None)
 
     def get_metrics(self) -> dict[str, str]:
-        return {
+        metrics = {
             "agent.thread_pool_size": str(self.pool.size),
             "agent.num_idle_threads": str(self.pool.num_idle),
             "agent.client_active_calls": str(self.active_calls),
             "agent.server_active_calls": str(self.served_calls),
             "agent.server_active_async_calls": "0",
-            "agent.gil_average_wait_time_us": "0",
         }
+        return metrics | ({"agent.gil_average_wait_time_us": "0"} if self.profiles_gil else {})
 
     def get_debug_info(self) -> dict[str, str]:
         return self.get_metrics()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import simpy
+import torch
 from torch.futures import Future
 
 from distsim.sim.isolation.process import current_task
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from distsim.debug.records import Wait
     from distsim.sim.isolation.process import SimProcess
 
-__all__ = ["Reply"]
+__all__ = ["Reply", "collect_all"]
 
 
 class Reply(Future[Any]):
@@ -28,6 +29,7 @@ class Reply(Future[Any]):
         self._read = read
         self._waiters = 0
         self._raw: list[Any] = []
+        self.error: Exception | None = None
 
     @property
     def is_waited_for(self) -> bool:
@@ -44,6 +46,7 @@ class Reply(Future[Any]):
         try:
             value = self._read(raw)
         except Exception as error:
+            self.error = error
             self.set_exception(error)
         else:
             self.set_result(value)
@@ -61,3 +64,28 @@ class Reply(Future[Any]):
             while self._raw:
                 self.settle(self._raw.pop())
         return super().wait()
+
+
+_real_collect_all: Any = torch._C._collect_all
+
+
+def collect_all(futures: Sequence[Any]) -> Any:
+    """torch's own; with a reply that has failed it is over at once, as a failed future of C++'s would have it."""
+    if current_task() is None or not any(isinstance(future, Reply) for future in futures):
+        return _real_collect_all(futures)
+    together: Future[Any] = Future()
+    left = len(futures)
+
+    def one_more(future: Any) -> None:
+        nonlocal left
+        left -= 1
+        if together.done():
+            return
+        if isinstance(future, Reply) and future.error is not None:
+            together.set_exception(future.error)
+        elif not left:
+            together.set_result(list(futures))
+
+    for future in futures:
+        future.add_done_callback(lambda _, future=future: one_more(future))
+    return together

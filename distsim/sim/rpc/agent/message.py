@@ -14,6 +14,9 @@ __all__ = ["ENVELOPE_BYTES", "Failed", "Message", "copied"]
 ENVELOPE_BYTES = 64
 """Kind, ids and sizes that every message has (TensorPipe's descriptor of a message without tensors)."""
 
+LEAST_RECOPIED_BYTES = 8 * 1024
+"""A smaller storage is sent whole for a view of it (torch/csrc/distributed/rpc/utils.cpp, kMinRecopyBytes)."""
+
 
 @dataclass(slots=True)
 class Message:
@@ -67,4 +70,15 @@ def _nbytes(tensor: Tensor) -> int:
 def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors as they are now, without their history. What the host does for it is the network card's work."""
     with torch._C._DisableTorchDispatch(), torch.no_grad():
-        return [tensor.detach().clone() for tensor in tensors]
+        return [_copy(tensor.detach()) for tensor in tensors]
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """With its strides, as torch sends it: a view with the storage below it, unless that is much larger."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return tensor.clone()
+    held, own = tensor.untyped_storage().nbytes(), _nbytes(tensor)
+    if held >= LEAST_RECOPIED_BYTES and held >= 2 * own:
+        return tensor.clone()
+    copy = torch.empty(0, dtype=tensor.dtype)
+    return copy.set_(tensor.untyped_storage().clone(), tensor.storage_offset(), tensor.size(), tensor.stride())

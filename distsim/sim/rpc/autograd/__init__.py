@@ -3,4 +3,4 @@ where a tensor left or came, `engine.py` backward over them (torch's FAST mode),
 
 from __future__ import annotations
 
-__all__: list[str] = []
+__all__ = ()

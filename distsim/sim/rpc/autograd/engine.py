@@ -41,6 +41,8 @@ class Pass:
         """For each node, how many edges that lead to it have not brought a gradient."""
         self._held: dict[Any, dict[int, list[Tensor]]] = {}
         """Gradients at nodes that wait for more of them: by input."""
+        self._leaves: dict[Tensor, None] = {}
+        """Those that have run: DDP writes the gradients of all its parameters when the last of them has."""
         starts = [edge for send in context.sends.values() for edge in send.edges]
         todo = [(edge.node, edge.output_nr) for edge in (*starts, *roots)]
         while todo:
@@ -93,7 +95,8 @@ class Pass:
         self, inside: list[Any], boundary: list[tuple[Any, int]], outputs: list[Any], given: list[Tensor]
     ) -> None:
         leaves = [node for node in inside if node.name().endswith(_ACCUMULATE)]
-        kept = {node.variable: node.variable.grad for node in leaves}
+        self._leaves.update(dict.fromkeys(node.variable for node in leaves))
+        kept = {variable: variable.grad for variable in self._leaves}
         for variable in kept:
             variable.grad = self.context.grads.get(variable)
         try:

@@ -42,14 +42,12 @@ _Recv._backward_cls.__name__ = "torch::distributed::autograd::RecvRpcBackward"  
 
 
 def _edge(tensor: Tensor) -> Any:
-    if tensor.layout is torch.strided or tensor.grad_fn is not None:
-        with torch._C._DisableTorchDispatch():
+    with torch.enable_grad(), torch._C._DisableTorchDispatch():
+        if tensor.layout is torch.strided:
             return get_gradient_edge(tensor)
-    with (
-        torch.enable_grad(),
-        torch._C._DisableTorchDispatch(),
-    ):  # torch's way to a leaf is a view, which no sparse one has
-        return GradientEdge(tensor.clone().grad_fn.next_functions[0][0], 0)
+        token = tensor.clone().grad_fn  # torch's way is a view, which no sparse tensor has
+        assert token is not None
+        return GradientEdge(*token.next_functions[0], token)  # type: ignore[arg-type]
 
 
 def attach(container: Container, message: Message, tensors: Sequence[Tensor], to: int, forced: bool) -> None:
