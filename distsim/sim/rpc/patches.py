@@ -88,7 +88,8 @@ class _ProfilerKeys:
 
     @staticmethod
     def set_current_profiling_key(key: str) -> None:
-        """Nobody asks for it."""
+        """Once torch's legacy profiler is on."""
+        require_task().world.note("the legacy profiler shows a remote call, not the operators that its callee ran")
 
 
 def _backward(context_id: int, roots: Any, retain_graph: bool = False) -> None:
@@ -246,7 +247,7 @@ def rpc_patches() -> list[tuple[Any, str, Any]]:
         (api, "_all_gather_dict_lock", _reentrant()),
         (rpc, "_init_counter_lock", CoopLock()),
         *_optimizer_patches(),
-        (torch.jit, "script", script),
+        (torch.jit._script, "_script_impl", script),
         (torch.jit.ScriptFunction, "__call__", call_script),
         (_jit_internal, "_qualified_name", qualified_name),
         (torch._C, "_faulty_agent_init", faulty_init),

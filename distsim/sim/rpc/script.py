@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import _jit_internal
+from torch.jit import _script
 
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import current_task
@@ -17,7 +18,7 @@ from distsim.sim.rpc.state import rpc_here
 __all__ = ["call_script", "qualified_name", "run_script", "script"]
 
 _real_name = _jit_internal._qualified_name
-_real_script = torch.jit.script
+_real_script = _script._script_impl
 _functions: dict[str, Any] = {}
 """By qualified name: TorchScript functions whose Python text is known."""
 
@@ -31,7 +32,7 @@ def qualified_name(obj: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
-    """torch's own; but of a worker's functional optimizer, which compiled would ask C++ for its gradients, the text
+    """What `torch.jit.script` calls; but of a worker's functional optimizer, which compiled would ask C++, the text
     runs."""
     if current_task() is not None and type(obj).__name__ == "_ScriptLocalOptimizer":
         return obj

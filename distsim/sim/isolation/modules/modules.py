@@ -59,6 +59,10 @@ _TEST_BODIES = "torch.testing._internal.distributed"
 """torch's own tests: programs for several processes that happen to lie among torch's modules."""
 
 
+_MAKES = {"torch.distributed.nn.api.remote_module": ("_remote_module_non_scriptable",)}
+"""Modules of torch that put another into sys.modules while they are imported, by no import."""
+
+
 def is_own_file(path: str | None) -> bool:
     """Whether *path* is source of the user's own program."""
     if not path or path.startswith("<"):
@@ -150,6 +154,7 @@ class RankModules:
             own = self._own[fullname] = self._is_own(fullname, spec)
         if not own:
             self.shared.names.append(fullname)
+            self.shared.names += _MAKES.get(fullname, ())
         elif isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
             spec.loader = self._extensions.setdefault(fullname, _OnceLoader(spec.loader))
 
