@@ -10,11 +10,15 @@ from torch.distributed.optim import DistributedOptimizer
 WORDS, HIDDEN = 30, 8
 
 
+def drawn(seed: int) -> torch.Tensor:
+    """Not from the process's generator: another thread of the server may be drawing from it."""
+    return torch.rand(WORDS, HIDDEN, generator=torch.Generator().manual_seed(seed))
+
+
 class Embedding(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(1)
-        self.table = torch.nn.Embedding(WORDS, HIDDEN)
+        self.table = torch.nn.Embedding(WORDS, HIDDEN, _weight=drawn(1))
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         return self.table(words)
@@ -23,8 +27,8 @@ class Embedding(torch.nn.Module):
 class Decoder(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(2)
-        self.linear = torch.nn.Linear(HIDDEN, WORDS)
+        self.linear = torch.nn.Linear(HIDDEN, WORDS, bias=False)
+        self.linear.weight = torch.nn.Parameter(drawn(2))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.linear(hidden)

@@ -142,7 +142,7 @@ class SimRRef(Generic[T]):
     # -- crossing
 
     def _serialize(self) -> ForkData:
-        return rrefs_here().fork(self._rref)
+        return self._rref.context.fork(self._rref)
 
     @staticmethod
     def _deserialize(data: ForkData) -> SimRRef[Any]:

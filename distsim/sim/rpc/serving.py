@@ -74,7 +74,7 @@ def _run(agent: SimAgent, message: Message, finish: Finish) -> None:
             with autograd_here().entered(message.context_id):
                 value = call()
                 if is_async and not isinstance(value, internal.RemoteException):
-                    _when_done(value, finish)
+                    _when_done(value, finish, message.kind.startswith("TORCHSCRIPT"))
                     return
         except Exception as error:
             finish(None, error)
@@ -116,9 +116,11 @@ def _loaded(message: Message, pending: list[User]) -> tuple[Callable[[], Any], b
     return lambda: operator(*args, **kwargs), False
 
 
-def _when_done(value: Any, finish: Finish) -> None:
+def _when_done(value: Any, finish: Finish, is_script: bool) -> None:
     if not isinstance(value, torch._C.Future):
         kind = type(value)
+        if is_script:
+            raise RuntimeError(f"Async functions must return an IValue of Future type, but got {kind.__name__}")
         raise RuntimeError(
             "Failed to get the future of an async function. Functions decorated with @rpc.async_function must return a "
             f"torch.futures.Future object, but got {kind.__module__}.{kind.__qualname__}"
