@@ -62,13 +62,18 @@ def install(
     settings = Settings.read(given)
     if _settings is not None:
         remove()
+    import torch.distributed as dist
+
+    if dist.is_available():
+        # Before anything of ours is registered for the end of the process: MPI ends after all of it.
+        from distsim.realexec.mpi import enable
+
+        enable(_may_meet)
     if settings.level is Level.OFF:
         return
     _settings = settings
     if not _agent_port and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         _agent_port = os.environ.get("MASTER_PORT", "")
-    import torch.distributed as dist
-
     if not dist.is_available():
         return
     from distsim.realexec.guard.entrances import Shortcuts
@@ -173,6 +178,19 @@ def _start_monitor(session: Session) -> None:
         session.heartbeat.monitor = start_monitor(session.directory, session.settings, session.ring.job)
     except OSError as error:
         print(f"distsim: no monitor ({error}); distsim diagnose {session.directory} works", file=sys.stderr)
+
+
+def _may_meet() -> bool:
+    """MPI's end is a meeting of all ranks. One that has failed stays away: mpirun ends the others then, but not before
+    the monitor has looked at them."""
+    if _session is None:
+        return True
+    if not _session.over():
+        from distsim.debug.monitor.ask import ask
+
+        ask(_session.directory, _session.ring.job if _session.settings.monitor else "")
+        return False
+    return True
 
 
 def _forget() -> None:

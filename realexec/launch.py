@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,16 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from distsim.debug.evidence.procfs import own_process
+from distsim.debug.monitor.ask import VERDICT_WAIT_S, ask
 from distsim.debug.monitor.start import gone_text, start_monitor
 from distsim.debug.report.whereabouts import MARKER
 from distsim.debug.rings.jobdir import default_directory
-from distsim.debug.rings.private import create_private, private_folder, write_private
+from distsim.debug.rings.private import private_folder, write_private
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.settings import Level, OnHang, Settings
 from distsim.errors import UsageError
+from distsim.realexec.mpi import launch as mpi
+from distsim.realexec.mpi.mpirun import started_by_mpirun
 from distsim.realexec.run_folder import clear, forget_old_runs, refuse_company
 
 __all__ = ["launch"]
@@ -38,14 +40,14 @@ __all__ = ["launch"]
 LAUNCHED = "DISTSIM_LAUNCHED"
 """Set for the processes of a job: the folder of its rings."""
 
-VERDICT_WAIT_S = 4.0
-"""How long a failed rank's peers are spared for the monitor's last look."""
-
 
 def launch(args: argparse.Namespace) -> int:
     """Run under torch elastic; 0 finished, 1 a rank failed, 3 hang, 4 inconsistent collectives."""
     _check_backend(args.on)
     _leave_outer_job()
+    started = started_by_mpirun(os.environ) if args.on == "mpi" else None
+    if started is not None:
+        return mpi.become_rank(args, started, Settings.read(_given(args)))
     settings, directory, own = _settings(args)
     monitor: subprocess.Popen[bytes] | None = None
     over = threading.Event()
@@ -83,7 +85,10 @@ def _to_the_end(args: argparse.Namespace, kept: _Folder, own: bool, over: thread
     failed: list[str] = []
     try:
         with _exits_recorded(kept):
-            code = _run(args, monitor is not None, failed)
+            if args.on == "mpi":
+                code = mpi.run_mpirun(args, kept.mpirun)
+            else:
+                code = _run(args, monitor is not None, failed)
     finally:
         over.set()
     verdict = _last_word(kept)
@@ -128,6 +133,8 @@ class _Folder:
         """Somebody took it away, with the rings in it, while the job ran."""
         self.contexts: list[Any] = []
         """What torch elastic started: the ranks of each attempt."""
+        self.mpirun: list[subprocess.Popen[bytes]] = []
+        """What started the ranks instead; it takes them along."""
 
     def restore(self) -> None:
         """Make it anew where it is gone: the monitor, which has the rings mapped, still looks there for notes."""
@@ -146,6 +153,8 @@ class _Folder:
             for pid in (pid for local_rank, pid in context.pids().items() if local_rank not in over):
                 with contextlib.suppress(OSError):
                     (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, signal.SIGKILL)
+        for process in self.mpirun:
+            process.kill()
         if self.monitor is not None:
             self.monitor.kill()
             self.monitor.wait()
@@ -160,11 +169,8 @@ def _check_backend(on: str) -> None:
             )
         if not torch.cuda.is_available():
             raise UsageError("--on nccl: no GPU here; use --on gloo, or simulate with --on dgx-h100:1")
-    if on == "mpi" and not dist.is_mpi_available():
-        raise UsageError(
-            f"--on mpi: this torch ({torch.__version__}) was built without MPI, as all wheels are; build torch "
-            "where an MPI is installed, or use --on gloo"
-        )
+    if on == "mpi":
+        mpi.check()
     if on == "gloo" and not dist.is_gloo_available():
         raise UsageError(
             f"--on gloo: this torch ({torch.__version__}) was built without gloo; install a standard wheel"
@@ -183,8 +189,8 @@ def _leave_outer_job() -> None:
         os.environ.pop(name, None)
 
 
-def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
-    given = {
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    return {
         "level": getattr(args, "level", None),
         "on_hang": getattr(args, "on_hang", None) or os.environ.get("DISTSIM_ON_HANG") or OnHang.ABORT,
         "hang_after_s": getattr(args, "hang_after", None),
@@ -193,6 +199,10 @@ def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
         "nan": getattr(args, "nan", False) or None,
         "checksum": getattr(args, "checksum", False) or None,
     }
+
+
+def _settings(args: argparse.Namespace) -> tuple[Settings, Path, bool]:
+    given = _given(args)
     settings = Settings.read(given)
     own = not settings.directory
     try:
@@ -280,7 +290,7 @@ def _exits_recorded(kept: _Folder) -> Iterator[None]:
                     write_private(directory / MARKER, "{}")
             if _note_exits(self, directory) and not getattr(self, "_distsim_asked", False):
                 self._distsim_asked = True
-                _ask(directory)
+                ask(directory)
             answer = _original(self, *args, **kwargs)
             _note_exits(self, directory)
             return answer
@@ -335,17 +345,6 @@ def _codes(context: Any) -> dict[int, int]:
     return codes
 
 
-def _ask(directory: Path) -> None:
-    """Have the monitor look before anything is killed."""
-    lock = directory / "monitor..lock"
-    if not lock.exists():
-        return
-    number = sum(1 for _ in directory.glob("ask.*"))
-    os.close(create_private(directory / f"ask.{number}"))
-    answer = directory / f"answer.{number}"
-    _until(answer.exists, VERDICT_WAIT_S)
-
-
 def _last_word(kept: _Folder) -> dict[str, Any]:
     directory, monitor = kept.directory, kept.monitor
     if monitor is None:
@@ -369,12 +368,6 @@ def _say_if_killed(monitor: subprocess.Popen[bytes], over: threading.Event) -> N
     monitor.wait()
     if monitor.returncode < 0 and not over.is_set():
         print(gone_text(monitor.pid, monitor.returncode), file=sys.stderr, flush=True)
-
-
-def _until(condition: Any, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 def main(argv: Sequence[str]) -> int:

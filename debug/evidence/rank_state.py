@@ -90,10 +90,11 @@ class Knowledge:
 
 
 def given_up(reader: RingReader) -> bool:
-    """An exception, or an exit code other than 0, has ended the program. Its exit handlers may still make calls, to
-    which all come that have given up alike: nothing is wrong with it in their eyes (`Knowledge.all_over`)."""
+    """An exception, or an exit code other than 0, has ended the program, or its exit handlers are over, too. Those may
+    still make calls, to which all come that have given up alike: nothing is wrong with it in their eyes
+    (`Knowledge.all_over`)."""
     failed = reader.word(rings.W_EXIT_CODE) not in (0, rings.EXIT_CODE_0)
-    return failed or reader.word(rings.W_LIFE) == rings.LIFE_RAISED
+    return failed or reader.word(rings.W_LIFE) in (rings.LIFE_RAISED, rings.LIFE_OVER)
 
 
 def read_exits(directory: Path) -> dict[tuple[int, int], int]:
@@ -249,14 +250,14 @@ def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting
     elif code is not None and code < 0:
         state.phase = Phase.KILLED
         state.signal = signal_name(-code)
-        state.over = life == rings.LIFE_EXITING and not len(snap.unfinished)
+        state.over = life in (rings.LIFE_EXITING, rings.LIFE_OVER) and not len(snap.unfinished)
         crashed = crash_stack(reader, known.directory) if known.directory else ()
         own = user_part(crashed)
         if own:
             state.site, state.stack = own[0], own
         elif state.over:
             state.site, state.stack = None, ()
-    elif life == rings.LIFE_EXITING or code is not None:
+    elif life in (rings.LIFE_EXITING, rings.LIFE_OVER) or code is not None:
         # sys.exit(0) and os._exit(0) are no end of the program's own.
         by_itself = not code and not reader.word(rings.W_EXIT_CODE)
         state.phase = Phase.FINISHED if by_itself else Phase.EXITED

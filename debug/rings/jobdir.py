@@ -23,6 +23,7 @@ def job_name(environ: Mapping[str, str], where: str = "") -> str:
         environ.get("TORCHELASTIC_RUN_ID", ""),
         environ.get("SLURM_JOB_ID", ""),
         environ.get("SLURM_STEP_ID", ""),
+        environ.get("PMIX_NAMESPACE", "") or environ.get("PMI_JOBID", ""),
     ]
     return hashlib.blake2b("|".join(parts).encode(), digest_size=6).hexdigest()
 

@@ -85,7 +85,7 @@ POSITION_BYTES = HEADER_BYTES - POSITION_AT
 """Length and JSON of the main thread's position: [innermost frame, user frames]."""
 
 # Life of a rank, as itself sees it.
-LIFE_STARTED, LIFE_JOINED, LIFE_EXITING, LIFE_RAISED = 1, 2, 3, 4
+LIFE_STARTED, LIFE_JOINED, LIFE_EXITING, LIFE_RAISED, LIFE_OVER = 1, 2, 3, 4, 5
 EXIT_CODE_0 = 1000
 """What W_EXIT_CODE says of exit code 0; 0 there says nothing."""
 

@@ -30,7 +30,7 @@ _WIDE = 120
 def run_logs(args: argparse.Namespace) -> int:
     """Read, check, fit, show and write; answers 0. What is told goes to stderr where the file goes to stdout."""
     from distsim.calibration.constants import nccl_constants
-    from distsim.calibration.logs.chart import bars, svg, table
+    from distsim.calibration.logs.chart import bars, svg, table, worse
     from distsim.calibration.logs.cluster_file import cluster_file, told
     from distsim.calibration.logs.fit import benches_of, fit_to_logs, spreads
     from distsim.calibration.logs.folder import agreed, fits, read_logs
@@ -57,6 +57,8 @@ def run_logs(args: argparse.Namespace) -> int:
     say("\nError in time, median of |simulated / measured - 1|, before -> after:")
     for line in [*lines, *_larger(benches, start, limits)]:
         say(line)
+    for line in worse(benches, before, after, args.like):
+        say(f"warning: the fit made this worse: {line}")
     name = Path(args.output).stem if args.output else f"{cluster.name.replace(':', '-')}-measured"
     if args.plot is not None:
         write(args.plot, svg(benches, before, after, f"{name}: {told(logs)}"), say)

@@ -124,6 +124,12 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         help="what a number that nobody knows reads as, say loss.item(); the report counts them by line, and says "
         "where a condition depends on one; integers are 0 (default: 1.0)",
     )
+    values.add_argument(
+        "--fuse",
+        action="store_true",
+        help="price what torch.compile is given as the compiler's fused kernels; it runs eagerly all the same "
+        "(default: as it runs, operator by operator)",
+    )
     network = parser.add_argument_group("the simulated network")
     network.add_argument(
         "--fidelity",
@@ -245,6 +251,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         host_timeout_s=args.host_timeout,
         data=args.data,
         placeholder=args.placeholder,
+        fuse=args.fuse,
         trace_equal_once=args.ranks == "equal",
     )
     return request, notes

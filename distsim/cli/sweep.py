@@ -80,7 +80,11 @@ def _table(points: list[Point]) -> None:
     for name in points[0].settings:
         table.add_column(name, justify="right")
     table.add_column("outcome")
-    for name in ("time", "compute", "exposed", "idle"):
+    table.add_column("time", justify="right")
+    sure = any("virtual_time_high_s" in point.result.figures for point in points)
+    if sure:
+        table.add_column("8 of 10 times within", justify="right")
+    for name in ("compute", "exposed", "idle"):
         table.add_column(name, justify="right")
     for name in busbw:
         table.add_column(f"busbw {name.partition('.')[2]}", justify="right")
@@ -88,6 +92,9 @@ def _table(points: list[Point]) -> None:
     for point in points:
         found = point.result.figures
         times = [format_time(found.get(n, 0.0)) for n in ("virtual_time_s", "compute_s", "exposed_s", "idle_s")]
+        if sure:
+            ends = [format_time(found[n]) for n in ("virtual_time_low_s", "virtual_time_high_s") if n in found]
+            times.insert(1, " - ".join(ends) or "not measured")
         rates = [format_bandwidth(found[n]) if n in found else "-" for n in busbw]
         busiest = f"{found['busiest_link']:.0%}" if "busiest_link" in found else "-"
         settings = [str(value) for value in point.settings.values()]

@@ -128,8 +128,9 @@ def _print(summary: Any, predictions: list[Any], torch: dict[str, Any] | None, r
     found = covered(predictions)
     if found:
         print(
-            f"intervals of machines left out hold {found[0]:.0%} of the measured points; their median half-width is "
-            f"{found[1]:.0%}, the median error {found[2]:.0%}"
+            f"intervals of machines left out hold {found.share:.0%} of the measured points ({found.alone:.0%} where "
+            f"they saw none of the machine's errors); their median half-width is {found.half_width:.0%}, the median "
+            f"error {found.error:.0%}"
         )
     if torch:
         ratio = torch["median"] / torch["ours"] if torch["ours"] else float("inf")

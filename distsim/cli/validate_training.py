@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +26,8 @@ _FIGURES = "  step, s simulated   error    GiB simul.   error  wall"
 
 
 def run_training(args: argparse.Namespace) -> int:
-    """Simulate and compare; answers 0, or 5 where a bound is broken."""
+    """Simulate and compare, as many rows beside each other as there are cores; answers 0, or 5 where a bound is
+    broken."""
     from distsim.calibration.training.errors import summarise
     from distsim.calibration.training.rows import TABLES, read_rows
     from distsim.calibration.training.runs import programs_folder, simulate
@@ -35,31 +39,27 @@ def run_training(args: argparse.Namespace) -> int:
     programs = programs_folder()
     live = is_shown(sys.stderr)
     width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns)) - len(_FIGURES)
+    rows.sort(key=lambda row: list(TABLES).index(row.table))
     runs: list[Run] = []
-    for table, title in TABLES.items():
-        chosen = [row for row in rows if row.table == table]
-        if chosen and not args.json:
-            print(f"{title}\n{'':{width}}{_FIGURES}")
-        for row in chosen:
+    began = time.perf_counter()
+    with ThreadPoolExecutor(os.cpu_count()) as beside:
+        coming = beside.map(lambda row: simulate(row, programs), rows)
+        for row in rows:
+            if not args.json and (not runs or runs[-1].row.table != row.table):
+                print(f"{'' if not runs else chr(10)}{TABLES[row.table]}\n{'':{width}}{_FIGURES}", flush=True)
             if live:
-                print(
-                    f"\r{len(runs) + 1}/{len(rows)} {row.name} on {row.on} ...\x1b[K",
-                    end="",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            runs.append(simulate(row, programs))
+                print(f"\r{len(runs) + 1}/{len(rows)} {row.name} ...\x1b[K", end="", file=sys.stderr, flush=True)
+            runs.append(next(coming))
             if live:
                 print("\r\x1b[K", end="", file=sys.stderr, flush=True)
             if not args.json:
                 print(line_of(runs[-1], width), flush=True)
-        if chosen and not args.json:
-            print()
     summary = summarise(runs)
     if args.json:
         print(json.dumps(_document(summary)))
     else:
-        print_summary(summary)
+        print()
+        print_summary(summary, time.perf_counter() - began)
     return _EXPECTATION_FAILED if summary.broken else 0
 
 
@@ -78,8 +78,8 @@ def line_of(run: Run, width: int) -> str:
     return f"{name:{width}}{step}{published:>7s}{simulated:>7s}{error:>8s}{run.wall_s:>5.0f}s"
 
 
-def print_summary(summary: Summary) -> None:
-    """The medians beside their bounds, and what is broken."""
+def print_summary(summary: Summary, seconds: float) -> None:
+    """The medians beside their bounds, what is broken, and how long it all took."""
     from distsim.calibration.training.errors import LARGEST, MEDIANS, MEMORY
 
     for place, found in summary.medians.items():
@@ -97,7 +97,6 @@ def print_summary(summary: Summary) -> None:
         print(
             f"* ({continued} of them) two steps of fewer micro-batches were simulated, and continued in a straight line"
         )
-    seconds = sum(run.wall_s for run in summary.runs)
     took = f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
     print(f"rows: {len(summary.runs)}, in {took}")
     for text in summary.broken:

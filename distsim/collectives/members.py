@@ -161,14 +161,17 @@ class Members:
         src: Picked,
         dst: Picked,
         rails: Picked | None = None,
+        enters: Picked | None = None,
     ) -> Ways:
-        """The links between many pairs of members, by the NICs *rails* (-1: whichever) at both ends where they leave a
-        node."""
+        """The links between many pairs of members, out of a node by the NICs *rails* (-1: whichever), into the other by
+        *enters*, where these are others."""
         a, b = self._places[np.asarray(src, dtype=np.int64)], self._places[np.asarray(dst, dtype=np.int64)]
         forced = np.full(len(a), -1) if rails is None else np.array(rails, dtype=np.int64)
+        into = forced if enters is None else np.array(enters, dtype=np.int64)
         if rails is not None:
-            forced[~self.leaves_domain(src, dst)] = -1
-        rows = self.cluster.routes(a, b, self.key, forced)
+            near = ~self.leaves_domain(src, dst)
+            forced[near] = into[near] = -1
+        rows = self.cluster.routes(a, b, self.key, forced, into)
         around = self.links.around
         if around is not None:
             rows = padded([around.route(tuple(row[row >= 0].tolist()), self.key) for row in rows])

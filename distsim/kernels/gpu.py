@@ -7,6 +7,7 @@ from statistics import NormalDist
 from typing import Any
 
 from distsim.errors import NotSimulated, UsageError
+from distsim.kernels.attention import Attention
 from distsim.kernels.call import Call
 from distsim.kernels.cost import Cost
 from distsim.kernels.custom import custom_cost
@@ -113,6 +114,10 @@ class Gpu:
                 f"say it with distsim.kernel_cost({call.name!r}, flops=..., bytes=...)",
             )
         return found
+
+    def attention(self, call: Attention, nbytes: int) -> Cost:
+        """What fused attention of that shape, which moves *nbytes*, costs in FlashAttention's kernel."""
+        return self._pricing.attention(call, "flash", nbytes)
 
     def slowest_of(self, count: int) -> float:
         """How many times as long what the clock limits takes on the slowest of *count* GPUs as on the middle one.

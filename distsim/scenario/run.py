@@ -77,6 +77,7 @@ def simulate_scenario(scenario: Scenario, schedule: Schedule | None = None) -> t
         "algo": spec.algo,
         "data": spec.data,
         "placeholder": spec.placeholder,
+        "fuse": spec.fuse,
         "proto": spec.proto,
         "host_timeout_s": min(limits.host_timeout_s, limits.wall_time_s),
         "conditions": conditions,

@@ -17,7 +17,7 @@ import torch.utils.data
 from distsim.errors import UsageError
 from distsim.sim.c10d.backend import backend_patches, register_backend
 from distsim.sim.c10d.work import future_patches
-from distsim.sim.device.cuda_api import cuda_patches, give_back_kernels, register_kernels
+from distsim.sim.device.cuda_api import cuda_patches, give_back_dcp, give_back_kernels, register_kernels, time_dcp
 from distsim.sim.device.gpu import prepare
 from distsim.sim.device.hooks import accepted, tested
 from distsim.sim.isolation.clock import clock_patches, datetime_clock
@@ -78,6 +78,7 @@ def simulation(gpus: bool) -> Iterator[Host]:
         if gpus:
             prepare(tested)
             prepare(register_kernels)
+            prepare(time_dcp)
         host = Host(environ, modules.shared)
         with (
             noticed() if gpus else contextlib.nullcontext(),
@@ -87,6 +88,7 @@ def simulation(gpus: bool) -> Iterator[Host]:
             yield host
     finally:
         give_back_kernels()
+        give_back_dcp()
         datetime_clock(virtual=False)
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         sys.stdout, sys.stderr = streams

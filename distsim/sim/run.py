@@ -90,6 +90,7 @@ def simulate(
     log_dir: str | None = None,
     data: str = "shapes",
     placeholder: float = 1.0,
+    fuse: bool = False,
     conditions: Conditions | None = None,
     check: bool = True,
 ) -> Outcome:
@@ -97,7 +98,8 @@ def simulate(
 
     *fn* finds its rank as under torchrun: in the environment, or after `init_process_group`.
     *data* "real" has the values of all tensors on simulated GPUs computed on the CPU; else one that nobody knows reads
-    as *placeholder*. `Outcome.results` holds what each rank returned. A rank that raises raises `RankFailure` here,
+    as *placeholder*. With *fuse*, what torch.compile is given is priced as fused kernels.
+    `Outcome.results` holds what each rank returned. A rank that raises raises `RankFailure` here,
     with all ranks' tracebacks merged and the diagnosis after them, unless *check* is False; a hang or
     mismatch without an exception is reported in `Outcome.diagnoses`.
     """
@@ -115,6 +117,7 @@ def simulate(
         log_dir=log_dir,
         data=data,
         placeholder=placeholder,
+        fuse=fuse,
         conditions=conditions,
     )
     call, args = dict(kwargs or {}), tuple(args)
@@ -242,7 +245,7 @@ def _attempt(
         page.listen()
     width = len(str(len(slots) - 1))
     equal = None if again is None else again.equal
-    data = Data(_is_real(request.data), request.placeholder)
+    data = Data(_is_real(request.data), request.placeholder, request.fuse)
     few = again is None and request.trace_equal_once and len(slots) > MANY_RANKS and request.conditions is None
     few = few and not data.real
     held = [Held(sys.stdout), Held(sys.stderr)] if few or equal is not None else []

@@ -53,19 +53,30 @@ class GuardedGroup(ProcessGroup):
         """Strict level: compares a call with its peers before any byte goes out."""
         self.later: type[HostHandle] = HostHandle
         """The handle of an asynchronous collective on the host."""
-        self._set_group_name(inner.group_name)
-        self._set_group_desc(inner.group_desc)
+        self.backends: dict[str, Any] = {}
+        """By type of device; empty where *inner* is a group of Python's."""
         bound = inner.bound_device_id
         if bound is not None:
             self.bound_device_id = bound
-        self.backends: dict[str, Any] = {}
-        """By type of device."""
         for device in inner._device_types:
             backend = inner._get_backend(device)
             self.backends[device.type] = backend
             self._register_backend(device, _backend_type(backend), backend)
         if self.backends:
             self._set_default_backend(_backend_type(next(iter(self.backends.values()))))
+            self._set_group_name(inner.group_name)
+            self._set_group_desc(inner.group_desc)
+
+    @property
+    def group_name(self) -> str:
+        return str(self.inner.group_name)
+
+    @property
+    def group_desc(self) -> str:
+        return str(self.inner.group_desc)
+
+    def _has_hooks(self) -> bool:
+        return bool(self.backends) and self.inner._has_hooks()
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -103,7 +114,6 @@ BACKEND_NAMES = {
 
 
 def _method(name: str, read: Reader) -> Callable[..., Any]:
-    of_group = getattr(ProcessGroup, name)
     of_backend = getattr(Backend, BACKEND_NAMES.get(name, name), None)
 
     def raw(self: GuardedGroup, said: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -126,12 +136,12 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
             backend = self.backends.get(first.device.type)
             if backend is not None:
                 return of_backend(backend, *args)
-        return of_group(self.inner, *args, **kwargs)
+        return getattr(self.inner, name)(*args, **kwargs)
 
     def call(self: GuardedGroup, *args: Any, **kwargs: Any) -> Any:
         recorder = self.recorder
         if recorder is None:
-            return of_group(self.inner, *args, **kwargs)
+            return getattr(self.inner, name)(*args, **kwargs)
         log = self.group_log
         try:
             said = read(log.ranks, args, kwargs)
@@ -141,7 +151,7 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
             AttributeError,
             LookupError,
         ):  # arguments of no such method: torch says so in its words
-            return of_group(self.inner, *args, **kwargs)
+            return getattr(self.inner, name)(*args, **kwargs)
         key = None
         caller = sys._getframe().f_back  # None: a thread of C++ calls, with nothing of Python below
         if self.fast is not None and said.direct and log.last is None and not kwargs and of_backend is not None:

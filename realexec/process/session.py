@@ -189,6 +189,15 @@ class Session:
         if self.ring.words[rings.WORDS_AT // 8 + rings.W_LIFE] != rings.LIFE_RAISED:
             self.ring.header(rings.W_LIFE, rings.LIFE_EXITING)
 
+    def over(self) -> bool:
+        """The process is past its exit handlers; whether it has not failed, and may live on for a library's end."""
+        words = self.ring.words
+        life, code = (int(words[rings.WORDS_AT // 8 + which]) for which in (rings.W_LIFE, rings.W_EXIT_CODE))
+        if life == rings.LIFE_RAISED or code not in (0, rings.EXIT_CODE_0):
+            return False
+        self.ring.header(rings.W_LIFE, rings.LIFE_OVER)
+        return True
+
     def end_threads(self) -> None:
         """Nothing of ours runs beside the program from here on: see `Heartbeat.stop`."""
         if self._stack_file is not None:

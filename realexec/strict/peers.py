@@ -76,7 +76,7 @@ class Neighbour:
     def gone(self) -> bool:
         """It will make no further call."""
         header = rings.HEADER.unpack_from(self._map, 0)
-        if self.words[rings.WORDS_AT // 8 + rings.W_LIFE] in (rings.LIFE_EXITING, rings.LIFE_RAISED):
+        if self.words[rings.WORDS_AT // 8 + rings.W_LIFE] in (rings.LIFE_EXITING, rings.LIFE_RAISED, rings.LIFE_OVER):
             return True
         process = look(header[13], header[14])
         return process is None or process.state in "ZX"

@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from attention import as_published
+from fused import cross_entropy
 from gpt import GPT
 from llama import Llama
 from log import Log, start, tokens
@@ -129,7 +130,10 @@ def main() -> None:
             x, y = tokens(args.vocab, args.seq, args.mbs, device)
             with loss_parallel():
                 logits = model(x).flatten(0, 1)
-                loss = F.cross_entropy(logits.float(), y.flatten(0, 1)) / args.accum
+                if args.arch == "gpt":  # llm-foundry's loss is flash-attn's (loss_fn: fused_crossentropy)
+                    loss = cross_entropy(logits, y.flatten(0, 1)) / args.accum
+                else:
+                    loss = F.cross_entropy(logits.float(), y.flatten(0, 1)) / args.accum
                 loss.backward()
             if args.arch == "gpt":
                 measured(logits.detach(), y.flatten(0, 1), metrics)

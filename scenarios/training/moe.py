@@ -208,7 +208,7 @@ parts = [(others, dp)] + ([(spread, edp)] if spread else [])
 optimizer = Optimizer(parts, model=(pp,) if args.pp > 1 else (), share=True, overlap=False)
 
 torch.manual_seed(1 + mesh.get_local_rank("dp"))
-log = Log(device, args.accum * args.mbs * args.seq / args.pp, rank=dist.get_world_size() - 1)
+log = Log(device, args.accum * args.mbs * args.seq / args.pp, rank=(args.pp - 1) * args.dp)
 for step in range(1, args.steps + 1):
     optimizer.zero_grad()
     loss = pipeline.step(optimizer)

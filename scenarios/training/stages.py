@@ -18,6 +18,7 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from attention import by_nanotron
+from fused import causal_softmax
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ def turns(args: Any, dim: int, device: torch.device) -> tuple[torch.Tensor, torc
 
 
 class Attention(nn.Module):
-    """Fused, or in three operators with dropout, as it was when activations were recomputed for want of it."""
+    """Fused, or in three kernels and dropout, as it was when activations were recomputed for want of it."""
 
     def __init__(self, args: Any, tp: Tensor, **where: Any) -> None:
         super().__init__()
@@ -261,11 +262,11 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
         return y.permute(2, 0, 1, 3).flatten(2)
 
-    def unfused(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, future: torch.Tensor) -> torch.Tensor:
+    def unfused(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         seq, batch, heads, dim = q.shape
         q, k, v = (part.reshape(seq, batch * heads, dim).transpose(0, 1) for part in (q, k, v))
-        scores = torch.baddbmm(future, q, k.transpose(1, 2), alpha=dim**-0.5)
-        weights = F.dropout(F.softmax(scores, dim=-1), 0.1)
+        scores = torch.baddbmm(q.new_empty(1, 1, 1), q, k.transpose(1, 2), beta=0, alpha=dim**-0.5)
+        weights = F.dropout(causal_softmax(scores), 0.1)
         return torch.bmm(weights, v).transpose(0, 1).reshape(seq, batch, heads * dim)
 
 
@@ -410,10 +411,5 @@ def ties(args: Any, stages: int) -> bool:
 
 
 def _shared(args: Any, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """What every layer reads: the turns of a Llama, or the mask of attention that is not fused."""
-    if args.arch != "gpt":
-        return turns(args, getattr(args, "rope", args.hidden // args.heads), device)
-    if not legacy(args):
-        return ()
-    mask = torch.full((1, args.seq, args.seq), float("-inf"), device=device, dtype=args.torch_dtype)
-    return (mask.triu_(1),)
+    """What every layer reads: the turns of a Llama."""
+    return () if args.arch == "gpt" else turns(args, getattr(args, "rope", args.hidden // args.heads), device)

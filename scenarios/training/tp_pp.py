@@ -31,7 +31,7 @@ model = tuple(group for group, size in ((pp, args.pp), (tp, args.tp)) if size > 
 optimizer = Optimizer([(pipeline.parameters(), dp)], model=model, tp=tp, share=False, overlap=False)
 
 torch.manual_seed(1 + mesh.get_local_rank("dp"))
-log = Log(device, args.accum * args.mbs * args.seq / (args.tp * args.pp), rank=dist.get_world_size() - 1)
+log = Log(device, args.accum * args.mbs * args.seq / (args.tp * args.pp), rank=(args.pp - 1) * args.dp * args.tp)
 for step in range(1, args.steps + 1):
     optimizer.zero_grad()
     loss = pipeline.step(optimizer)

@@ -32,7 +32,7 @@ optimizer = Optimizer(
 )
 
 torch.manual_seed(1 + mesh.get_local_rank("dp"))
-log = Log(device, args.accum * args.mbs * args.seq / (args.tp * args.pp), rank=dist.get_world_size() - 1)
+log = Log(device, args.accum * args.mbs * args.seq / (args.tp * args.pp), rank=(args.pp - 1) * args.dp * args.tp)
 for step in range(1, args.steps + 1):
     optimizer.zero_grad()
     loss = pipeline.step(optimizer)

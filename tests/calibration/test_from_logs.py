@@ -138,3 +138,26 @@ def test_mistakes_are_one_line(argv: list[str], said: str, tmp_path: Path, capsy
     assert main(["calibrate", "--from", str(tmp_path), *argv]) == 2
     told = capsys.readouterr().err.splitlines()
     assert said in told[-1]
+
+
+def test_what_a_fit_makes_worse_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two operations that cannot both be had: the one that the fit gave up is named, with both errors."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    sizes = [1 << power for power in range(25, 31)]
+    for op, factor in (("all_gather", 1.0), ("reduce_scatter", 1.6)):
+        rows = bench(op, load_cluster("dgx-h100:2"), sizes)
+        (logs / f"{op}.log").write_text(log(op, [(row.size_bytes, row.time_us * factor) for row in rows], nodes=2))
+    assert main(["calibrate", "--from", str(logs), "--like", "dgx-h100", "-o", str(tmp_path / "ours.toml")]) == 0
+    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning:")]
+    assert len(warned) == 1
+    assert warned[0].startswith("warning: the fit made this worse: all_gather on 2 x 8, > 16 MiB: 0.0% off as dgx-h100")
+    assert warned[0].endswith("(too slow)")
+
+
+def test_a_fit_that_agrees_warns_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Logs of what the preset says."""
+    truth, ours = _cluster(tmp_path, {}), tmp_path / "ours.toml"
+    logs = _logs(tmp_path / "logs", truth, [("all_reduce", 2)])
+    assert main(["calibrate", "--from", str(logs), "--like", "dgx-h100", "-o", str(ours)]) == 0
+    assert "warning" not in capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,7 +65,7 @@ def test_the_command_is_what_a_user_would_type(tmp_path: Path) -> None:
     """`distsim run --on PRESET:N --report FILE program flags`, with fewer ranks where fewer took part."""
     words = command(row(), tmp_path / "r.json", Path("/clone/scenarios/training"))
     assert words[1:6] == ["-m", "distsim", "run", "--on", "dgx-h100:1"]
-    assert words[-5:] == ["/clone/scenarios/training/fsdp2.py", "--mbs", "2", "--steps", "3"]
+    assert words[-5:] == ["/clone/scenarios/training/fsdp2.py", "--mbs", "2", "--steps", "2"]
     assert words[words.index("--report") + 1] == str(tmp_path / "r.json")
     fewer = Row("node", "x", "aws-p4d:1", 4, "ddp.py", (), 1.0, None, "s")
     words = command(fewer, tmp_path / "r.json", Path("/p"))
@@ -172,7 +173,7 @@ def test_a_step_of_very_many_micro_batches_is_continued(
         + "node,interleaved,aws-p5:1,,tp_pp.py,--accum 96 --pp 4 --vpp 2,24.5,,s\n"
     )
     assert main(["validate", "--training", "--from", str(tmp_path)]) == 0
-    assert ran == [4, 8, 1, 2, 8, 12]
+    assert sorted(ran) == sorted([4, 8, 1, 2, 8, 12])
     said = capsys.readouterr().out
     assert "long *" in said
     assert "short *" in said
@@ -182,6 +183,45 @@ def test_a_step_of_very_many_micro_batches_is_continued(
     assert (long["step_time_s"], long["mfu"]) == (pytest.approx(64.5), pytest.approx(25.6 / 64.5))
     assert (long["micro_batches_simulated"], short["micro_batches_simulated"]) == ([4, 8], [1, 2])
     assert (interleaved["step_time_s"], interleaved["micro_batches_simulated"]) == (pytest.approx(24.5), [8, 12])
+
+
+def test_rows_are_simulated_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many as there are cores; printed in their order all the same."""
+    both = threading.Barrier(2, timeout=30)
+
+    def run(words: list[str], **_: object) -> SimpleNamespace:
+        both.wait()
+        training = {"step_time_s": 0.5, "peak_memory_bytes": 1 << 30}
+        Path(words[words.index("--report") + 1]).write_text(json.dumps({"training": training}))
+        return SimpleNamespace(returncode=0, stdout="", stderr="")
+
+    monkeypatch.setattr(runs_module.subprocess, "run", run)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    (tmp_path / "rows.csv").write_text(
+        HEADER + "node,one,aws-p5:1,,ddp.py,--mbs 1,0.5,,s\nsteps,many,aws-p5:2,,ddp.py,--mbs 2,0.5,,s\n"
+    )
+    assert main(["validate", "--training", "--from", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.index("\nmany ") < said.index("\none ")  # the yardstick comes first
+    assert not both.broken
+
+
+def test_a_row_says_what_of_the_memory_was_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was reserved, or with memory_of what was allocated; another word is a fault of the table."""
+    header = HEADER.replace("source", "source,memory_of")
+    line = "node,a row,aws-p5:1,,ddp.py,--mbs 1,0.5,10,s,{}\n"
+    training = {"step_time_s": 0.5, "peak_memory_bytes": 10 << 30, "peak_allocated_bytes": 9 << 30}
+    errors = []
+    for word in ("", "allocated"):
+        (tmp_path / "rows.csv").write_text(header + line.format(word))
+        (row,) = read_rows(tmp_path)
+        errors.append(run_of(row, 1.0, {"training": training}).memory_error)
+    assert errors == [pytest.approx(0.0), pytest.approx(-0.1)]
+    (tmp_path / "rows.csv").write_text(header + line.format("used"))
+    assert main(["validate", "--training", "--from", str(tmp_path)]) == 2
+    assert "row 1: memory_of: expected allocated or reserved, got used" in capsys.readouterr().err
 
 
 def test_rows_nobody_looked_at_are_told_apart(

@@ -52,7 +52,7 @@ MEANT: dict[str, Any] = {
     "fabric.dims": [4, 1],
     "fabric.kind": "star",
     "fabric.routing": None,
-    "constants": {"ib.ring_Simple": {"value": 100.0}},
+    "constants": {"ib.ring_more": {"value": 100.0}},
     "errors": {"1 node, < 64 KiB": {"low": 0.9, "high": 1.2}},
     "node.gpu": None,
     "node.gpu.nvlink": None,
@@ -224,8 +224,8 @@ def test_every_key_changes_a_result(key: str) -> None:
 def test_every_key_of_a_fitted_constant_changes_a_result(key: str, value: Any) -> None:
     """The value times, the others what `topo show` prints."""
     entry = {"value": 50.0, "uncertainty": 0.1, "source": "logs"}
-    data = _base() | {"constants": {"ib.ring_Simple": entry}}
-    changed = _base() | {"constants": {"ib.ring_Simple": entry | {key: value}}}
+    data = _base() | {"constants": {"ib.ring_more": entry}}
+    changed = _base() | {"constants": {"ib.ring_more": entry | {key: value}}}
     assert _results(data) != _results(changed)
 
 
@@ -250,7 +250,7 @@ def test_every_key_of_every_fabric_changes_a_result(kind: str, name: str, annota
 
 
 UNREAD: dict[type[Any], set[str]] = {
-    CpuModel: {"loopback_bytes_per_s"},  # the loopback wires have it
+    CpuModel: set(),
     GpuModel: set(),
     NodeModel: {"nvlinks_per_gpu"},  # the wires have what comes of them
     NcclFacts: set(),

@@ -9,6 +9,7 @@ import pytest
 
 from distsim.cluster import Cluster, load_cluster, preset_names
 from distsim.cluster.graph.any_graph import GraphWiring
+from distsim.cluster.graph.host_template import HostTemplate
 from distsim.errors import UsageError
 from tests.cluster.made import made
 from tests.cluster.test_fabrics import FABRICS, IDS
@@ -60,3 +61,30 @@ def test_a_pair_without_a_way_is_named() -> None:
     cluster = load_cluster("dgx-h100:2")
     with pytest.raises(UsageError, match="expected a rail from 0 to 7, got 9"):
         cluster.routes(np.array([0, 0]), np.array([1, 8]), 0, np.array([-1, 9]))
+
+
+def test_ways_that_come_in_by_another_nic() -> None:
+    """Out by one rail and in by another, over the fabric between them; each pair alone has the same way."""
+    cluster = made(nodes=3, node={"nic": {"count": 8}})
+    src, dst = np.array([0, 3]), np.array([9, 20])
+    rows = cluster.routes(src, dst, 0, np.array([2, -1]), np.array([5, -1]))
+    names = [[(cluster.links[i].src, cluster.links[i].dst) for i in row[row >= 0]] for row in rows]
+    assert "n0/nic2" in {one for link in names[0] for one in link}
+    assert "n1/nic5" in {one for link in names[0] for one in link}
+    alone = [cluster._wiring.route(0, 9, 0, 2, 5), cluster._wiring.route(3, 20, 0, None)]
+    assert [tuple(row[row >= 0].tolist()) for row in rows] == alone
+
+
+def test_the_paths_of_a_host_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From each of its parts, however many tables are made of them."""
+    looked: list[str] = []
+    plain = HostTemplate._tree
+
+    def tree(self: HostTemplate, source: str) -> object:
+        looked.append(source)
+        return plain(self, source)
+
+    monkeypatch.setattr(HostTemplate, "_tree", tree)
+    cluster = made(nodes=2)
+    cluster.route(cluster.devices[0], cluster.devices[9])
+    assert len(looked) == len(set(looked)) > 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from distsim.cluster import Cluster, load_cluster, preset_names
@@ -9,8 +11,9 @@ from distsim.collectives import OPS, Compiler, Transfer
 from tests.cluster.made import made
 from tests.kin import one_in
 
-NODES = (2, 4, 8, 24)
-"""Even: where each GPU has a NIC, rings swap rails between neighbours; of an odd number of nodes two do not."""
+NODES = (2, 3, 4, 8, 24)
+"""An odd number among them: where each GPU has a NIC, rings swap rails between neighbours, and the last node of an odd
+number sends to another rail."""
 SIZES = (1 << 10, 1 << 20, 1 << 30)
 
 
@@ -50,3 +53,30 @@ def test_on_every_preset(name: str) -> None:
 def test_where_switches_reduce() -> None:
     """NVLS over InfiniBand SHARP has a network to cross, too."""
     never_quicker([made(nodes=count, node={"nic": {"collnet": True}}) for count in NODES])
+
+
+@pytest.mark.parametrize("flavour", ["gloo", "mpi"])
+@pytest.mark.parametrize("op", ["gather", "scatter", "all_to_all", "reduce", "all_reduce", "all_gather"])
+def test_sockets_are_no_quicker_through_a_nic_than_inside_a_node(op: str, flavour: str) -> None:
+    """One buffer, on one node and on two with 100 Gb/s: a rank's thread copies the bytes of all its peers."""
+    seconds = []
+    for count in (1, 2, 4):
+        cluster = load_cluster(f"ethernet-cpu-100g:{count}")
+        compiler, devices = Compiler(cluster), tuple(cluster.devices)
+        nbytes = (1 << 30) // (len(devices) if op in ("gather", "scatter") else 1)
+        seconds.append(compiler.compile(Transfer(op, flavour, devices, nbytes)).alone_s(compiler.links.capacity))
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize("name", ["gcp-a3mega", "gcp-a3high"])
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5, 8])
+def test_a_tuned_network_takes_no_longer_for_less(name: str, nodes: int) -> None:
+    """A tuner plugin knows its machine: no size takes noticeably longer than a larger one."""
+    cluster = load_cluster(f"{name}:{nodes}")
+    compiler, devices = Compiler(cluster), tuple(cluster.devices)
+    seconds = [
+        compiler.compile(Transfer("all_reduce", "nccl", devices, 1 << power)).alone_s(compiler.links.capacity)
+        for power in range(10, 31)
+    ]
+    for less, more in pairwise(seconds):
+        assert less < 1.02 * more

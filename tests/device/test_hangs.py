@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -183,6 +184,46 @@ def test_the_watchdog(capfd: pytest.CaptureFixture[str]) -> None:
         assert "we are taking the entire process down" in told
         assert outcome.evidence is not None
         assert outcome.evidence.ranks[0].signal == "SIGABRT"
+
+
+def test_why_a_run_that_only_polls_was_ended_is_told() -> None:
+    """A loop on is_completed for a call that nobody else will make: how long it looked on stands in the report."""
+
+    def body() -> None:
+        if begin() == 0:
+            work = dist.all_reduce(ones(), async_op=True)
+            assert work is not None
+            while not work.is_completed():
+                pass
+
+    outcome = run(body, 2)
+    assert [str(found.kind) for found in outcome.diagnoses] == ["missing_rank"]
+    (note,) = [note for note in outcome.notes if note.startswith("the run was ended there: for ")]
+    assert "rank 0 looked again and again" in note.lower()
+    assert outcome.virtual_time_s > 60
+
+
+def test_torchrun_ends_the_others_of_the_node() -> None:
+    """Once the watchdog has taken a rank down its launcher ends the node's other ranks; other nodes' go on."""
+
+    def body() -> Any:
+        rank = begin(timeout=timedelta(seconds=30))
+        if rank == 1:
+            signal.signal(signal.SIGTERM, lambda *_: None)
+        if rank == 0:
+            dist.all_reduce(ones())
+            torch.cuda.synchronize()
+        for _ in range(100):
+            time.sleep(1)
+        return "came to its end"
+
+    outcome = distsim.simulate(body, on="dgx-h100:2", nnodes=2, nproc_per_node=3, check=False)
+    assert outcome.results == [None] * 3 + ["came to its end"] * 3
+    assert outcome.evidence is not None
+    ranks = outcome.evidence.ranks
+    assert [ranks[rank].signal for rank in range(6)] == ["SIGABRT", "SIGKILL", "SIGTERM", None, None, None]
+    assert [str(found.kind) for found in outcome.diagnoses] == ["missing_rank"]
+    assert [note for note in outcome.notes if note.startswith("torchrun ended rank 2 with SIGTERM")]
 
 
 def test_a_program_that_asks_for_no_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:

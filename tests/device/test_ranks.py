@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
+import time
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +198,10 @@ def test_what_is_compiled_is_said_and_warns_of_nothing() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model = torch.compile(torch.nn.Linear(8, 8).cuda())
-        model(torch.ones(2, 8, device="cuda"))
+            optimizer = torch.optim.SGD(model.parameters())
+            for _ in range(3):  # from the second step on it is known which modules take memory
+                model(torch.ones(2, 8, device="cuda")).sum().backward()
+                optimizer.step()
         return [str(warning.message) for warning in caught if "global hooks" in str(warning.message)]
 
     outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1)
@@ -243,3 +248,43 @@ def test_a_group_of_one_may_be_fake() -> None:
         return x.tolist()
 
     assert ranks(body) == [[3.0, 3.0]] * 2
+
+
+def test_the_timeout_of_a_group_can_be_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    """torchtitan makes it shorter after the first step; a hang ends then."""
+
+    def body() -> Any:
+        import torch.distributed as dist
+        from torch.distributed.distributed_c10d import _set_pg_timeout
+
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        _set_pg_timeout(timedelta(seconds=7))
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1, device="cuda"))
+            torch.cuda.synchronize()
+        else:
+            time.sleep(60)
+
+    distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2, check=False)
+    assert "Timeout(ms)=7000) ran for 7000 milliseconds" in capsys.readouterr().err
+
+
+def test_a_group_of_several_may_be_fake() -> None:
+    """torchtitan's axis over which batches are split is `fake`, too: its collectives move nothing."""
+
+    def body() -> Any:
+        import torch.distributed as dist
+        import torch.testing._internal.distributed.fake_pg
+
+        dist.init_process_group("nccl")
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        both = dist.new_group([0, 1], backend="fake")
+        x = torch.full((2,), rank + 3.0, device="cuda")
+        dist.all_reduce(x, group=both)
+        whole = torch.full((2,), 1.0, device="cuda")
+        dist.all_reduce(whole)
+        return dist.get_world_size(both), dist.get_rank(both), x.tolist(), whole.tolist()
+
+    assert ranks(body) == [(2, rank, [rank + 3.0] * 2, [2.0, 2.0]) for rank in range(2)]

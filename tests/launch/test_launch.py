@@ -92,8 +92,11 @@ def test_restart_is_judged_by_its_last_attempt(tmp_path: Path) -> None:
     assert "barrier" in done.stderr
 
 
-def test_usage_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_mistakes_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """--on nccl and --on mpi on a machine that has neither are refused by name, with the remedy."""
+    monkeypatch.setattr("distsim.realexec.mpi.library.found", lambda: False)
     script = tmp_path / "x.py"
     script.write_text("")
     for on in ("nccl", "mpi"):

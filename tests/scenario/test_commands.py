@@ -242,6 +242,21 @@ def test_a_sweep_compares_points(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert main(["sweep", str(tmp_path / "made.toml"), "--vary", vary]) == 0
 
 
+@pytest.mark.slow
+def test_a_sweep_says_how_sure_its_times_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An interval a point, in the table and in the CSV, where such a network was measured."""
+    on_gpus = STEPS.replace('("gloo")', '("nccl")').replace("1 << 16", "1 << 16, device=f'cuda:{rank % 2}'")
+    made(tmp_path, 'on = "dgx-h100:1"\nnproc_per_node = 2\n[expect]', on_gpus)
+    out = tmp_path / "out.csv"
+    assert main(["sweep", str(tmp_path / "made.toml"), "--vary", "cluster.nodes=2", "--csv", str(out)]) == 0
+    assert "8 of 10 times within" in capsys.readouterr().out
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        low, time, high = (float(row[f"virtual_time_{end}s"]) for end in ("low_", "", "high_"))
+        assert low < time < high
+
+
 @pytest.mark.parametrize(
     ("vary", "told"),
     [

@@ -13,6 +13,7 @@ import pytest
 
 from distsim.report import print_summary
 from distsim.sim import Outcome, RunRequest, run_program
+from distsim.sim.c10d import operations
 from distsim.sim.world import equal_ranks
 from distsim.sim.world.equal_ranks import Difference, EqualRanks, Unlike, families
 
@@ -182,6 +183,18 @@ def test_where_only_the_last_rank_logs_its_whole_pipeline_is_traced_to_the_end(t
     assert [line.split("] ")[1] for line in out.splitlines() if "step" in line] == ["step 0", "step 1", "step 2"]
 
 
+@pytest.mark.parametrize(
+    ("line", "left"), [("print('loss', step) if rank == 15 else None", 2), ("print('rank', rank, 'loss', step)", 1)]
+)
+def test_a_last_rank_that_logs_goes_on_where_the_first_says_other_things(tmp_path: Path, line: str, left: int) -> None:
+    """Rank 0 names the model and the last one logs each step: all its lines come. Where both say the same, one does."""
+    extra = f"print('a model') if step + rank == 0 else None; {line}; torch.cuda.synchronize()"
+    outcome, out = ran(tmp_path, TRAIN.format(extra=extra), "equal")
+    assert len(outcome.ranks) == left
+    lines = [text for text in out.splitlines() if text.startswith("[15]") and "loss" in text]
+    assert len(lines) == 4 if left == 2 else len(lines) < 4
+
+
 def test_a_pipeline_is_needed_by_its_rank_that_stays() -> None:
     """Of the groups of a rank those with members of kinds that nobody else of them stands for."""
     equal = EqualRanks([0, 0, 1, 1])
@@ -212,9 +225,31 @@ def test_what_is_not_seen_is_said_with_the_verdict(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(equal_ranks, "WORTH_IT", 0)
     outcome, _ = ran(tmp_path, TRAIN.format(extra="pass"), "equal", "dgx-h100:1")
     assert outcome.unseen.startswith("what ranks 1-7 may do otherwise after step 1 ")
+    assert any("ranks 0,7 of 8 were traced and compared for 1 step, then rank 0" in note for note in outcome.notes)
     shown = io.StringIO()
     print_summary(outcome, shown)
     assert "\nnot seen: what ranks 1-7 may do otherwise after step 1 (--ranks all " in shown.getvalue()
+
+
+def test_calls_meet_when_some_of_their_ranks_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven of eight have arrived when the first, still at work, turns out to be enough: the time is that of all."""
+    monkeypatch.setattr(equal_ranks, "WORTH_IT", 8 * 20)
+    text = TRAIN.format(extra="[torch.ones(9, device='cuda') for _ in range(5)]; dist.barrier(device_ids=[local])")
+    few, _ = ran(tmp_path, text, "equal", "dgx-h100:1")
+    every, _ = ran(tmp_path, text, "all", "dgx-h100:1")
+    assert [len(run.ranks) for run in (few, every)] == [1, 8]
+    assert few.virtual_time_s == pytest.approx(every.virtual_time_s, rel=1e-9)
+
+
+def test_of_a_few_ranks_that_send_to_each_other_each_stage_is_a_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pipelines of four on one node, once their program is not small: its stages are told apart."""
+    monkeypatch.setattr(equal_ranks, "WORTH_IT", 8 * 6)
+    few, _ = ran(tmp_path, STAGES, "equal", "dgx-h100:1")
+    every, _ = ran(tmp_path, STAGES, "all", "dgx-h100:1")
+    assert sorted(summary.rank for summary in few.ranks) == [0, 1, 2, 3]
+    assert few.virtual_time_s == pytest.approx(every.virtual_time_s, rel=1e-9)
 
 
 def test_a_mask_that_fills_is_alike_on_all_ranks(tmp_path: Path) -> None:
@@ -274,3 +309,45 @@ def test_what_the_first_rank_does_alone_is_not_everybodys(tmp_path: Path) -> Non
     outcome, _ = ran(tmp_path, TRAIN.format(extra=extra), "equal", "dgx-h100:9")
     assert outcome.training is not None
     assert [rank.like for rank in outcome.training.ranks] == [(0,), tuple(range(1, 72))]
+
+
+def test_what_a_rank_scatters_or_gathers_is_its_own(tmp_path: Path) -> None:
+    """Who stands for others gets its own part, over NCCL and gloo, also of a root that nobody would have traced."""
+    text = """\
+    on_host = dist.new_group(backend="gloo")
+    for device, group in (("cuda", None), ("cpu", on_host)):
+        got = torch.zeros(2, device=device)
+        parts = [torch.full((2,), 7.0, device=device) for place in range(size)]
+        parts[0] += 1
+        dist.scatter(got, parts if rank == 5 else None, src=5, group=group)
+        whole = torch.zeros(size * 2, device=device)
+        dist.all_gather_single(whole, got, group=group)
+        parts = [torch.zeros(2, device=device) for _ in range(size)] if rank == 3 else None
+        dist.gather(got, parts, dst=3, group=group)
+        if rank == 0:
+            print(device, got.tolist(), whole.sum().item())
+    """
+    outcome, out = ran(tmp_path, text, "equal")
+    assert outcome.exit_code == 0
+    assert "cuda [8.0, 8.0] 226.0" in out
+    assert "cpu [8.0, 8.0] 226.0" in out
+
+
+def test_a_gather_of_many_costs_what_one_does(tmp_path: Path) -> None:
+    """Each of 1,024 ranks hears a number from each; two are traced, and nothing is computed for the others."""
+    text = """\
+    mine = torch.ones(1, device="cuda", dtype=torch.int64)
+    theirs = [torch.zeros_like(mine) for _ in range(size)]
+    dist.all_gather(theirs, mine)
+    optimizer = torch.optim.SGD([torch.ones(1, device="cuda", requires_grad=True)], lr=0.1)
+    optimizer.step()
+    if rank == 0:
+        print("sum", sum(theirs).item())
+    """
+    copied: list[int] = []
+    real = operations.copy_into
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operations, "copy_into", lambda *ends: copied.append(1) or real(*ends))
+        _, out = ran(tmp_path, text, "equal", "dgx-h100:128")
+    assert "sum 1024" in out
+    assert len(copied) <= 3 * 1024

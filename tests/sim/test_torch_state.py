@@ -21,8 +21,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+import distsim
 from distsim.sim import patches
-from distsim.sim.isolation.torch_state import torch_state
+from distsim.sim.isolation.torch_state import empty_shards, torch_state
 from distsim.sim.isolation.torch_state.torch_state import STATE, TorchState
 from distsim.sim.kernel.task import current_process
 
@@ -368,3 +369,24 @@ def test_a_class_that_is_assigned_again_and_again() -> None:
     """An attribute that comes and goes, and more often than a guard can be halved, is each rank's own every time."""
     for rank, seen in enumerate(ranks(brackets, 2, 8).results):
         assert seen == [value for number in range(8) for value in ((rank, number), False)]
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(3, 8), (8, 8), (5, 3), (0, 4), (1, 1)])
+def test_the_empty_shards_of_fsdp2_are_torchs(rows: int, ranks: int) -> None:
+    """What a rank takes of a parameter cut for more ranks than it has rows is what torch gives it."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_common
+
+    whole = torch.arange(rows * 2.0).reshape(rows, 2)
+    ours = empty_shards._chunk_with_empty(whole, ranks, 0)
+    theirs = _fsdp_common._chunk_with_empty(whole, ranks, 0)
+    assert [(part.shape, part.tolist()) for part in ours] == [(part.shape, part.tolist()) for part in theirs]
+
+
+def test_empty_shards_are_shared_while_a_simulation_runs() -> None:
+    """torch's own function is back afterwards."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    real = _fsdp_param._chunk_with_empty
+    seen = distsim.simulate(lambda: _fsdp_param._chunk_with_empty, nproc_per_node=1).results[0]
+    assert seen is empty_shards._chunk_with_empty
+    assert _fsdp_param._chunk_with_empty is real

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from distsim.calibration.compare import Bench
 from distsim.calibration.tables import REGIMES, regime
 
-__all__ = ["bars", "svg", "table"]
+__all__ = ["bars", "svg", "table", "worse"]
 
 Array = NDArray[np.float64]
 
 _BAR = 12
 """Characters of a bar to each side."""
+_NOTICED = 0.02
+"""A median error that grew by less is not worth a word."""
 _FULL = 1.0
 """What a full bar stands for: twice the measured time, or half of it."""
 
@@ -28,26 +30,49 @@ _FULL = 1.0
 def table(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array]) -> list[str]:
     """A line an operation and size of job: median absolute error by size class, before and after."""
     lines = [f"{'':16s}{'nodes x GPUs':>13s}" + "".join(f"{name:>17s}" for name in REGIMES)]
+    errors = _errors(benches, before, after)
+    for (op, nodes, gpus), found in errors.items():
+        lines.append(_row(op, f"{nodes} x {gpus}", [np.abs(each) for each in found]))
+    if len(errors) > 1:
+        every = [np.abs([one for found in errors.values() for one in found[place]]) for place in range(6)]
+        lines.append(_row("all", "", every))
+    return lines
+
+
+def worse(benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array], like: str) -> list[str]:
+    """A line for each place of the table that the fit made noticeably worse, the worst first."""
+    found: list[tuple[float, str]] = []
+    for (op, nodes, gpus), errors in _errors(benches, before, after).items():
+        for place, name in enumerate(REGIMES):
+            if not errors[place]:
+                continue
+            old, new = (float(np.median(np.abs(errors[place + at]))) for at in (0, 3))
+            if new - old > _NOTICED:
+                side = "slow" if np.median(errors[place + 3]) > 0 else "quick"
+                told = f"{op} on {nodes} x {gpus}, {name}: {old:.1%} off as {like} has it, {new:.1%} now (too {side})"
+                found.append((old - new, told))
+    return [told for _, told in sorted(found)]
+
+
+def _errors(
+    benches: Sequence[Bench], before: Sequence[Array], after: Sequence[Array]
+) -> dict[tuple[str, int, int], list[list[float]]]:
+    """Signed errors by operation and size of job: three classes of sizes before, then the same after."""
     errors: dict[tuple[str, int, int], list[list[float]]] = {}
     for bench, one, other in zip(benches, before, after, strict=True):
         key = (bench.table.op, bench.table.nnodes, bench.table.nproc_per_node)
         found = errors.setdefault(key, [[] for _ in range(6)])
         for row, a, b in zip(bench.table.rows, one, other, strict=True):
             place = regime(row.size_bytes)
-            found[place].append(abs(a / row.time_us - 1))
-            found[3 + place].append(abs(b / row.time_us - 1))
-    for (op, nodes, gpus), found in sorted(errors.items()):
-        lines.append(_row(op, f"{nodes} x {gpus}", found))
-    if len(errors) > 1:
-        every = [[one for found in errors.values() for one in found[place]] for place in range(6)]
-        lines.append(_row("all", "", every))
-    return lines
+            found[place].append(a / row.time_us - 1)
+            found[3 + place].append(b / row.time_us - 1)
+    return dict(sorted(errors.items()))
 
 
-def _row(name: str, where: str, found: Sequence[Sequence[float]]) -> str:
+def _row(name: str, where: str, found: Sequence[Array]) -> str:
     line = f"{name:16s}{where:>13s}"
     for place in range(3):
-        if not found[place]:
+        if not len(found[place]):
             line += f"{'-':>17s}"
             continue
         text = f"{np.median(found[place]):.1%} -> {np.median(found[3 + place]):.1%}"

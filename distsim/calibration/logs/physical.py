@@ -25,6 +25,7 @@ _KEYS = {
     "hop": "a hop {where}, us",
     "tree": "a tree's hop between nodes, in hops of LL",
     "ring": "a ring's hop between nodes, in hops of LL",
+    "ring_more": "what a ring's hop between nodes takes beyond one in LL, us",
     "message": "each further message of a ring's step, us",
     "message_pair": "the same where there are two nodes, times",
     "growth": "how much longer a hop gets up to 64 KiB",

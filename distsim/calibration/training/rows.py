@@ -12,10 +12,11 @@ from distsim.calibration.constants import data_folder
 from distsim.errors import UsageError
 from distsim.text.strangers import brief, read_bytes
 
-__all__ = ["TABLES", "Row", "read_rows"]
+__all__ = ["ALLOCATED", "TABLES", "Row", "read_rows"]
 
 TABLES = {"steps": "Published steps, one node to many", "node": "Published steps on one node"}
 """The values of column `table`, and the headings they are printed under."""
+ALLOCATED, RESERVED = "allocated", "reserved"
 _COLUMNS = ("table", "name", "on", "program", "flags", "step_s", "source")
 _LARGEST_FILE = 16 << 20
 
@@ -34,8 +35,10 @@ class Row:
     flags: tuple[str, ...]
     step_s: float
     memory_gib: float | None
-    """The most allocated on a GPU, in GiB, where it was published."""
+    """The most on a GPU, in GiB, where it was published."""
     source: str
+    memory_of: str = RESERVED
+    """What of the memory was published: torch's max_memory_allocated or max_memory_reserved."""
     unseen: bool = False
     """Whether nobody looked at it while the model and the programs were mended."""
 
@@ -75,14 +78,12 @@ def _row(entry: dict[str, str]) -> Row:
     lacking = [key for key in _COLUMNS if not entry.get(key)]
     if lacking:
         raise ValueError(f"{', '.join(lacking)}: expected a value")
-    if entry["table"] not in TABLES:
-        raise ValueError(f"table: expected {' or '.join(TABLES)}, got {brief(entry['table'])}")
     nodes = entry["on"].partition(":")[2]
     if nodes and not nodes.isdecimal():
         raise ValueError(f"on: expected PRESET:NODES, got {brief(entry['on'])}")
     nproc, memory = entry.get("nproc_per_node", ""), entry.get("memory_GiB", "")
     return Row(
-        table=entry["table"],
+        table=_one_of("table", entry["table"], tuple(TABLES)),
         name=entry["name"],
         on=entry["on"],
         nproc_per_node=int(_positive("nproc_per_node", nproc)) if nproc else None,
@@ -91,8 +92,15 @@ def _row(entry: dict[str, str]) -> Row:
         step_s=_positive("step_s", entry["step_s"]),
         memory_gib=_positive("memory_GiB", memory) if memory else None,
         source=entry["source"],
+        memory_of=_one_of("memory_of", entry.get("memory_of", "") or RESERVED, (ALLOCATED, RESERVED)),
         unseen=_yes("unseen", entry.get("unseen", "")),
     )
+
+
+def _one_of(key: str, text: str, known: tuple[str, ...]) -> str:
+    if text not in known:
+        raise ValueError(f"{key}: expected {' or '.join(known)}, got {brief(text)}")
+    return text
 
 
 def _yes(key: str, text: str) -> bool:

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from distsim.calibration.constants import data_folder
-from distsim.calibration.training.rows import Row
+from distsim.calibration.training.rows import ALLOCATED, Row
 from distsim.errors import UsageError
 
 __all__ = ["Run", "command", "programs_folder", "simulate"]
 
-STEPS = 3
-"""The report's step is the third (`training.step_time_s`: median of steps 3 on), and steps are alike."""
+STEPS = 2
+"""The first makes the optimizer's state and has every kind of rank traced twice; those after it are alike: the report's
+step, of more the median of steps 3 on, is here the second."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Run:
     wall_s: float
     step_s: float | None = None
     peak_memory_bytes: int | None = None
+    """Of the rank with most, allocated or reserved as the row says."""
     tokens_per_s_per_gpu: float | None = None
     mfu: float | None = None
     micro_batches: tuple[int, int] | None = None
@@ -152,7 +154,7 @@ def run_of(row: Row, wall_s: float, report: dict[str, Any]) -> Run:
         row,
         wall_s,
         step_s=training["step_time_s"],
-        peak_memory_bytes=training["peak_memory_bytes"],
+        peak_memory_bytes=training["peak_allocated_bytes" if row.memory_of == ALLOCATED else "peak_memory_bytes"],
         tokens_per_s_per_gpu=training.get("tokens_per_s_per_gpu"),
         mfu=training.get("mfu"),
     )

@@ -52,7 +52,7 @@ class GraphWiring:
             self._trees[src] = {name: sorted(set(names)) for name, names in before.items()}
         return self._trees[src]
 
-    def route(self, src: int, dst: int, flow_key: int, rail: int | None) -> tuple[int, ...]:
+    def route(self, src: int, dst: int, flow_key: int, rail: int | None, enter: int | None = None) -> tuple[int, ...]:
         """A quickest way; among equal ones a hash of the flow chooses at each fork."""
         loop = self._index.get((self.devices[src], self.devices[src]))
         if src == dst:
@@ -69,9 +69,9 @@ class GraphWiring:
             here = choice[fork]
         return tuple(reversed(backwards))
 
-    def routes(self, src: Places, dst: Places, flow_key: int, rails: Places) -> Rows:
+    def routes(self, src: Places, dst: Places, flow_key: int, rails: Places, enters: Places | None = None) -> Rows:
         """One after the other."""
-        return one_by_one(self.route, src, dst, flow_key, rails)
+        return one_by_one(self.route, src, dst, flow_key, rails, rails)
 
     def bisection_bandwidth_bytes_per_s(self) -> float:
         """By maximum flow over the whole graph."""

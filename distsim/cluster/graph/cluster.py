@@ -39,8 +39,9 @@ class Wiring(Protocol):
     def route(self, src: int, dst: int, flow_key: int, rail: int | None) -> tuple[int, ...]:
         """Link indices from the device at position *src* to that at *dst*."""
 
-    def routes(self, src: Places, dst: Places, flow_key: int, rails: Places) -> Rows:
-        """The same of many, a row each, -1 in places that a way does not need; *rails* are -1 where none is forced."""
+    def routes(self, src: Places, dst: Places, flow_key: int, rails: Places, enters: Places | None = None) -> Rows:
+        """The same of many, a row each, -1 in places that a way does not need; *rails* are -1 where none is forced,
+        *enters* the NICs by which they come in, where these are others."""
 
     def bisection_bandwidth_bytes_per_s(self) -> float:
         """What the two halves of the devices can exchange, in one direction."""
@@ -167,10 +168,11 @@ class Cluster:
             )
         return found
 
-    def routes(self, src: Places, dst: Places, flow_key: int, rails: Places) -> Rows:
+    def routes(self, src: Places, dst: Places, flow_key: int, rails: Places, enters: Places | None = None) -> Rows:
         """`route` of many at once, between positions in `devices`: a row of links each, -1 in places that a way does
-        not need. *rails* are -1 where none is forced."""
-        return self._wiring.routes(src, dst, flow_key, rails)
+        not need. *rails* are -1 where none is forced, *enters* the NICs by which they come in, where these are
+        others."""
+        return self._wiring.routes(src, dst, flow_key, rails, enters)
 
     @cached_property
     def positions(self) -> dict[str, int]:

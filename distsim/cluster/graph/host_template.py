@@ -88,10 +88,12 @@ class HostTemplate:
         return (*self._trees[src][socket][1], self._memory[socket], *self._trees[socket][dst][1])
 
     @cached_property
-    def _next(self) -> dict[str, list[tuple[str, int]]]:
-        outgoing: dict[str, list[tuple[str, int]]] = {part.name: [] for part in self.parts}
+    def _next(self) -> dict[str, list[tuple[str, int, float]]]:
+        """Where each part's wires lead, and what each costs."""
+        outgoing: dict[str, list[tuple[str, int, float]]] = {part.name: [] for part in self.parts}
         for index, wire in enumerate(self.wires):
-            outgoing[wire.src].append((wire.dst, index))
+            cost = wire.latency_s + _TYPICAL_BYTES / wire.bandwidth_bytes_per_s
+            outgoing[wire.src].append((wire.dst, index, cost))
         return outgoing
 
     @cached_property
@@ -103,6 +105,7 @@ class HostTemplate:
         NVLink.
         """
         found: dict[str, tuple[float, tuple[int, ...]]] = {}
+        least: dict[str, tuple[float, int]] = {}
         heap: list[tuple[float, int, str, tuple[int, ...]]] = [(0.0, 0, source, ())]
         while heap:
             cost, _, here, path = heapq.heappop(heap)
@@ -112,13 +115,13 @@ class HostTemplate:
             if here in self.nics and here != source:
                 continue
             picky = here in self._gpus and here != source and self.wires[path[-1]].kind != "nvlink"
-            for there, index in self._next[here]:
-                wire = self.wires[index]
-                if picky and wire.kind != "nvlink":
+            for there, index, step in self._next[here]:
+                if there in found or (picky and self.wires[index].kind != "nvlink"):
                     continue
-                if there not in found:
-                    step = wire.latency_s + _TYPICAL_BYTES / wire.bandwidth_bytes_per_s
-                    heapq.heappush(heap, (cost + step, len(path) + 1, there, (*path, index)))
+                far = cost + step, len(path) + 1
+                if far <= least.setdefault(there, far):
+                    least[there] = far
+                    heapq.heappush(heap, (*far, there, (*path, index)))
         return found
 
     @cached_property
@@ -130,7 +133,7 @@ class HostTemplate:
         loops = {wire.src: (index,) for index, wire in enumerate(self.wires) if wire.kind == "loopback"}
         rows: list[list[tuple[int, ...] | None]] = []
         for source in self.devices:
-            tree, loop = self._tree(source), loops.get(source, ())
+            tree, loop = self._trees[source], loops.get(source, ())
             rows.append([(*loop, *tree[device][1]) if device in tree else None for device in self.devices])
         if self.staged_peers:
             for i, row in enumerate(rows):
@@ -145,7 +148,7 @@ class HostTemplate:
         """Wires from device i to NIC k."""
         if self.staged_nics:
             return [[self._through_memory(one, nic, self._socket(one)) for nic in self.nics] for one in self.devices]
-        trees = [self._tree(device) for device in self.devices]
+        trees = [self._trees[device] for device in self.devices]
         return [[tree[nic][1] if nic in tree else None for nic in self.nics] for tree in trees]
 
     @cached_property
@@ -153,7 +156,7 @@ class HostTemplate:
         """Wires from NIC k to device i."""
         if self.staged_nics:
             return [[self._through_memory(nic, one, self._socket(one)) for one in self.devices] for nic in self.nics]
-        trees = [self._tree(nic) for nic in self.nics]
+        trees = [self._trees[nic] for nic in self.nics]
         return [[tree[device][1] if device in tree else None for device in self.devices] for tree in trees]
 
     @cached_property
@@ -161,7 +164,7 @@ class HostTemplate:
         """The NICs each device uses: the closest, divided evenly among the devices closest to them."""
         nearest: list[tuple[int, ...]] = []
         for device in self.devices:
-            tree = self._tree(device)
+            tree = self._trees[device]
             costs = {k: round(tree[nic][0] * 1e12) for k, nic in enumerate(self.nics) if nic in tree}
             least = min(costs.values(), default=0)
             nearest.append(tuple(k for k, cost in costs.items() if cost == least))

@@ -31,11 +31,18 @@ def padded(paths: Sequence[Sequence[int]]) -> Rows:
 
 
 def one_by_one(
-    route: Callable[[int, int, int, int | None], tuple[int, ...]], src: Places, dst: Places, key: int, rails: Places
+    route: Callable[[int, int, int, int | None, int | None], tuple[int, ...]],
+    src: Places,
+    dst: Places,
+    key: int,
+    rails: Places,
+    enters: Places,
 ) -> Rows:
     """The rows by *route*, which knows the way of one pair."""
-    asked = zip(src.tolist(), dst.tolist(), rails.tolist(), strict=True)
-    return padded([route(a, b, key, None if rail < 0 else rail) for a, b, rail in asked])
+    asked = zip(src.tolist(), dst.tolist(), rails.tolist(), enters.tolist(), strict=True)
+    return padded(
+        [route(a, b, key, None if rail < 0 else rail, None if enter < 0 else enter) for a, b, rail, enter in asked]
+    )
 
 
 def mixed(*values: NDArray[np.int64] | int) -> NDArray[np.uint64]:
@@ -77,23 +84,24 @@ def routes(
     dst: Places,
     key: int,
     rails: Places,
+    enters: Places,
     *,
     block: int,
     nic_base: int,
     cable_base: int,
 ) -> Rows | None:
-    """Rows from devices *src* to devices *dst* (positions) through NICs and fabric, by NIC *rails* at both ends (-1:
-    by one of their own); None where a pair has no way, which is the caller's to tell."""
+    """Rows from devices *src* to devices *dst* (positions) through NICs and fabric, out by NIC *rails* and in by NIC
+    *enters* (-1: by one of their own); None where a pair has no way, which is the caller's to tell."""
     per_host, num_nics = wires.out.shape[:2]
     (host, i), (other, j) = np.divmod(src, per_host), np.divmod(dst, per_host)
     flow = mixed(src, dst, key)
     ends: list[NDArray[np.int64]] = []
-    for device in (i, j):
+    for device, forced in ((i, rails), (j, enters)):
         own = wires.num_own[device]
-        if ((rails < 0) & (own == 0)).any() or (rails >= num_nics).any():
+        if ((forced < 0) & (own == 0)).any() or (forced >= num_nics).any():
             return None
         turn = (flow % np.maximum(own, 1).astype(np.uint64)).astype(np.int64)
-        ends.append(np.where(rails < 0, wires.own[device, turn], rails) if wires.own.shape[1] else rails)
+        ends.append(np.where(forced < 0, wires.own[device, turn], forced) if wires.own.shape[1] else forced)
     leave, enter = ends
     if wires.no_way_out[i, leave].any() or wires.no_way_back[enter, j].any():
         return None

@@ -115,8 +115,8 @@ class HostsOnFabric:
     def _own_nics(self) -> list[tuple[int, ...]]:
         return self.template.own_nics
 
-    def route(self, src: int, dst: int, flow_key: int, rail: int | None) -> tuple[int, ...]:
-        """Inside the host, through a shared NVSwitch, or over NICs and fabric."""
+    def route(self, src: int, dst: int, flow_key: int, rail: int | None, enter: int | None = None) -> tuple[int, ...]:
+        """Inside the host, through a shared NVSwitch, or over NICs and fabric: out by NIC *rail*, in by NIC *enter*."""
         host, i = divmod(src, self.per_host)
         other, j = divmod(dst, self.per_host)
         base, other_base = host * self._block, other * self._block
@@ -133,7 +133,7 @@ class HostsOnFabric:
         if self.fabric is None or not template.nics:
             raise UsageError(f"nothing connects {self.devices[src]} and {self.devices[dst]}: the nodes have no NIC")
         flow = mix(src, dst, flow_key)
-        k, m = self._nic(i, flow, rail), self._nic(j, flow, rail)
+        k, m = self._nic(i, flow, rail), self._nic(j, flow, rail if enter is None else enter)
         out, back = template.to_nic[i][k], template.from_nic[m][j]
         if out is None or back is None:
             raise UsageError(f"nothing connects {self.devices[src]} to NIC {k} of its node")
@@ -147,8 +147,10 @@ class HostsOnFabric:
             *[other_base + index for index in back],
         )
 
-    def routes(self, src: Places, dst: Places, flow_key: int, rails: Places) -> Rows:
-        """`route` of many, a row each, -1 where a row has no more links; *rails* are -1 where none is forced."""
+    def routes(self, src: Places, dst: Places, flow_key: int, rails: Places, enters: Places | None = None) -> Rows:
+        """`route` of many, a row each, -1 where a row has no more links; *rails* are -1 where none is forced,
+        *enters* are the same where a way comes in by another NIC than it goes out by."""
+        enters = rails if enters is None else enters
         wires, template = self._wires, self.template
         host, other = src // self.per_host, dst // self.per_host
         i, j = src - host * self.per_host, dst - other * self.per_host
@@ -170,12 +172,13 @@ class HostsOnFabric:
                 dst[away],
                 flow_key,
                 rails[away],
+                enters[away],
                 block=self._block,
                 nic_base=self._nic_base,
                 cable_base=self._cable_base,
             )
         if lost.any() or (away.any() and outside is None):  # one of them has no way: say which
-            return one_by_one(self.route, src, dst, flow_key, rails)
+            return one_by_one(self.route, src, dst, flow_key, rails, enters)
         if outside is None:
             return inside
         rows = np.full((len(src), max(inside.shape[1], outside.shape[1])), -1, dtype=np.int64)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,6 +95,7 @@ def _rings(group: Members) -> list[Ring]:
         if mesh:
             partner = (k + count // 2) % count
         stops: list[tuple[int, int]] = []
+        doors: dict[int, int] = {}
         for index, domain in enumerate(domains):
             gates = group.gates[index]
             enter, leave = (gates[k], gates[partner]) if index % 2 == 0 else (gates[partner], gates[k])
@@ -108,9 +110,10 @@ def _rings(group: Members) -> list[Ring]:
             if mesh:
                 order = [gates[place].near[0] for place in _path(k, count)]
                 order = order if index % 2 == 0 else order[::-1]
+            doors[order[0]] = -1 if enter.rail is None else enter.rail
             stops += [(member, -1) for member in order[:-1]]
             stops.append((order[-1], -1 if leave.rail is None else leave.rail))
-        rings.append(_close(group, stops))
+        rings.append(_close(group, stops, doors))
     return rings
 
 
@@ -132,12 +135,16 @@ def _path(first: int, size: int) -> list[int]:
     return [(first + step) % size for step in steps]
 
 
-def _close(group: Members, stops: list[tuple[int, int]]) -> Ring:
+def _close(group: Members, stops: list[tuple[int, int]], doors: Mapping[int, int] | None = None) -> Ring:
+    """A ring by its *stops*, each with the NIC that it is left by. *doors* are the NICs that nodes are entered by, of
+    the members behind them: of an odd number of nodes the last one's and the first one's are on different rails."""
     steps = [
         (src, dst, rail) for (src, rail), (dst, _) in zip(stops, [*stops[1:], stops[0]], strict=True) if src != dst
     ]
     src, dst = [step[0] for step in steps], [step[1] for step in steps]
-    ways = group.ways(src, dst, [step[2] for step in steps])
+    rails = [step[2] for step in steps]
+    enters = [doors.get(step[1], step[2]) if doors else step[2] for step in steps]
+    ways = group.ways(src, dst, rails, enters)
     return Ring(src, dst, ways, group.leaves_domain(src, dst))
 
 

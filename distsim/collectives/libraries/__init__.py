@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["gloo", "ideal", "mpi", "nccl", "nccl_channels", "nccl_timing", "nccl_tuning", "nccl_versions"]
+__all__ = ["gloo", "ideal", "mpi", "nccl", "nccl_channels", "nccl_timing", "nccl_tuning", "nccl_versions", "sockets"]

@@ -9,6 +9,7 @@ torch/csrc/distributed/c10d/ProcessGroupGloo.cpp.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from distsim.collectives.algorithms.binomial import binomial_phases
 from distsim.collectives.algorithms.direct import (
@@ -21,6 +22,7 @@ from distsim.collectives.algorithms.direct import (
     split_loads,
 )
 from distsim.collectives.algorithms.ring import Shape, ring_messages, ring_phase
+from distsim.collectives.libraries.sockets import each_of, shares
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Plan
 
@@ -58,7 +60,8 @@ def _cost(group: Members, op: str, nbytes: float) -> tuple[float, Cost]:
     given = group.cluster.calibration
     key = f"gloo_{_MEASURED_AS.get(op, op)}"
     if group.size == 1 or f"{key}_launch_s" not in given:
-        return _LAUNCH_S, Cost(intra_hop_s=_HOP_S, inter_hop_s=_HOP_S)
+        peers = group.size - 1 if op in ("gather", "scatter", "all_to_all") else 1
+        return _LAUNCH_S, Cost(edge_bytes_per_s=each_of(group, peers), intra_hop_s=_HOP_S, inter_hop_s=_HOP_S)
     moved = progress_bytes(op, group.size, nbytes)
     beyond = max(moved - given[f"{key}_knee_bytes"], 0.0)
     busy_s = moved * given[f"{key}_s_per_byte"] + beyond * given[f"{key}_more_s_per_byte"]
@@ -83,7 +86,8 @@ def compile_gloo(group: Members, op: str, nbytes: float, root: int, splits: tupl
         return Plan("binomial", "gloo", 1, launch_s, binomial_phases(group, nbytes, root, cost))
     if op == "reduce":
         scatter = ring_phase(group, Shape.of("reduce_scatter", size, nbytes), cost)
-        collect = direct_phase(group, rooted_loads(group, root, True), nbytes / size, cost)
+        each = replace(cost, edge_bytes_per_s=cost.edge_bytes_per_s / (size - 1))
+        collect = direct_phase(group, rooted_loads(group, root, True), nbytes / size, each)
         return Plan("ring + gather", "gloo", 1, launch_s, (scatter, collect))
     if op in ("gather", "scatter"):
         to_root = op == "gather"
@@ -107,6 +111,8 @@ def _all_to_all(
     else:
         pairs = {(s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d}
         largest = max(pairs.values(), default=0.0)
+        if "gloo_all_to_all_launch_s" not in group.cluster.calibration:
+            cost = replace(cost, edge_bytes_per_s=each_of(group, shares(pairs)))
         phase = direct_phase(group, split_loads(group, pairs, largest), largest, cost)
     return Plan(
         "direct",

@@ -18,6 +18,7 @@ from distsim.collectives.algorithms.direct import (
     split_loads,
 )
 from distsim.collectives.algorithms.ring import Shape, ring_messages, ring_phase
+from distsim.collectives.libraries.sockets import each_of, shares
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Phase, Plan
 
@@ -33,8 +34,13 @@ _SMALL_BYTES = 10_000
 
 def compile_mpi(group: Members, op: str, nbytes: float, root: int, splits: tuple[tuple[int, ...], ...] | None) -> Plan:
     """*op* as Open MPI does it by default."""
-    cost = Cost(intra_hop_s=_HOP_S, inter_hop_s=_HOP_S)
     size = group.size
+    together = float(size - 1 if op in ("gather", "scatter", "all_to_all") else 1)
+    pairs = {(s, d): float(b) for s, row in enumerate(splits or ()) for d, b in enumerate(row) if b and s != d}
+    if pairs:
+        together = shares(pairs)
+    rate = each_of(group, together) if group.cluster.nccl.net == "tcp" else math.inf
+    cost = Cost(edge_bytes_per_s=rate, intra_hop_s=_HOP_S, inter_hop_s=_HOP_S)
     if size == 1:
         return Plan("none", "mpi", 1, _LAUNCH_S)
     rounds = math.ceil(math.log2(size))
@@ -64,7 +70,6 @@ def compile_mpi(group: Members, op: str, nbytes: float, root: int, splits: tuple
     if splits is None:
         phase = direct_phase(group, all_to_all_loads(group), nbytes / size, cost, hops=size - 1)
     else:
-        pairs = {(s, d): float(b) for s, row in enumerate(splits) for d, b in enumerate(row) if b and s != d}
         largest = max(pairs.values(), default=0.0)
         phase = direct_phase(group, split_loads(group, pairs, largest), largest, cost, hops=size - 1)
     return Plan("pairwise", "mpi", 1, _LAUNCH_S, (phase,))

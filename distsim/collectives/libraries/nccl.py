@@ -39,8 +39,8 @@ TUNED_NETS = ("efa", "tcpx", "tcpxo")
 takes what is quickest there, not what NCCL's own model believes. (EFA's has no figures for p4d: NCCL's own are
 taken.)"""
 _TUNER_TRUSTS = 2.0
-"""It chooses among what NCCL's model takes for no slower than this many times its best: LL and LL128 end where NCCL's
-own thresholds end them, not where our own figures for them do."""
+"""It takes LL and LL128 only where NCCL's model takes them for no slower than this many times the best in Simple: they
+end where NCCL's own thresholds end them, not where our own figures for them do."""
 
 DIRECT = ("all_to_all", "gather", "scatter", "sendrecv", "send")
 
@@ -156,7 +156,9 @@ class NcclSelector:
         best = min(among, key=lambda one: one.believed_us or 0.0)
         if not self.tuned(group):
             return best
-        near = [one for one in among if (one.believed_us or 0.0) <= _TUNER_TRUSTS * (best.believed_us or 0.0)]
+        simple = [one.believed_us or 0.0 for one in among if one.proto == "Simple"]
+        most_us = _TUNER_TRUSTS * min(simple, default=math.inf)
+        near = [one for one in among if one.proto == "Simple" or (one.believed_us or 0.0) <= most_us]
         return min(near, key=lambda one: self._alone_s(group, op, nbytes, one))
 
     def _refuse_impossible(self, machine: Machine) -> None:

@@ -92,8 +92,14 @@ class NcclTiming:
     def hops_s(self, machine: Machine, algo: str, proto: str) -> tuple[float, float]:
         """Software of a hop inside a node and of one between nodes, in a ring or a tree."""
         inside = self.generation(machine) if machine.intra == "nvlink" else "pcie"
-        times = 1.0 if (algo, proto) == ("tree", "LL") else self._of(self.net, f"{algo}_{proto}")
-        return self._of(inside, f"hop_{proto}") * 1e-6, self._of(self.net, "hop") * times * 1e-6
+        hop_us = self._of(self.net, "hop")
+        if algo == "ring":
+            hop_us *= self._of(self.net, "ring_LL128" if proto == "LL128" else "ring_LL")
+            # A receiver of Simple waits for a flag behind the data: the same on a slow network as on a quick one.
+            hop_us += self._of(self.net, "ring_more") if proto == "Simple" else 0.0
+        elif proto != "LL":
+            hop_us *= self._of(self.net, f"tree_{proto}")
+        return self._of(inside, f"hop_{proto}") * 1e-6, hop_us * 1e-6
 
     def net_wire(self, machine: Machine) -> float:
         """Bytes on a NIC's wire for each of payload: 1 / efficiency, which falls as nodes double."""

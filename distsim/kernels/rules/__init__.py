@@ -8,13 +8,13 @@ from __future__ import annotations
 from distsim.kernels.call import Call
 from distsim.kernels.cost import NOTHING, Cost
 from distsim.kernels.pricing import Pricing
-from distsim.kernels.rules import attention, elementwise, index, matmul, move, norm, optimizer
+from distsim.kernels.rules import attention, elementwise, extensions, index, matmul, move, norm, optimizer
 from distsim.kernels.rules.elementwise import default
 from distsim.kernels.rules.registry import RULES
 
 __all__ = ["price"]
 
-_IMPORTED_FOR_THEIR_RULES = (attention, elementwise, index, matmul, move, norm, optimizer)
+_IMPORTED_FOR_THEIR_RULES = (attention, elementwise, extensions, index, matmul, move, norm, optimizer)
 _DEFAULT = ("aten", "prims", "rngprims", "fsdp")
 """Namespaces of which an operator without a rule is priced by its bytes."""
 

@@ -29,6 +29,10 @@
   `remedies[]`: one sentence each on what would have fitted
 - `unknown_reads[]`: `what, where, code, count`: the program read values that no simulation knows, so often on one rank,
   and got `placeholder`
+- `checkpoints`: what the rank that spent most time on it (`rank`) wrote to files with torch.save and DCP and read from
+  them: `writes, written_bytes, write_s, reads, read_bytes, read_s`, at the rates of sim/device/cuda_api/checkpoints.py
+- `fused` (with --fuse, else null): `rank`, `functions` (compiled function: calls), `kernels_before`, `kernels_after`,
+  `gpu_saved_s`, `host_saved_s` of that rank's whole run, against what would have run eagerly
 
 What cannot be said is null: without a step, all that is a step's; without tokens, what is made of them.
 """
@@ -82,6 +86,8 @@ def training_section(training: Training) -> dict[str, Any]:
         "critical_path": [asdict(part) for part in training.critical_path],
         "out_of_memory": [asdict(found) | {"remedies": remedies(found, training)} for found in training.out_of_memory],
         "gains": [asdict(gain) for gain in gains(training)],
+        "checkpoints": {"rank": training.saved_rank} | asdict(training.saved),
+        "fused": None if training.fused is None else asdict(training.fused),
         "unknown_reads": [asdict(read) for read in training.reads],
     }
 

@@ -17,7 +17,7 @@ from distsim.report.training.memory import memory_table, shortage
 from distsim.text.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from distsim.sim.observe.figures import RankTraining, Training
+    from distsim.sim.observe.figures import Fused, RankTraining, Training
 
 __all__ = ["training_parts"]
 
@@ -45,6 +45,8 @@ def training_parts(training: Training) -> Iterator[Part]:
         helps = _gains(training)
         if helps is not None:
             yield "what would help most (estimates: the pacing rank's step less what would go)", helps
+    if training.saved.writes or training.saved.reads:
+        yield "checkpoints", _saved(training)
     if training.reads:
         yield "values that no simulation knows", _reads(training)
 
@@ -68,6 +70,8 @@ def _head(training: Training) -> RenderableType:
             lines.add_row("MFU", use)
     else:
         lines.add_row("step", "none: no optimizer came to the end of one")
+    if training.fused is not None:
+        lines.add_row("fused", _fused(training.fused))
     room = training.memory_bytes - training.context_bytes
     share = training.peak_reserved_bytes / room
     memory = Text.assemble(
@@ -77,6 +81,34 @@ def _head(training: Training) -> RenderableType:
     )
     lines.add_row("memory", memory)
     return lines
+
+
+def _saved(training: Training) -> RenderableType:
+    saved = training.saved
+    lines = []
+    for verb, calls, nbytes, seconds in (
+        ("wrote", saved.writes, saved.written_bytes, saved.write_s),
+        ("read", saved.reads, saved.read_bytes, saved.read_s),
+    ):
+        if calls:
+            rate = f"{nbytes / seconds / 1e9:.3g} GB/s" if seconds else "no time"
+            lines.append(
+                f"{verb} {format_bytes(nbytes)} in {calls:,} part{'s' * (calls > 1)}: {format_time(seconds)}, {rate}"
+            )
+    return Text(f"rank {training.saved_rank}, which spent most time on it, " + "; ".join(lines))
+
+
+def _fused(fused: Fused) -> Text:
+    if not fused.kernels_before:
+        return Text("nothing: nothing that works on GPUs was given to torch.compile", style="yellow")
+    calls = sum(fused.functions.values())
+    names = ", ".join(list(fused.functions)[:2]) + (", ..." if len(fused.functions) > 2 else "")
+    host = f"{format_time(abs(fused.host_saved_s))} {'less' if fused.host_saved_s >= 0 else 'more'} of the host's"
+    return Text.assemble(
+        (f"{fused.kernels_before:,} kernels are {fused.kernels_after:,}", "bold"),
+        f" in {calls:,} calls of compiled code ({names}; all of rank {fused.rank}'s run)\n"
+        f"{format_time(fused.gpu_saved_s)} less of the GPU's time, {host}, than eagerly; memory is as eagerly",
+    )
 
 
 def _step(training: Training) -> Text:

@@ -139,6 +139,7 @@ class ScenarioSpec(Table):
         "shapes", description="of tensors on simulated GPUs: shapes only, or real numbers, computed on the CPU"
     )
     placeholder: float = Field(1.0, description="what a number on a simulated GPU that nobody knows reads as")
+    fuse: bool = Field(False, description="price what torch.compile is given as fused kernels")
     fidelity: Literal["fluid", "message"] = "fluid"
     algo: str | None = None
     proto: str | None = None

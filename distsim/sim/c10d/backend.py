@@ -135,7 +135,8 @@ def _new_process_group_helper(
     alone = frozenset({"fake"}) if group_size == 1 else frozenset()  # where nobody else is, nothing is fake about it
     third_party = [name for name in asked if name not in _SIMULATED | alone]
     if third_party:
-        if third_party[0] in ("ucc", "xccl", "fake"):
+        # torch's own `fake` moves nothing between ranks: a mesh has it for axes over which nothing is ever sent
+        if third_party[0] in ("ucc", "xccl") or (third_party[0] == "fake" and not global_ranks_in_group):
             raise NotSimulated(f"backend {third_party[0]!r}", "use gloo, nccl, mpi or sim")
         return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
     default = not global_ranks_in_group
@@ -325,6 +326,18 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         return [group._end_coalescing(device)]
 
     patches += [(holder, "batch_isend_irecv", batch_isend_irecv) for holder in (c10d, dist)]
+    set_timeout = c10d._set_pg_timeout
+
+    @functools.wraps(set_timeout)
+    def set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
+        """torch asks whether the group's backend is NCCL's class, which a build without CUDA does not have."""
+        group = group or c10d._get_default_group()
+        if isinstance(group, SimGroup):
+            group._set_default_timeout(timeout)
+        elif current_task() is None:
+            set_timeout(timeout, group)
+
+    patches.append((c10d, "_set_pg_timeout", set_pg_timeout))
     logged = DistributedDataParallel._get_ddp_logging_data
 
     @functools.wraps(logged)

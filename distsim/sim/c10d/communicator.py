@@ -67,7 +67,13 @@ class Communicator:
         self.monitored: dict[int, MonitoredBarrier] = {}
         self.stand_in: list[int] | None = world.traced.standing_for(group)
         """For each member the place of who arrives for it, where equal ranks are traced once; None: itself."""
-        self._num_traced = len(group.ranks) if self.stand_in is None else len(set(self.stand_in))
+        self._awaited = self._who_comes()
+        self.has_messages = False
+        """Whether members have sent to each other."""
+
+    def _who_comes(self) -> Sequence[int]:
+        """The places of those whom a collective waits for."""
+        return range(len(self.group.ranks)) if self.stand_in is None else list(dict.fromkeys(self.stand_in))
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -123,12 +129,19 @@ class Communicator:
         """Start collective *number*, if all have come."""
         meeting = self._meetings[number]
         arrivals, data = meeting.arrivals, meeting.data
-        if len(arrivals) < self._num_traced:
+        if len(arrivals) < len(self._awaited):
+            return
+        if self.stand_in is None:
+            members = came = [arrivals[place] for place in self._awaited]
+        elif all(place in arrivals for place in self._awaited):  # else somebody has come who is traced no more
+            members = [arrivals[place] for place in self.stand_in]
+            came = [arrival for place, arrival in arrivals.items() if place in self._awaited]
+        else:
             return
         del self._meetings[number]
-        places = range(len(self.group.ranks)) if self.stand_in is None else self.stand_in
-        members = [arrivals[place] for place in places]
-        came = list(arrivals.values()) if self.stand_in is not None else members
+        if members[0].record.op == "scatter" and members[0].record.root not in [m.record.rank for m in came]:
+            self.world.traced.split_by(self.group)  # what it sends nobody else has
+            return
         if check_meeting([m.record for m in came]) is not None:
             self.world.stop_for_mismatch([m.work for m in came])
             return
@@ -149,7 +162,7 @@ class Communicator:
         if not _all_there(came, lambda: self._finish(members, data, came)):
             return
         on_gpu = members[0].host_side is not None
-        self.world.guards.on_finish(members)
+        self.world.guards.on_finish(came)
         try:
             compute(members, data) if on_gpu else data(members)
         except Exception as error:  # what torch refuses to compute is every member's error
@@ -166,7 +179,7 @@ class Communicator:
             return
         self.stand_in = self.world.traced.standing_for(self.group)
         assert self.stand_in is not None
-        self._num_traced = len(set(self.stand_in))
+        self._awaited = self._who_comes()
         for number in list(self._meetings):
             self._meet(number)
 
@@ -213,6 +226,7 @@ class Communicator:
 
     def sends_to(self, place: int) -> None:
         """A member sends to that at *place*, or receives from it: it has to be traced itself."""
+        self.has_messages = True
         if self.stand_in is not None and self.stand_in[place] != place:
             self.world.traced.split_by(self.group)
 

@@ -74,10 +74,17 @@ def _root(members: list[Arrival]) -> int:
     return record.group.ranks.index(record.root)
 
 
+def _there(members: list[Arrival]) -> list[tuple[int, Arrival]]:
+    """The members that have come themselves, and their places: at others' somebody else stands who does the same
+    (world/equal_ranks.py), and nobody reads what they get."""
+    ranks = members[0].record.group.ranks
+    return [(place, m) for place, m in enumerate(members) if m.record.rank == ranks[place]]
+
+
 def _broadcast(members: list[Arrival]) -> None:
     root = _root(members)
-    for i, member in enumerate(members):
-        if i != root:
+    for place, member in _there(members):
+        if place != root:
             for target, source in zip(member.outputs, members[root].inputs, strict=True):
                 copy_into(target, source)
 
@@ -88,7 +95,7 @@ def _all_reduce(members: list[Arrival]) -> None:
             _all_reduce_sparse(members, position)
         return
     totals = _totals(members)  # all of them first: one tensor may be there twice, or overlap another
-    for member in members:
+    for _, member in _there(members):
         for target, total in zip(member.outputs, totals, strict=True):
             copy_into(target, total)
 
@@ -103,18 +110,21 @@ def _all_reduce_sparse(members: list[Arrival], position: int) -> None:
     total = members[0].inputs[position]
     for member in members[1:]:
         total = total + member.inputs[position]
-    for member in members:
+    for _, member in _there(members):
         with torch.no_grad():
             member.outputs[position].copy_(total)
 
 
 def _reduce(members: list[Arrival]) -> None:
-    copy_into(members[_root(members)].outputs[0], _totals(members)[0])
+    root = _root(members)
+    for place, member in _there(members):
+        if place == root:
+            copy_into(member.outputs[0], _totals(members)[0])
 
 
 def _all_gather(members: list[Arrival]) -> None:
     sources = [member.inputs[0].detach().clone() for member in members]  # one may be among the outputs
-    for member in members:
+    for _, member in _there(members):
         for target, source in zip(member.outputs, sources, strict=True):
             copy_into(target, source)
 
@@ -122,7 +132,7 @@ def _all_gather(members: list[Arrival]) -> None:
 def _all_gather_coalesced(members: list[Arrival]) -> None:
     """Outputs are flat: output_lists[rank][position]."""
     sources = [tensor.detach().clone() for member in members for tensor in member.inputs]
-    for member in members:
+    for _, member in _there(members):
         for target, source in zip(member.outputs, sources, strict=True):
             copy_into(target, source)
 
@@ -131,13 +141,16 @@ def _all_gather_into(members: list[Arrival]) -> None:
     """One output for each input: the members' inputs one behind the other."""
     positions = range(len(members[0].inputs))
     wholes = [torch.cat([m.inputs[position].detach().reshape(-1) for m in members]) for position in positions]
-    for member in members:
+    for _, member in _there(members):
         for target, whole in zip(member.outputs, wholes, strict=True):
             copy_into(target, whole)
 
 
 def _gather(members: list[Arrival]) -> None:
-    root = members[_root(members)]
+    place = _root(members)
+    root = members[place]
+    if root.record.rank != root.record.group.ranks[place]:
+        return
     own = root.inputs[0].detach().clone()  # it may be among the outputs
     for target, source in zip(root.outputs, members, strict=True):
         copy_into(target, own if source is root else source.inputs[0])
@@ -145,24 +158,27 @@ def _gather(members: list[Arrival]) -> None:
 
 def _scatter(members: list[Arrival]) -> None:
     root = members[_root(members)]
-    for member, source in zip(members, root.inputs, strict=True):
-        copy_into(member.outputs[0], source)
+    for place, member in _there(members):
+        copy_into(member.outputs[0], root.inputs[place])
 
 
 def _reduce_scatter(members: list[Arrival]) -> None:
-    totals = _totals(members)
-    for member, total in zip(members, totals, strict=True):
+    there, op = _there(members), members[0].record.reduce_op or "SUM"
+    totals = [reduce_tensors([m.inputs[place] for m in members], op) for place, _ in there]
+    for (_, member), total in zip(there, totals, strict=True):
         copy_into(member.outputs[0], total)
 
 
 def _reduce_scatter_single(members: list[Arrival]) -> None:
+    there = _there(members)
     for position, total in enumerate(_totals(members)):
-        for member, part in zip(members, total.reshape(-1).chunk(len(members)), strict=True):
-            copy_into(member.outputs[position], part)
+        parts = total.reshape(-1).chunk(len(members))
+        for place, member in there:
+            copy_into(member.outputs[position], parts[place])
 
 
 def _all_to_all(members: list[Arrival]) -> None:
-    copies = [(m.outputs[j], members[j].inputs[i]) for i, m in enumerate(members) for j in range(len(members))]
+    copies = [(m.outputs[j], members[j].inputs[i]) for i, m in _there(members) for j in range(len(members))]
     sources = [source.detach().clone() for _, source in copies]  # input and output may share memory
     for (target, _), source in zip(copies, sources, strict=True):
         copy_into(target, source)
@@ -176,9 +192,10 @@ def _rows(tensor: Tensor, splits: tuple[int, ...]) -> list[Tensor]:
 
 
 def _all_to_all_single(members: list[Arrival]) -> None:
-    sent = [[part.clone() for part in _rows(m.inputs[0], _sent(m, len(members)))] for m in members]
-    for i, member in enumerate(members):
-        pieces = [sent[j][i] for j in range(len(members))]
+    distinct = {id(m): m for m in members}.items()
+    sent = {who: [part.clone() for part in _rows(m.inputs[0], _sent(m, len(members)))] for who, m in distinct}
+    for place, member in _there(members):
+        pieces = [sent[id(m)][place] for m in members]
         if any(p.numel() for p in pieces):
             copy_into(member.outputs[0], torch.cat(pieces))
 

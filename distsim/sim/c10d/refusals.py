@@ -42,7 +42,21 @@ _GLOO_TYPES = frozenset(
         torch.complex128,
     }
 )
-_MPI_TYPES = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64})
+_MPI_TYPES = frozenset(
+    {
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float32,
+        torch.float64,
+        torch.bool,
+        torch.complex64,
+        torch.complex128,
+    }
+)
+"""MPI's own, as `realexec/mpi/types.py` has them: ProcessGroupMPI.cpp maps the first seven."""
 _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 
 
@@ -109,15 +123,16 @@ def _scalar(dtype: torch.dtype) -> str:
 
 
 def _refuse_as_mpi(dtype: torch.dtype, name: str | None) -> None:
-    """ProcessGroupMPI.cpp maps seven dtypes and four operations to MPI's."""
+    """MPI has no halves; ProcessGroupMPI.cpp maps four operations to MPI's, and complex numbers have no order."""
     if dtype not in _MPI_TYPES:
         raise RuntimeError(f"MPI process group does not support {dtype} tensors")
-    if name not in (None, "SUM", "PRODUCT", "MIN", "MAX"):
-        raise RuntimeError(f"MPI process group does not support ReduceOp.{name}")
+    if name not in (None, "SUM", "PRODUCT", "MIN", "MAX") or (dtype.is_complex and name in ("MIN", "MAX")):
+        raise RuntimeError(f"MPI process group does not support ReduceOp.{name} on {dtype} tensors")
 
 
-def refuse_arguments(call: Call, rank: int, size: int) -> None:
-    """Raise what gloo raises at *rank* of the group for lists and sizes that do not fit, or a root that is none."""
+def refuse_arguments(call: Call, rank: int, size: int, flavour: str) -> None:
+    """Raise what gloo raises at *rank* of the group for lists and sizes that do not fit, or a root that is none.
+    *flavour*: the backend."""
     op, inputs, outputs = call.key[0], call.inputs, call.outputs
     if FIELDS[op].rooted and call.key[5] is None:
         root = getattr(call.opts, "rootRank", call.opts)
@@ -147,7 +162,8 @@ def refuse_arguments(call: Call, rank: int, size: int) -> None:
             for tensors in (inputs, outputs):
                 if len(tensors) != size:
                     raise RuntimeError("Number of tensor splits not equal to group size")
-                _equal_lists("alltoall", tensors, tensors[:1], size)
+                if flavour != "mpi":  # MPI_Alltoallv: to each as much as it is for
+                    _equal_lists("alltoall", tensors, tensors[:1], size)
         case "all_to_all_single":
             _splits(inputs[0], call.key[6], size)
             _splits(outputs[0], call.key[7], size)

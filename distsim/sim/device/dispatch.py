@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
-from torch._prims.rng_prims import run_dtensor_rng_op
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distsim.errors import NotSimulated
 from distsim.kernels import Cost
 from distsim.sim.device.carrier import carrier, under_meta
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.generator import PlainGenerator
 from distsim.sim.device.gpu import Device
+from distsim.sim.device.operators.flex import FLEX
 from distsim.sim.device.operators.handler import Handler
+from distsim.sim.device.operators.kinds import COMPOSITE, HIGHER, PASSED, PYTHON, VIEW, classify, kinds
 from distsim.sim.device.operators.on_host import ON_HOST, decomposed, not_on_host
 from distsim.sim.device.operators.pinned import PINNING, asks_for_memory, make_pinned
 from distsim.sim.device.operators.plan import Given, Made, Plan, key_of, learn, tensors_in
@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["ComputeMode"]
 
 aten = torch.ops.aten
-_HANDLERS: dict[Any, Handler] = {**TRANSFERS, **SPECIAL}
+_HANDLERS: dict[Any, Handler] = {**TRANSFERS, **SPECIAL, **FLEX}
 _mode_of, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
-VIEW, COMPOSITE, PASSED, PLANNED, HIGHER, PYTHON = range(6)
 VIEW_SHARE = 0.4
 """Of the host's time for an operator: a view launches no kernel (torch/benchmarks: about 2 of 5 us)."""
 
@@ -89,16 +88,20 @@ class ComputeMode(TorchDispatchMode):
     # -- on a GPU
 
     def _on_gpu(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
-        kind = _kinds.get(func)
+        kind = kinds.get(func)
         if kind is None:
-            kind = _kinds[func] = _classify(func)
+            kind = kinds[func] = classify(func)
         if kind == HIGHER:  # (start of the numbers, end, operator, its arguments): DTensor's random operators
             with self:
                 return args[2](*args[3:], **kwargs)
         task = self._task
         task.world.ticks += 1
         if kind == VIEW:
-            task.debt_s += VIEW_SHARE * self._process.accelerators.model.host_op_s
+            fusion, host_s = self._process.accelerators.fusion, VIEW_SHARE * self._process.accelerators.model.host_op_s
+            if fusion is not None and fusion.compiles(task):
+                fusion.spares(host_s)
+            else:
+                task.debt_s += host_s
             return under_meta(func, args, kwargs)
         handler = _HANDLERS.get(func)
         if handler is not None:
@@ -135,7 +138,11 @@ class ComputeMode(TorchDispatchMode):
             plan.offset = (plan.device.index if plan.device is not None else base) - base
             if key is not None:
                 plans[key] = plan
-        task.debt_s += accelerators.model.host_op_s
+        fusion = accelerators.fusion
+        if fusion is not None and not fusion.compiles(task):
+            fusion = None
+        if fusion is None:
+            task.debt_s += accelerators.model.host_op_s
         task.quiet_polls = task.time_queries = 0
         gpu = accelerators[base + plan.offset]
         stream = current_stream(task, gpu)
@@ -150,12 +157,17 @@ class ComputeMode(TorchDispatchMode):
             else:
                 result = plan.kind([self._part(out, args, kwargs, gpu, stream) for out in outs])
         equal = task.world.traced.equal
-        if equal is not None and not equal.compared:
-            equal.saw_operator(self._process.rank, plan.number)
+        if equal is not None and not equal.compared and equal.saw_operator(self._process.rank, plan.number):
+            task.world.traced.sample()
         if self._process.recorder is not None:
             self._process.recorder.arguments = args
+        if plan.written and gpu.in_flight.open:
+            gpu.in_flight.written(stream, tensors_in([Given(path).of(args, kwargs) for path in plan.written]))
         if plan.cost.kernels:
-            gpu.launch(stream, plan.cost, task, func)
+            if fusion is None:
+                gpu.launch(stream, plan.cost, task, func)
+            else:
+                fusion.launch(gpu, stream, plan.cost, task, func, (args, kwargs), result)
         if plan.counted is not None:
             accelerators.steps.count(plan.counted)
         return result
@@ -282,9 +294,13 @@ class ComputeMode(TorchDispatchMode):
 
     def launch_plain(self, device: torch.device, nbytes: int) -> None:
         """A kernel that reads and writes *nbytes* and does nothing else."""
+        self.launch(device, self.gpu(device).plain_cost(nbytes), aten.copy_.default)
+
+    def launch(self, device: torch.device, cost: Cost, name: Any) -> None:
+        """The kernels of one operator, on the current stream."""
         gpu = self.gpu(device)
         self._task.debt_s += gpu.model.host_op_s
-        gpu.launch(current_stream(self._task, gpu), gpu.plain_cost(nbytes), self._task, aten.copy_.default)
+        gpu.launch(current_stream(self._task, gpu), cost, self._task, name)
 
     def copy_time(self, tensor: Tensor, to_host: bool, blocking: bool) -> None:
         """A transfer over PCIe on the current stream; the host waits where torch's would."""
@@ -314,8 +330,6 @@ _OVERWRITE = frozenset(
      aten.random_.default, getattr(aten.random_, "from"), aten.random_.to, aten.bernoulli_.float,
      aten.exponential_.default, aten.log_normal_.default, aten.geometric_.default, aten.cauchy_.default}
 )  # fmt: skip
-
-_kinds: dict[Any, int] = {}
 
 
 def _precision() -> tuple[str, str]:
@@ -353,32 +367,6 @@ def _look(value: Any) -> Any:
     if isinstance(value, Tensor) and value.is_cuda:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     return value
-
-
-_ALIASES = frozenset({aten.detach.default, aten._unsafe_view.default, aten.lift_fresh.default, aten.lift.default,
-                      aten.alias.default, aten.set_.source_Tensor, aten.set_.source_Storage_storage_offset,
-                      aten.set_.source_Storage, aten.detach_.default, aten.as_strided_.default,
-                      aten.squeeze_.default, aten.squeeze_.dim, aten.unsqueeze_.default, aten.t_.default,
-                      aten.transpose_.default})  # fmt: skip
-_REGISTERED = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
-
-
-def _classify(func: Any) -> int:
-    if not isinstance(func, torch._ops.OpOverload):
-        if func is run_dtensor_rng_op:
-            return HIGHER
-        raise NotSimulated(f"{func} on CUDA tensors", "write it with plain torch operators")
-    if func in _ALIASES:
-        return VIEW
-    if func.namespace in _REGISTERED or func is aten._pack_padded_sequence.default:  # lengths are the host's
-        return PASSED
-    if func.namespace == "fsdp" and func.has_kernel_for_dispatch_key(DispatchKey.CUDA):
-        return PYTHON  # what they copy, and into what, they say themselves
-    if func.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd) and not func.has_kernel_for_dispatch_key(
-        DispatchKey.CUDA
-    ):
-        return COMPOSITE  # before views: `to` may make one
-    return VIEW if func.is_view else PLANNED
 
 
 def _not_compiled(function: Any) -> None:

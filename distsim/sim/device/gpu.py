@@ -19,7 +19,10 @@ from distsim.sim.device.generator import CudaGenerator
 from distsim.sim.device.operators.values import Values
 from distsim.sim.device.timeline import Comm, Kernel, Mark, Stream, Timeline
 from distsim.sim.device.timeline import Wait as StreamWait
+from distsim.sim.device.timeline.fusion import Fusion
+from distsim.sim.device.timeline.in_flight import InFlight
 from distsim.sim.device.timeline.steps import Steps
+from distsim.sim.observe.figures import Saved
 
 if TYPE_CHECKING:
     from distsim.kernels import Gpu
@@ -37,7 +40,7 @@ KERNELS = "the kernels of its GPU"
 class Held:
     """Device memory of one storage, given back when the storage dies."""
 
-    __slots__ = ("block", "device", "nbytes", "streams")
+    __slots__ = ("__weakref__", "block", "device", "nbytes", "streams")
 
     def __init__(self, device: Device, block: Block, nbytes: int) -> None:
         self.device = device
@@ -75,6 +78,7 @@ class Device:
         self.default_stream = self.new_stream("default")
         self.comms: list[Comm] = []
         """Communication kernels that have not ended, in the order in which the host put them."""
+        self.in_flight = InFlight()
         self.watchdog: Any = None
         """Who ends the process when one of them takes too long (c10d/on_gpu/watchdog.py)."""
         self.last_launch_s = 0.0
@@ -149,6 +153,7 @@ class Device:
     def synchronize(self, task: RankTask, mark: Mark, limit_s: float | None = None, explicit: bool = True) -> bool:
         """The host waits until *mark* is reached, or for *limit_s*; whether it has been (see Task.wait_until)."""
         task.flush()
+        self.in_flight.host_waits()
         if self.timeline.reached(mark):
             return True
         event: simpy.Event = self.process.world.env.event()
@@ -161,6 +166,8 @@ class Device:
 
     def marks(self, now_s: float) -> list[Mark]:
         """The ends of all streams as they have been filled."""
+        if self.timeline.before_put is not None:
+            self.timeline.before_put()
         return [self.timeline.mark(stream, now_s) for stream in self.streams if stream.items]
 
     def synchronize_all(self, task: RankTask) -> None:
@@ -169,6 +176,8 @@ class Device:
 
     def wait_for(self, stream: Stream, mark: Mark, now_s: float) -> None:
         """What is put into *stream* from now on begins after *mark*."""
+        if self.in_flight.open:
+            self.in_flight.stream_waits(stream)
         if mark.reached_s is None:
             self.timeline.put(stream, StreamWait(mark, now_s))
 
@@ -283,6 +292,9 @@ class Accelerators:
         """What waits for its first use (torch.cuda._lazy_call)."""
         self.values = Values(process.world.data)
         self.steps = Steps()
+        self.saved = Saved()
+        self.fusion = Fusion() if process.world.data.fuse else None
+        """Of what torch.compile was given (--fuse)."""
         self._devices: dict[int, Device] = {}
         self._generators: dict[int, CudaGenerator] = {}
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from distsim.debug.evidence import guard_findings as seen
-from distsim.debug.records import Finding
+from distsim.debug.records import CallRecord, Finding
 
 if TYPE_CHECKING:
     from distsim.sim.c10d.arrival import Arrival
@@ -54,6 +54,10 @@ class Guards:
                     self._look_for_nan = False  # it spreads: the first is the one
                     self._tell(seen.nan(member.record))
                     break
+
+    def written_in_flight(self, record: CallRecord) -> None:
+        """A kernel of the program's writes to a buffer of a call on a GPU, and no stream's order keeps it off."""
+        self._tell(seen.modified(record))
 
     def _tell(self, finding: Finding) -> None:
         """Ranks that do the same at the same line are one find."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from distsim.sim.kernel.task import current_process
 __all__ = ["Held", "RankStream", "StreamProxy", "open_streams"]
 
 _LONGEST_LINE = 1 << 16
+_NUMBER = re.compile(r"\d+")
+_MOST_SAID = 1_000
 
 
 class RankStream(io.TextIOBase):
@@ -34,15 +37,16 @@ class RankStream(io.TextIOBase):
         self._raw = raw
         self.buffer = _Bytes(self)
         self.muted = False
-        self.spoke = False
-        """Whether anything was written to it."""
+        self.said: set[str] = set()
+        """What was written to it, without numbers."""
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         if self.muted:
             return len(text)
-        self.spoke = self.spoke or bool(text)
+        if len(self.said) < _MOST_SAID and not text.isspace():
+            self.said.add(_NUMBER.sub("#", text))
         if self._file is not None:
             self._file.write(text)
             return len(text)

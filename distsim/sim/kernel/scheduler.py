@@ -328,6 +328,11 @@ class Scheduler:
         return self.asleep
 
     @property
+    def quiet_s(self) -> float:
+        """For how long (virtual) nothing has happened but that."""
+        return self._quiet_s
+
+    @property
     def only_polls(self) -> bool:
         """Whether for the last second (virtual) nothing has happened but threads that look again and again."""
         return self._quiet_s > 1.0

@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
 
 __all__ = [
+    "Fused",
     "GpuTrack",
     "KernelSlice",
     "OperatorTime",
     "OutOfMemory",
     "PathPart",
     "RankTraining",
+    "Saved",
     "Training",
     "UnknownRead",
     "Wait",
@@ -115,6 +117,33 @@ class OutOfMemory:
 
 
 @dataclass(slots=True)
+class Fused:
+    """What torch's compiler was taken to make of one rank's compiled functions, in the whole run (`--fuse`)."""
+
+    rank: int
+    functions: dict[str, int]
+    """How often each was called."""
+    kernels_before: int
+    kernels_after: int
+    gpu_saved_s: float
+    """Of the kernels' own time; against what would have run eagerly."""
+    host_saved_s: float
+    """Of the host's; below 0 where guards and launchers cost more than what is not launched any more."""
+
+
+@dataclass(slots=True)
+class Saved:
+    """What one rank wrote to the file system with torch.save and DCP, and read from it, while it used its GPUs."""
+
+    writes: int = 0
+    written_bytes: int = 0
+    write_s: float = 0.0
+    reads: int = 0
+    read_bytes: int = 0
+    read_s: float = 0.0
+
+
+@dataclass(slots=True)
 class OperatorTime:
     """One operator's kernels, a step, on the mean rank."""
 
@@ -187,6 +216,11 @@ class Training:
     placeholder: float = 1.0
     """What the program got for values that nobody knew."""
     reads: list[UnknownRead] = field(default_factory=list)
+    saved: Saved = field(default_factory=Saved)
+    """Of the rank that spent most time on it."""
+    saved_rank: int = 0
+    fused: Fused | None = None
+    """Of the rank with most; None: nobody asked for it."""
 
     @property
     def peak_allocated_bytes(self) -> int:

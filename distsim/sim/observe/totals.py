@@ -17,6 +17,7 @@ from distsim.sim.observe.gpu_tracks import GpuTracks
 from distsim.sim.observe.sureness import Sureness, step_interval
 from distsim.sim.observe.training import training_of
 from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse, Outcome, RankSummary
+from distsim.text.units import format_time
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -53,7 +54,7 @@ def summing_up(
     virtual_s = world.stopped_at_s or max([float(world.env.now), *(p.end_s or 0.0 for p in ranks)])
     backend = next((b for p in ranks for b in _backends(p)), "none")
     diagnoses = list(world.diagnoses)
-    notes = [*world.notes, *_of_launcher(world)]
+    notes = [*world.notes, *_of_polls(world), *_of_launcher(world)]
     totals = _totals(ranks, Sureness(world, request.nccl_version))
     training = training_of(world, ranks, request.tokens_per_step)
     if training is not None and (sure := step_interval(training, totals)) is not None:
@@ -97,6 +98,18 @@ def _short_of_memory(told: Diagnosis, training: Training) -> Diagnosis:
     return replace(told, suggestion=f"Let {who} need less: what would have fitted is below, at out of memory.")
 
 
+def _of_polls(world: World) -> list[str]:
+    """Why a run ended where it did, if it was nobody's timeout: it only looked on."""
+    polling = sorted({p.rank for p in world.processes if any(task.quiet_polls for task in p.tasks)})
+    if not world.diagnoses or not world.only_polls or not polling:
+        return []
+    looked, quiet = "looked" if len(polling) == 1 else "each looked", format_time(world.quiet_s)
+    return [
+        f"the run was ended there: for {quiet} of virtual time {ranks_text(tuple(polling))} {looked} again and again "
+        "whether something had happened (is_completed, query, ...), and nothing was to come but timeouts"
+    ]
+
+
 def _of_launcher(world: World) -> list[str]:
     """What became of the parent of the ranks, where a report on its children would not say it."""
     parent = world.launcher
@@ -129,7 +142,9 @@ def _exit_code(
 
 
 def _backends(process: SimProcess) -> list[str]:
-    return [group.name() for group in process.group_objects[:1]]
+    """The default group's, of all its devices where the process works on GPUs: `cpu:gloo,cuda:nccl`."""
+    on_gpus = process.accelerators is not None and process.accelerators.works
+    return [group.backend_config() if on_gpus else group.name() for group in process.group_objects[:1]]
 
 
 def _failures(processes: Sequence[SimProcess]) -> list[Failure]:

@@ -27,7 +27,16 @@ from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import StepEnd
 from distsim.sim.isolation.process import current_task
 from distsim.sim.observe.critical_path import Ran, critical_path
-from distsim.sim.observe.figures import OperatorTime, OutOfMemory, PathPart, RankTraining, Training, UnknownRead, Wait
+from distsim.sim.observe.figures import (
+    Fused,
+    OperatorTime,
+    OutOfMemory,
+    PathPart,
+    RankTraining,
+    Training,
+    UnknownRead,
+    Wait,
+)
 from distsim.sim.observe.gpu_tracks import operator_name
 from distsim.sim.observe.reading import Reading
 
@@ -105,6 +114,10 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     num_gpus = sum(alike[p] * max(1, sum(bool(d.timeline.done) for d in p.accelerators.devices)) for p in used)
     found = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
     found.reads = _reads(used)
+    found.fused = _fused(used)
+    found.saved_rank, found.saved = max(
+        ((p.rank, p.accelerators.saved) for p in used), key=lambda each: (each[1].write_s + each[1].read_s, -each[0])
+    )
     found.placeholder = used[0].accelerators.values.placeholder
     found.out_of_memory = _out_of_memory(used, like)
     ends = {process: process.accelerators.steps.chosen() for process in used}
@@ -136,6 +149,15 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     else:
         _count_tokens(found, ends, alike, first)
     return found
+
+
+def _fused(used: Sequence[SimProcess]) -> Fused | None:
+    of_ranks = [(p.rank, p.accelerators.fusion) for p in used if p.accelerators.fusion is not None]
+    if not of_ranks:
+        return None
+    rank, most = max(of_ranks, key=lambda each: (each[1].kernels_before, -each[0]))
+    saved = most.gpu_saved_s, most.host_saved_s
+    return Fused(rank, {**most.calls}, most.kernels_before, most.kernels_after, *saved)
 
 
 class _LazyRan(dict[int, Ran]):

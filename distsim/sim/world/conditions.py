@@ -99,6 +99,8 @@ class RunRequest:
     """One of DATA."""
     placeholder: float = 1.0
     """What a number on a simulated GPU that nobody knows reads as."""
+    fuse: bool = False
+    """Whether what torch.compile is given is priced as fused kernels."""
     progress: Callable[[Progress], None] | None = None
     trace_equal_once: bool = False
     """Whether of ranks that do the same on GPUs one is traced for all (equal_ranks.py)."""

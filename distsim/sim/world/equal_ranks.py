@@ -2,10 +2,10 @@
 
 A training job's ranks differ in their data, not in what they do with it. Where a program works on simulated GPUs
 (their data are not there anyway), one rank of each kind is traced, its leader, and others, its doubles, for as long as
-it takes to see that they do the same: every operator, its shapes, every call. Of a few ranks all are doubles, and none
-is given up as long as the program is a small one; of many the last of each kind. What is traced arrives in a collective
-for all ranks of its kind. Kinds begin as one; a message to a rank that nobody stands for in that group makes each place
-in such groups a kind (pipeline stages), and the run starts again.
+it takes to see that they do the same: every operator, its shapes, every call. Of a few ranks all are doubles as long as
+the program is small; of many, and of a few once it is not small, the last of each kind, a sample. What is traced
+arrives in a collective for all ranks of its kind. Kinds begin as one; a message to a rank that nobody stands for in
+that group makes each place in such groups a kind (pipeline stages), and the run starts again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from distsim.debug.records import P2P, CallRecord
 __all__ = ["Difference", "EqualRanks", "StartAgain", "Unlike", "families"]
 
 FEW = 8
-"""Up to so many ranks all are compared, by one step of the optimizer or more; of more a sample, by two."""
+"""Up to so many ranks all are traced, as long as the program is small; of more a sample."""
 WORTH_IT = 50_000
-"""Operators of all ranks together: of a few ranks, all are traced throughout until there were so many (5 s or so)."""
+"""Operators that all of a few ranks would make together: a program with more is not small (5 s or so), and a sample of
+them is traced on."""
+LONG = 5_000
+"""Operators of a step: with so many one is enough to compare by, it repeats itself (layers, micro-batches)."""
 
 
 class StartAgain(BaseException):
@@ -77,19 +80,22 @@ class EqualRanks:
     traced throughout."""
     values_differ: bool = False
     """A rank that does the same brings other values to calls."""
-    operators: int = 0
-    """Of all that are traced, so far."""
+    operators: dict[int, int] = field(default_factory=dict)
+    """By traced rank: how many so far."""
+    sampled: bool = False
+    """Not all ranks are traced, or were: the last of each kind is compared with the first."""
     compared: bool = False
     """All doubles have done what their leaders did, and are traced no more."""
 
     def __post_init__(self) -> None:
+        self.sampled = len(self.kinds) > FEW
         for rank, kind in enumerate(self.kinds):
             if kind not in self.leaders:
                 self.leaders[kind] = rank
-            elif len(self.kinds) <= FEW:
-                self.doubles.setdefault(kind, []).append(rank)
-            else:
+            elif self.sampled:
                 self.doubles[kind] = [rank]
+            else:
+                self.doubles.setdefault(kind, []).append(rank)
         if self.witnessed:
             for kind, doubles in self.doubles.items():
                 of_it = [rank for rank, its in enumerate(self.kinds) if its == kind]
@@ -149,9 +155,19 @@ class EqualRanks:
                 if len(theirs) >= len(brought) and theirs[len(brought) - 1] != total:
                     self.values_differ = True
 
-    def saw_operator(self, rank: int, number: int) -> None:
+    def saw_operator(self, rank: int, number: int) -> bool:
+        """Whether it is the one with which a program of a few ranks is no longer small."""
         self.sums[rank] = hash((self.sums.get(rank, 0), number))
-        self.operators += 1
+        so_far = self.operators[rank] = self.operators.get(rank, 0) + 1
+        return not self.sampled and so_far * len(self.kinds) >= WORTH_IT and rank in self.leaders.values()
+
+    def sample(self) -> frozenset[int]:
+        """From now on only the last of each kind is compared with the first; those that are not any more."""
+        before = self.traced
+        self.sampled = True
+        self.doubles = {kind: doubles[-1:] for kind, doubles in self.doubles.items()}
+        self.traced = frozenset([*self.leaders.values(), *(rank for rank, _ in self.pairs())])
+        return before - self.traced
 
     def ended_step(self, rank: int) -> None:
         """*rank* has made an optimizer's step."""
@@ -169,15 +185,19 @@ class EqualRanks:
     @property
     def are_all_traced(self) -> bool:
         """Whether nobody stands for another yet."""
-        return len(self.kinds) <= FEW and not self.compared
+        return not self.sampled and not self.compared
 
     @property
     def is_believed(self) -> bool:
         """Whether all doubles have done what their leaders did for long enough."""
-        steps = 1 if len(self.kinds) <= FEW else 2
-        if self.are_all_traced and self.operators < WORTH_IT:
+        if self.are_all_traced and sum(self.operators.values()) < WORTH_IT:
             return False
-        return all(len(self.steps.get(rank, ())) >= steps for pair in self.pairs() for rank in pair)
+        made = min((len(self.steps.get(rank, ())) for pair in self.pairs() for rank in pair), default=2)
+        return made >= 2 or (made == 1 and (len(self.kinds) <= FEW or self._is_long))
+
+    @property
+    def _is_long(self) -> bool:
+        return all(self.operators.get(leader, 0) >= LONG for _, leader in self.pairs())
 
     def leader_of(self, rank: int) -> int:
         return self.leaders[self.kinds[rank]]

@@ -100,6 +100,19 @@ class Traced:
                 job.processes.remove(process)
                 del job.rank_processes[process.rank]
 
+    def sample(self) -> None:
+        """The program is not a small one: of its few ranks only one of each kind and one to compare it with go on."""
+        equal, job = self.equal, self._job
+        assert equal is not None
+        gone = equal.sample()
+        left = self._ranks - gone
+        for communicator in job.communicators.values():
+            members = set(communicator.group.ranks)
+            if communicator.has_messages and members & gone and members & left:
+                self.split_by(communicator.group)
+                return
+        self._give_up(gone)
+
     def split_by(self, group: Group) -> None:
         """Members of *group* send to each other: their places make them kinds."""
         assert self.equal is not None
@@ -172,26 +185,18 @@ class Traced:
                 "for the others' (--ranks all traces every rank)"
             )
         gone = self._who_may_go(equal)
-        self._ranks -= gone
-        if not gone:
+        left, steps = self._ranks - gone, max((len(steps) for steps in equal.steps.values()), default=0)
+        if len(left) == job.world_size:
             return
-        self.unseen = (
-            f"what {ranks_text(sorted(set(range(job.world_size)) - self._ranks))} may do otherwise after step "
-            f"{max(len(steps) for steps in equal.steps.values())} (--ranks all traces every rank throughout)"
-        )
-        compared = max(len(steps) for steps in equal.steps.values())
+        after = f" after step {steps}" if gone else ""
+        others = ranks_text(sorted(set(range(job.world_size)) - left))
+        self.unseen = f"what {others} may do otherwise{after} (--ranks all traces every rank throughout)"
+        then = f"then {ranks_text(sorted(left))}" if gone else "and go on"
         job.note(
             f"{ranks_text(sorted(equal.traced))} of {job.world_size} were traced and compared for "
-            f"{compared} step{'s' * (compared > 1)}, then {ranks_text(sorted(self._ranks))} for "
-            "all of their kind (--ranks all traces every one throughout)"
+            f"{steps} step{'s' * (steps > 1)}, {then} for all of their kind (--ranks all traces every one throughout)"
         )
-        for rank in gone:
-            self._retire(job.rank_processes.pop(rank))
-        for communicator in list(job.communicators.values()):
-            communicator.fewer_traced()
-        task = current_task()
-        if task is not None and task.doom is not None:
-            raise task.doom
+        self._give_up(gone)
 
     def tell(self) -> None:
         """A run whose ranks were never compared to the end: who was traced."""
@@ -203,20 +208,32 @@ class Traced:
             )
 
     def _who_may_go(self, equal: EqualRanks) -> frozenset[int]:
-        """Of two ranks of a kind the second, unless it tells the user something that the first does not: many programs
-        log on the last rank, and then those that it sends to stay with it (its pipeline). The first stays: more log on
-        rank 0, at times not before a later step."""
+        """Of two ranks of a kind the second, unless it tells the user something that the first does not, whatever their
+        numbers: many programs log on the last rank, and then those that it sends to stay with it (its pipeline). The
+        first stays: more log on rank 0, at times not before a later step."""
         said = {
-            rank: any(s is not None and s.spoke for s in (p.stdout, p.stderr))
+            rank: set().union(*(s.said for s in (p.stdout, p.stderr) if s is not None))
             for rank, p in self._job.rank_processes.items()
         }
         pairs = [(leader, double) for double, leader in equal.pairs() if double not in equal.own]
         last = dict(pairs)  # of several that log, one is enough
-        gone = frozenset(d for leader, d in pairs if said[leader] or not said[d] or d != last[leader])
+        gone = frozenset(d for leader, d in pairs if said[d] <= said[leader] or d != last[leader])
         groups = [communicator.group.ranks for communicator in self._job.communicators.values()]
         while needed := gone & equal.needed_by(groups, self._ranks - gone):
             gone -= needed
         return gone
+
+    def _give_up(self, gone: frozenset[int]) -> None:
+        """*gone* are traced no more: others arrive for them."""
+        job = self._job
+        self._ranks -= gone
+        for rank in gone:
+            self._retire(job.rank_processes.pop(rank))
+        for communicator in list(job.communicators.values()):
+            communicator.fewer_traced()
+        task = current_task()
+        if task is not None and task.doom is not None:
+            raise task.doom
 
     def _retire(self, process: SimProcess) -> None:
         """*process* has been traced long enough; nothing of its end is seen."""
@@ -225,6 +242,9 @@ class Traced:
             if stream is not None:
                 stream.finish()
         self._job.processes.remove(process)
+        if not process.has_begun and process.main_task is not None:
+            process.main_task.cancel()
+            return
         for task in process.tasks:
             task.doom = Killed()
             if task is not current_task():

@@ -269,7 +269,7 @@ class SimGroup(Questions):
     def _collective(self, call: Call, timeout: timedelta | None) -> Work:
         op, rank, first = call.key[0], self.rank(), call.first
         flavour = self.name() if first is None else self._flavour_of(first)
-        refusals.refuse_arguments(call, rank, self.size())
+        refusals.refuse_arguments(call, rank, self.size(), flavour)
         refusals.refuse(call, flavour)
         memory = as_gloo_sees(op, rank, call.inputs, call.outputs)
         operation, communicator = OPERATIONS[op], self._communicator

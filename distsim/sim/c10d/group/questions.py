@@ -42,6 +42,12 @@ class Questions(dist.ProcessGroup):
 
     _get_backend_name = name
 
+    def backend_config(self) -> str:
+        """`nccl`, or `cpu:gloo,cuda:nccl` where they differ by device."""
+        if len(set(self._backends.values())) < 2:
+            return self.name()
+        return ",".join(f"{device}:{backend}" for device, backend in self._backends.items())
+
     @property
     def group_name(self) -> str:
         return self._group.name

@@ -8,6 +8,7 @@ ncclLaunchFinish). So an all_gather that is launched behind a reduce_scatter wai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -124,6 +125,10 @@ class GroupStreams:
         if device.watchdog is not None:
             device.watchdog.watch(comm)
         self._last[device.index, peer] = stream, mark
+        guards = task.world.guards
+        if stream is not current and "buffers" in guards.watch:
+            for arrival, work, _ in parts:
+                device.in_flight.began(comm, stream, work.stash, partial(guards.written_in_flight, arrival.record))
         for _, work, _ in parts:
             work.mark = mark
 

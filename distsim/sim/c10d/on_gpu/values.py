@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distsim.debug.records import P2P, CallWait
+from distsim.debug.records import CallWait
 from distsim.sim.c10d.arrival import Arrival, HostSide
 from distsim.sim.c10d.work import SimWork
 from distsim.sim.device.operators.values import Values
@@ -57,18 +57,19 @@ def pend(side: HostSide, work: SimWork) -> None:
 
 
 def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> None:
-    """What a call does to values that are known: *data*, on copies that lie on the host."""
-    sides = [member.host_side for member in members if member.host_side is not None]
+    """What a call does to values that are known: *data*, on copies that lie on the host. Of equal ranks, one arrival
+    is there many times."""
     record = members[0].record
+    needed = members
     if record.op in _ROOT_ONLY:
-        root = 0 if record.root is None else record.group.ranks.index(record.root)
-        needed = [sides[root]]
-    else:
-        needed = sides
-    known = all(side.inputs is not None for side in needed)
-    guess = any(side.guess for side in needed)
-    twins = []
-    for member, side in zip(members, sides, strict=True):
+        needed = [members[0 if record.root is None else record.group.ranks.index(record.root)]]
+    distinct = {id(m): m for m in members}
+    sides = {who: member.host_side for who, member in distinct.items() if member.host_side is not None}
+    asked = [sides[who] for who in {id(m): None for m in needed}]
+    known = all(side.inputs is not None for side in asked)
+    guess = any(side.guess for side in asked)
+    twins = {}
+    for who, side in sides.items():
         outputs = []
         for tensor, before in zip(side.outputs, side.before, strict=True):
             storage = tensor.untyped_storage()
@@ -76,17 +77,16 @@ def compute(members: Sequence[Arrival], data: Callable[[list[Any]], None]) -> No
                 storage.__dict__.pop("_distsim_shadow", None)
             else:
                 storage._distsim_shadow = before
-            host = side.values.host(tensor)
-            outputs.append(_blank(tensor) if host is None else host.clone())
+            if known:
+                host = side.values.host(tensor)
+                outputs.append(_blank(tensor) if host is None else host.clone())
         inputs = side.inputs if side.inputs is not None else outputs
-        twins.append(Arrival(member.process, member.record, member.work, inputs, outputs))
-    if known and all(len(twin.outputs) == len(side.outputs) for twin, side in zip(twins, sides, strict=True)):
-        data(twins)
-    for place, (twin, side) in enumerate(zip(twins, sides, strict=True)):
-        if record.op not in P2P and record.group.ranks[place] != twin.record.rank:
-            continue  # somebody else arrived for this member
-        for tensor, host in zip(side.outputs, twin.outputs, strict=True):
-            side.values.write(tensor, host if known else None, guess)
+        twins[who] = Arrival(distinct[who].process, distinct[who].record, distinct[who].work, inputs, outputs)
+    if known and all(len(twin.outputs) == len(sides[who].outputs) for who, twin in twins.items()):
+        data([twins[id(m)] for m in members])
+    for who, side in sides.items():
+        for place, tensor in enumerate(side.outputs):
+            side.values.write(tensor, twins[who].outputs[place] if known else None, guess)
         side.outputs = []
 
 

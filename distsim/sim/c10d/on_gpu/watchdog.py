@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from distsim.sim.observe.user_stack import user_stack
 
 if TYPE_CHECKING:
     from distsim.sim.device.gpu import Device
+    from distsim.sim.isolation.process import SimProcess
 
 __all__ = ["Watchdog", "blocking_wait", "timeout_error", "tolerant", "waited_too_long"]
 
@@ -32,6 +34,10 @@ _TYPES = {
 }
 """c10d::opTypeToString, where it is not the name in capitals (ProcessGroup.cpp)."""
 _SLACK_S = 1e-9
+LOOKS_EVERY_S = 0.1
+"""torchrun's --monitor-interval."""
+KILLS_AFTER_S = 30.0
+"""`PContext.close(timeout=30)` in torch/distributed/elastic/multiprocessing/api.py."""
 
 
 def _is_set(name: str, default: str = "0") -> bool:
@@ -105,14 +111,47 @@ class Watchdog:
                 f"  what():  [PG ID {record.group.name} PG GUID {record.group.name} Rank {rank}] Process group "
                 f"watchdog thread terminated with exception: {said}\n"
             )
-        frame = None if process.main_task is None else process.main_task.frame()
-        if frame is not None:
-            process.last_stack = user_stack(frame)
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.finish()
-                stream.muted = True
-        world.kill_process(process, "SIGABRT", -signal.SIGABRT)
+        _end(process, signal.SIGABRT)
+        if process.parent is None:
+            _launcher_looks(process)
+
+
+def _end(process: SimProcess, number: signal.Signals) -> None:
+    frame = None if process.main_task is None else process.main_task.frame()
+    if frame is not None:
+        process.last_stack = user_stack(frame)
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.finish()
+            stream.muted = True
+    process.world.kill_process(process, number.name, -number)
+
+
+def _launcher_looks(dead: SimProcess) -> None:
+    """torchrun's agent on that node sees it, and ends its other ranks: SIGTERM, and after a while SIGKILL for those
+    with a handler of their own (torch/distributed/elastic/agent/server/local_elastic_agent.py, `_stop_workers`)."""
+    world, host = dead.world, dead.slot.host
+
+    def others() -> list[SimProcess]:
+        known = world.rank_processes.values()
+        return [other for other in known if other.alive and other.parent is None and other.slot.host == host]
+
+    def end(left: list[SimProcess], number: signal.Signals) -> None:
+        if left:
+            ranks = ",".join(str(other.rank) for other in left)
+            world.note(
+                f"torchrun ended rank{'s' * (len(left) > 1)} {ranks} with {number.name}: NCCL's watchdog had taken "
+                f"down rank {dead.rank} of the same node"
+            )
+        for other in left:
+            _end(other, number)
+
+    def later(seconds: float, call: Callable[[], None]) -> None:
+        timer = world.env.timeout(seconds)
+        timer.callbacks.append(lambda _: call())
+
+    later(LOOKS_EVERY_S, lambda: end([p for p in others() if signal.SIGTERM not in p.signals], signal.SIGTERM))
+    later(LOOKS_EVERY_S + KILLS_AFTER_S, lambda: end(others(), signal.SIGKILL))
 
 
 def timeout_error(record: CallRecord, seconds: float) -> Exception:

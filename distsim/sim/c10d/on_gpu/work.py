@@ -96,6 +96,7 @@ class GpuWork(SimWork):
             self._future = Future()
             self._future.set_result(self.result())
             self.record.waited = True
+            self.device.in_flight.forget(self.record)
             if torch._C._current_graph_task_id() != -1:  # DDP's reducer waits for it in C++
                 notes = self.process.notes
                 notes.backward.append(self)

@@ -83,16 +83,6 @@ class Tally:
     def __init__(self) -> None:
         self.current = self.peak = self.allocated = self.freed = 0
 
-    def more(self, amount: int) -> None:
-        self.allocated += amount
-        self.current += amount
-        if self.current > self.peak:
-            self.peak = self.current
-
-    def less(self, amount: int) -> None:
-        self.freed += amount
-        self.current -= amount
-
     def as_dict(self) -> dict[str, int]:
         return {"current": self.current, "peak": self.peak, "allocated": self.allocated, "freed": self.freed}
 
@@ -112,6 +102,57 @@ class Tallies:
         self.segment, self.reserved_bytes = Tally(), Tally()
         self.inactive_split, self.inactive_split_bytes = Tally(), Tally()
         """Free blocks that hold a part of a segment only."""
+
+    def taken(self, size: int, asked: int) -> None:
+        """A block of *size* for *asked* bytes."""
+        _more(self.allocation, self.allocated_bytes, size)
+        _more(self.active, self.active_bytes, size)
+        requested = self.requested_bytes
+        requested.allocated += asked
+        requested.current += asked
+        if requested.current > requested.peak:
+            requested.peak = requested.current
+
+    def let_go(self, size: int, asked: int) -> None:
+        _less(self.allocation, self.allocated_bytes, size)
+        self.requested_bytes.freed += asked
+        self.requested_bytes.current -= asked
+
+    def reclaimed(self, size: int) -> None:
+        _less(self.active, self.active_bytes, size)
+
+    def split(self, size: int) -> None:
+        """A free block that holds a part of a segment only has come."""
+        _more(self.inactive_split, self.inactive_split_bytes, size)
+
+    def whole(self, size: int) -> None:
+        """One has gone."""
+        _less(self.inactive_split, self.inactive_split_bytes, size)
+
+    def grown(self, size: int) -> None:
+        _more(self.segment, self.reserved_bytes, size)
+
+    def returned(self, size: int) -> None:
+        _less(self.segment, self.reserved_bytes, size)
+
+
+def _more(number: Tally, nbytes: Tally, size: int) -> None:
+    """One more, of *size* bytes. Every operator passes here: hence two at once."""
+    number.allocated += 1
+    number.current = now = number.current + 1
+    if now > number.peak:
+        number.peak = now
+    nbytes.allocated += size
+    nbytes.current = now = nbytes.current + size
+    if now > nbytes.peak:
+        nbytes.peak = now
+
+
+def _less(number: Tally, nbytes: Tally, size: int) -> None:
+    number.freed += 1
+    number.current -= 1
+    nbytes.freed += size
+    nbytes.current -= size
 
 
 class Allocator:
@@ -190,12 +231,8 @@ class Allocator:
             self._put(rest)
         block.asked = max(1, nbytes)
         block.tag = self.ledger.born(block.size)
-        for tallies in (self.all, self.of_pool[small]):
-            tallies.allocation.more(1)
-            tallies.allocated_bytes.more(block.size)
-            tallies.requested_bytes.more(block.asked)
-            tallies.active.more(1)
-            tallies.active_bytes.more(block.size)
+        self.all.taken(block.size, block.asked)
+        self.of_pool[small].taken(block.size, block.asked)
         return block
 
     def free(self, block: Block) -> None:
@@ -207,16 +244,13 @@ class Allocator:
         """The program has given *block* back; streams may still use it."""
         assert block.tag is not None
         self.ledger.died(block.tag)
-        for tallies in (self.all, self.of_pool[block.small]):
-            tallies.allocation.less(1)
-            tallies.allocated_bytes.less(block.size)
-            tallies.requested_bytes.less(block.asked)
+        self.all.let_go(block.size, block.asked)
+        self.of_pool[block.small].let_go(block.size, block.asked)
 
     def reclaim(self, block: Block) -> None:
         """*block*, which the program has let go, may be given to others; with its free neighbours it is one again."""
-        for tallies in (self.all, self.of_pool[block.small]):
-            tallies.active.less(1)
-            tallies.active_bytes.less(block.size)
+        self.all.reclaimed(block.size)
+        self.of_pool[block.small].reclaimed(block.size)
         block.asked = 0
         for other in (block.before, block.after):
             if other is not None and not other.asked:
@@ -228,9 +262,8 @@ class Allocator:
         """Segments without a block in use go back to the device."""
         for block in [b for b in self._blocks.values() if b.before is None and b.after is None]:
             self._remove(block)
-            for tallies in (self.all, self.of_pool[block.small]):
-                tallies.segment.less(1)
-                tallies.reserved_bytes.less(block.size)
+            self.all.returned(block.size)
+            self.of_pool[block.small].returned(block.size)
 
     def reset_peaks(self) -> None:
         """torch.cuda.reset_peak_memory_stats."""
@@ -266,18 +299,16 @@ class Allocator:
             return None
         block = Block(self._next, size, stream, small)
         self._next += size
-        for tallies in (self.all, self.of_pool[small]):
-            tallies.segment.more(1)
-            tallies.reserved_bytes.more(size)
+        self.all.grown(size)
+        self.of_pool[small].grown(size)
         return block
 
     def _put(self, block: Block) -> None:
         insort(self._pools[block.small].free, (block.stream, block.size, block.address))
         self._blocks[block.address] = block
         if block.before is not None or block.after is not None:
-            for tallies in (self.all, self.of_pool[block.small]):
-                tallies.inactive_split.more(1)
-                tallies.inactive_split_bytes.more(block.size)
+            self.all.split(block.size)
+            self.of_pool[block.small].split(block.size)
 
     def _remove(self, block: Block) -> None:
         free = self._pools[block.small].free
@@ -287,9 +318,8 @@ class Allocator:
 
     def _split_less(self, block: Block) -> None:
         if block.before is not None or block.after is not None:
-            for tallies in (self.all, self.of_pool[block.small]):
-                tallies.inactive_split.less(1)
-                tallies.inactive_split_bytes.less(block.size)
+            self.all.whole(block.size)
+            self.of_pool[block.small].whole(block.size)
 
 
 def _joined(block: Block, other: Block) -> Block:

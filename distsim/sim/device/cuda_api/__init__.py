@@ -7,17 +7,17 @@ is no rank's is answered as before. Start with `ranks.py`; then a file for each 
 
 from __future__ import annotations
 
+from distsim.sim.device.cuda_api.checkpoints import checkpoint_patches, give_back_dcp, time_dcp
 from distsim.sim.device.cuda_api.compiled import compiled_patches
 from distsim.sim.device.cuda_api.current import current_patches
 from distsim.sim.device.cuda_api.devices import device_patches
-from distsim.sim.device.cuda_api.fake import fake_patches
-from distsim.sim.device.cuda_api.fallbacks import give_back_kernels, register_kernels
+from distsim.sim.device.cuda_api.fallbacks import fake_patches, give_back_kernels, register_kernels
 from distsim.sim.device.cuda_api.generators import generator_patches
 from distsim.sim.device.cuda_api.memory import memory_patches
 from distsim.sim.device.cuda_api.ranks import Patch
 from distsim.sim.device.cuda_api.tensors import tensor_patches
 
-__all__ = ["cuda_patches", "give_back_kernels", "register_kernels"]
+__all__ = ["cuda_patches", "give_back_dcp", "give_back_kernels", "register_kernels", "time_dcp"]
 
 
 def cuda_patches() -> list[Patch]:
@@ -30,4 +30,5 @@ def cuda_patches() -> list[Patch]:
         *tensor_patches(),
         *compiled_patches(),
         *fake_patches(),
+        *checkpoint_patches(),
     ]

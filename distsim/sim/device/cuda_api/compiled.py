@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from torch.nn.modules import module as torch_modules
 from torch.utils._triton import has_triton_package
 
 from distsim.errors import NotSimulated
-from distsim.sim.device.cuda_api.ranks import Patch, refused, with_gpus
+from distsim.sim.device.cuda_api.ranks import Patch, for_ranks, refused, with_gpus
 from distsim.sim.isolation.modules.absent import no_launch
 from distsim.sim.isolation.process import RankTask, current_task
 
 __all__ = ["compiled_patches"]
 
+EAGER = (
+    "torch.compile: what it was given runs eagerly, operator by operator; nothing is fused (--fuse prices it as the "
+    "compiler's kernels)"
+)
+FUSED = (
+    "torch.compile: what it was given runs eagerly, and is priced as one graph of fused kernels a call (--fuse); graph "
+    "breaks, CUDA graphs (reduce-overhead) and the time to compile are not in it"
+)
+flex_module = importlib.import_module("torch.nn.attention.flex_attention")
+"""The package has a function of that name."""
+_real_warn_once = flex_module._warn_once
 _REMEDY = "run the step eagerly, without a CUDA graph"
 
 
@@ -25,24 +39,76 @@ def _compile(task: RankTask, model: Any = None, **options: Any) -> Any:
         return lambda given: _compile(task, given, **options)
     if options.get("disable"):
         return model
-    task.world.note("torch.compile: what it was given runs eagerly, operator by operator; nothing is fused")
+    task.world.note(FUSED if task.world.data.fuse else EAGER)
     if not isinstance(model, torch.nn.Module):
-        return model
+        module = getattr(model, "__self__", None)
+        if isinstance(module, torch.nn.Module):  # Module.compile() gives its own call
+            return _graph(model, type(module), sum(1 for _ in module.parameters()))
+        return _graph(model, model, 0)
     from torch._dynamo.eval_frame import OptimizedModule
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of global hooks: those are ours
-        return OptimizedModule(model, _AsItIs())
+        return OptimizedModule(model, _AsItIs(model))
+
+
+_compiled: dict[RankTask, int] = {}
+"""Threads that are in compiled code, and in how many functions of it."""
+
+
+def _warn_once(task: RankTask, *args: Any, **kwargs: Any) -> None:
+    """flex_attention says that it is slow where it was not compiled."""
+    if task not in _compiled:
+        _real_warn_once(*args, **kwargs)
 
 
 class _AsItIs:
     """Stands for the compiler's context of a module (torch._dynamo.eval_frame._TorchDynamoContext)."""
 
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = type(module), sum(1 for _ in module.parameters())
+
     def __call__(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        return call
+        return _graph(call, *self._module)
 
     def __deepcopy__(self, memo: Any) -> _AsItIs:
         return self
+
+
+def _graph(call: Callable[..., Any], named: Any, parameters: int) -> Callable[..., Any]:
+    """*call*; with --fuse its kernels are taken as those of one compiled graph (timeline/fusion.py)."""
+    name = getattr(named, "__qualname__", type(named).__name__)
+
+    @functools.wraps(call)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        if task is None or task.process.accelerators is None:
+            return call(*args, **kwargs)
+        fusion, around = task.process.accelerators.fusion, _compiled.get(task, 0)
+        _compiled[task] = around + 1
+        try:
+            if fusion is None:
+                return call(*args, **kwargs)
+            with fusion.graph(task, name, parameters):
+                return call(*args, **kwargs)
+        finally:
+            if around:
+                _compiled[task] = around
+            else:
+                del _compiled[task]
+
+    return compiled
+
+
+def _any_hook_of_the_program(task: RankTask) -> bool:
+    """torch warns of hooks on all modules when a compiled one is called; ours, which name memory, are nobody's care."""
+    hooks = [
+        hook
+        for name, known in vars(torch_modules).items()
+        if name.startswith("_global_") and name.endswith("_hooks")
+        for hook in known.values()
+    ]
+    return any(not type(getattr(hook, "__self__", None)).__module__.startswith("distsim.") for hook in hooks)
 
 
 def _refusing(name: str, real: type) -> type:
@@ -60,7 +126,12 @@ def compiled_patches() -> list[Patch]:
     """(holder, attribute, replacement) of the compiler and of graphs."""
     graphs = torch.cuda.graphs
     has_triton_package()  # torch remembers what it is told first; ranks can import a stand-in for Triton (absent.py)
-    patches: list[Patch] = [(torch, "compile", with_gpus(torch.compile, _compile))]
+    any_hook = for_ranks(torch_modules._has_any_global_hook, _any_hook_of_the_program)
+    patches: list[Patch] = [
+        (torch, "compile", with_gpus(torch.compile, _compile)),
+        (flex_module, "_warn_once", for_ranks(_real_warn_once, _warn_once)),
+        (torch_modules, "_has_any_global_hook", any_hook),
+    ]
     for name in ("CUDAGraph", "graph"):
         stand_in = _refusing(f"torch.cuda.{name}", getattr(graphs, name))
         patches += [(holder, name, stand_in) for holder in (torch.cuda, graphs)]

@@ -13,13 +13,15 @@ import warnings
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode, _DispatchCacheKey
 
 from distsim.errors import NotSimulated
 from distsim.sim.device.cuda_api.attention import register_attention
+from distsim.sim.device.cuda_api.ranks import Patch
 from distsim.sim.device.streams import accelerators_of
 from distsim.sim.isolation.process import current_task
 
-__all__ = ["give_back_kernels", "register_kernels"]
+__all__ = ["fake_patches", "give_back_kernels", "register_kernels"]
 
 _HAS_KERNELS = torch.version.cuda is not None or torch.version.hip is not None
 _PLAIN = frozenset(
@@ -78,3 +80,18 @@ def _as_the_mode(operator: Any, *args: Any, **kwargs: Any) -> Any:
         raise NotSimulated(f"{operator} on CUDA tensors outside a simulated rank")
     accelerators_of(task.process)
     return task.dispatch_mode.__torch_dispatch__(operator, (), args, kwargs)
+
+
+def fake_patches() -> list[Patch]:
+    """(holder, attribute, replacement) of what fake tensors are remembered by: torch does so for the whole process, and
+    "cuda" without a number is the current GPU, which each process has its own of."""
+    real: Any = FakeTensorMode._cache_key
+
+    def key(self: Any, state: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        found = real(self, state, func, args, kwargs)
+        task = current_task()
+        if task is None or not task.cuda_device:
+            return found
+        return _DispatchCacheKey((*found.key, task.cuda_device))
+
+    return [(FakeTensorMode, "_cache_key", key)]

@@ -122,8 +122,8 @@ def _write(writer: Any, name: str, data: Any, size: int) -> None:
             values = task.process.accelerators.values
             if task.process.accelerators.used and not values.everything:
                 task.world.note(
-                    "torch.save: what was copied to the host first (DCP does so) is written whole, with placeholders "
-                    "where nobody knows the values; only a GPU's own tensors leave holes"
+                    "torch.save: what was copied to the host first is written whole, with placeholders where nobody "
+                    "knows the values; only a GPU's own tensors, and those that DCP copies, leave holes"
                 )
         _write_record(writer, name, data, size)
 

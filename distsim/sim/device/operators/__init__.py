@@ -5,4 +5,16 @@ Start with `plan.py`; `values.py` says which values are known, `transfers.py` mo
 
 from __future__ import annotations
 
-__all__ = ["handler", "host_cells", "on_host", "pinned", "plan", "special", "transfers", "values"]
+__all__ = [
+    "flex",
+    "handler",
+    "host_cells",
+    "kinds",
+    "on_host",
+    "pinned",
+    "plan",
+    "special",
+    "torch_words",
+    "transfers",
+    "values",
+]

@@ -11,6 +11,7 @@ from torch import Tensor
 from distsim.errors import NotSimulated
 from distsim.kernels import Cost
 from distsim.sim.device.generator import PlainGenerator, is_for_gpu
+from distsim.sim.device.operators.torch_words import in_torchs_words
 from distsim.sim.device.timeline.steps import Counted, counted
 
 __all__ = ["Made", "Plan", "key_of", "learn"]
@@ -154,6 +155,11 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
                 f"say it with @torch.library.register_fake({_qualified(func)!r}), or run that part on CPU tensors",
             ) from None
         result = None  # it only writes to its arguments, as _fused_sgd_ does
+    except RuntimeError as error:
+        told = in_torchs_words(error, args)
+        if told is error:
+            raise
+        raise told from None
     said = kwargs.get("device")
     device = _indexed(said, current) if said is not None else devices[0] if devices else current
     whole = result if isinstance(result, list | tuple) else [result]

@@ -55,7 +55,10 @@ def _to_copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         host = mode.values.read(source, "a copy to the host", mode.where)
         mode.copy_time(source, to_host=True, blocking=blocking)
         result = func(host, **plain)
-        return result.clone() if result is host else result
+        result = result.clone() if result is host else result
+        if mode.values.host(source) is None and result.is_contiguous() and not result.is_inference():
+            result.untyped_storage()._distsim_placeholders = result._version  # checkpoints.py leaves holes for them
+        return result
     plan = learn(func, args, {**kwargs, "device": target}, target, mode.cost_of(target))
     made: Tensor = mode.make(plan.outs[0], target)
     mode.copy_time(made, to_host=False, blocking=blocking and not is_pinned(source))

@@ -50,12 +50,14 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What a run knows of the values on its GPUs."""
+    """What a run knows of the values on its GPUs, and how it takes their kernels."""
 
     real: bool = False
     """All of them (`--data real`): every operator is computed on the host as well."""
     placeholder: float = 1.0
     """A number that nobody knows; integers are 0."""
+    fuse: bool = False
+    """Whether what torch.compile is given is priced as fused kernels (`--fuse`)."""
     SHAPES: ClassVar[Data]
 
 

@@ -146,6 +146,8 @@ class Timeline:
         self._planned_s = NEVER
         self._inside = False
         self._closed = False
+        self.before_put: Callable[[], None] | None = None
+        """Puts what somebody holds back, first (fusion.py)."""
         self.done: deque[tuple[int, Kernel | Comm]] = deque(maxlen=MOST_DONE)
         """The last ones, with the number of their streams."""
         self.account = Account()
@@ -159,6 +161,8 @@ class Timeline:
 
     def put(self, stream: Stream, item: Item) -> None:
         """*item* at the end of *stream*."""
+        if self.before_put is not None:
+            self.before_put()
         begins = not stream.items
         stream.items.append(item)
         stream.last_put_s = item.launched_s
@@ -214,6 +218,8 @@ class Timeline:
 
     def close(self) -> None:
         """The simulation is over: the device does what is left, except for communication, and nobody looks on."""
+        if self.before_put is not None:
+            self.before_put()
         self._closed = True
         while (next_s := self._next_s(self._running())) < NEVER:
             self._advance(next_s)

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from distsim.sim.isolation.modules.modules import is_own_file
+from distsim.sim.isolation.torch_state import empty_shards, sharding_rules
 from distsim.sim.isolation.torch_state.class_guards import (
     MISSING,
     VALID_VERSION_TAG,
@@ -32,7 +33,6 @@ from distsim.sim.isolation.torch_state.class_guards import (
 )
 from distsim.sim.isolation.torch_state.known import Known
 from distsim.sim.isolation.torch_state.meshes import follow, forget_meshes
-from distsim.sim.isolation.torch_state.sharding_rules import MODULE, SharedRules
 from distsim.sim.isolation.torch_state.torch_places import CONTENTS, GROWING, REBOUND
 from distsim.sim.kernel.task import Task, current_process, current_task
 
@@ -109,7 +109,11 @@ class TorchState:
         self._watched: list[ModuleType] = []
         self._kind = _watched(self)
         self._known = Known()
-        self.rules = SharedRules()
+        self.shared: dict[str, sharding_rules.SharedRules | empty_shards.EmptyShards] = {
+            sharding_rules.MODULE: sharding_rules.SharedRules(),
+            empty_shards.MODULE: empty_shards.EmptyShards(),
+        }
+        """By module: what it makes once for all ranks."""
         self.importer: Task | None = None  # of a module of torch
         self._finder = _TorchFinder(self)
         self.swapped_anyway: frozenset[tuple[int, str]] = frozenset()
@@ -226,7 +230,8 @@ class TorchState:
         """For the time of a simulation: torch's modules, and whatever else all ranks share, tell when they
         are written to."""
         try:
-            self.rules.begin(sys.modules.get(MODULE))
+            for name, shared in self.shared.items():
+                shared.begin(sys.modules.get(name))
             self._take_as_everyones()
             self.adopt([m for n, m in sys.modules.copy().items() if _is_shared(n, getattr(m, "__file__", None))])
             sys.meta_path.insert(0, self._finder)
@@ -238,7 +243,8 @@ class TorchState:
                 _set(module, "__class__", ModuleType)
             self._watched.clear()
             self._attributes.clear()
-            self.rules.end()
+            for shared in self.shared.values():
+                shared.end()
             forget_meshes()
 
     @contextlib.contextmanager
@@ -371,8 +377,8 @@ class _TorchLoader(importlib.abc.Loader):
         module.__spec__.loader = module.__loader__ = self._real
         with self._state.everyones():
             self._real.exec_module(module)
-            if module.__name__ == MODULE:
-                self._state.rules.begin(module)
+            if module.__name__ in self._state.shared:
+                self._state.shared[module.__name__].begin(module)
             self._state.adopt([sys.modules.get(module.__name__, module)])
 
 

@@ -1,0 +1,199 @@
+"""Checkpoints: what torch.save and torch.distributed.checkpoint write and read takes time on the rank's host.
+
+A node writes 4 GB/s to the file system and reads 8 GB/s, as NVIDIA's DGX SuperPOD reference architecture with H100
+(RA-11333, guidelines for storage performance, "better") asks of one; the figures are recalled, not looked up, and are
+taken for every cluster. The ranks of a node share it: each its part in DCP, where all write at once; in turn in
+torch.save. Copies from the GPU come before that, over PCIe. Files have the right length, with holes where nobody knows
+the values.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distsim.sim.device.cuda_api.ranks import Patch
+from distsim.sim.isolation.process import RankTask, current_task
+
+__all__ = ["checkpoint_patches", "give_back_dcp", "time_dcp"]
+
+WRITE_BYTES_PER_S = 4e9
+READ_BYTES_PER_S = 8e9
+"""Of one node."""
+
+_HOLE = 1 << 12
+"""Bytes of zeros from which on a file has a hole: a page's."""
+_free_s: WeakKeyDictionary[Any, dict[int, float]] = WeakKeyDictionary()
+"""When the ranks of each node of a simulation have written all that they have begun to write with torch.save."""
+_inside: set[RankTask] = set()
+"""Threads that are in a call of DCP, which counts itself."""
+
+
+def _saves() -> RankTask | None:
+    """The rank's thread, if its files take time: it uses GPUs, and no call of DCP is around."""
+    task = current_task()
+    if task is None or task.process.accelerators is None or not task.process.accelerators.works or task in _inside:
+        return None
+    return task
+
+
+def _neighbours(task: RankTask) -> int:
+    """Ranks of the job on the same node."""
+    mine = task.process.slot.host
+    return max(1, sum(1 for slot in task.world.slots if slot.host == mine))
+
+
+def _wrote(task: RankTask, nbytes: int, seconds: float) -> None:
+    saved = task.process.accelerators.saved
+    saved.writes += 1
+    saved.written_bytes += nbytes
+    saved.write_s += seconds
+    task.sleep(seconds)
+
+
+def _read(task: RankTask, nbytes: int, seconds: float) -> None:
+    saved = task.process.accelerators.saved
+    saved.reads += 1
+    saved.read_bytes += nbytes
+    saved.read_s += seconds
+    task.sleep(seconds)
+
+
+def _size(file: Any) -> int | None:
+    """Of a file that was given by its name; None: it is no file, or it is open already."""
+    if not isinstance(file, str | os.PathLike):
+        return None
+    try:
+        return os.path.getsize(file)
+    except OSError:
+        return None
+
+
+def _save(real: Callable[..., Any]) -> Callable[..., Any]:
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        real(obj, f, *args, **kwargs)
+        task, nbytes = _saves(), _size(f)
+        if task is not None and nbytes:
+            free_s = _free_s.setdefault(task.world, {})
+            node, now_s = task.process.slot.host, task.now_s()
+            ends_s = max(free_s.get(node, 0.0), now_s) + nbytes / WRITE_BYTES_PER_S
+            free_s[node] = ends_s
+            _wrote(task, nbytes, ends_s - now_s)
+
+    return save
+
+
+def _load(real: Callable[..., Any]) -> Callable[..., Any]:
+    def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+        task, nbytes = _saves(), _size(f)
+        if task is not None and nbytes:
+            _read(task, nbytes, nbytes / READ_BYTES_PER_S)
+        return real(f, *args, **kwargs)
+
+    return load
+
+
+def _unknown(data: Tensor) -> bool:
+    """Whether it is a GPU's tensor whose values nobody knows, copied to the host and not written to since."""
+    return bool(data.untyped_storage().__dict__.get("_distsim_placeholders") == data._version)
+
+
+def _zeros(data: Tensor) -> Tensor:
+    """They take no memory before they are written to."""
+    nbytes = data.numel() * data.element_size()
+    there = torch.from_numpy(np.zeros(nbytes, dtype=np.uint8))
+    made = torch.empty(0, dtype=data.dtype, device="cpu")
+    return made.set_(there.untyped_storage(), 0, data.shape, data.stride())
+
+
+class _Sparse:
+    """A file in which long zeros are holes."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if len(view) >= _HOLE and not np.frombuffer(view, dtype=np.uint8).any():
+            self._stream.seek(len(view), os.SEEK_CUR)
+        else:
+            self._stream.write(view)
+        return len(view)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _write_item(real: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(real)
+    def write_item(transforms: Any, stream: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+        task = _saves()
+        if task is None:
+            return real(transforms, stream, data, *args, **kwargs)
+        if isinstance(data, Tensor) and _unknown(data):
+            data, stream = _zeros(data), _Sparse(stream)
+        _inside.add(task)
+        try:
+            result = real(transforms, stream, data, *args, **kwargs)
+        finally:
+            _inside.discard(task)
+        nbytes = result.size_in_bytes
+        _wrote(task, nbytes, nbytes * _neighbours(task) / WRITE_BYTES_PER_S)
+        return result
+
+    return write_item
+
+
+def _read_data(real: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(real)
+    def read_data(self: Any, plan: Any, planner: Any) -> Any:
+        task = _saves()
+        if task is None:
+            return real(self, plan, planner)
+        nbytes = sum(self.storage_data[item.storage_index].length for item in plan.items)
+        _read(task, nbytes, nbytes * _neighbours(task) / READ_BYTES_PER_S)
+        _inside.add(task)
+        try:
+            return real(self, plan, planner)
+        finally:
+            _inside.discard(task)
+
+    return read_data
+
+
+def checkpoint_patches() -> list[Patch]:
+    """(holder, attribute, replacement) of what writes and reads files with torch.save and torch.load."""
+    save, load = _save(torch.save), _load(torch.load)
+    return [
+        *((holder, "save", save) for holder in (torch, torch.serialization)),
+        *((holder, "load", load) for holder in (torch, torch.serialization)),
+    ]
+
+
+_dcp: list[Patch] = []
+"""(holder, attribute, torch's own) of DCP, while it is led here."""
+
+
+def time_dcp() -> None:
+    """Lead torch.distributed.checkpoint here, once a rank uses a GPU: it takes a second to import."""
+    from torch.distributed.checkpoint import filesystem
+
+    reader = filesystem.FileSystemReader
+    if any(holder is reader for holder, _, _ in _dcp):  # another rank's first use; a rank may have modules of its own
+        return
+    _dcp.extend([(filesystem, "_write_item", filesystem._write_item), (reader, "read_data", reader.read_data)])
+    filesystem._write_item = _write_item(filesystem._write_item)
+    reader.read_data = _read_data(reader.read_data)
+
+
+def give_back_dcp() -> None:
+    """Undo `time_dcp`."""
+    while _dcp:
+        setattr(*_dcp.pop())

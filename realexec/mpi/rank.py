@@ -1,0 +1,31 @@
+"""`python -m distsim.realexec.mpi.rank train.py ...`: what mpirun starts. It tells the program its place by torchrun's
+variables, too, and runs it under guard.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from distsim.debug.__main__ import main as run_guarded
+from distsim.errors import UsageError
+from distsim.realexec.mpi.mpirun import started_by_mpirun
+
+__all__ = ["main"]
+
+
+def main(argv: list[str]) -> None:
+    """Run the script of *argv* as the rank that mpirun made of this process."""
+    started = started_by_mpirun(os.environ)
+    if started is not None:
+        os.environ.update(started.environment())
+        os.environ.setdefault("PMI_JOBID", started.job)
+    run_guarded(argv)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UsageError as error:
+        print(f"distsim: error: {error}", file=sys.stderr)
+        sys.exit(2)

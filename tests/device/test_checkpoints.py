@@ -1,0 +1,98 @@
+"""What checkpoints of simulated GPUs take: time of the host, and room on the disk."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import distsim
+from distsim.sim.device.cuda_api.checkpoints import READ_BYTES_PER_S, WRITE_BYTES_PER_S
+
+SIZE = 4096
+NBYTES = 4 * SIZE * SIZE
+
+
+def test_torch_save_takes_the_time_of_the_file_system(tmp_path: Path) -> None:
+    """A rank's host writes and reads at the stated rate; ranks of one node write in turn; none on other nodes waits."""
+
+    def body() -> Any:
+        import time
+
+        rank = int(os.environ["RANK"])
+        x = torch.randn(SIZE, SIZE, device="cuda")
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        torch.save(x.cpu(), tmp_path / f"{rank}.pt")
+        saved = time.perf_counter()
+        torch.load(tmp_path / f"{rank}.pt")
+        return saved - begun, time.perf_counter() - saved
+
+    outcome = distsim.simulate(body, on="dgx-h100:2", nnodes=2, nproc_per_node=2)
+    writes = sorted(write for write, _ in outcome.results)
+    once = NBYTES / WRITE_BYTES_PER_S
+    assert writes[0] == pytest.approx(writes[1], rel=0.01)
+    assert writes[2] - writes[0] == pytest.approx(once, rel=0.01)
+    assert once < writes[0] < once + NBYTES / 10e9, "and the copy over PCIe"
+    assert outcome.results[0][1] == pytest.approx(NBYTES / READ_BYTES_PER_S, rel=0.1)
+    assert outcome.training is not None
+    saved = outcome.training.saved
+    assert (saved.writes, saved.reads) == (1, 1)
+    assert saved.written_bytes == pytest.approx(NBYTES, rel=0.01)
+    assert saved.write_s == pytest.approx(2 * once, rel=0.02), "the rank that waited for the other one"
+
+
+def test_files_of_dcp_have_holes_and_can_be_loaded(tmp_path: Path) -> None:
+    """Unknown values take no room on the disk, known ones come back; writing takes each rank's share of its node."""
+
+    def body() -> Any:
+        import time
+
+        import torch.distributed as dist
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.tensor import distribute_tensor, init_device_mesh
+
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
+        mesh = init_device_mesh("cuda", (2,))
+        weight = distribute_tensor(torch.randn(SIZE, SIZE, device="cuda"), mesh)
+        shard = torch.distributed.tensor.DTensor.from_local(
+            torch.randn(SIZE, SIZE, device="cuda"), mesh, [torch.distributed.tensor.Shard(0)]
+        )
+        state = {"weight": weight, "shard": shard, "few": torch.arange(5, device="cuda"), "step": 3}
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        dcp.save(state, checkpoint_id=tmp_path / "there")
+        seconds = time.perf_counter() - begun
+        state["few"] = torch.zeros(5, dtype=torch.int64, device="cuda")
+        dcp.load(state, checkpoint_id=tmp_path / "there")
+        return seconds, state["few"].tolist(), state["step"], str(state["shard"].to_local().device)
+
+    outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2)
+    for rank, (seconds, few, step, device) in enumerate(outcome.results):
+        assert (few, step, device) == ([0, 1, 2, 3, 4], 3, f"cuda:{rank}")
+        assert seconds > 2 * NBYTES / WRITE_BYTES_PER_S, "a shard each, at half the node's rate"
+    files = [path.stat() for path in (tmp_path / "there").glob("*.distcp")]
+    assert sum(file.st_size for file in files) > 3 * NBYTES
+    assert sum(512 * file.st_blocks for file in files) < 1 << 20
+
+
+def test_what_the_program_has_written_over_is_kept(tmp_path: Path) -> None:
+    """A copy on the host into which the program has put numbers is saved with them."""
+
+    def body() -> Any:
+        import torch.distributed.checkpoint as dcp
+
+        copied = torch.randn(SIZE, SIZE, device="cuda").cpu()
+        copied.fill_(7.0)
+        warnings.simplefilter("ignore")  # that no other ranks are there
+        dcp.save({"x": copied}, checkpoint_id=tmp_path / "there", no_dist=True)
+        copied.zero_()
+        dcp.load({"x": copied}, checkpoint_id=tmp_path / "there", no_dist=True)
+        return copied[0, 0].item(), copied[-1, -1].item()
+
+    assert distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1).results == [(7.0, 7.0)]

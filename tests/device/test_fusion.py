@@ -1,0 +1,157 @@
+"""`--fuse`: what a compiled function launches is priced as the compiler's fused kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import distsim
+from distsim.kernels import Cost, Gpu
+from distsim.kernels.fused import GRAPH_S, KERNEL_S, fused_cost
+
+WIDTH = 4096
+
+
+def seconds(call: Any, *tensors: torch.Tensor) -> float:
+    """Of *call* on an idle GPU."""
+    call(*tensors)
+    torch.cuda.synchronize()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(10_000_000)
+    begin.record()
+    call(*tensors)
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x * 2.0 + 1.0).relu()
+
+
+def run(body: Any, fuse: bool = True) -> distsim.Outcome:
+    return distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1, fuse=fuse)
+
+
+def big(*size: int) -> torch.Tensor:
+    return torch.randn(*(size or (WIDTH, WIDTH)), device="cuda")
+
+
+def fusion_here() -> Any:
+    from distsim.sim.isolation.process import require_task
+
+    return require_task().process.accelerators.fusion
+
+
+def test_a_chain_is_one_kernel_that_reads_once_and_writes_once() -> None:
+    """Four kernels in a row cost what one does that reads their input and writes their output."""
+
+    def body() -> list[float]:
+        x = big()
+        return [seconds(call, x) for call in (torch.compile(chain), chain, torch.tanh)]
+
+    outcome = run(body)
+    fused, eager, one = outcome.results[0]
+    assert fused == pytest.approx(one, rel=0.02)
+    assert eager > 3.5 * one
+    assert outcome.training is not None
+    assert outcome.training.fused is not None
+    found = outcome.training.fused
+    assert (found.functions, found.kernels_before, found.kernels_after) == ({"chain": 2}, 8, 2)
+    assert found.gpu_saved_s == pytest.approx(2 * (eager - fused), rel=0.05)
+    assert found.host_saved_s == pytest.approx(2 * (4 * 7.5e-6 - KERNEL_S - GRAPH_S))
+
+
+def test_nothing_is_merged_where_nobody_asked() -> None:
+    """Without --fuse a compiled function costs what it costs eagerly, and the report says so."""
+
+    def body() -> list[float]:
+        x = big()
+        return [seconds(call, x) for call in (torch.compile(chain), chain)]
+
+    outcome = run(body, fuse=False)
+    compiled, eager = outcome.results[0]
+    assert compiled == pytest.approx(eager)
+    assert outcome.training is not None
+    assert outcome.training.fused is None
+    assert [note for note in outcome.notes if "nothing is fused (--fuse prices it" in note]
+
+
+def test_products_collectives_and_whole_sums_part_kernels() -> None:
+    """What surrounds a product is not merged across it, nor what divides by a sum over everything."""
+
+    def body() -> tuple[int, ...]:
+        x, weight = big(), big()
+
+        def merged(function: Any, *tensors: torch.Tensor) -> int:
+            fusion = fusion_here()
+            before = fusion.kernels_after
+            torch.compile(function)(*tensors)
+            return int(fusion.kernels_after - before)
+
+        return (
+            merged(lambda a, b: torch.relu(torch.tanh(a) @ b).sin(), x, weight),
+            merged(lambda a: a.exp() / a.exp().sum(), x),
+            merged(lambda a: a.exp() / a.exp().sum(-1, keepdim=True), x),
+            merged(lambda a: F.layer_norm(a + 1.0, (WIDTH,)).relu(), x),
+            merged(lambda a, b: (a.tanh(), b.tanh()), x, weight),
+        )
+
+    assert run(body).results == [(3, 3, 1, 1, 2)], "a sum over everything goes twice"
+
+
+def test_what_is_read_later_is_written() -> None:
+    """A result that lives on is paid for, one that died in the kernel is not."""
+
+    def keeps(x: torch.Tensor) -> Any:
+        y = torch.tanh(x)
+        return y, y.relu()
+
+    def body() -> list[float]:
+        x = big()
+        return [seconds(torch.compile(call), x) for call in (lambda x: torch.tanh(x).relu(), keeps)]
+
+    both, kept = run(body).results[0]
+    assert kept == pytest.approx(1.5 * both, rel=0.05)
+
+
+def test_backward_of_a_compiled_module_is_merged_as_well() -> None:
+    """Values and memory are what they are eagerly; backward's kernels are fewer, the rest of the program's are not."""
+
+    def body() -> Any:
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU(), torch.nn.LayerNorm(WIDTH)).cuda()
+        module.compile()
+        loss = module(big()).mul(2.0).tanh().sum()
+        fusion = fusion_here()
+        forward = fusion.kernels_before, fusion.kernels_after
+        loss.backward()
+        torch.cuda.synchronize()
+        backward = fusion.kernels_before - forward[0], fusion.kernels_after - forward[1]
+        return forward, backward, torch.cuda.max_memory_allocated()
+
+    outcome = run(body)
+    forward, backward, memory = outcome.results[0]
+    assert outcome.training is not None
+    assert outcome.training.fused is not None
+    assert outcome.training.fused.functions == {"Sequential": 1}
+    assert forward == (3, 2), "the product; activation and norm"
+    assert backward[1] < backward[0]
+
+    def eager() -> int:
+        module = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU(), torch.nn.LayerNorm(WIDTH)).cuda()
+        module(big()).mul(2.0).tanh().sum().backward()
+        return torch.cuda.max_memory_allocated()
+
+    assert run(eager).results[0] == memory
+
+
+def test_a_fused_kernel_is_never_dearer_than_its_parts() -> None:
+    """Where parts read less than the whole would, they are taken as they are."""
+    gpu = Gpu.named("h100")
+    parts = [Cost(3e-6, 1, 0, 1000, "elementwise", True)] * 2
+    assert fused_cost(gpu, parts, 1 << 30, 1 << 30).seconds == pytest.approx(6e-6 + gpu.gap_s)
+    assert fused_cost(gpu, parts[:1], 0, 0) == parts[0]
