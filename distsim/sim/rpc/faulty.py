@@ -58,7 +58,7 @@ def faulty_init() -> bool:
         done = bool(_real_init())
     finally:
         vars(rpc).update(led)
-    testing: Any = torch._C._distributed_rpc_testing  # type: ignore[attr-defined]
+    testing: Any = torch._C._distributed_rpc_testing
     real = testing.FaultyTensorPipeAgent
     testing.FaultyTensorPipeAgent = lambda *args: (real if current_task() is None else FaultyAgent)(*args)
     return done

@@ -52,7 +52,7 @@ class Owner:
         self.value: Any = None
         self.error: BaseException | None = None
         self.timed_out = False
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[Callable[[], object]] = []
 
     def set(self, value: Any, error: BaseException | None = None) -> None:
         if self.has_value:
@@ -76,7 +76,7 @@ class Owner:
         if not self.has_value:
             task = require_task()
             event: simpy.Event = task.world.env.event()
-            self.when_set(lambda: event.succeed())
+            self._waiting.append(event.succeed)
             task.wait(event, HostWait("the value of an RRef that is not made yet"))
         if self.error is not None:
             raise self.error

@@ -134,7 +134,7 @@ def _when_done(value: Any, finish: Finish, is_script: bool) -> None:
         else:
             finish(found, None)
 
-    value.add_done_callback(done)  # type: ignore[attr-defined]
+    value.add_done_callback(done)
 
 
 def _reply(request: Message, value: Any, respond: Respond) -> None:

@@ -64,7 +64,7 @@ class Failed:
 def _nbytes(tensor: Tensor) -> int:
     if tensor.layout is not torch.strided:
         return _nbytes(tensor._values()) + _nbytes(tensor._indices()) if tensor.is_sparse else 0
-    return int(tensor.numel()) * tensor.element_size()
+    return int(tensor.numel() * tensor.element_size())
 
 
 def copied(tensors: Sequence[Tensor]) -> list[Tensor]:

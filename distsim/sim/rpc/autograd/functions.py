@@ -38,7 +38,7 @@ class _Recv(torch.autograd.Function):
 
 
 _Recv.__name__ = _Recv.__qualname__ = "torch::distributed::autograd::RecvRpc"
-_Recv._backward_cls.__name__ = "torch::distributed::autograd::RecvRpcBackward"  # type: ignore[attr-defined]
+_Recv._backward_cls.__name__ = "torch::distributed::autograd::RecvRpcBackward"
 
 
 def _edge(tensor: Tensor) -> Any:
@@ -47,7 +47,7 @@ def _edge(tensor: Tensor) -> Any:
             return get_gradient_edge(tensor)
         token = tensor.clone().grad_fn  # torch's way is a view, which no sparse tensor has
         assert token is not None
-        return GradientEdge(*token.next_functions[0], token)  # type: ignore[arg-type]
+        return GradientEdge(*token.next_functions[0], token)
 
 
 def attach(container: Container, message: Message, tensors: Sequence[Tensor], to: int, forced: bool) -> None:
