@@ -6,7 +6,7 @@
 The map of the house (each package says more at its own door; docs/architecture.md draws it):
 
 - `distsim.sim`          the simulator: `kernel` (time and tasks), `isolation`, `processes`, `world`, `c10d`, `faults`,
-                         `observe`, `device`: CPU, simulated GPUs and their torch.cuda
+                         `observe`, `rpc`, `device`: CPU, simulated GPUs and their torch.cuda
 - `distsim.kernels`      what an operator costs on a GPU: a data file for each GPU, a rule for each kind of operator
 - `distsim.cluster`      clusters as graphs: `graph`, `files` that describe them, `show`
 - `distsim.collectives`  `algorithms` and protocols, and `libraries` that choose them (NCCL, gloo, MPI)

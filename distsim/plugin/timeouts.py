@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from distsim.debug.records import Evidence, Phase
-from distsim.sim.conditions import Conditions
 from distsim.sim.kernel.interrupts import Interrupts
+from distsim.sim.world.conditions import Conditions
 
 if TYPE_CHECKING:
     from distsim.sim.world import World

@@ -23,10 +23,10 @@ from distsim.scenario.expect.replay import WIDTH, never_struck, replay_command
 from distsim.scenario.expect.result import NOT_RUN, Result
 from distsim.scenario.expect.run_result import result_of
 from distsim.scenario.file.load import Scenario
-from distsim.sim.conditions import Conditions
 from distsim.sim.faults.fault import Rule
 from distsim.sim.kernel.limits import Limits
 from distsim.sim.kernel.schedule import Schedule
+from distsim.sim.world.conditions import Conditions
 
 if TYPE_CHECKING:
     from distsim.sim import Outcome

@@ -1,8 +1,9 @@
 """The simulator: a program's ranks as threads over simpy, torch.distributed answered in virtual time.
 
 How to read it: `kernel/` is time, tasks and the baton; `world.py` one simulated job; `isolation/` what a
-rank sees as its own; `processes/` how it lives and ends; `c10d/` where torch's calls arrive and meet;
-`device/` what computing costs; `faults/` what goes wrong; `observe/` what is seen of it; `run.py` the two ways in.
+rank sees as its own; `processes/` how it lives and ends; `c10d/` where torch's calls arrive and meet; `rpc/` remote
+calls and their gradients; `device/` what computing costs; `faults/` what goes wrong; `observe/` what is seen of it;
+`run.py` the two ways in.
 """
 
 from distsim.sim.outcome import Outcome, Progress

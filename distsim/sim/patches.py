@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 import torch.utils._python_dispatch
 import torch.utils.data
 
-from distsim.errors import NotSimulated, UsageError
+from distsim.errors import UsageError
 from distsim.sim.c10d.backend import backend_patches, register_backend
 from distsim.sim.c10d.work import future_patches
 from distsim.sim.device.cuda_api import cuda_patches, give_back_dcp, give_back_kernels, register_kernels, time_dcp
@@ -44,6 +44,7 @@ from distsim.sim.processes.spawn import spawn_patches
 from distsim.sim.processes.threads import thread_patches
 from distsim.sim.processes.unarmed import unarmed_patches
 from distsim.sim.processes.usage import usage_patches
+from distsim.sim.rpc.patches import rpc_patches
 
 __all__ = ["all_patches", "simulation"]
 
@@ -134,7 +135,7 @@ def all_patches(modules: RankModules) -> list[Patch]:
         *mesh_patches(),
         *_loader_patches(),
         *cuda_patches(),
-        *_refusals(),
+        *rpc_patches(),
     ]
     return [(holder, name, resembling(_get(holder, name), value)) for holder, name, value in patches]
 
@@ -193,22 +194,3 @@ def _loader_patches() -> list[Patch]:
         real_init(self, *args, **kwargs)
 
     return [(loader, "__init__", init)]
-
-
-def _refusals() -> list[Patch]:
-    """What is refused by name until it is simulated."""
-    patches: list[Patch] = []
-    rpc = sys.modules.get("torch.distributed.rpc")
-    if rpc is not None and hasattr(rpc, "init_rpc"):
-        refused = _refuse("torch.distributed.rpc.init_rpc", "run it for real with --on gloo", rpc.init_rpc)
-        patches.append((rpc, "init_rpc", refused))
-    return patches
-
-
-def _refuse(call: str, remedy: str, real: Callable[..., Any]) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        if current_task() is None:
-            return real(*args, **kwargs)
-        raise NotSimulated(call, remedy)
-
-    return refuse

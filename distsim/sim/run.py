@@ -21,7 +21,6 @@ from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records.frames import shown_from
 from distsim.errors import RankFailure, UsageError
 from distsim.network import make_network
-from distsim.sim.conditions import DATA, Conditions, RunRequest
 from distsim.sim.device.operators.values import Data
 from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
@@ -42,6 +41,7 @@ from distsim.sim.patches import simulation
 from distsim.sim.processes.hosts import master_address
 from distsim.sim.processes.lifecycle import Program, live
 from distsim.sim.world import Setting, Surroundings, World
+from distsim.sim.world.conditions import DATA, Conditions, RunRequest
 from distsim.sim.world.equal_ranks import StartAgain
 from distsim.watcher import beacon
 from distsim.watcher.overseer import watch_from_outside

@@ -12,12 +12,12 @@ from jobs import HERE, Case, Result, Zygote, ring_directory
 
 from distsim.debug.diagnosis.diagnose import Diagnosis
 from distsim.debug.records.kinds import Kind
-from distsim.sim.conditions import Conditions
 from distsim.sim.faults.moment import CallPoint, When
 from distsim.sim.faults.ranks.crash import Crash
 from distsim.sim.faults.ranks.freeze import Freeze
 from distsim.sim.outcome import Outcome
 from distsim.sim.run import RunRequest, run_program
+from distsim.sim.world.conditions import Conditions
 
 CASES = [Case.read(path) for path in sorted((HERE / "faults").glob("*.py"))]
 

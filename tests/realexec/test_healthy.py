@@ -77,7 +77,6 @@ def test_level_off_leaves_nothing(case: Case, zygote: Zygote, folder: Path) -> N
 
 NOT_SIMULATED = {
     "replaces_itself": "os.execv would replace all ranks at once, and is refused by its name",
-    "ddp_dist_autograd": "torch.distributed.rpc is refused by its name",
 }
 
 

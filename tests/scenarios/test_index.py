@@ -9,7 +9,7 @@ import pytest
 from distsim.scenario import find_scenarios, load_scenario
 
 ROOT = Path(__file__).parents[2] / "scenarios"
-FOLDERS = ["healthy", "hangs"]
+FOLDERS = ["healthy", "hangs", "rpc"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from sim.running import ranks
 
 from distsim.sim import Outcome
-from distsim.sim.conditions import Conditions
 from distsim.sim.faults.fault import Rule
 from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.ranks.crash import Crash
 from distsim.sim.faults.ranks.jitter import Jitter
 from distsim.sim.faults.ranks.straggler import Straggler
+from distsim.sim.world.conditions import Conditions
 
 
 def planted(*rules: Rule) -> Faults:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from sim.running import ranks
 
-from distsim.sim.conditions import Conditions
+from distsim.sim.world.conditions import Conditions
 
 MIB = 1 << 20
 UNKNOWN_BYTES = 4096

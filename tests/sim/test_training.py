@@ -16,13 +16,13 @@ from torch.distributed.fsdp import fully_shard
 from distsim.debug.records import CallRecord, Group
 from distsim.report import Summary, print_summary, report_document
 from distsim.sim import Outcome, simulate
-from distsim.sim.conditions import Conditions
 from distsim.sim.device.allocator.ledger import ACTIVATIONS, GRADIENTS, OTHER, Ledger
 from distsim.sim.device.allocator.modules import family
 from distsim.sim.device.timeline import Kernel, Mark, Timeline
 from distsim.sim.device.timeline.account import Account
 from distsim.sim.device.timeline.steps import Counted, Steps
 from distsim.sim.kernel.limits import Limits
+from distsim.sim.world.conditions import Conditions
 
 TOKENS, WIDTH, WORDS = 2048, 1024, 4096
 

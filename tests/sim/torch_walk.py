@@ -21,10 +21,10 @@ _NOT_WALKED = (
     *("xpu", "mps", "mtia", "cuda", "backends/cuda", "backends/mps", "sparse", "profiler/_cupti_monitor.py"),
     *("profiler/_cupti_monitor_trace.py", "distributed/_symmetric_memory/_nvshmem_triton.py"),
     *("distributed/_symmetric_memory/_rocshmem_triton.py", "distributed/_symmetric_memory/_shmem_triton_utils.py"),
-    # programs and tests of their own; torchrun's side; RPC, which is refused
+    # programs and tests of their own; torchrun's side
     *("testing", "utils/benchmark", "utils/tensorboard", "utils/hipify", "utils/model_dump", "utils/bottleneck"),
     *("utils/viz", "utils/cpp_extension.py", "distributed/elastic", "distributed/launcher", "distributed/run.py"),
-    *("distributed/flight_recorder", "distributed/debug", "distributed/benchmarks", "distributed/rpc"),
+    *("distributed/flight_recorder", "distributed/debug", "distributed/benchmarks"),
     *("_strobelight", "contrib", "utils/_config_module.py", "utils/data/datapipes", "_logging"),
     *("_C", "include", "lib", "bin", "share", "csrc", "test"),
 )

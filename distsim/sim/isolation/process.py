@@ -118,6 +118,8 @@ class SimProcess:
         self.modules: ModuleTable | None = None
         self.main: ModuleType | None = None
         self.c10d: Any = None
+        self.rpc: Any = None
+        """Its agent, references and autograd contexts (rpc/state.py), once it uses them."""
         self.accelerators: Any = None
         """Its GPUs, where its node has some (device/gpu.py)."""
         self.stdout: RankStream | None = None
@@ -315,6 +317,8 @@ class RankTask(Task):
     """The `World` it runs in."""
     cuda_device = 0
     """The current GPU, which torch keeps by thread."""
+    serves = False
+    """Whether it does what another worker has asked for (rpc/agent/pool.py)."""
     dispatch_mode: Any = None
     """Where its operators pass (device/dispatch.py)."""
     cuda_streams = False

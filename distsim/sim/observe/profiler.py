@@ -270,7 +270,7 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
 
     def enter(self: Any) -> Any:
         task = current_task()
-        if task is None:
+        if task is None or torch.autograd._profiler_enabled():  # the legacy profiler: C++'s own, and a thread's
             return real_enter(self)
         if task.process.recorder is not None:
             task.process.recorder.labels.append((self.name, task.now_s()))
@@ -279,7 +279,7 @@ def profiler_patches() -> list[tuple[Any, str, Any]]:
 
     def leave(self: Any, *exc: Any) -> None:
         task = current_task()
-        if task is None:
+        if task is None or self.record is not None:
             real_exit(self, *exc)
             return
         recorder = task.process.recorder

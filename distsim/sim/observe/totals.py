@@ -20,10 +20,10 @@ from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse, Outcome, Rank
 from distsim.text.units import format_time
 
 if TYPE_CHECKING:
-    from distsim.sim.conditions import RunRequest
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.observe.figures import Training
     from distsim.sim.world import World
+    from distsim.sim.world.conditions import RunRequest
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 

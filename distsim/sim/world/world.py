@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Setting", "Surroundings", "World"]
 
-RECENT = 2_000
-"""Calls of each rank that are looked at for stragglers."""
+RECENT = 2_000  # calls of each rank that are looked at for stragglers
 
 
 @functools.cache
@@ -123,7 +122,8 @@ class World(Scheduler):
         self.world_size = len(slots)
         self.stores: dict[tuple[str, Any], Any] = {}
         self.communicators: dict[tuple[Any, ...], Any] = {}
-        """By group: see communicator.Communicator."""
+        self.rpc_workers: dict[str, Any] = {}
+        """By group (communicator.Communicator) and by store (rpc/agent/group.Workers)."""
         self.initial_torch_rng = setting.torch_rng
         self.diagnoses: list[Diagnosis] = []
         self.findings: list[Finding] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = ["ModuleTable", "SharedImports"]
@@ -26,9 +27,12 @@ class SharedImports:
     """Names of the modules that a simulation shares between processes, in the order of their first import.
     The host's own `sys.modules` is where all others find them."""
 
-    def __init__(self) -> None:
+    def __init__(self, apart: Sequence[str] = ()) -> None:
         self.names: list[str] = []
         self.collected = 0
+        self.apart = apart
+        """Packages that the host may have imported and no process has from it: their parts are each process's own, and
+        would be attributes of one for all."""
 
 
 class ModuleTable:
@@ -38,6 +42,8 @@ class ModuleTable:
         self._shared = shared
         self._seen = shared.collected
         self._held = dict(sys.modules)
+        for name in shared.apart:
+            self._held.pop(name, None)
         self._here = _Body.from_address(id(sys.modules) + _HEAD_BYTES)
         self._there = _Body.from_address(id(self._held) + _HEAD_BYTES)
 

@@ -55,8 +55,12 @@ def _other_roots() -> set[str]:
 
 _SITE = _with_separator(_site_roots())
 _SHARED = _with_separator(_site_roots() | _other_roots())
-_TEST_BODIES = "torch.testing._internal.distributed."
+_TEST_BODIES = "torch.testing._internal.distributed"
 """torch's own tests: programs for several processes that happen to lie among torch's modules."""
+
+
+_MAKES = {"torch.distributed.nn.api.remote_module": ("_remote_module_non_scriptable",)}
+"""Modules of torch that put another into sys.modules while they are imported, by no import."""
 
 
 def is_own_file(path: str | None) -> bool:
@@ -138,7 +142,7 @@ class RankModules:
     """Decides, module by module, which of them all processes share."""
 
     def __init__(self) -> None:
-        self.shared = SharedImports()
+        self.shared = SharedImports((_TEST_BODIES,))
         self._loaded = frozenset(sys.modules)
         self._own: dict[str, bool] = {}
         self._extensions: dict[str, _OnceLoader] = {}
@@ -150,6 +154,7 @@ class RankModules:
             own = self._own[fullname] = self._is_own(fullname, spec)
         if not own:
             self.shared.names.append(fullname)
+            self.shared.names += _MAKES.get(fullname, ())
         elif isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
             spec.loader = self._extensions.setdefault(fullname, _OnceLoader(spec.loader))
 
@@ -161,7 +166,7 @@ class RankModules:
             return False
         folders = list(spec.submodule_search_locations or ())
         origin = spec.origin or (folders[0] if folders else None)  # a namespace package has no origin
-        if is_own_file(origin) or fullname.startswith(_TEST_BODIES):
+        if is_own_file(origin) or f"{fullname}.".startswith(f"{_TEST_BODIES}."):
             return True
         if origin is not None and not origin.startswith(_SITE):
             return False

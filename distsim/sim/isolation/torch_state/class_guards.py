@@ -23,6 +23,8 @@ __all__ = [
 MISSING = object()
 _IN_GUARD = 64
 """Classes watched by one guard: more make its method resolution order slow to work out."""
+_PICKLES_CACHE = "__slotnames__"
+"""What pickle keeps in a class, alike in all ranks: to put it in and take it out would be an assignment each time."""
 VALID_VERSION_TAG = 1 << 19
 """Py_TPFLAGS_VALID_VERSION_TAG (CPython's object.h): cleared in a class and all that inherit from it
 by any assignment to one of its attributes, set again by the next look-up."""
@@ -79,7 +81,7 @@ class ClassGuard:
                 if now.get(name, MISSING) is not value:
                     yield cls, name, value
             if len(now) > len(before):
-                yield from ((cls, name, MISSING) for name in now if name not in before)
+                yield from ((cls, name, MISSING) for name in now if name not in before and name != _PICKLES_CACHE)
 
     def accept(self) -> None:
         """What the classes hold now is everyone's."""

@@ -27,6 +27,9 @@ REBOUND: dict[str, tuple[str, ...]] = {
     "torch.distributed.distributed_c10d": ("_backend", "_default_pg_init_method"),
     "torch.distributed.fsdp._fsdp_extensions": ("_extensions",),
     "torch.distributed.fsdp._fully_shard._fully_shard": ("_enable_fsdp_module_new_init",),
+    "torch.distributed.rpc": ("_init_counter",),
+    "torch.distributed.rpc.api": ("_ALL_WORKER_NAMES", "_default_pickler", "_ignore_rref_leak"),
+    "torch.distributed.rpc.backend_registry": ("BackendType",),
     "torch.distributed.tensor._random": ("_rng_tracker",),
     "torch.distributed.tensor._redistribute": (
         "_DISABLE_REDISTRIBUTE_TRANSFORM_OPTIMIZATION",
@@ -72,6 +75,8 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     "torch.distributed.fsdp._debug_utils": ("SimpleProfiler.profiling", "SimpleProfiler.results"),
     "torch.distributed.optim.utils": ("functional_optim_map",),
     "torch.distributed.rendezvous": ("_rendezvous_handlers",),
+    "torch.distributed.rpc.api": ("_all_gather_sequence_id", "_all_gather_sequence_id_to_states"),
+    "torch.distributed.rpc.internal": ("_internal_rpc_pickler._class_reducer_dict",),
     "torch.distributed.tensor._api": (
         "DTensor._op_dispatcher._custom_op_handlers",
         "DTensor._op_dispatcher._random_ops",

@@ -1,0 +1,274 @@
+"""Where torch's Python takes RPC and distributed autograd from C++, a rank is led to its own.
+
+A name is replaced in every module that has imported it. Outside a rank what torch has is called.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed.autograd  # what they import from C++ has to be there to be replaced
+import torch.distributed.rpc as rpc
+from torch import _jit_internal
+from torch.distributed.rpc import api, backend_registry
+
+from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.processes.threads import CoopLock
+from distsim.sim.rpc import calls
+from distsim.sim.rpc.agent.agent import SimAgent
+from distsim.sim.rpc.agent.futures import collect_all
+from distsim.sim.rpc.agent.group import workers_of
+from distsim.sim.rpc.autograd.context import Context
+from distsim.sim.rpc.autograd.engine import execute
+from distsim.sim.rpc.autograd.release import release
+from distsim.sim.rpc.faulty import faulty_init
+from distsim.sim.rpc.rref import SimRRef
+from distsim.sim.rpc.rref_context import RRefContext
+from distsim.sim.rpc.script import call_script, qualified_name, script
+from distsim.sim.rpc.serving import serve
+from distsim.sim.rpc.state import agent_here, autograd_here, rpc_here, rrefs_here
+
+__all__ = ["rpc_patches"]
+
+_C_rpc: Any = torch._C._distributed_rpc
+_C_autograd: Any = torch._C._distributed_autograd
+_REAL = {name: vars(module)[name] for module in (_C_rpc, _C_autograd) for name in vars(module)}
+
+
+def _is_set() -> bool:
+    return rpc_here().agent is not None
+
+
+def _set_and_start(agent: SimAgent) -> None:
+    state = rpc_here()
+    if state.agent is None:
+        state.agent = agent
+        state.rrefs = RRefContext(agent)
+    agent.start()
+
+
+def _reset() -> None:
+    rpc_here().agent = None
+
+
+def _destroy(ignore_leaks: bool = True) -> None:
+    context = rpc_here().rrefs
+    if context is not None:
+        context.destroy(ignore_leaks)
+
+
+def _flush(timeout: timedelta = timedelta(milliseconds=100_000)) -> None:
+    rrefs_here().flush(timeout.total_seconds())
+
+
+def _timeout() -> float:
+    return agent_here().timeout_s
+
+
+def _set_timeout(seconds: float) -> None:
+    agent_here().timeout_s = float(seconds)
+
+
+def _profile_gil(flag: bool) -> None:
+    agent_here().profiles_gil = flag
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """What torch does there for its own C++."""
+
+
+class _ProfilerKeys:
+    """In place of `RemoteProfilerManager`: what a callee does is in its own profile."""
+
+    @staticmethod
+    def set_current_profiling_key(key: str) -> None:
+        """Once torch's legacy profiler is on."""
+        require_task().world.note("the legacy profiler shows a remote call, not the operators that its callee ran")
+
+
+def _backward(context_id: int, roots: Any, retain_graph: bool = False) -> None:
+    fits = isinstance(context_id, int) and isinstance(roots, list | tuple)
+    if not fits or not all(isinstance(root, torch.Tensor) for root in roots):
+        raise TypeError(
+            "backward(): incompatible function arguments. The following argument types are supported:\n"
+            "    1. (context_id: int, roots: list[torch.Tensor], retain_graph: bool = False) -> None"
+        )
+    execute(autograd_here(), rpc_here().agent, context_id, list(roots), retain_graph)
+
+
+def _debug_info() -> dict[str, str]:
+    contexts = autograd_here().ready().contexts
+    return {
+        "num_current_backward_passes": str(sum(context.backward is not None for context in contexts.values())),
+        "num_autograd_contexts": str(len(contexts)),
+    }
+
+
+def _valid(context_id: int) -> None:
+    autograd_here().ready().retrieve(context_id)
+
+
+_RPC: dict[str, Callable[..., Any]] = {
+    "_is_current_rpc_agent_set": _is_set,
+    "_get_current_rpc_agent": agent_here,
+    "_set_and_start_rpc_agent": _set_and_start,
+    "_reset_current_rpc_agent": _reset,
+    "_delete_all_user_and_unforked_owner_rrefs": _flush,
+    "_destroy_rref_context": _destroy,
+    "_rref_context_get_debug_info": lambda: rrefs_here().debug_info(),
+    "_cleanup_python_rpc_handler": _nothing,
+    "_invoke_rpc_builtin": calls.invoke_rpc_builtin,
+    "_invoke_rpc_python_udf": calls.invoke_rpc_python_udf,
+    "_invoke_rpc_torchscript": calls.invoke_rpc_torchscript,
+    "_invoke_remote_builtin": calls.invoke_remote_builtin,
+    "_invoke_remote_python_udf": calls.invoke_remote_python_udf,
+    "_invoke_remote_torchscript": calls.invoke_remote_torchscript,
+    "get_rpc_timeout": _timeout,
+    "_set_rpc_timeout": _set_timeout,
+    "enable_gil_profiling": _profile_gil,
+    "_set_profiler_node_id": _nothing,
+}
+_AUTOGRAD: dict[str, Callable[..., Any]] = {
+    "_init": lambda worker_id: autograd_here().init(worker_id),
+    "_new_context": lambda: autograd_here().ready().new_context(),
+    "_release_context": lambda context_id: release(autograd_here().ready(), rpc_here().agent, context_id),
+    "_get_max_id": lambda: autograd_here().ready().max_id,
+    "_is_valid_context": _valid,
+    "_retrieve_context": lambda context_id: autograd_here().ready().retrieve(context_id),
+    "_current_context": lambda: autograd_here().ready().current(),
+    "_get_debug_info": _debug_info,
+    "backward": _backward,
+    "get_gradients": lambda context_id: dict(autograd_here().ready().retrieve(context_id).grads),
+}
+_CLASSES: dict[str, type] = {
+    "PyRRef": SimRRef,
+    "TensorPipeAgent": SimAgent,
+    "DistAutogradContext": Context,
+    "RemoteProfilerManager": _ProfilerKeys,
+}
+
+
+def _in_a_rank(name: str, simulated: Callable[..., Any]) -> Any:
+    real = _REAL[name]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (real if current_task() is None else simulated)(*args, **kwargs)
+
+    return call
+
+
+_LED = {name: _in_a_rank(name, simulated) for name, simulated in {**_RPC, **_AUTOGRAD}.items()}
+
+
+class _Rendezvous:
+    """In place of the gloo group by which the workers find each other."""
+
+    def __init__(self, store: Any, rank: int, world_size: int) -> None:
+        self.workers = workers_of(require_task().world, store)
+        self._rank, self._size = rank, world_size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    def barrier(self) -> _Rendezvous:
+        self.workers.meet("barrier", self._rank, self._size, None, "init_rpc: the other workers")
+        return self
+
+    def wait(self) -> None:
+        """It has met already."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return list(self.workers.meet("devices", self._rank, self._size, value, "init_rpc: the other workers").values())
+
+
+_real_group = backend_registry._init_process_group
+_real_exchange = backend_registry._tensorpipe_exchange_and_check_all_device_maps
+
+
+def _init_group(store: Any, rank: int, world_size: int) -> Any:
+    return _real_group(store, rank, world_size) if current_task() is None else _Rendezvous(store, rank, world_size)
+
+
+def _exchange(name: str, device_count: int, device_maps: Any, devices: Any, group: Any) -> Any:
+    if current_task() is None:
+        return _real_exchange(name, device_count, device_maps, devices, group)
+    gathered = group.gather((name, device_count, device_maps, devices))
+    names = [name for name, _, _, _ in gathered]
+    counts = {name: count for name, count, _, _ in gathered}
+    maps = {name: found for name, _, found, _ in gathered}
+    all_devices = {name: found for name, _, _, found in gathered}
+    backend_registry._validate_device_maps(names, counts, maps, all_devices)
+    back = backend_registry._create_reverse_mapping(name, names, maps)
+    return back, backend_registry._create_device_list(devices, device_maps, back)
+
+
+_OPTIMIZER = "torch.distributed.optim.optimizer"
+
+
+def _optimizer_patches() -> list[tuple[Any, str, Any]]:
+    """Of DistributedOptimizer, which may not be imported yet: that takes a second."""
+    module = sys.modules.get(_OPTIMIZER)
+    return [] if module is None else [(module._LocalOptimizer, "global_lock", CoopLock())]
+
+
+def rpc_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement) while a simulation runs."""
+    SimAgent.serve = staticmethod(serve)
+    replaced: dict[int, tuple[str, Any]] = {}
+    for name, call in _LED.items():
+        replaced[id(_REAL[name])] = name, call
+        known = torch.jit._builtins._find_builtin(_REAL[name])
+        if known is not None and torch.jit._builtins._find_builtin(call) is None:
+            torch.jit._builtins._register_builtin(call, known)
+    for name, kind in _CLASSES.items():
+        replaced[id(_REAL[name])] = name, kind
+    replaced[id(rpc.RRef)] = "RRef", SimRRef
+    patches: list[tuple[Any, str, Any]] = []
+    for holder in [module for module in list(sys.modules.values()) if _may_have(module)] + [_C_rpc, _C_autograd]:
+        for name, value in list(vars(holder).items()):
+            found = replaced.get(id(value))
+            if found is not None and found[0] == name:
+                patches.append((holder, name, found[1]))
+    real_rref = rpc.RRef
+    return [
+        *{(id(holder), name): (holder, name, value) for holder, name, value in patches}.values(),
+        (real_rref, "__new__", staticmethod(_new_rref)),
+        (backend_registry, "_init_process_group", _init_group),
+        (backend_registry, "_tensorpipe_exchange_and_check_all_device_maps", _exchange),
+        (api, "_all_gather_dict_lock", _reentrant()),
+        (rpc, "_init_counter_lock", CoopLock()),
+        *_optimizer_patches(),
+        (torch.jit._script, "_script_impl", script),
+        (torch.jit.ScriptFunction, "__call__", call_script),
+        (_jit_internal, "_qualified_name", qualified_name),
+        (torch._C, "_faulty_agent_init", faulty_init),
+        (torch._C, "_collect_all", collect_all),
+    ]
+
+
+def _reentrant() -> Any:
+
+    return threading._PyRLock()  # type: ignore[attr-defined]
+
+
+_real_new = rpc.RRef.__new__
+
+
+def _new_rref(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a module that was imported before the simulation calls RRef."""
+    if current_task() is None:
+        return _real_new(cls)
+    return SimRRef(*args, **kwargs)
+
+
+def _may_have(module: Any) -> bool:
+    return isinstance(module, ModuleType) and module.__name__.startswith("torch.")

@@ -1,0 +1,71 @@
+"""Sending a request from the running thread, with its tensors' history where an autograd context is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from distsim.sim.isolation.process import require_task
+from distsim.sim.rpc.agent.futures import Reply
+from distsim.sim.rpc.agent.message import Failed, Message, copied
+from distsim.sim.rpc.autograd.functions import attach, received
+from distsim.sim.rpc.state import agent_here, rpc_here
+
+__all__ = ["content", "request", "with_tensors"]
+
+Content = Callable[[Message], Any]
+
+
+def with_tensors(message: Message, tensors: Sequence[Tensor], to: int, forced: bool) -> Message:
+    """*message* with copies of *tensors*, and their history kept if an autograd context is open. *forced*: even where
+    no tensor requires a gradient, for the reply may."""
+    _mapped(tensors)
+    message.wants_grad = [tensor.requires_grad for tensor in tensors]
+    attach(rpc_here().autograd, message, tensors, to, forced)
+    message.tensors = copied(tensors)
+    return message
+
+
+def _mapped(tensors: Sequence[Tensor]) -> None:
+    if any(tensor.device.type != "cpu" for tensor in tensors):
+        raise RuntimeError(
+            "TensorPipe RPC backend only supports CPU tensors by default, please move your tensors to CPU before "
+            "sending them over RPC, or call `set_device_map` on `TensorPipeRpcBackendOptions` to explicitly configure "
+            "device mapping."
+        )
+
+
+def request(
+    to: int,
+    message: Message,
+    tensors: Sequence[Tensor],
+    timeout_s: float,
+    what: str,
+    read: Content | None = None,
+    forced: bool = True,
+) -> Reply:
+    """Send *message* with *tensors* to worker *to*; what *read* makes of the reply is the future's value."""
+    agent, process = agent_here(), require_task().process
+    agent.get_worker_info(to)
+    with_tensors(message, tensors, to, forced)
+
+    def value(raw: Message | Failed) -> Any:
+        if isinstance(raw, Failed):
+            raise raw.error
+        return (read or content)(raw)
+
+    reply = Reply(process, agent.waits_for(what, to), value)
+    agent.send(to, message, reply.settle, timeout_s, reply)
+    return reply
+
+
+def content(message: Message) -> Any:
+    """What a reply holds."""
+    from torch.distributed.rpc import internal
+
+    tensors = received(rpc_here().autograd, message)
+    value = internal.deserialize(message.payload, tensors) if message.payload else None
+    internal._handle_exception(value)
+    return value
