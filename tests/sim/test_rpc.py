@@ -11,6 +11,8 @@ import torch
 import torch.distributed.rpc as rpc
 from sim.running import ranks
 
+import distsim
+from distsim.errors import NotSimulated
 from distsim.sim import Outcome
 
 PROGRAM = Callable[[int], Any]
@@ -28,7 +30,7 @@ def workers(program: PROGRAM, num: int = 2, options: Callable[[], Any] | None = 
         rpc.shutdown()
         return result
 
-    return ranks(body, num, **how)
+    return distsim.simulate(body, on=how.pop("on", f"ethernet-cpu:{num}"), nproc_per_node=how.pop("a_node", 1), **how)
 
 
 def double_and_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -236,3 +238,26 @@ def test_a_larger_message_takes_longer() -> None:
 
     small, large = workers(program).results[0]
     assert large > small + 40e6 / 3e9
+
+
+@pytest.mark.parametrize(
+    ("maps", "error"), [({"worker1": {0: 1}}, "a GPU's tensor over RPC"), ({}, "only supports CPU tensors by default")]
+)
+def test_a_gpus_tensor_is_refused(maps: dict[str, dict[int, int]], error: str) -> None:
+    """With a device map by name and remedy, without one in torch's words: on a GPU it would go there."""
+
+    def program(rank: int) -> str:
+        torch.cuda.set_device(rank)
+        if rank == 0:
+            try:
+                rpc.rpc_sync("worker1", double_and_add, args=(torch.ones(2, device="cuda"), torch.ones(2)))
+            except (NotSimulated, RuntimeError) as raised:
+                return f"{type(raised).__name__}: {raised}"
+        return ""
+
+    def options() -> Any:
+        return rpc.TensorPipeRpcBackendOptions(device_maps=maps if os.environ["RANK"] == "0" else {})
+
+    said = workers(program, options=options, on="dgx-h100:1", a_node=2).results[0]
+    assert error in said
+    assert said.startswith("NotSimulated") == bool(maps)

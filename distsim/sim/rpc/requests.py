@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import require_task
 from distsim.sim.rpc.agent.futures import Reply
 from distsim.sim.rpc.agent.message import Failed, Message, copied
@@ -21,20 +22,25 @@ Content = Callable[[Message], Any]
 def with_tensors(message: Message, tensors: Sequence[Tensor], to: int, forced: bool) -> Message:
     """*message* with copies of *tensors*, and their history kept if an autograd context is open. *forced*: even where
     no tensor requires a gradient, for the reply may."""
-    _mapped(tensors)
+    _refuse_gpus(tensors, to)
     message.wants_grad = [tensor.requires_grad for tensor in tensors]
     attach(rpc_here().autograd, message, tensors, to, forced)
     message.tensors = copied(tensors)
     return message
 
 
-def _mapped(tensors: Sequence[Tensor]) -> None:
-    if any(tensor.device.type != "cpu" for tensor in tensors):
-        raise RuntimeError(
-            "TensorPipe RPC backend only supports CPU tensors by default, please move your tensors to CPU before "
-            "sending them over RPC, or call `set_device_map` on `TensorPipeRpcBackendOptions` to explicitly configure "
-            "device mapping."
-        )
+def _refuse_gpus(tensors: Sequence[Tensor], to: int) -> None:
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return
+    agent = agent_here()
+    peer = agent.get_worker_info(to).name
+    if agent.options.device_maps.get(peer) or agent.reverse_device_maps.get(peer):
+        raise NotSimulated(f"a GPU's tensor over RPC (device map to {peer})", "send tensor.cpu(), and .cuda() it there")
+    raise RuntimeError(
+        "TensorPipe RPC backend only supports CPU tensors by default, please move your tensors to CPU before "
+        "sending them over RPC, or call `set_device_map` on `TensorPipeRpcBackendOptions` to explicitly configure "
+        "device mapping."
+    )
 
 
 def request(
