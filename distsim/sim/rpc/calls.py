@@ -122,6 +122,6 @@ def _remote(
     except RuntimeError:
         context.pending_users.pop(ids[1], None)
         raise
-    found = SimRRef.of(rref)
+    found: SimRRef[Any] = SimRRef.of(rref)
     found._creation = created
     return found

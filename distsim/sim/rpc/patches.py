@@ -28,7 +28,7 @@ from distsim.sim.rpc.autograd.context import Context
 from distsim.sim.rpc.autograd.engine import execute
 from distsim.sim.rpc.autograd.release import release
 from distsim.sim.rpc.faulty import faulty_init
-from distsim.sim.rpc.rref import SimRRef
+from distsim.sim.rpc.rref import SimPyRRef, SimRRef
 from distsim.sim.rpc.rref_context import RRefContext
 from distsim.sim.rpc.script import call_script, qualified_name, script
 from distsim.sim.rpc.serving import serve
@@ -147,7 +147,7 @@ _AUTOGRAD: dict[str, Callable[..., Any]] = {
     "get_gradients": lambda context_id: dict(autograd_here().ready().retrieve(context_id).grads),
 }
 _CLASSES: dict[str, type] = {
-    "PyRRef": SimRRef,
+    "PyRRef": SimPyRRef,
     "TensorPipeAgent": SimAgent,
     "DistAutogradContext": Context,
     "RemoteProfilerManager": _ProfilerKeys,

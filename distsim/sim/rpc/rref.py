@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from torch import Tensor
 from torch._C._distributed_rpc import WorkerInfo
@@ -16,7 +16,7 @@ from distsim.sim.rpc.requests import request
 from distsim.sim.rpc.rref_context import TIMED_OUT, ForkData, Owner, User, shown
 from distsim.sim.rpc.state import agent_here, rrefs_here
 
-__all__ = ["SimRRef", "arriving"]
+__all__ = ["SimPyRRef", "SimRRef", "arriving"]
 
 T = TypeVar("T")
 
@@ -24,8 +24,8 @@ arriving: list[Callable[[User], None]] = []
 """Who wants to know of references that are unpickled now (serving.py); a list because calls nest."""
 
 
-class SimRRef(Generic[T]):
-    """A reference to a value on some worker: `RRef(value)` on this one, what `rpc.remote` gives on another."""
+class SimPyRRef(Generic[T]):
+    """What torch has in C++ of a reference to a value on some worker."""
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
         context = rrefs_here()
@@ -36,7 +36,7 @@ class SimRRef(Generic[T]):
         self._profiling: Future[Any] | None = None
 
     @classmethod
-    def of(cls, rref: Owner | User) -> SimRRef[Any]:
+    def of(cls, rref: Owner | User) -> Self:
         self = cls.__new__(cls)
         self._rref = rref
         self._type_future = self._creation = self._profiling = None
@@ -164,6 +164,10 @@ class SimRRef(Generic[T]):
         return f"UserRRef(RRefId = {shown(rref.rref_id)}, ForkId = {shown(rref.fork_id)})"
 
     __repr__ = object.__repr__
+
+
+class SimRRef(SimPyRRef[T]):
+    """A reference to a value: `RRef(value)` on this worker, what `rpc.remote` gives on another."""
 
 
 def _text(info: WorkerInfo) -> str:
