@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from distsim.debug.settings import Level, Settings
+from distsim.realexec.mpi.mpirun import started_by_mpirun
 from distsim.realexec.process.session import EndHooks, Session
 
 __all__ = ["current_session", "install", "install_started", "installed", "remove", "run_started"]
@@ -64,9 +65,10 @@ def install(
         remove()
     import torch.distributed as dist
 
-    if dist.is_available():
-        # Before anything of ours is registered for the end of the process: MPI ends after all of it.
-        from distsim.realexec.mpi import enable
+    if dist.is_available() and started_by_mpirun(os.environ) is not None:
+        # Elsewhere a guard is none that makes `is_mpi_available()` say something else. And before anything of ours is
+        # registered for the end of the process: MPI ends after all of it.
+        from distsim.realexec.mpi.backend import enable
 
         enable(_may_meet)
     if settings.level is Level.OFF:

@@ -16,6 +16,7 @@ from jobs import run
 from distsim.cli import main
 from distsim.debug.settings import Settings
 from distsim.errors import UsageError
+from distsim.realexec import install
 from distsim.realexec.mpi import launch, library, types
 from distsim.realexec.mpi.mpirun import Started, started_by_mpirun
 from distsim.sim.c10d import refusals
@@ -106,6 +107,20 @@ def test_no_mpirun(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
     assert main(["run", "--on", "mpi", "--level", "off", str(tmp_path / "x.py")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("distsim: error: --on mpi: no mpirun or mpiexec in PATH; install an MPI")
+
+
+def test_a_guard_makes_no_backend_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `is_mpi_available()` says under guard changes where mpirun has started the process, and nowhere else."""
+    asked: list[object] = []
+    monkeypatch.setattr("distsim.realexec.mpi.backend.enable", lambda *_: asked.append(1))
+    for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    install.install(level="off")
+    assert asked == []
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "1")
+    install.install(level="off")
+    assert asked == [1]
 
 
 @needs_mpi
