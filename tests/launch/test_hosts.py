@@ -55,6 +55,16 @@ SIZES = ((2, 1), pytest.param(4, 2, marks=pytest.mark.soak))
 """Hosts, and ranks on each."""
 
 
+def test_what_a_killed_process_left_is_no_obstacle() -> None:
+    """Names hold the process's number, which comes again: its bridge and namespaces of then are taken away."""
+    tag = f"ds{os.getpid()}"
+    subprocess.run(["ip", "link", "add", f"{tag}br", "type", "bridge"], check=True)
+    subprocess.run(["ip", "netns", "add", f"{tag}g0"], check=True)
+    with hosts(1) as job:
+        assert job.names == (f"{tag}g0",)
+    assert tag not in subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
+
+
 def start(job: Hosts, tmp_path: Path, program: str, ranks: int) -> list[subprocess.Popen[bytes]]:
     """`distsim run --on gloo` on each host, as an operator would."""
     (tmp_path / "train.py").write_text(program)

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -81,6 +81,7 @@ def hosts(number: int) -> Iterator[Hosts]:
     bridge = f"{tag}br"
     names = tuple(f"{tag}{chr(ord('g') + i // 10)}{i % 10}" for i in range(number))
     addresses = tuple(f"10.77.{(i + 1) // 256}.{(i + 1) % 256}" for i in range(number))
+    _take_down(bridge, names)  # what a process of this number left that was killed long ago
     try:
         _ip("link", "add", bridge, "type", "bridge")
         _ip("link", "set", bridge, "up")
@@ -101,10 +102,14 @@ def hosts(number: int) -> Iterator[Hosts]:
             os.chmod(table.name, 0o644)
             yield Hosts(names, addresses, table.name)
     finally:
-        for name in names:
-            _forget("link", "del", f"{name}b")
-            _forget("netns", "del", name)
-        _forget("link", "del", bridge)
+        _take_down(bridge, names)
+
+
+def _take_down(bridge: str, names: Sequence[str]) -> None:
+    for name in names:
+        _forget("link", "del", f"{name}b")
+        _forget("netns", "del", name)
+    _forget("link", "del", bridge)
 
 
 def _ip(*words: str) -> None:
