@@ -183,9 +183,8 @@ def main(argv: list[str]) -> int:
         lines = [line.split() for line in asked.tensorpipe.read_text().splitlines()]
         there = [line[1] for line in lines if line and line[0] == PASSED and line[1] in ended]
         here = [name for name in there if ended[name] == PASSED]
-        print(
-            f"{len(here)} of {len(there)} that pass on TensorPipe pass simulated ({100 * len(here) / len(there):.1f} %)"
-        )
+        share = f" ({100 * len(here) / len(there):.1f} %)" if there else ""
+        print(f"{len(here)} of {len(there)} that pass on TensorPipe pass simulated{share}")
     return 0
 
 
