@@ -152,7 +152,7 @@ def test_a_rank_that_leaves_is_named(tmp_path: Path) -> None:
     )
     assert done.returncode == 3, done.stderr
     (said,) = json.loads((tmp_path / "r.json").read_text())["diagnoses"]
-    assert (said["kind"], said["ranks"]) == ("rank_exited", [1])
+    assert (said["kind"], said["culprits"]) == ("rank_exited", [1])
 
 
 @needs_mpi
