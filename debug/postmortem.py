@@ -59,6 +59,8 @@ class Found:
     complaints: list[str] = field(default_factory=list)
     inconclusive: Inconclusive | None = None
     """Why nothing wrong here does not mean that nothing is wrong."""
+    judged: bool = True
+    """By the job's own monitor, or after all its ranks have ended; of a job that runs, who is late is no finding."""
 
 
 @dataclass
@@ -242,11 +244,13 @@ def _from_rings(
         evidence.unrecorded = frozenset(rank for rank, state in extra.items() if state.exit_code is None)
         if damaged := next((reader for reader in some if reader.damage), None):
             raise ValueError(damaged.damage)
-        diagnoses = _verdict(directory, some[0].header.job) or diagnose(evidence)
+        said = _verdict(directory, some[0].header.job)
+        diagnoses = said or diagnose(evidence)
         if not any(d.exit_code for d in diagnoses) and (slow := recent_stragglers(some)):
             evidence.findings = (*evidence.findings, *as_findings(slow))
             diagnoses = diagnose(evidence)
-        return Found(diagnoses, evidence, complaints, inconclusive(diagnoses, evidence, dumps=False))
+        unsure = inconclusive(diagnoses, evidence, dumps=False)
+        return Found(diagnoses, evidence, complaints, unsure, judged=bool(said) or not alive)
 
     return _judged(readers, judge, complaints, lambda reader: reader.path.name)
 

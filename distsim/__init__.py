@@ -15,6 +15,7 @@ The map of the house (each package says more at its own door; docs/architecture.
 - `distsim.debug`        `records`, `rings`, `matching`, `evidence`, `diagnosis`, `report`, `monitor`: the same for
                          simulated and real runs
 - `distsim.realexec`     everything that touches live process groups: `guard`, `strict`, `process`
+- `distsim.deprecated`   what torch.distributed has dropped: names, backend, ways to meet, ways to start
 - `distsim.scenario`     programs with faults and what is expected of them
 - `distsim.report`       what a run prints and writes
 - `distsim.watcher`      a process that looks on while another simulates

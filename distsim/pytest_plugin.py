@@ -1,19 +1,27 @@
 """The pytest plugin (entry point `pytest11`): test bodies that run on every rank, scenario files as tests.
 
-    @pytest.mark.world_size(4)
+    @pytest.mark.ranks(4)
     def test_sum(rank, world):
         t = torch.tensor([float(rank)])
         dist.all_reduce(t)
         assert t.item() == 6
 
+`from distsim.test import ranks` is the same marker. `world_size(4)` means it, too, where no other harness has
+registered a marker of that name, or `distsim_world_size = true` says so; `distsim_class_world_size = true` has the
+attribute `world_size = [1, 2, 4]` of a test class mean it. Where a launcher has started pytest on several ranks
+(`torchrun -m pytest`), nothing of this is done, and tests marked `ranks` are skipped.
+
 A rank may stay away for `host_timeout_s` (10 seconds: a rank that spins is then named), the whole test may
 take `timeout_s` (60); pytest's options `distsim_host_timeout_s` and `distsim_timeout_s` set both for a project.
 Ranks that fail alike are shown once, those that differ only in values in a line each; `-vv` shows all.
 
+A body may be `async`, and return a value: a fixture that asks for `world` finds all ranks' in `world.results`, after
+its `yield`. With `--pdb` the prompt is in the frame of the simulated rank that failed.
+
 Fixtures are set up once, for all ranks: `tmp_path` is one folder. Tensors, models, optimizers and learning rate
-schedulers from fixtures (also inside dicts, lists and tuples), `capsys` and the environment are each rank's own.
-On sim the ranks share a process: other objects, and what `monkeypatch.setattr` changes, are everybody's; on gloo
-every rank is a fork of pytest's process.
+schedulers from fixtures (also inside dicts, lists and tuples), `self`, `capsys`, `caplog`, what `monkeypatch` sets and
+the environment are each rank's own. On sim the ranks share a process: other objects and the test file's globals are
+everybody's, and a failure names them; on gloo every rank is a fork of pytest's process.
 
 It is imported in every pytest run of an environment that has distsim, so it imports neither torch nor
 the rest of distsim before a test asks for them.
@@ -29,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from distsim.plugin.markers import MARK, MEANINGS, SHORT, launched, marker_of, owns_world_size, sizes_of
 from distsim.plugin.terminal import keep_stderr
 
 if TYPE_CHECKING:
@@ -36,11 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["mesh", "rank", "world", "world_size"]
 
-MARK = (
-    "world_size(n, on='sim', cluster=None, init=True, backend='gloo', mesh=None, mesh_dim_names=None, seed=0, "
-    "timeout_s=60, host_timeout_s=10, faults=(), guards=()): run the body on n ranks, simulated (sim) or as real "
-    "processes (gloo); n and on may be lists"
-)
+_STAYS_OUT = "a launcher has started pytest on several ranks, so no test is run on ranks of its own"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,27 +54,63 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
     for name, what in LIMITS.items():
         parser.addini(f"distsim_{name}", what, default="")
+    for name, what in MEANINGS.items():
+        parser.addini(name, what, default="")
+    parser.addoption(
+        "--distsim-html",
+        metavar="DIR",
+        default=None,
+        help="a page one can look at of each failed test on ranks, and of each failed scenario, into DIR (extra: html)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Make the markers known."""
+    if config.getoption("--distsim-html"):
+        from distsim.errors import UsageError
+        from distsim.report.html.failed_test import check_pages
+
+        try:
+            check_pages(config.getoption("--distsim-html"))
+        except UsageError as mistake:
+            raise pytest.UsageError(str(mistake)) from None
     config.addinivalue_line("markers", MARK)
+    if not launched() and owns_world_size(config):
+        config.addinivalue_line("markers", SHORT)
     keep_stderr()
+
+
+def pytest_report_header() -> str | None:
+    """A line where nothing is run on ranks."""
+    return f"distsim: {_STAYS_OUT} ({launched()})" if launched() else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A test on ranks means several, and here each would be one of a launcher's already."""
+    if launched() and item.get_closest_marker("ranks") is not None:
+        item.add_marker(pytest.mark.skip(f"{_STAYS_OUT}: run it without the launcher, or unset {launched()}"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A list of world sizes or of arms makes one test of each."""
-    marker = metafunc.definition.get_closest_marker("world_size")
+    marker = marker_of(metafunc.definition)
     if marker is None:
         return
-    sizes = marker.args[0] if marker.args else marker.kwargs.get("n")
     for name, values, label in (
         ("distsim_on", marker.kwargs.get("on", "sim"), str),
-        ("distsim_world_size", sizes, "{} ranks".format),
+        ("distsim_world_size", sizes_of(marker), "{} ranks".format),
     ):
         if isinstance(values, list | tuple):
             metafunc.fixturenames.append(name)
             metafunc.parametrize(name, values, ids=[label(value) for value in values])
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What takes seconds to import is no part of the first test's time, nor of its timeout."""
+    if not session.config.option.collectonly and any(marker_of(item) is not None for item in session.items):
+        from distsim.plugin.body import import_for
+
+        import_for(session.items)
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -95,15 +136,19 @@ def _looks_like_scenario(path: Path) -> bool:
     return "program" in data and ("expect" in data or "faults" in data or data.get("schema", "") != "")
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
     """Put in place of the test's body one that runs it on every rank."""
-    marker = item.get_closest_marker("world_size")
+    marker = marker_of(item)
     if marker is None or not isinstance(item, pytest.Function):
         return (yield)
     from distsim.plugin.body import everywhere
+    from distsim.plugin.tools.hypothesis import draws, one_engine
 
     body = item.obj
+    if draws(body):
+        with one_engine(item, lambda inner: everywhere(item, inner, marker)):
+            return (yield)
     item.obj = everywhere(item, body, marker)
     try:
         return (yield)
@@ -114,7 +159,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[Any]:
 @pytest.hookimpl(optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """pytest-timeout's method 'thread' ends all of pytest: on simulated ranks it is enough to end the test."""
-    marker = item.get_closest_marker("world_size")
+    marker = marker_of(item)
     if marker is None or settings.method != "thread" or "sim" not in marker.kwargs.get("on", "sim"):
         return None
     from distsim.plugin.timeouts import set_timer
@@ -136,17 +181,29 @@ def pytest_enter_pdb() -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """The first line of a failure on ranks is its summary; pytest would repeat the whole text there in CI."""
+    """The first line of a failure on ranks is its summary, behind its file and line; pytest would repeat the whole text
+    there in CI."""
     report = yield
     crash = getattr(report.longrepr, "reprcrash", None)
-    on_ranks = item.get_closest_marker("world_size") is not None
+    on_ranks = marker_of(item) is not None
     if crash is not None and call.when == "call" and on_ranks:
-        crash.message = crash.message.partition("\n")[0].removeprefix("Failed: ")
+        headline = crash.message.partition("\n")[0].removeprefix("Failed: ")
+        vars(report)["distsim_headline"] = headline
+        own = os.path.abspath(crash.path) == str(item.path)  # its name is in the test's, and columns are few
+        at = f"line {crash.lineno}" if own else f"{os.path.basename(crash.path)}:{crash.lineno}"
+        crash.message = headline if item.config.option.tbstyle == "line" else f"{at}: {headline}"
     if report.failed and (on_ranks or hasattr(item, "culprit")):
         from distsim.plugin.annotations import place
 
         vars(report)["distsim_place"] = place(item, report)  # travels with the report where xdist runs the test
     return report
+
+
+def pytest_unconfigure() -> None:
+    """Tests on gloo have one monitor; it ends with them."""
+    gloo = sys.modules.get("distsim.plugin.run_gloo")
+    if gloo is not None:
+        gloo.MONITOR.end()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -163,11 +220,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _per_rank(request: pytest.FixtureRequest, what: str) -> Any:
-    if request.node.get_closest_marker("world_size") is None:
-        raise pytest.UsageError(f"fixture {what!r}: mark the test with @pytest.mark.world_size(n)")
-    from distsim.plugin.options import PerRank
+    if marker_of(request.node) is None:
+        raise pytest.UsageError(f"fixture {what!r}: mark the test with @pytest.mark.ranks(n)")
+    from distsim.plugin.options import PerRank, WorldOfAll
 
-    return PerRank(what)
+    return WorldOfAll(what) if what == "world" else PerRank(what)
 
 
 @pytest.fixture
@@ -179,17 +236,17 @@ def rank(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def world_size(request: pytest.FixtureRequest) -> int:
     """How many ranks this test runs on. Equal on all of them, so other fixtures may use it."""
-    marker = request.node.get_closest_marker("world_size")
+    marker = marker_of(request.node)
     if marker is None:
-        raise pytest.UsageError("fixture 'world_size': mark the test with @pytest.mark.world_size(n)")
+        raise pytest.UsageError("fixture 'world_size': mark the test with @pytest.mark.ranks(n)")
     params = getattr(getattr(request.node, "callspec", None), "params", {})
-    size = marker.args[0] if marker.args else marker.kwargs.get("n")
-    return params.get("distsim_world_size", size)  # type: ignore[no-any-return]
+    return params.get("distsim_world_size", sizes_of(marker))  # type: ignore[no-any-return]
 
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> World:
-    """`world.rank`, `world.size`, `world.local_rank`, `world.on` of the rank this body runs on."""
+    """`world.rank`, `world.size`, `world.local_rank`, `world.on` of the rank this body runs on. In another fixture,
+    after its `yield`: `world.results`, what the body returned on each rank."""
     return _per_rank(request, "world")  # type: ignore[no-any-return]
 
 

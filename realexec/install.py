@@ -81,11 +81,14 @@ def install(
     from distsim.realexec.guard.entrances import Shortcuts
     from distsim.realexec.guard.uncompiled import leave_uncompiled
     from distsim.realexec.process.ddp import DdpHook
+    from distsim.realexec.process.dropped import DroppedHook
     from distsim.realexec.process.hooks import Hooks, guard_world
     from distsim.realexec.process.spawn import PopenHook, SpawnHook
 
     hooks = Hooks(_open, current_session, _leave_agent)
     hooks.install()
+    dropped = DroppedHook(hooks.begin_init)
+    dropped.install()
     ends = EndHooks(current_session)
     ends.install()
     ddp = DdpHook()
@@ -98,7 +101,13 @@ def install(
     shortcuts = Shortcuts()
     shortcuts.install()
     leave_uncompiled()
-    _hooks[:] = [hooks, ends, ddp, spawn, popen, shortcuts]
+    _hooks[:] = [hooks, dropped, ends, ddp, spawn, popen, shortcuts]
+    if dist.rpc.is_available():
+        from distsim.realexec.rpc.hooks import RpcHooks
+
+        remote = RpcHooks(_open, current_session)
+        remote.install()
+        _hooks.append(remote)
     os.register_at_fork(after_in_child=_forget)
     if dist.is_initialized():
         session = _open(dist.get_rank(), dist.get_world_size(), "")

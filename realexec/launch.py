@@ -24,13 +24,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from distsim.debug.evidence.procfs import own_process
 from distsim.debug.monitor.ask import VERDICT_WAIT_S, ask
-from distsim.debug.monitor.start import gone_text, start_monitor
+from distsim.debug.monitor.start import start_monitor
 from distsim.debug.report.whereabouts import MARKER
 from distsim.debug.rings.jobdir import default_directory
 from distsim.debug.rings.private import private_folder, write_private
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.settings import Level, OnHang, Settings
 from distsim.errors import UsageError
+from distsim.realexec.last_line import failure_line, say_if_killed, verdict_line
 from distsim.realexec.mpi import launch as mpi
 from distsim.realexec.mpi.mpirun import started_by_mpirun
 from distsim.realexec.run_folder import clear, forget_old_runs, refuse_company
@@ -65,7 +66,7 @@ def launch(args: argparse.Namespace) -> int:
             os.environ.update(Settings.environment(settings), DISTSIM_MONITOR="0", **{LAUNCHED: settings.directory})
     if monitor is not None:
         # Daemonic: it only waits. A monitor that ends by itself has said why.
-        threading.Thread(target=_say_if_killed, args=(monitor, over), name="distsim-monitor", daemon=True).start()
+        threading.Thread(target=say_if_killed, args=(monitor, over), name="distsim-monitor", daemon=True).start()
     kept = _Folder(directory, monitor)
     try:
         return _to_the_end(args, kept, own, over)
@@ -81,17 +82,27 @@ def launch(args: argparse.Namespace) -> int:
 
 
 def _to_the_end(args: argparse.Namespace, kept: _Folder, own: bool, over: threading.Event) -> int:
-    directory, monitor = kept.directory, kept.monitor
     failed: list[str] = []
     try:
         with _exits_recorded(kept):
             if args.on == "mpi":
                 code = mpi.run_mpirun(args, kept.mpirun)
             else:
-                code = _run(args, monitor is not None, failed)
+                code = _run(args, kept.monitor is not None, failed)
     finally:
         over.set()
     verdict = _last_word(kept)
+    try:
+        return _exit_code(args, kept, own, code, verdict, failed)
+    finally:
+        print(verdict_line(verdict), end="", file=sys.stderr)  # far up there by now, behind what the ranks have said
+
+
+def _exit_code(
+    args: argparse.Namespace, kept: _Folder, own: bool, code: int, verdict: dict[str, Any], failed: list[str]
+) -> int:
+    """The launcher's, from the ranks' and the monitor's; what becomes of the folder of the rings is said."""
+    directory, monitor = kept.directory, kept.monitor
     if not verdict.get("exit_code"):
         print("".join(failed), end="", file=sys.stderr)
     if code and verdict.get("exit_code"):
@@ -229,14 +240,18 @@ def _run(args: argparse.Namespace, guarded: bool, failed: list[str]) -> int:
     original = torchrun.config_from_args
 
     def config_from_args(parsed: Any) -> Any:
+        if torchrun.determine_local_world_size(parsed.nproc_per_node) > 1:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, with ten lines of warning
         config, command, words = original(parsed)
+        flag = getattr(parsed, "local_rank_flag", None) or "--local-rank"  # what torch says
+        words = [word.replace("--local-rank=${", f"{flag}=${{", 1) for word in words]
         return (config, *_guarded(parsed, command, words)) if guarded else (config, command, words)
 
     torchrun.config_from_args = config_from_args
     try:
         torchrun.run(args)
     except ChildFailedError as error:
-        failed.append(_failure(error))
+        failed.append(failure_line(error))
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)
@@ -266,12 +281,6 @@ def run_guarded_path(script: str, *words: str) -> None:
     from distsim.debug.__main__ import main
 
     main([script, *words])
-
-
-def _failure(error: ChildFailedError) -> str:
-    rank, failure = error.get_first_failure()
-    how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
-    return f"distsim: rank {rank} failed first ({how}, pid {failure.pid})\n"
 
 
 @contextlib.contextmanager
@@ -362,12 +371,6 @@ def _last_word(kept: _Folder) -> dict[str, Any]:
         return dict(json.loads((directory / "verdict.json").read_text()))
     except (OSError, ValueError, TypeError):  # the folder is gone, say: the monitor answers with its exit code, too
         return {"exit_code": monitor.returncode} if monitor.returncode in (1, 3, 4) else {}
-
-
-def _say_if_killed(monitor: subprocess.Popen[bytes], over: threading.Event) -> None:
-    monitor.wait()
-    if monitor.returncode < 0 and not over.is_set():
-        print(gone_text(monitor.pid, monitor.returncode), file=sys.stderr, flush=True)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -13,9 +13,8 @@ __all__ = [
     "deaths",
     "diagnose",
     "inconclusive",
-    "messages",
+    "pairs",
     "ranking",
     "stragglers",
-    "suspected_messages",
     "waits",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from distsim.debug.diagnosis.context import Case
 from distsim.debug.divergence.not_arrived import refusal_advice, refusal_text, refused_call
@@ -30,6 +31,8 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
     finished = all(_is_over(case, r) for r in ranks)
     if log is not None and call.op == "new_group":
         return _plain(case, Kind.GROUP_CREATION_ORDER, call, ranks, victims)
+    if call.op == "init_process_group":
+        return _plain(case, Kind.NEVER_JOINED, call, ranks, victims)
     if refused_call(case.index, call, ranks) is not None:
         return _plain(case, Kind.MISSING_RANK, call, ranks, victims)
     if log is not None and (found := _other_group(case, log, call, ranks, victims)) is not None:
@@ -45,7 +48,7 @@ def absent_from_call(case: Case, call: CallRecord, ranks: Sequence[int], victims
             if (split := _split_over_groups(case, log, call, met, victims)) is not None:
                 return split
             return _too_many(case, log, call, met)
-    if log is not None and _hung_up(case, ranks, victims):
+    if log is not None and (_hung_up(case, ranks, victims) or _past_the_loop(case, call, ranks)):
         if (found := loop_ended(case, log, call, ranks, victims)) is not None:
             return found
     late = [r for r in ranks if log is not None and r in log.meetings.get(call.seq, ())]
@@ -60,6 +63,19 @@ def _hung_up(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> bool:
     said = [last_words(case.index.died_inside(r), case.index.states[r]) for r in victims]
     running = case.index.states[ranks[0]].phase is Phase.RUNNING
     return running and bool(victims) and all(words is not None and aftermath(words) for words in said)
+
+
+def _past_the_loop(case: Case, call: CallRecord, ranks: Sequence[int]) -> bool:
+    """*ranks* run, at lines that stand behind the loop in which *call* is made: they will not come back to it."""
+    for rank in ranks:
+        state = case.index.states[rank]
+        if state.phase is not Phase.RUNNING or state.site is None:
+            return False
+        here = replace(call, rank=rank, site=state.site, stack=state.stack or (state.site,))
+        relation = relate(here, call, case.index.evidence.sources)
+        if not (relation.certain and relation.order is Order.AFTER and relation.left_loop):
+            return False
+    return True
 
 
 def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis:
@@ -136,36 +152,51 @@ def loop_ended(
     if call.site is None:
         return None
     met = sorted(log.meetings.get(call.seq, ()))
-    rounds = _rounds(log, call.rank, call)
-    theirs = _rounds(log, ranks[0], call)
+    since = max(calls[0].seq for rank in (call.rank, ranks[0]) if (calls := log.calls.get(rank)))
+    rounds = _rounds(log, call.rank, call, since)
+    theirs = _rounds(log, ranks[0], call, since)
     if rounds < 2 or not theirs or theirs >= rounds:
         return None
     finished = all(_is_over(case, rank) for rank in ranks)
     few = finished and len(met) * 2 < len(log.group.ranks)
-    then = "finished" if finished else several(case.where(ranks[0]), ranks)
+    ended = finished and case.index.states[ranks[0]].phase is not Phase.KILLED
+    then = "finished" if ended else several(case.where(ranks[0]), ranks)
     even = len(met) * 2 == len(log.group.ranks)
     tie = " As many here as there: nothing says whose number is the right one." if even else ""
+    if since > 1:  # older calls are no longer in the records, so nobody can say how often it was made
+        often = f"{rounds - theirs} more time{'s' if rounds - theirs > 1 else ''} than {ranks_text(ranks)}"
+        made = f"made it last as #{_last_round(log, ranks[0], call)}"
+    else:
+        often, made = f"for the {_ordinal(rounds)} time", f"made it {'once' if theirs == 1 else f'{theirs} times'}"
     return case.diagnosis(
         Kind.UNEVEN_ITERATIONS,
         met if few else ranks,
         () if few else victims,
         call=call,
         explanation=f"{capital(ranks_text(met))} {are(met, 'makes', 'make')} {call.op} at {place(call.site)} "
-        f"for the {_ordinal(rounds)} time on {group_text(log.group)}. {capital(ranks_text(ranks))} made it "
-        f"{'once' if theirs == 1 else f'{theirs} times'} and {then}.{tie}",
+        f"{often} on {group_text(log.group)}. {capital(ranks_text(ranks))} {made} and {then}.{tie}",
         suggestion=advice(Kind.UNEVEN_ITERATIONS),
         since_s=call.issued_s,
     )
 
 
 def _is_over(case: Case, rank: int) -> bool:
-    """Its program has ended, whether or not its process has."""
+    """Its program has ended, whether or not its process has, and however the launcher ended that."""
     state = case.index.states[rank]
-    return state.phase is Phase.FINISHED or (state.phase is Phase.RUNNING and state.leaving)
+    return state.phase is Phase.FINISHED or state.over or (state.phase is Phase.RUNNING and state.leaving)
 
 
-def _rounds(log: GroupLog, rank: int, call: CallRecord) -> int:
-    return sum(r.way == call.way and r.op == call.op and r.seq <= call.seq for r in log.calls.get(rank, ()))
+def _rounds(log: GroupLog, rank: int, call: CallRecord, since: int) -> int:
+    """How often *rank* has made *call*'s like, from number *since* on."""
+    return sum(since <= seq <= call.seq for seq in _like(log, rank, call))
+
+
+def _last_round(log: GroupLog, rank: int, call: CallRecord) -> int:
+    return max(seq for seq in _like(log, rank, call) if seq <= call.seq)
+
+
+def _like(log: GroupLog, rank: int, call: CallRecord) -> list[int]:
+    return [r.seq for r in log.calls.get(rank, ()) if r.way == call.way and r.op == call.op]
 
 
 def _ordinal(n: int) -> str:

@@ -12,6 +12,7 @@ from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind
+from distsim.debug.records.remote import SERVE
 from distsim.debug.words.phrases import are, call_text, capital, group_text, numbered, place, ranks_text, state_text
 
 __all__ = ["Case"]
@@ -126,8 +127,9 @@ class Case:
     def first_wait(self, ranks: Iterable[int]) -> CallRecord | None:
         """The collective that was waited in first; where there are only messages, the lowest rank's: whether a
         message or a collective came first, and which message, differs from run to run."""
-        calls = [need.wait.record for _, need in self.graph.waiters_on(tuple(ranks)) if isinstance(need.wait, CallWait)]
-        collectives = [call for call in calls if not call.is_p2p]
+        waits = [need.wait for _, need in self.graph.waiters_on(tuple(ranks))]
+        calls = [wait.record for wait in waits if isinstance(wait, CallWait) and wait.record.op != SERVE]
+        collectives = [call for call in calls if not call.is_of_two]
         if collectives:
             return min(collectives, key=lambda c: (c.issued_s, c.rank))
         return min(calls, key=lambda c: (c.rank, c.index), default=None)
@@ -144,7 +146,7 @@ class Case:
             for own in self.index.call_waits(rank)
             if (own.op, own.seq, own.group) == (call.op, call.seq, call.group)
         ]
-        if call.is_p2p or not inside:
+        if call.is_of_two or not inside:
             return f"Rank {call.rank} waits in {call_text(call)} at {place(call.site)}."
         over = all(self.index.states[rank].phase is Phase.RAISED for rank in inside)
         verb = "waited" if over else are(inside, "waits", "wait")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distsim.debug.diagnosis.absence import absent_from_call, extra_call, group_mismatch, loop_ended
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.diagnosis.messages import near_miss, unmatched
+from distsim.debug.diagnosis.pairs.messages import near_miss, unmatched
 from distsim.debug.divergence.history import left_out
 from distsim.debug.divergence.source_order import Order, calls_below, relate
 from distsim.debug.records import CallRecord, CallWait, Group, HostWait, Site
@@ -143,7 +143,7 @@ def _cycle(
             what = next((w.what for w in case.index.waits(rank) if isinstance(w, HostWait)), "it")
             steps.append(f"rank {rank} waits on the host ({what}) for rank {after}")
         else:
-            on = "" if call.is_p2p else f" on {group_text(call.group)}"
+            on = "" if call.is_of_two else f" on {group_text(call.group)}"
             steps.append(f"rank {rank} waits in {call_text(call)}{on}, at {place(call.site)}, for rank {after}")
     if len(steps) > SHOWN:
         steps = [*steps[: SHOWN - 1], f"and so on over {len(steps) - SHOWN} more ranks", steps[-1]]

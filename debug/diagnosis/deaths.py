@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from distsim.debug.diagnosis.absence import absent_from_call
 from distsim.debug.diagnosis.context import Case
+from distsim.debug.diagnosis.pairs.remote_calls import died_serving, gave_up
 from distsim.debug.records import CallRecord, HostWait, Phase, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
@@ -37,7 +38,7 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
     """Ranks that went the same way: `rank_raised`, `rank_exited`, `rank_killed`, frozen, stuck, absent."""
     first = case.index.states[ranks[0]]
     unseen = first.phase is Phase.KILLED and first.signal is None
-    kind = Kind.RANK_EXITED if unseen else _KIND[first.phase]
+    kind = Kind.RANK_EXITED if unseen else _KIND.get(first.phase, Kind.HOST_STUCK)
     call = case.first_wait(ranks)
     who = ranks_text(ranks)
     waiting = case.waiting(call, victims)
@@ -50,7 +51,8 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
         ranks,
         victims,
         call=call,
-        explanation=f"{capital(what)}. {waiting}",
+        explanation=f"{capital(what)}.{gave_up(case, case.index.died_inside(ranks[0]))}"
+        f"{died_serving(case, ranks[0])} {waiting}",
         suggestion=_AT_THE_END
         if first.over
         else _UNSEEN

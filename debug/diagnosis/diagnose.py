@@ -15,7 +15,8 @@ from distsim.debug.diagnosis.context import Case
 from distsim.debug.diagnosis.contradiction import contradiction
 from distsim.debug.diagnosis.deadlock import knot
 from distsim.debug.diagnosis.deaths import death, host_wait, in_flight_exception
-from distsim.debug.diagnosis.messages import disagreeing, disagreement, unmatched
+from distsim.debug.diagnosis.pairs.messages import disagreeing, disagreement, unmatched
+from distsim.debug.diagnosis.pairs.remote_calls import unanswered
 from distsim.debug.diagnosis.ranking import merge_findings, order
 from distsim.debug.diagnosis.waits.patience import lateness, patience
 from distsim.debug.diagnosis.waits.proof import Proof
@@ -31,6 +32,8 @@ from distsim.debug.words.phrases import exception_text
 
 __all__ = ["Call", "Diagnosis", "Kind", "Stuck", "diagnose"]
 
+ENDED = "SIGTERM"
+"""How launchers end the ranks that are left when one has failed."""
 MANY = 8
 """Diagnoses of ranks that raised, with all who wait for them."""
 REFUSED = f"{CollectiveMismatch.__name__}: "
@@ -53,7 +56,7 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
         },
     )
     moving, stragglers = patience(index, lateness(index))
-    case = Case(index, WaitGraph(index, moving, contradictions), divergences, pairs)
+    case = Case(index, WaitGraph(index, moving, contradictions, nothing_moves), divergences, pairs)
     hit: set[int] = set()
     met: list[Diagnosis] = []
     found = _explain_roots(case, hit, met)
@@ -104,11 +107,17 @@ def _explain_roots(case: Case, hit: set[int], met: list[Diagnosis]) -> list[Diag
             hit.add(root.mismatch)
             met.append(_mismatch(case, root.mismatch, victims))
             continue
+        if root.remote:
+            if victims or root.ranks:  # else whoever asked has given up
+                found.append(unanswered(case, root, victims))
+            continue
         dead = [r for r in root.ranks if case.index.states[r].phase is not Phase.BLOCKED]
         if len(root.ranks) > 1 and not dead:
             found.append(knot(case, root.ranks, victims))
             continue
         rank = dead[0] if dead else root.ranks[0]
+        if not victims and len(root.ranks) == 1 and rank not in case.graph.needs:
+            continue  # only its own threads need it, that served remote calls, and whoever asked waits for none
         victims += [r for r in root.ranks if r != rank]
         state = case.index.states[rank]
         if state.phase is Phase.BLOCKED and rank not in case.graph.too_late:
@@ -181,6 +190,9 @@ def _never_came(
         waiter = waiting[0][0]
         if not any(d.kind is Kind.HOST_STUCK and waiter in d.culprits for d in found):
             found.append(host_wait(case, waiter, [v for v in victims if v != waiter]))
+        return
+    if call.remote is not None:
+        found.append(death(case, [rank], victims))
         return
     if call.is_p2p:
         starved.setdefault(id(call), (call, []))[1].extend(v for v in victims if v != call.rank)
@@ -256,6 +268,8 @@ def _unwaited_deaths(case: Case, found: Sequence[Diagnosis]) -> list[Diagnosis]:
             continue
         if state.phase is Phase.ABSENT and state.leaving:
             continue  # its program has ended well without a rendezvous that nobody waits in
+        if state.over and state.signal == ENDED and found:
+            continue  # its launcher ended what was left of it, because of what is found
         live = bool(case.index.evidence.hang_after_s)
         if live and (state.phase is Phase.HOST_STUCK or (state.phase is Phase.KILLED and state.signal is None)):
             continue  # it computes on, or went nobody knows how, and nobody needs it

@@ -75,7 +75,7 @@ def _open_calls(evidence: Evidence) -> tuple[str, ...]:
         call = next((wait.record for wait in state.waits if isinstance(wait, CallWait)), None)
         if call is None:
             continue
-        on = "" if call.is_p2p else f" on {group_text(call.group)}"
+        on = "" if call.is_of_two else f" on {group_text(call.group)}"
         key = (f"{call_text(call)}{on}", place(call.site))
         inside.setdefault(key, []).append(rank)
         places[key] = f", at {place(call.site)}" if call.site is not None else ""

@@ -135,14 +135,16 @@ def _consequence(effect: Diagnosis | None, finding: Finding) -> str:
 
 
 def order(index: EvidenceIndex, found: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """Errors before warnings, what records show before what is guessed of unrecorded ranks, and a fault before
-    an exception that only tells of a lost peer; then what happened first, then what hurts most ranks."""
+    """Errors before warnings, what records show before what is guessed of unrecorded ranks, and a fault before an
+    exception that only tells of a lost peer and a death after the end of a program that nobody waits for; then what
+    happened first, then what hurts most ranks."""
     unrecorded = index.evidence.unrecorded
 
     def key(d: Diagnosis) -> tuple[bool, bool, bool, float, int, tuple[int, ...]]:
         age = d.detected_after_s if d.detected_after_s is not None else -1.0
         guessed = bool(d.culprits) and unrecorded.issuperset(d.culprits)
         lost = d.kind is Kind.RANK_RAISED and all(aftermath(index.states[rank].exception) for rank in d.culprits)
-        return (d.is_warning, guessed, lost, -age, -len(d.victims), d.culprits)
+        aside = lost or (not d.victims and bool(d.culprits) and all(index.states[rank].over for rank in d.culprits))
+        return (d.is_warning, guessed, aside, -age, -len(d.victims), d.culprits)
 
     return sorted(found, key=key)

@@ -41,7 +41,7 @@ def call_records(
             records = np.concatenate([older[older["commit"] <= start], records])
         tails[rank] = records
         overrun[rank] = reader.count >= window
-        collective = (records["flags"] & rings.P2P_CALL) == 0
+        collective = (records["flags"] & rings.OF_TWO) == 0
         for offset in np.unique(records["group"]):
             entry = reader.group(int(offset))
             numbers = records["seq"][(records["group"] == offset) & collective]
@@ -82,7 +82,7 @@ def _decode(
     budget: int,
 ) -> list[CallRecord]:
     keep = np.zeros(len(records), dtype=bool)
-    p2p = (records["flags"] & rings.P2P_CALL) != 0
+    p2p = (records["flags"] & rings.OF_TWO) != 0
     keep |= p2p
     for offset in np.unique(records["group"]):
         entry: GroupEntry = reader.group(int(offset))

@@ -13,6 +13,7 @@ from distsim.debug.evidence.stack_capture import crash_stack, is_library, user_p
 from distsim.debug.evidence.typed import MOST_RANKS, whole
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, RankState, Site, StoreWait
 from distsim.debug.records.frames import absolute
+from distsim.debug.records.remote import SERVE
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import Records, RingReader
 from distsim.text.strangers import load_json, read_bytes, within
@@ -139,7 +140,7 @@ def rank_state(
     state.site = own[0] if own else None
     state.since_s = None
     unfinished = {int(record["commit"]) - 1: int(record["flags"]) for record in snap.unfinished}
-    waiting = [r for r in records if unfinished.get(r.index, 0) & rings.WAITING]
+    waiting = _by_itself([r for r in records if unfinished.get(r.index, 0) & rings.WAITING], records)
     life = reader.word(rings.W_LIFE)
     if (snap.dead and not (known.post_mortem and _looks_alive(snap, life))) or (
         snap.given_up and not waiting and not known.all_over
@@ -176,6 +177,12 @@ def rank_state(
         if known.post_mortem or known.hang_after_s == 0:  # it had all the time there was
             state.phase = Phase.ABSENT
     return state
+
+
+def _by_itself(waiting: Sequence[CallRecord], records: Sequence[CallRecord]) -> list[CallRecord]:
+    """Without those that threads wait in which serve a remote call: they keep that call's caller, not this program."""
+    serves = {r.thread: r.index for r in records if r.op == SERVE and not r.done and not r.is_async}
+    return [r for r in waiting if r.index < serves.get(r.thread, r.index + 1)]
 
 
 def _since(reader: RingReader, records: Sequence[CallRecord], origin_ns: int) -> CallRecord | None:

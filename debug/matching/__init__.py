@@ -13,6 +13,7 @@ __all__ = [
     "majority",
     "message_comparer",
     "refused",
+    "remote_calls",
     "secondary_errors",
     "sizes",
 ]

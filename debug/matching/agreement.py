@@ -21,7 +21,9 @@ __all__ = ["Mismatch", "check_meeting", "check_pair", "itemsize", "payload_text"
 ROOTED = frozenset(op for op, fields in FIELDS.items() if fields.rooted)
 BY_LISTS = frozenset(op for op, fields in FIELDS.items() if fields.pairwise)
 """Alike on all ranks is not enough: one rank's list is compared with the others' tensors."""
-BARRIERS = frozenset({"barrier", "monitored_barrier", "init_process_group", "destroy_process_group"})
+BARRIERS = frozenset(
+    {"barrier", "monitored_barrier", "init_process_group", "destroy_process_group", "init_rpc", "rpc_shutdown"}
+)
 REDUCING = frozenset(op for op, fields in FIELDS.items() if fields.reduces)
 
 _ITEMSIZE = {

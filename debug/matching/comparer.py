@@ -59,7 +59,7 @@ class Comparer:
         *signature_of(position, fingerprint)* what a message was asked to do.
         *route(rank, key, rows)* may take them away, to be compared on another host."""
         self.messages.feed(rank, records, key_of, signature_of, route)
-        collective = records[(records["flags"] & (rings.P2P_CALL | rings.REJECTED)) == 0]
+        collective = records[(records["flags"] & (rings.OF_TWO | rings.REJECTED)) == 0]
         if not len(collective):
             return
         for offset in np.unique(collective["group"]):

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+from distsim.debug.matching.remote_calls import RemoteCalls
 from distsim.debug.matching.secondary_errors import aftermath
 from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, Group, Phase, RankState, State, Wait
+from distsim.debug.records.remote import REMOTE_CALLS, SERVE
 
 __all__ = ["DEAD", "EvidenceIndex", "GroupLog", "Pairing"]
 
+APART = frozenset({"init_process_group", "new_group"})
+"""Numbered by themselves, and kept of a rank whose other calls of that time are forgotten."""
 DEAD = frozenset(
     {Phase.FINISHED, Phase.EXITED, Phase.RAISED, Phase.KILLED, Phase.FROZEN, Phase.HOST_STUCK, Phase.ABSENT}
 )
@@ -67,18 +72,21 @@ class EvidenceIndex:
         """Without calls that their own rank has refused: nobody else has heard of them."""
         self.refused = [call for rank in sorted(evidence.records) for call in evidence.records[rank] if call.rejected]
         self.group_logs: list[GroupLog] = []
-        self._logs_of: dict[tuple[str, tuple[int, ...]], list[GroupLog]] = {}
+        self._logs_of: dict[tuple[str, tuple[int, ...], str], list[GroupLog]] = {}
+        """By group's name and ranks, and the operation where that has logs of its own."""
         self._unsorted: list[list[CallRecord]] = []
         self._p2p: list[CallRecord] = []
         self._index()
         self.pairs = self._match()
+        self.remote = RemoteCalls(self._records)
 
     # --- records
 
     def _index(self) -> None:
         for rank in sorted(self.evidence.records):
-            current: dict[int, tuple[GroupLog, list[CallRecord]]] = {}  # id(group) -> log, and the rank's calls
+            current: dict[tuple[int, str], tuple[GroupLog, list[CallRecord]]] = {}  # the log, and the rank's calls
             groups: dict[int, bool] = {}  # id(group) -> whether the rank is a member
+            since = self._in_a_row(rank)
             for record in self.records(rank):
                 member = groups.get(id(record.group))
                 if member is None:
@@ -88,16 +96,18 @@ class EvidenceIndex:
                     self._know((record.peer,))
                 if record.new_ranks is not None:
                     self._know(record.new_ranks)
+                if record.remote is not None or (record.index < since and record.done and record.is_async):
+                    continue
                 if not member:
                     continue  # a group whose members could not be read: who met whom is not known
                 if record.op in P2P:
                     self._p2p.append(record)
                     continue
-                found = current.get(id(record.group))
-                seq = record.seq
+                where = id(record.group), self._apart(record)
+                found, seq = current.get(where), record.seq
                 if found is None or (seq <= 1 and rank in found[0].meetings.get(seq, ())):
                     log = self._open(record)
-                    found = current[id(record.group)] = log, log.calls.setdefault(rank, [])
+                    found = current[where] = log, log.calls.setdefault(rank, [])
                 log, calls = found
                 if record.op == "destroy_process_group":
                     continue  # nobody waits in it: who destroyed a group comes to no further meeting
@@ -119,6 +129,18 @@ class EvidenceIndex:
                 if isinstance(wait, CallWait):
                     self._know(wait.record.members)
 
+    def _in_a_row(self, rank: int) -> int:
+        """The number from which on all calls of a rank are on record. What is kept of those before, because nobody has
+        waited for its handle, has none beside it: nothing follows from that another rank did not make it."""
+        if rank not in self.evidence.cut:
+            return 0
+        numbers = [record.index for record in self.evidence.records.get(rank, ())]
+        return next((after for before, after in reversed([*pairwise(numbers)]) if after - before > 1), 0)
+
+    def _apart(self, record: CallRecord) -> str:
+        """Where calls were forgotten, a rank's number 5 may follow its new_group: which log that is no number tells."""
+        return record.op if self.evidence.cut and record.op in APART else ""
+
     def _know(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
             if rank not in self.states:
@@ -128,7 +150,7 @@ class EvidenceIndex:
     def _open(self, record: CallRecord) -> GroupLog:
         """The log that takes the record: a number 1 that the rank has made already begins a new one."""
         group, rank = record.group, record.rank
-        logs = self._logs_of.setdefault((group.name, group.ranks), [])
+        logs = self._logs_of.setdefault((group.name, group.ranks, self._apart(record)), [])
         own = [log for log in logs if rank in log.calls]
         if own and (record.seq > 1 or rank not in own[-1].meetings.get(record.seq, ())):
             return own[-1]
@@ -141,7 +163,7 @@ class EvidenceIndex:
 
     def group_log(self, record: CallRecord) -> GroupLog | None:
         """The log of the group of a collective that is among the evidence's records (an equal copy will do)."""
-        logs = self._logs_of.get((record.group.name, record.group.ranks), ())
+        logs = self._logs_of.get((record.group.name, record.group.ranks, self._apart(record)), ())
         holding = [log for log in logs if record.rank in log.meetings.get(record.seq, ())]
         exact = [log for log in holding if log.meetings[record.seq][record.rank] is record]
         return next(iter(exact or holding[-1:]), None)
@@ -152,7 +174,7 @@ class EvidenceIndex:
     def truncated(self, rank: int) -> bool:
         """Its oldest records were overwritten."""
         records = self.evidence.records.get(rank, ())
-        return bool(records) and records[0].index > 0
+        return rank in self.evidence.cut or (bool(records) and records[0].index > 0)
 
     def last(self, rank: int) -> CallRecord | None:
         records = self.records(rank)
@@ -219,7 +241,7 @@ class EvidenceIndex:
         """What the rank waits for; for a blocked rank that does not say, its last unfinished call."""
         state = self.states[rank]
         if state.phase is Phase.BLOCKED and not state.waits:
-            unfinished = [r for r in self.records(rank) if not r.done]
+            unfinished = [r for r in self.records(rank) if not r.done and (r.remote is None or r.op in REMOTE_CALLS)]
             blocking = [r for r in unfinished if not r.is_async]
             if blocking:
                 return (CallWait(blocking[-1]),)
@@ -234,7 +256,7 @@ class EvidenceIndex:
         for wait in state.waits:
             if isinstance(wait, CallWait):
                 return wait.record
-        last = self.last(rank)
+        last = next((call for call in reversed(self.records(rank)) if call.op != SERVE), None)
         if last is None:
             return None
         if last.state is State.FAILED or (not last.done and not last.is_async):

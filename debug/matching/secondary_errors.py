@@ -17,10 +17,11 @@ TIMEOUTS = re.compile(
 LOSSES = re.compile(
     r"\b(?:connection (?:was likely )?(?:closed|reset|refused|aborted|lost)|closed the connection|not connected|"
     r"broken pipe|failed to (?:recv|send)|remote (?:process|peer|server)|sockets?|SocketImpl|DistNetworkError|"
-    r"NCCL|ncclRemoteError|aborted|(?:failed to pass|reached) monitoredBarrier)\b",
+    r"EOF: end of file|eof \(this error|NCCL|ncclRemoteError|aborted|(?:failed to pass|reached) monitoredBarrier)\b",
     re.IGNORECASE,
 )
-"""What they say when the other end is gone. Whole phrases: a user's own error may tell of a pipeline or a peer."""
+"""What they, and TensorPipe, say when the other end is gone. Whole phrases: a user's own error may tell of a pipeline
+or a peer."""
 
 
 def last_words(call: CallRecord | None, state: RankState) -> str | None:

@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["ask", "away", "host", "loop", "orphans", "pace", "peers", "start", "steady", "suspicions"]
+__all__ = ["ask", "away", "host", "loop", "orphans", "pace", "peers", "series", "start", "steady", "suspicions"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from distsim.debug.rings.private import create_private
 from distsim.debug.settings import Settings
 
-__all__ = ["gone_text", "start_monitor"]
+__all__ = ["gone_text", "importable", "start_monitor"]
 
 
 def start_monitor(
@@ -35,7 +35,7 @@ def start_monitor(
     package = Path(__file__).resolve()
     process = subprocess.Popen(
         [sys.executable, "-m", "distsim.debug.monitor", str(directory), "--job", job],
-        env=_importable(environment, package),
+        env=importable(environment, package),
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
@@ -67,7 +67,7 @@ def _alive(lock: Path) -> bool:
     return b"distsim.debug.monitor" in command
 
 
-def _importable(environment: dict[str, str], package: Path) -> dict[str, str]:
+def importable(environment: dict[str, str], package: Path) -> dict[str, str]:
     """distsim must be found there as it was here, also from a bare clone."""
     import distsim
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from distsim.debug.records.arguments import FIELDS
 from distsim.debug.records.kinds import Kind
+from distsim.debug.records.remote import Remote
 
 __all__ = [
     "COLLECTIVES",
@@ -35,7 +36,13 @@ __all__ = [
 P2P = frozenset({"send", "recv"})
 """Operations of two ranks. `isend`, `irecv` and `batch_isend_irecv` record these with `is_async`."""
 
-COLLECTIVES = frozenset(FIELDS) - P2P | {"new_group", "init_process_group", "destroy_process_group"}
+COLLECTIVES = frozenset(FIELDS) - P2P | {
+    "new_group",
+    "init_process_group",
+    "destroy_process_group",
+    "init_rpc",
+    "rpc_shutdown",
+}
 """Operations every member of a group takes part in, by torch.distributed's public names."""
 
 
@@ -147,6 +154,8 @@ class CallRecord:
     the next call's as well."""
     index: int = 0
     """Number of this record on its rank over all groups, from 0: the rank's program order."""
+    remote: Remote | None = None
+    """A call of torch.distributed.rpc from this rank to `peer`, or (`rpc_serve`) this rank's serving one of `peer`."""
 
     @property
     def way(self) -> tuple[Site, ...]:
@@ -158,11 +167,16 @@ class CallRecord:
         return self.op in P2P
 
     @property
+    def is_of_two(self) -> bool:
+        """It is a matter of two ranks: a message, or a remote call."""
+        return self.remote is not None or self.is_p2p
+
+    @property
     def members(self) -> tuple[int, ...]:
         """Global ranks that must take part."""
         if self.new_ranks is not None:
             return self.new_ranks
-        if not self.is_p2p:
+        if self.remote is None and not self.is_p2p:
             return self.group.ranks
         return self.group.ranks if self.peer is None else (self.rank, self.peer)
 
@@ -293,6 +307,8 @@ class Evidence:
     """Ranks that left no record that can be read, and whose end nobody saw: nothing is known of them."""
     members_guessed: bool = False
     """The records do not say who is in a group: its members are the ranks seen to use it."""
+    cut: frozenset[int] = frozenset()
+    """Ranks whose oldest calls are not among the records, but for some that are still open."""
     away_s: Sequence[tuple[float, float]] = ()
     """When nobody watched (from, to): the monitor was stopped itself, or its host suspended. No wait counts then."""
 

@@ -136,6 +136,7 @@ class Diagnosis:
             "detected_after_s": self.detected_after_s,
             "explanation": self.explanation,
             "suggestion": self.suggestion,
+            "see": f"docs/kinds.md#{self.kind.value}",
             **({"provisional": True} if self.provisional else {}),
             **({"warning": True} if self.only_warns else {}),
         }

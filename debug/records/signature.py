@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from math import prod
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from distsim.debug.evidence.typed import MOST_RANKS, text, whole, wholes, wrong
 from distsim.debug.records.arguments import FIELDS, Key
 from distsim.debug.records.call import CallRecord
+from distsim.debug.records.remote import SERVE, Remote
 
 __all__ = ["REDUCE_OPS", "Signature", "content"]
 
@@ -33,6 +34,7 @@ class Signature:
     new_ranks: tuple[int, ...] | None = None
     nbytes: int = 0
     device: str = "cpu"
+    remote: Remote | None = None
 
     @classmethod
     def of(cls, key: Key) -> Signature:
@@ -68,6 +70,7 @@ class Signature:
             new_ranks=wholes(said["new"], "new", 0, MOST_RANKS) if "new" in said else None,
             nbytes=whole(said.get("bytes", 0), "bytes"),
             device=text(said.get("device", "cpu"), "device", 40),
+            remote=Remote.from_json(_listed(said, "remote")) if "remote" in said else None,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -84,8 +87,19 @@ class Signature:
             "isplit": list(self.input_splits or ()),
             "osplit": list(self.output_splits or ()),
             "device": None if self.device == "cpu" else self.device,
+            "remote": None if self.remote is None else self.remote.to_json(),
         }
         return {name: value for name, value in said.items() if value is not None and value != []}
+
+    def remote_call(self, peer: int, tag: int, ordinal: int) -> Remote:
+        """With what the call's record itself says. *ordinal*, less one: of what is served, the index of the record of
+        rank *peer*; else the number of an RRef that rank *tag* has asked for. 0: not known."""
+        remote = self.remote or Remote("?", "?", "?")
+        first = peer if self.op == SERVE else tag
+        if not ordinal or not 0 <= first < MOST_RANKS:
+            return remote
+        pair = (first, ordinal - 1)
+        return replace(remote, request=pair) if self.op == SERVE else replace(remote, rref=pair)
 
     def record(self, **rest: Any) -> CallRecord:
         """The record of a call; *rest* is what its arguments do not say (rank, group, number, place, times)."""

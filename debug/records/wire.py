@@ -21,10 +21,11 @@ from distsim.debug.records import (
     Wait,
 )
 from distsim.debug.records.kinds import Kind
+from distsim.debug.records.remote import Remote
 
 __all__ = ["evidence_from_json", "evidence_to_json"]
 
-_CALL = {f.name: f for f in fields(CallRecord) if f.name not in ("rank", "group", "site", "stack")}
+_CALL = {f.name: f for f in fields(CallRecord) if f.name not in ("rank", "group", "site", "stack", "remote")}
 """Fields of a call that are said as they are; most have their default, and are left out then."""
 _STATE = [f.name for f in fields(RankState) if f.name not in ("rank", "phase", "waits", "site", "stack")]
 _FINDING = [f.name for f in fields(Finding) if f.name not in ("kind", "ranks", "group", "call", "site")]
@@ -68,6 +69,8 @@ class _Writer:
             value = getattr(call, name)
             if field.default is MISSING or value != field.default:
                 said[name] = value
+        if call.remote is not None:
+            said["remote"] = call.remote.to_json()
         return said
 
     def finding(self, finding: Finding) -> dict[str, Any]:
@@ -167,6 +170,7 @@ def _read_record(
         group=groups[said["group"]],
         site=_read_site(said["site"]) if "site" in said else next(iter(stack), None),
         stack=stack,
+        remote=Remote.from_json(said["remote"]) if "remote" in said else None,
     )
 
 

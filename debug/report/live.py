@@ -59,7 +59,7 @@ def group_rows(readers: Sequence[RingReader]) -> list[GroupRow]:
         elif process.state in "Tt":
             stopped.add(rank)
         records, _ = reader.since(0)
-        records = records[(records["flags"] & rings.P2P_CALL) == 0]
+        records = records[(records["flags"] & rings.OF_TWO) == 0]
         for offset in np.unique(records["group"]):
             entry = reader.group(int(offset))
             mine = records[records["group"] == offset]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distsim.debug.diagnosis.suspected_messages import ends
+from distsim.debug.diagnosis.pairs.suspected_messages import ends
 from distsim.debug.records.diagnosis import Diagnosis
 
 __all__ = ["news_key", "still"]

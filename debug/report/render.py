@@ -15,9 +15,10 @@ from rich.text import Text
 
 from distsim.debug.diagnosis.inconclusive import Inconclusive
 from distsim.debug.diagnosis.waits.proof import until_when
-from distsim.debug.records import CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
+from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, HostWait, Phase, Site, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind
+from distsim.debug.records.remote import REMOTE_CALLS, SERVE
 from distsim.debug.report.console import Console
 from distsim.debug.report.lines import Line, most_lines, shortened
 from distsim.debug.report.stack_tree import StackNode, blank_addresses, format_ranks, merge_equal, merge_stacks
@@ -29,6 +30,8 @@ __all__ = [
     "piped_width",
     "render_diagnoses",
     "shown_tracebacks",
+    "stack_of",
+    "verdict",
 ]
 
 MAX_LINES = 8
@@ -180,7 +183,7 @@ def _head(d: Diagnosis, width: int) -> Text:
 def _subjects(d: Diagnosis) -> list[str]:
     if d.call is None:
         return [""]
-    if d.call.op in ("send", "recv") or d.group is None:
+    if d.call.op in P2P | REMOTE_CALLS | {SERVE} or d.group is None:
         return [f"  {d.call.op}", ""]
     return [f"  {d.call} on {group_text(d.group)}", f"  {d.call} on {d.group.label}", f"  {d.call}"]
 
@@ -224,7 +227,7 @@ def _told(d: Diagnosis, ranks: Sequence[int]) -> bool:
 def _where(rank: int, at: Stuck, evidence: Evidence | None) -> str:
     call = _call_of(rank, at, evidence)
     what = numbered(call) if call is not None else at.op
-    if call is not None and not call.is_p2p:
+    if call is not None and not call.is_of_two:
         what += f" on {call.group.label}"
     return f"{what}, {place(Site(at.file, at.line or 0, '')) if at.file else 'at an unknown line'}"
 
@@ -246,7 +249,7 @@ def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
         if rank in d.stuck or not records:
             continue
         last = records[-1]
-        on = "" if last.is_p2p else f" on {last.group.label}"
+        on = "" if last.is_of_two else f" on {last.group.label}"
         where = "" if last.site is None else f", {place(last.site)}"
         texts[rank] = f"{call_text(last)}{on}{where}, {last.state.value}"
     for ranks, text in merge_equal(texts)[:MAX_LINES]:
@@ -291,7 +294,7 @@ def _stacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
     """STAT's prefix tree of all ranks concerned, when it tells more than the lines above."""
     stacks: dict[int, tuple[Site, ...]] = {}
     for rank in (*d.culprits, *d.victims):
-        stack = _stack_of(rank, evidence)
+        stack = stack_of(rank, evidence)
         if stack:
             stacks[rank] = stack
     if not any(len(stack) > 1 for stack in stacks.values()):
@@ -326,7 +329,8 @@ def _fold(lines: Sequence[tuple[int, StackNode]]) -> list[tuple[int, StackNode, 
     return folded
 
 
-def _stack_of(rank: int, evidence: Evidence) -> tuple[Site, ...]:
+def stack_of(rank: int, evidence: Evidence) -> tuple[Site, ...]:
+    """The frames that *rank* is in, innermost first; none where it has finished."""
     state = evidence.ranks.get(rank)
     if state is None or state.phase is Phase.FINISHED:
         return ()

@@ -39,7 +39,7 @@ thread (table), seq, signature (payload), site (table), fingerprint, site hash, 
 ordinal (which send to, or receive from, this peer with this tag), spare."""
 AGAIN = struct.Struct("<Q24sQ48sQ8s")
 """The same words: issued_ns, bytes, seq, bytes, ordinal, bytes. What is bytes stays when a call is made again."""
-WORD_COMPLETED, WORD_FLAGS, WORD_SEQ, WORD_PEER, WORD_ERROR, WORD_ORDINAL = 2, 3, 5, 10, 11, 12
+WORD_COMPLETED, WORD_FLAGS, WORD_SEQ, WORD_SITE, WORD_PEER, WORD_ERROR, WORD_ORDINAL = 2, 3, 5, 7, 10, 11, 12
 
 TABLE_BYTES = 512 * 1024
 PAYLOAD_BYTES = 512 * 1024
@@ -104,6 +104,8 @@ P2P_CALL = 1 << 12
 FUTURE = 1 << 13  # somebody took the future
 UNCHECKED = 1 << 14  # strict did not hold this call
 REJECTED = 1 << 15  # torch refused it at this rank, before any other could hear of it
+REMOTE = 1 << 16  # a remote call, or the serving of one: see `Signature.remote_call`
+OF_TWO = P2P_CALL | REMOTE
 
 TABLE_GROUP, TABLE_SITE, TABLE_THREAD, TABLE_TEXT = 1, 2, 3, 4
 _ENTRY = struct.Struct("<IB")

@@ -233,19 +233,18 @@ class RingReader:
     def decode(self, record: Any, origin_ns: int) -> CallRecord:
         """A record, or its tuple, as the rest of distsim knows it; times in seconds since *origin_ns* (monotonic)."""
         values = record if isinstance(record, tuple) else record.item()
-        commit, issued, completed, flags, group, thread, seq, signature, site, print_, _, peer, tag, error, *_ = values
+        commit, issued, completed, flags, group, thread, seq, signature, site, print_, *more = values
+        _, peer, tag, error, ordinal, _ = more
         said = self.signature(signature, print_)
-        p2p = bool(flags & rings.P2P_CALL)
         stack = self.site(site)
-        who = self._read_table(thread)
-        why = self._read_table(error) if error else None
+        who, why = self._read_table(thread), self._read_table(error) if error else None
         thread_name = who[1] if isinstance(who, list) and len(who) > 1 and isinstance(who[1], str) else "?"
         return said.record(
             rank=self.header.rank,
             group=self.group(group).group,
             seq=seq,
-            peer=peer if p2p and peer >= 0 else None,
-            tag=tag if p2p else None,
+            peer=peer if flags & rings.OF_TWO and peer >= 0 else None,
+            tag=tag if flags & rings.P2P_CALL else None,
             is_async=bool(flags & rings.ASYNC),
             waited=bool(flags & (rings.WAITED | rings.FUTURE)) or not flags & rings.ASYNC,
             site=stack[0] if stack else None,
@@ -257,6 +256,7 @@ class RingReader:
             error=printable(why) if isinstance(why, str) else None,
             rejected=bool(flags & rings.REJECTED),
             index=commit - 1,
+            remote=said.remote_call(peer, tag, ordinal) if flags & rings.REMOTE else None,
         )
 
     # What records point to ----------------------------------------------------------------------

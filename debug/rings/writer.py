@@ -56,8 +56,10 @@ from distsim.debug.rings.layout import (
     WORD_COMPLETED,
     WORD_ERROR,
     WORD_FLAGS,
+    WORD_ORDINAL,
     WORD_PEER,
     WORD_SEQ,
+    WORD_SITE,
     WORDS_AT,
     file_bytes,
     fingerprint,
@@ -209,6 +211,11 @@ class RingWriter:
         self._payload[key] = found
         return found
 
+    @property
+    def payload_end(self) -> int:
+        """Where the next signature goes; one that lies further back than the payload ring is long is lost."""
+        return self.words[WORDS_AT // 8 + W_PAYLOAD_END]
+
     # Every call ------------------------------------------------------------------------------
 
     def issue(
@@ -343,6 +350,19 @@ class RingWriter:
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         if self.words[word] == index + 1:
             struct.pack_into("<i", self._buffer, (word + WORD_PEER) * 8, peer)
+
+    def number_rref(self, index: int, rank: int, number: int) -> None:
+        """Which value a remote call makes or fetches: of the rank that asked for it, and its number there, plus one."""
+        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
+        if self.words[word] == index + 1:
+            struct.pack_into("<i", self._buffer, (word + WORD_PEER) * 8 + 4, rank)
+            self.words[word + WORD_ORDINAL] = number
+
+    def place(self, index: int, site: int) -> None:
+        """Where the thread stands by now that serves a remote call."""
+        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
+        if self.words[word] == index + 1:
+            self.words[word + WORD_SITE] = site
 
     def position(self, innermost: Sequence[Any], frames: Sequence[Sequence[Any]], keys: Sequence[str] = ()) -> None:
         """Where the main thread stands, and the keys of a store it waits for; written in place, so it never

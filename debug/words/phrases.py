@@ -18,6 +18,7 @@ from distsim.debug.records import (
     Wait,
 )
 from distsim.debug.records.frames import packaged
+from distsim.debug.records.remote import SERVE
 from distsim.debug.report.stack_tree import blank_addresses, format_ranks, short_path
 
 __all__ = [
@@ -30,10 +31,12 @@ __all__ = [
     "numbered",
     "place",
     "ranks_text",
+    "remote_text",
     "several",
     "shape_of_call",
     "state_text",
     "wait_text",
+    "worker_text",
 ]
 
 LONGEST = 300
@@ -97,7 +100,9 @@ def place(site: Site | None, *, function: bool = False, through: bool = True) ->
 
 
 def call_text(call: CallRecord) -> str:
-    """`all_reduce #42`, `send to rank 1 (tag 7)`."""
+    """`all_reduce #42`, `send to rank 1 (tag 7)`, `rpc_sync of train.step to worker1`."""
+    if call.remote is not None:
+        return remote_text(call)
     if not call.is_p2p:
         return f"{call.op} #{call.seq}"
     tag = f" (tag {call.tag})" if call.tag is not None else ""
@@ -106,8 +111,26 @@ def call_text(call: CallRecord) -> str:
     return f"recv from {'any rank' if call.peer is None else f'rank {call.peer}'}{tag}"
 
 
+def remote_text(call: CallRecord) -> str:
+    """`rpc_sync of train.step to worker1 (rank 1)`; what is served: `train.step for worker0 (rank 0)`."""
+    remote = call.remote
+    if remote is None:
+        return call.op
+    if call.op == SERVE:
+        return f"{remote.function or 'a call'} for {worker_text(remote.caller, call.peer)}"
+    to = worker_text(remote.callee, call.peer)
+    return f"to_here from {to}" if call.op == "to_here" else f"{call.op} of {remote.function} to {to}"
+
+
+def worker_text(name: str, rank: int | None) -> str:
+    """`worker1 (rank 1)`."""
+    return name if rank is None else f"{name} (rank {rank})"
+
+
 def shape_of_call(call: CallRecord) -> str:
     """`all_reduce float32[4096,1024] SUM`, for those who wait in it."""
+    if call.remote is not None:
+        return remote_text(call)
     if call.op in BARRIERS:
         return call.op
     if call.op == "new_group":
@@ -124,14 +147,14 @@ def shape_of_call(call: CallRecord) -> str:
 def numbered(call: CallRecord) -> str:
     """`all_reduce #42 float32[4096,1024] SUM`."""
     text = shape_of_call(call)
-    return text if call.is_p2p else text.replace(call.op, f"{call.op} #{call.seq}", 1)
+    return text if call.is_of_two else text.replace(call.op, f"{call.op} #{call.seq}", 1)
 
 
 def wait_text(wait: Wait) -> str:
     """What a rank waits for."""
     if isinstance(wait, CallWait):
         call = wait.record
-        on = "" if call.is_p2p else f" on {group_text(call.group)}"
+        on = "" if call.is_of_two else f" on {group_text(call.group)}"
         return f"{call_text(call)}{on}"
     if isinstance(wait, StoreWait):
         keys = ", ".join(repr(k) for k in wait.keys[:3]) + (", ..." if len(wait.keys) > 3 else "")

@@ -89,6 +89,7 @@ def add_parser(subparsers: Any) -> None:
     out.add_argument(
         "--explain", action="store_true", help="for each size, what each algorithm and protocol would cost"
     )
+    out.add_argument("--html", metavar="FILE", help="a page with curves over the size (extra: html)")
     ignored = parser.add_argument_group("nccl-tests' flags without effect here (a comment line says so)")
     for flags, default in _IGNORED.items():
         ignored.add_argument(*flags, metavar="N", default=default, help=argparse.SUPPRESS)
@@ -135,6 +136,12 @@ def run(args: argparse.Namespace) -> int:
     if args.redop not in ("sum", "prod", "min", "max", "avg", "mulsum", "all"):
         raise UsageError(f"expected a reduction (sum, prod, min, max, avg), got {args.redop!r}")
     sizes = _sizes(args)
+    if args.html is not None:
+        from distsim.report.html import check_page
+
+        if args.explain:
+            raise UsageError("--html draws the timed table, --explain prints what each algorithm would cost; give one")
+        check_page(args.html)
     from distsim.cluster import load_cluster
 
     cluster = load_cluster(on)
@@ -160,25 +167,11 @@ def run(args: argparse.Namespace) -> int:
     slots = cluster.place(args.nnodes, args.nproc_per_node)
     num_nodes = len({slot.host for slot in slots})
     version = args.nccl_version or cluster.nccl.version
+    document = _document(args, op, cluster, rows, version) | {"nodes": num_nodes, "ranks": len(slots)}
+    if args.html is not None:
+        _write_page(document, args.html)
     if args.json:
-        figures = ("size_bytes", "count", "time_us", "algbw_GBps", "busbw_GBps")
-        keys = (*figures, "algo", "proto", "channels", "fidelity")
-        print(
-            json.dumps(
-                {
-                    "op": op,
-                    "cluster": cluster.name,
-                    "nodes": num_nodes,
-                    "ranks": len(slots),
-                    "nccl_version": version,
-                    "dtype": args.datatype,
-                    "fidelity": args.fidelity,
-                    "simulated": True,
-                    "software": cluster.nccl.software,
-                    "rows": [{key: getattr(row, key) for key in keys} | _interval(row) for row in rows],
-                }
-            )
-        )
+        print(json.dumps(document))
         return 0
     stepping = f"step: {args.stepfactor}(factor)" if args.stepfactor else f"step: {args.stepbytes or '1048576'}(bytes)"
     lines = render_table(
@@ -195,6 +188,33 @@ def run(args: argparse.Namespace) -> int:
     )
     print("\n".join(lines))
     return 0
+
+
+def _document(args: argparse.Namespace, op: str, cluster: Any, rows: list[Any], version: str) -> dict[str, Any]:
+    figures = ("size_bytes", "count", "time_us", "algbw_GBps", "busbw_GBps")
+    keys = (*figures, "algo", "proto", "channels", "fidelity")
+    return {
+        "op": op,
+        "cluster": cluster.name,
+        "nodes": 0,
+        "ranks": 0,
+        "nccl_version": version,
+        "dtype": args.datatype,
+        "fidelity": args.fidelity,
+        "simulated": True,
+        "software": cluster.nccl.software,
+        "rows": [{key: getattr(row, key) for key in keys} | _interval(row) for row in rows],
+    }
+
+
+def _write_page(document: dict[str, Any], path: str) -> None:
+    from distsim.report.html.page import write_page
+    from distsim.report.html.pages import bench_page
+
+    try:
+        write_page(bench_page(document), path)
+    except OSError as error:
+        raise UsageError(f"--html {path}: cannot be written ({error.strerror})") from None
 
 
 def _interval(row: Any) -> dict[str, Any]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distsim.errors import UsageError
 from distsim.text.strangers import folded, printable
+
+if TYPE_CHECKING:
+    from distsim.debug.postmortem import Found
 
 __all__ = ["add_parser"]
 
@@ -37,6 +42,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("directory", metavar="DIR", type=Path)
     parser.add_argument("--report", metavar="FILE", help="the diagnoses as JSON (schema distsim.report/1)")
+    parser.add_argument("--html", metavar="FILE", help="a page one can look at, of the first job (extra: html)")
     parser.add_argument(
         "--sources",
         metavar="DIR",
@@ -55,6 +61,10 @@ def run(args: argparse.Namespace) -> int:
     from distsim.debug.report.console import Console
     from distsim.debug.report.render import piped_width, render_diagnoses
 
+    if args.html is not None:
+        from distsim.report.html import check_page
+
+        check_page(args.html)
     judged, complaints = examine_jobs(args.directory, args.sources)
     _complain(complaints if judged else [])
     several = len(judged) > 1
@@ -88,7 +98,22 @@ def run(args: argparse.Namespace) -> int:
             Path(args.report).write_text(json.dumps(report, indent=1) + "\n")
         except OSError as error:
             raise UsageError(f"--report {args.report}: cannot be written ({error.strerror})") from None
+    if args.html:
+        _write_page(results, args)
     return code
+
+
+def _write_page(results: Sequence[Found], args: argparse.Namespace) -> None:
+    """Of the job that the exit code is of: the first that went wrong, or the newest."""
+    from distsim.report.html.reports import write_records
+
+    shown = next((found for found in results if found.diagnoses or found.inconclusive), results[0])
+    more: dict[str, Any] = {"inconclusive": str(shown.inconclusive)} if shown.inconclusive else {}
+    replay = shlex.join(["distsim", *args.argv])
+    try:
+        write_records(shown.diagnoses, shown.evidence, args.html, replay, program=str(args.directory), **more)
+    except OSError as error:
+        raise UsageError(f"--html {args.html}: cannot be written ({error.strerror})") from None
 
 
 def _complain(complaints: list[str]) -> None:

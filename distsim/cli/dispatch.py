@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "topo": "list the known clusters, show one",
     "diagnose": "say post mortem which rank hung a job, and where",
     "watch": "show a live job, group by group",
+    "html": "make a page one can look at of a JSON report",
     "scenario": "run scenario files: program, cluster, faults, expected outcome",
     "sweep": "run one scenario under many settings",
     "validate": "compare the network model with measurements",
@@ -147,6 +148,7 @@ def _dispatch(argv: list[str], own_process: bool) -> int:
     except SystemExit as stop:  # argparse ends here for --help
         return stop.code if isinstance(stop.code, int) else 0
     args.own_process = own_process
+    args.argv = argv
     code = args.func(args)
     return int(code)
 

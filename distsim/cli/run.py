@@ -9,14 +9,18 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.cli.dispatch import REAL_BACKENDS, many_imports, parse
+from distsim.deprecated.launch import local_rank_flag
 from distsim.errors import UsageError
+from distsim.text.writable import check_file_or_folder, check_writable
 
 if TYPE_CHECKING:
     from distsim.sim import RunRequest
@@ -99,6 +103,14 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         help="a preset with its number of nodes (dgx-h100:4; distsim topo list shows all), a cluster "
         f"file (.toml), or gloo | nccl | mpi for a real run (default: {DEFAULT_CLUSTER})",
     )
+    where.add_argument(
+        "--use-env",
+        "--use_env",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="the ranks learn LOCAL_RANK from the environment; with --no-use-env the script is also given "
+        "--local_rank=N, as by torch.distributed.launch (python -m distsim.deprecated.launch says so)",
+    )
     where.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random (default: 0)")
     where.add_argument(
         "--ranks",
@@ -148,6 +160,9 @@ def _add_own_flags(parser: argparse.ArgumentParser) -> None:
         help="a trace for Perfetto, all ranks in one file; into a folder, one file a rank, as HTA wants",
     )
     output.add_argument(
+        "--html", metavar="FILE", help="the report as a page one can look at: one file, needs no network (extra: html)"
+    )
+    output.add_argument(
         "--tokens-per-step",
         type=int,
         default=None,
@@ -177,9 +192,12 @@ def run(args: argparse.Namespace) -> int:
     with many_imports(args.own_process):
         importlib.import_module("distsim.sim")
         importlib.import_module("distsim.report.progress")
+    from distsim.report.html import check_page
+
     request, notes = build_request(args)
     check_writable(args.report, "--report")
-    check_writable(args.trace, "--trace")
+    check_page(args.html)
+    check_file_or_folder(args.trace, "--trace")
     outcome = _simulate(request, quiet=args.quiet)
     outcome.notes[:0] = notes
     return _leave(outcome, args)
@@ -190,7 +208,7 @@ def explain(fate: Fate, argv: Sequence[str]) -> int:
     from distsim.report.fate import fatal_outcome
 
     args = parse(argv)
-    args.trace = None
+    args.trace, args.argv = None, list(argv)
     outcome = fatal_outcome(fate)
     if sys.stderr.isatty():
         print("\r\x1b[K\x1b[?25h", end="", file=sys.stderr, flush=True)  # the line of progress, the cursor
@@ -205,10 +223,17 @@ def _launch(args: argparse.Namespace) -> int:
         _check_script(args.training_script)
     for note in misplaced(args.training_script, args.training_script_args):
         print(f"distsim: {note}", file=sys.stderr)
+    args.local_rank_flag = local_rank_flag(args.training_script, args.module, args.use_env)
     if importlib.util.find_spec("distsim.realexec.launch") is None:
         raise UsageError(f"--on {args.on}: real runs are not in this version; simulate with --on {DEFAULT_CLUSTER}")
     launch = importlib.import_module("distsim.realexec.launch").launch
-    return int(launch(args))
+    if args.html is None:
+        return int(launch(args))
+    if args.on == "mpi" and importlib.import_module("distsim.realexec.mpi.mpirun").started_by_mpirun(os.environ):
+        raise UsageError("--html under mpirun: each rank is its own run; --rings DIR, then distsim diagnose DIR --html")
+    from distsim.report.html.real_run import launch_with_page
+
+    return launch_with_page(lambda: int(launch(args)), args)
 
 
 def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
@@ -238,6 +263,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         program=args.training_script,
         module=args.module,
         args=list(args.training_script_args),
+        local_rank_flag=local_rank_flag(args.training_script, args.module, args.use_env),
         on=on,
         nnodes=_nnodes(args.nnodes, notes),
         nproc_per_node=_nproc_per_node(args.nproc_per_node),
@@ -252,6 +278,7 @@ def build_request(args: argparse.Namespace) -> tuple[RunRequest, list[str]]:
         data=args.data,
         placeholder=args.placeholder,
         fuse=args.fuse,
+        trace=args.trace is not None or args.html is not None,
         trace_equal_once=args.ranks == "equal",
     )
     return request, notes
@@ -287,9 +314,7 @@ def _ignored(args: argparse.Namespace) -> list[str]:
         for dest in NO_MEANING_IN_SIMULATION
         if dest in args.torchrun_defaults and getattr(args, dest) != args.torchrun_defaults[dest]
     ]
-    if not given:
-        return []
-    return [f"no meaning in a simulation, ignored: {', '.join(given)}"]
+    return [f"no meaning in a simulation, ignored: {', '.join(given)}"] if given else []
 
 
 def _log_dir(args: argparse.Namespace, notes: list[str]) -> str | None:
@@ -325,33 +350,6 @@ def _nproc_per_node(text: str | None) -> int | None:
     return int(text)
 
 
-def check_writable(path: str | None, flag: str) -> None:
-    """Refuse a path that cannot be written before the run, not after it."""
-    if path is None:
-        return
-    target = Path(path)
-    if flag == "--trace" and (path.endswith(os.sep) or target.is_dir()):
-        if target.exists() and not target.is_dir():
-            raise UsageError(f"{flag} {path}: expected a folder, got a file")
-        target = target / ".distsim-probe"
-        if not target.parent.exists():
-            if not target.parent.parent.is_dir():
-                raise UsageError(f"{flag} {path}: no folder {target.parent.parent}; create it first")
-            return
-    elif target.is_dir():
-        raise UsageError(f"{flag} {path}: expected a file, got a folder; try {flag} {target / 'report.json'}")
-    elif not target.parent.is_dir():
-        raise UsageError(f"{flag} {path}: no folder {target.parent}; create it first")
-    existed = target.exists()
-    try:
-        with target.open("ab"):
-            pass
-        if not existed:
-            target.unlink()
-    except OSError as error:
-        raise UsageError(f"{flag} {path}: cannot be written ({error.strerror})") from None
-
-
 def _simulate(request: RunRequest, quiet: bool) -> Outcome:
     from distsim.report.progress import live_progress
     from distsim.sim import run_program
@@ -361,6 +359,12 @@ def _simulate(request: RunRequest, quiet: bool) -> Outcome:
         return run_program(request)
 
 
+def _write_page(outcome: Outcome, path: str, args: argparse.Namespace) -> None:
+    from distsim.report.html.reports import write_outcome
+
+    write_outcome(outcome, path, shlex.join(["distsim", *args.argv]))
+
+
 def _leave(outcome: Outcome, args: argparse.Namespace) -> int:
     """Print the summary, write the files; the exit code is the run's, or 2 where a file failed."""
     from distsim.report import print_summary, write_report, write_trace
@@ -368,7 +372,11 @@ def _leave(outcome: Outcome, args: argparse.Namespace) -> int:
     if not args.quiet or outcome.exit_code != 0 or outcome.diagnoses:
         print_summary(outcome)
     failed = False
-    for flag, path, write in (("--report", args.report, write_report), ("--trace", args.trace, write_trace)):
+    for flag, path, write in (
+        ("--report", args.report, write_report),
+        ("--trace", args.trace, write_trace),
+        ("--html", args.html, partial(_write_page, args=args)),
+    ):
         if path is None:
             continue
         try:

@@ -45,6 +45,7 @@ def _add_run(commands: Any) -> None:
     run = commands.add_parser("run", help="run scenarios and check what they expect (exit code 5 where one fails)")
     run.add_argument("paths", nargs="+", metavar="PATH", help="scenario files and folders of them")
     run.add_argument("--junit", metavar="FILE", help="also write JUnit XML")
+    run.add_argument("--html", metavar="FILE", help="a page of all scenarios, each with its report (extra: html)")
     run.add_argument("-k", dest="expression", metavar="EXPR", help="only those whose name fits: 'hang and not slow'")
     run.add_argument("-n", dest="workers", type=int, default=1, metavar="WORKERS", help="processes (default: 1)")
     run.add_argument("--update-baselines", action="store_true", help="store the step times as they are now")
@@ -67,6 +68,10 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"--explore: expected at least one schedule, got {args.explore}")
     if args.explore is not None and args.schedule is not None:
         raise UsageError("--explore tries schedules of its own, --schedule replays one; give one of the two")
+    if args.html is not None:
+        from distsim.report.html import check_page
+
+        check_page(args.html)
     for flag, path in (("--junit", args.junit),):
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise UsageError(f"{flag} {path}: no folder {Path(path).parent}; create it first")
@@ -84,14 +89,16 @@ def _run(args: argparse.Namespace) -> int:
         results += _explore(scenarios, args.explore)
     else:
         apart = args.own_process and can_watch()
-        for result in run_suite(scenarios, args.workers, args.update_baselines, apart):
+        for result in run_suite(scenarios, args.workers, args.update_baselines, apart, picture=args.html is not None):
             results.append(result)
             _show(result, args.verbose)
         print(f"{_count(results)} in {time.perf_counter() - began:.1f} s")
     _write(results, args.junit)
-    if not all(result.ran for result in results):
-        return USAGE
-    return 0 if all(result.passed for result in results) else EXPECTATION_FAILED
+    if args.html is not None:
+        _write_page(results, args.html)
+    if any(result.ran and not result.passed for result in results):
+        return EXPECTATION_FAILED  # what was found wrong with a program weighs more than a file that could not run
+    return 0 if all(result.ran for result in results) else USAGE
 
 
 def _chosen(args: argparse.Namespace) -> tuple[list[Scenario], list[BadFile]]:
@@ -117,6 +124,17 @@ def _write(results: Sequence[Result], junit: str | None) -> None:
         from distsim.scenario.expect.junit import write_junit
 
         write_junit(results, junit)
+
+
+def _write_page(results: Sequence[Result], path: str) -> None:
+    from distsim.report.html.page import write_page
+    from distsim.report.html.pages import suite_page
+    from distsim.scenario.expect.entries import entry
+
+    try:
+        write_page(suite_page([entry(result) for result in results], _count(results)), path)
+    except OSError as error:
+        raise UsageError(f"--html {path}: cannot be written ({error.strerror})") from None
 
 
 def _count(results: Sequence[Result]) -> str:
@@ -177,7 +195,7 @@ def _from(args: argparse.Namespace) -> int:
 
 
 def _schema(args: argparse.Namespace) -> int:
-    from distsim.scenario.file.schema import json_schema
+    from distsim.scenario.file.json_schema import json_schema
 
     print(json_schema())
     return 0

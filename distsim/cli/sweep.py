@@ -40,8 +40,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--ray", nargs="?", const="local", metavar="ADDRESS", help="on a Ray cluster (extra: ray)")
     parser.add_argument("--csv", metavar="FILE", help="all figures of all points")
     parser.add_argument("--plot", metavar="FILE", help="a picture (extra: plot)")
+    parser.add_argument("--html", metavar="FILE", help="a page with bars and every run (extra: html)")
     parser.add_argument(
-        "--figure", default="virtual_time_s", metavar="NAME", help="of the plot (default: virtual_time_s)"
+        "--figure", default="virtual_time_s", metavar="NAME", help="of the plot and the page (default: virtual_time_s)"
     )
     parser.set_defaults(func=run)
 
@@ -58,14 +59,41 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"{flag} {path}: no folder {Path(path).parent}; create it first")
     if args.plot is not None and find_spec("matplotlib") is None:
         raise UsageError("--plot: matplotlib is not installed; pip install 'torch-distsim[plot]'")
+    if args.html is not None:
+        from distsim.report.html import check_page
+
+        check_page(args.html)
     variations = [parse_variation(text) for text in args.vary]
-    points = list(sweep(load_scenario(args.scenario), variations, args.workers, args.ray))
+    points = list(
+        sweep(load_scenario(args.scenario), variations, args.workers, args.ray, picture=args.html is not None)
+    )
     _table(points)
     if args.csv is not None:
         write_csv(points, Path(args.csv))
     if args.plot is not None:
         _plot(points, Path(args.plot), args.figure)
+    if args.html is not None:
+        _write_page(points, args)
     return 0
+
+
+def _write_page(points: list[Point], args: argparse.Namespace) -> None:
+    from distsim.report.html.page import write_page
+    from distsim.report.html.pages import sweep_page
+    from distsim.scenario.expect.entries import entry
+
+    _known(points, args.figure)
+    try:
+        write_page(sweep_page(args.scenario, [entry(p.result, p.settings) for p in points], args.figure), args.html)
+    except OSError as error:
+        raise UsageError(f"--html {args.html}: cannot be written ({error.strerror})") from None
+
+
+def _known(points: list[Point], figure: str) -> None:
+    """Refuse a figure that no point has."""
+    known = sorted({name for point in points for name in point.result.figures})
+    if figure not in known:
+        raise UsageError(f"--figure {figure}: no such figure; there are {', '.join(known)}")
 
 
 def _table(points: list[Point]) -> None:
@@ -112,6 +140,9 @@ def _plot(points: list[Point], path: Path, figure: str) -> None:
         from matplotlib import pyplot
     except ImportError:
         raise UsageError("--plot: matplotlib is not installed; pip install 'torch-distsim[plot]'") from None
+    _known(points, figure)
+    from distsim.report.quantities import figure_name, figure_unit
+
     first, *others = list(points[0].settings)
     lines: dict[str, tuple[list[Any], list[float]]] = {}
     for point in points:
@@ -120,14 +151,14 @@ def _plot(points: list[Point], path: Path, figure: str) -> None:
             xs, ys = lines.setdefault(label, ([], []))
             xs.append(point.settings[first])
             ys.append(point.result.figures[figure])
-    if not lines:
-        known = ", ".join(sorted({name for point in points for name in point.result.figures}))
-        raise UsageError(f"--figure {figure}: no such figure; there are {known}")
+    scale, unit = figure_unit(figure, max(abs(y) for _, ys in lines.values() for y in ys))
     fig, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for label, (xs, ys) in lines.items():
-        axes.plot([str(x) for x in xs], ys, marker="o", label=label or None)
+        axes.plot([str(x) for x in xs], [y * scale for y in ys], marker="o", label=label or None)
     axes.set_xlabel(first)
-    axes.set_ylabel(figure)
+    axes.set_ylabel(f"{figure_name(figure)} ({unit})")
+    axes.set_ylim(bottom=0)
+    axes.set_title(f"{points[0].result.name}: {figure_name(figure)} by {first}")
     if others:
         axes.legend()
     fig.savefig(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -27,6 +28,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--job", default="", metavar="NAME", help="which job, where several write into DIR (default: the newest)"
     )
+    parser.add_argument("--html", metavar="FILE", help="one snapshot, as a page one can look at (extra: html)")
     parser.set_defaults(func=run)
 
 
@@ -38,6 +40,13 @@ def run(args: argparse.Namespace) -> int:
     from distsim.debug.report.console import Console
     from distsim.debug.report.render import piped_width
 
+    if args.html is not None:
+        from distsim.report.html import check_page
+
+        check_page(args.html)
+    once = args.html is not None or not sys.stdout.isatty()
+    if not once:
+        _await_job(args)
     if not args.directory.is_dir():
         raise UsageError(f"expected a folder of rings, got {args.directory}: no such folder")
     jobs, complaints = load_jobs(args.directory)
@@ -54,8 +63,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"{args.directory}: no rings of distsim here (rank*.ring); start the job with --rings {args.directory}"
         )
-    if not sys.stdout.isatty():
-        Console(width=piped_width(120), highlight=False).print(_view(readers))
+    if args.html is not None:
+        _write_page(name, args)
+    if once:
+        Console(width=None if sys.stdout.isatty() else piped_width(120), highlight=False).print(_view(readers))
         return 0
     with Live(_view(readers), console=Console(), auto_refresh=False) as live:
         while not _ended(readers):
@@ -65,6 +76,37 @@ def run(args: argparse.Namespace) -> int:
                 break
             live.update(_view(readers), refresh=True)
     return 0
+
+
+def _await_job(args: argparse.Namespace) -> None:
+    """Until a rank of the job has come to init_process_group, so that one may watch before one starts it."""
+    from distsim.debug.postmortem import load_jobs
+
+    told = False
+    while True:
+        jobs = load_jobs(args.directory)[0] if args.directory.is_dir() else []
+        if any(not args.job or job.name == args.job for job in jobs):
+            return
+        if not told:
+            what = f"job {args.job}" if args.job else "a job"
+            print(f"distsim: waits for {what} to begin in {args.directory} (--rings DIR); Ctrl-C ends", file=sys.stderr)
+            told = True
+        time.sleep(max(args.interval, 0.05))
+
+
+def _write_page(name: str, args: argparse.Namespace) -> None:
+    from distsim.debug.postmortem import examine_jobs
+    from distsim.report.html.reports import write_records
+
+    found = next((found for job, found in examine_jobs(args.directory)[0] if job.name == name), None)
+    if found is None:
+        raise UsageError(f"{args.directory}: the records of job {name} make no sense together, or are gone")
+    told = [d for d in found.diagnoses if not d.provisional] if found.judged else []
+    replay = shlex.join(["distsim", *args.argv])
+    try:
+        write_records(told, found.evidence, args.html, replay, snapshot=True, program=f"job {name}")
+    except OSError as error:
+        raise UsageError(f"--html {args.html}: cannot be written ({error.strerror})") from None
 
 
 def _view(readers: Any) -> Any:

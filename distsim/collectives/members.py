@@ -143,6 +143,10 @@ class Members:
         node, where NCCL's channels are at least as many as GPUs, one a member."""
         return max(len(self.gates[0]) if len(self.domains) > 1 else 1, self.per_domain)
 
+    def streams_at(self, cost: Cost) -> float:
+        """*streams* of a flow whose progress is reckoned in payload: shares of a link are of what is on the wire."""
+        return self.streams / (cost.net_wire if len(self.domains) > 1 else cost.wire)
+
     @cached_property
     def num_nics(self) -> int:
         """NICs that the members of the domain with fewest can use."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NOTHING", "Cost", "Loads", "Message", "Phase", "Plan"]
+__all__ = ["NOTHING", "Beside", "Cost", "Loads", "Message", "Phase", "Plan"]
 
 INFINITY = float("inf")
 
@@ -38,6 +38,8 @@ class Cost:
     """What one rank can push to its neighbour over all channels, however fast the links are."""
     piece_bytes: float = INFINITY
     """What moves through a tree in one piece, over all channels; infinite for as few pieces as possible."""
+    cut_through: bool = False
+    """A piece inside a node is passed on while it comes."""
     intra_hop_s: float = 0.0
     """Added to the links' latency at each hop inside a node."""
     inter_hop_s: float = 0.0
@@ -49,6 +51,27 @@ class Cost:
     def hop_s(self, links_s: Any, inter: bool) -> Any:
         """One hop over links of that latency together (a number or an array)."""
         return links_s + self.inter_hop_s if inter else links_s * self.intra_links + self.intra_hop_s
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What quick links carry while slow ones bound a phase: *first_bytes* of progress at once, then *pieces* times
+    *piece_bytes*, one every *every_s*, and one after the other where others hold them up. Alone it is over before
+    the phase is, so a piece that comes late is in time still."""
+
+    loads: Loads
+    first_bytes: float
+    piece_bytes: float
+    pieces: int
+    every_s: float
+    way_s: float
+    """From the phase's begin until the piece with the longest way has arrived, where nothing else uses the links."""
+    busy_s: float
+    """How long the quick links are busy there."""
+    share: float
+    """Of the time that they are busy for longer than that, this much is longer for that piece, too."""
+    cap_bytes_per_s: float = INFINITY
+    streams: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +86,8 @@ class Phase:
     """How many transfers side by side it is made of: where a link is too narrow, each has a share of its own."""
     then: tuple[Phase, ...] = ()
     """Begin side by side when this one's last byte is there; it is over when they are."""
+    beside: Beside | None = None
+    """Begins with it; it is not over before that is."""
 
     def alone_s(self, capacity: NDArray[np.float64]) -> float:
         """How long it takes where nothing else uses its links."""

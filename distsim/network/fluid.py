@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -10,7 +11,7 @@ import simpy
 from numpy.typing import NDArray
 
 from distsim.cluster import Cluster
-from distsim.collectives import Compiler, Phase, Plan
+from distsim.collectives import Beside, Compiler, Loads, Phase, Plan
 from distsim.errors import UsageError
 from distsim.network.answers import LinkBusy, Statistics, Timing, Transfer
 from distsim.network.engine import FluidEngine, detour
@@ -138,10 +139,11 @@ class FluidNetwork:
         busy = usage.busy_until(now)
         _, fractions = usage.fractions()
         peak = fractions.max(axis=0, initial=0.0)
+        rates = self.cluster.links.bandwidth_bytes_per_s
         found: list[LinkBusy] = []
         for index in np.flatnonzero(usage.bytes).tolist():
-            link = self.cluster.links[index]
-            mean = float(usage.bytes[index]) / (link.bandwidth_bytes_per_s * now) if now > 0 else 0.0
+            rate = float(rates[index])
+            mean = float(usage.bytes[index]) / (rate * now) if now > 0 else 0.0
             found.append(
                 LinkBusy(
                     index,
@@ -187,6 +189,9 @@ class FluidNetwork:
         )
 
 
+_BESIDE = -1
+
+
 class _FluidRun:
     """A plan under way: floor, then each phase's flow and latency."""
 
@@ -201,7 +206,8 @@ class _FluidRun:
         self.num_over = 0
         """Phases that are over."""
         self.flows: dict[Flow, tuple[int, ...]] = {}
-        """Under way: each by where its phase is in the plan, a place in `phases` and in `then`, `then`, ..."""
+        """Under way: each by where its phase is in the plan, a place in `phases` and in `then`, `then`, ...; what is
+        beside a phase is at `_BESIDE` of it."""
         network.runs[self] = None
         after(network.env, self.plan.floor_s, self._next)
 
@@ -210,9 +216,12 @@ class _FluidRun:
         plan = self.make()
         if plan.algo != self.plan.algo or len(plan.phases) != len(self.plan.phases):
             return  # another algorithm: this one is not left in the middle
+        if _shape(plan.phases) != _shape(self.plan.phases):  # the same in other parts: these go on, the new way
+            phases = tuple(_led(old, new) for old, new in zip(self.plan.phases, plan.phases, strict=True))
+            plan = replace(self.plan, phases=phases)
         self.plan = plan
         for flow, where in self.flows.items():
-            loads = self._phase(where).loads
+            loads = self._loads(where)
             links, weights = detour(loads.links, loads.weights, self.network._instead)
             self.network.engine.move(flow, links, weights)
 
@@ -221,6 +230,13 @@ class _FluidRun:
         for place in where[1:]:
             phase = phase.then[place]
         return phase
+
+    def _loads(self, where: tuple[int, ...]) -> Loads:
+        if where[-1] != _BESIDE:
+            return self._phase(where).loads
+        beside = self._phase(where[:-1]).beside
+        assert beside is not None
+        return beside.loads
 
     def _next(self) -> None:
         plan = self.plan
@@ -234,22 +250,55 @@ class _FluidRun:
 
     def _begin(self, where: tuple[int, ...], over: Callable[[], None]) -> None:
         """The phase at *where*, and *over* when it is."""
-        network, phase = self.network, self._phase(where)
-        loads = phase.loads
-        latency_s = phase.latency_s + network.extra_latency_s(loads.links)
+        phase = self._phase(where)
+        if phase.beside is not None:
+            over = _both(over)
+            self._follow(where, phase.beside, over)
+        latency_s = phase.latency_s + self.network.extra_latency_s(phase.loads.links)
 
         def drained() -> None:
-            self.flows.pop(flow, None)
-            after(network.env, latency_s, lambda: self._split(where, over))
+            after(self.network.env, latency_s, lambda: self._split(where, over))
 
-        flow = network.by_detour(
-            Flow(loads.links, loads.weights, phase.progress_bytes, phase.cap_bytes_per_s, drained, phase.streams)
-        )
-        if phase.progress_bytes <= 0.0:
-            drained()
+        self._carry(where, phase.progress_bytes, phase.cap_bytes_per_s, phase.streams, drained)
+
+    def _carry(
+        self, where: tuple[int, ...], nbytes: float, cap_bytes_per_s: float, streams: float, over: Callable[[], None]
+    ) -> None:
+        """*nbytes* of progress over the loads at *where*, and *over* when they have left."""
+        if nbytes <= 0.0:
+            over()
             return
+
+        def drained() -> None:
+            del self.flows[flow]
+            over()
+
+        loads = self._loads(where)
+        flow = self.network.by_detour(Flow(loads.links, loads.weights, nbytes, cap_bytes_per_s, drained, streams))
         self.flows[flow] = where
-        network.engine.start(flow)
+        self.network.engine.start(flow)
+
+    def _follow(self, where: tuple[int, ...], beside: Beside, over: Callable[[], None]) -> None:
+        """What is beside the phase at *where*, piece by piece."""
+        env = self.network.env
+        start_s, gone, busy_s, since_s = env.now, 0, 0.0, 0.0
+
+        def send(nbytes: float) -> None:
+            nonlocal since_s
+            since_s = env.now
+            self._carry((*where, _BESIDE), nbytes, beside.cap_bytes_per_s, beside.streams, follow)
+
+        def follow() -> None:
+            nonlocal gone, busy_s
+            busy_s += env.now - since_s
+            if gone == beside.pieces:
+                late_s = beside.share * (busy_s - beside.busy_s)
+                after(env, start_s + beside.way_s + late_s - env.now, over)
+                return
+            gone += 1
+            after(env, start_s + gone * beside.every_s - env.now, lambda: send(beside.piece_bytes))
+
+        send(beside.first_bytes)
 
     def _split(self, where: tuple[int, ...], over: Callable[[], None]) -> None:
         """The phase at *where* has moved its last byte: those behind it begin."""
@@ -266,6 +315,33 @@ class _FluidRun:
 
         for place in range(left):
             self._begin((*where, place), one_over)
+
+
+def _shape(phases: tuple[Phase, ...]) -> list[tuple[object, ...]]:
+    """Of which parts a plan is made."""
+    return [(phase.beside is None, *_shape(phase.then)) for phase in phases]
+
+
+def _led(phase: Phase, new: Phase) -> Phase:
+    """*phase*, over the links that *new* goes over in its place."""
+    then = tuple(_led(part, new.then[i] if i < len(new.then) else new) for i, part in enumerate(phase.then))
+    beside = phase.beside
+    if beside is not None:
+        beside = replace(beside, loads=new.loads if new.beside is None else new.beside.loads)
+    return replace(phase, loads=new.loads, then=then, beside=beside)
+
+
+def _both(over: Callable[[], None]) -> Callable[[], None]:
+    """*over* when what this answers was called twice."""
+    left = 2
+
+    def one() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            over()
+
+    return one
 
 
 def after(env: simpy.Environment, delay_s: float, call: Callable[[], None]) -> None:

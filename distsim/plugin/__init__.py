@@ -1,6 +1,7 @@
 """What the pytest plugin does once a test asks for it; `distsim.pytest_plugin` is the door.
 
-`body.py` is what pytest calls instead of a test; `run_sim.py` and `run_gloo.py` run it on ranks; `verdict.py` judges.
+`markers.py` says which tests are ours. `body.py` is what pytest calls instead of one; `run_sim.py` and `run_gloo.py`
+run it on ranks (`on_rank`: what each rank has of its own); `verdict.py` judges.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 __all__ = [
     "annotations",
     "body",
+    "markers",
+    "on_rank",
     "options",
-    "rank_body",
-    "rank_report",
     "run_gloo",
     "run_sim",
     "scenario_item",
-    "shared_fixtures",
     "terminal",
     "timeouts",
+    "tools",
     "verdict",
 ]

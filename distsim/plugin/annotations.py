@@ -46,5 +46,5 @@ def error_lines(reports: Iterable[object]) -> Iterator[str]:
             continue
         text = report.longreprtext.strip()
         crash = getattr(report.longrepr, "reprcrash", None)
-        said = (crash.message if crash is not None else text).partition("\n")[0]
-        yield error_line(where[0], where[1], f"{report.head_line}: {said}", text)
+        said = getattr(report, "distsim_headline", None) or (crash.message if crash is not None else text)
+        yield error_line(where[0], where[1], f"{report.head_line}: {said.partition(chr(10))[0]}", text)

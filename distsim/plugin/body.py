@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
 
-from distsim.plugin.options import Options
-from distsim.plugin.shared_fixtures import refuse_shared, sub_tests_of
+from distsim.plugin.markers import marker_of, sizes_of
+from distsim.plugin.on_rank.fixtures import refuse_shared, sub_tests_of
+from distsim.plugin.options import Options, WorldOfAll
+from distsim.plugin.tools.hypothesis import refuse_draws
 from distsim.plugin.verdict import Verdict, judge
 
-__all__ = ["everywhere"]
+__all__ = ["everywhere", "import_for"]
+
+
+def import_for(items: Iterable[pytest.Item]) -> None:
+    """Import what the tests among *items* that run on ranks need."""
+    for arms in {str(marker.kwargs.get("on", "sim")) for item in items if (marker := marker_of(item)) is not None}:
+        for on in ("sim", "gloo"):
+            if on in arms:
+                _arm(on)
 
 
 def everywhere(item: pytest.Function, body: Callable[..., Any], marker: pytest.Mark) -> Callable[..., None]:
@@ -24,23 +33,28 @@ def everywhere(item: pytest.Function, body: Callable[..., Any], marker: pytest.M
         __tracebackhide__ = True
         try:
             refuse_shared(item)
+            refuse_draws(kwargs)
             with sub_tests_of(body):
                 for options in _options(item, marker):
                     verdict = _arm(options.on)(item, functools.partial(body, *args), kwargs, options)
+                    _hand_over(item, verdict.results)
                     judge(verdict, item, options)
         except pytest.UsageError as mistake:
             raise pytest.fail.Exception(str(mistake), pytrace=False) from None
 
-    if inspect.iscoroutinefunction(body):
-        raise pytest.fail.Exception(
-            "world_size: expected a plain function, got an async one: call asyncio.run in the body", pytrace=False
-        )
     return run
+
+
+def _hand_over(item: pytest.Function, results: list[Any]) -> None:
+    """What the ranks returned, to the fixture `world`."""
+    world = item.funcargs.get("world")
+    if isinstance(world, WorldOfAll):
+        vars(world)["returned"] = results
 
 
 def _options(item: pytest.Function, marker: pytest.Mark) -> list[Options]:
     params: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-    sizes = params.get("distsim_world_size", marker.args[0] if marker.args else marker.kwargs.get("n"))
+    sizes = params.get("distsim_world_size", sizes_of(marker))
     arms = params.get("distsim_on", marker.kwargs.get("on", "sim"))
     # A method of a unittest.TestCase cannot be parametrized: there all combinations run one after the other.
     return [

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["HOST_TIMEOUT_S", "LIMITS", "TIMEOUT_S", "Options", "PerRank", "World", "positive"]
+__all__ = ["HOST_TIMEOUT_S", "LIMITS", "TIMEOUT_S", "NotSent", "Options", "PerRank", "World", "WorldOfAll", "positive"]
 
 TIMEOUT_S = 60.0
 HOST_TIMEOUT_S = 10.0
@@ -48,10 +48,32 @@ class PerRank:
     __index__ = __int__ = __getitem__ = __call__ = __eq__ = __lt__ = __add__ = __mod__ = __bool__ = _refuse
     __hash__ = object.__hash__
 
+    def __repr__(self) -> str:
+        return "<each rank's own>"  # hypothesis shows the arguments of a case
+
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith(("__", "hypothesis_")) or name.endswith("_example"):  # it takes a first argument for `self`
             raise AttributeError(name)
         return self._refuse()
+
+
+class WorldOfAll(PerRank):
+    """Stands for the fixture `world`; other fixtures may ask it for `results`, when the body has run."""
+
+    @property
+    def results(self) -> list[Any]:
+        """What the body returned, by rank; None where it failed."""
+        found: list[Any] | None = self.__dict__.get("returned")
+        if found is None:
+            raise pytest.UsageError("world.results: there is none before the body has run: ask after `yield`")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class NotSent:
+    """Stands in `world.results` for what a real rank returned and could not send."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,39 +96,37 @@ class Options:
     @classmethod
     def read(cls, marker: pytest.Mark, n: Any, on: Any, config: pytest.Config) -> Options:
         """Check what the marker says; a mistake is one line."""
-        known = set(cls.__slots__)
+        name, known = marker.name, set(cls.__slots__)
         given = dict(marker.kwargs)
         if len(marker.args) > 1 or (marker.args and "n" in given):
             said = ", ".join([*map(repr, marker.args), *(f"{k}={v!r}" for k, v in given.items())])
-            raise pytest.UsageError(f"world_size: expected one number of ranks, got world_size({said})")
+            raise pytest.UsageError(f"{name}: expected one number of ranks, got {name}({said})")
         unknown = sorted(set(given) - known)
         if unknown:
-            raise pytest.UsageError(f"world_size: expected arguments {', '.join(cls.__slots__)}, got {unknown[0]}")
+            raise pytest.UsageError(f"{name}: expected arguments {', '.join(cls.__slots__)}, got {unknown[0]}")
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise pytest.UsageError(f"world_size: expected a number of ranks, 1 or more, got {n!r}")
+            raise pytest.UsageError(f"{name}: expected a number of ranks, 1 or more, got {n!r}")
         if on not in ("sim", "gloo"):
-            raise pytest.UsageError(f"world_size: expected on='sim' or on='gloo', got {on!r}")
+            raise pytest.UsageError(f"{name}: expected on='sim' or on='gloo', got {on!r}")
         given.update(n=n, on=on)
-        for name in LIMITS:
-            if name in given:
-                given[name] = positive(given[name], f"world_size: {name}")
-            elif value := config.getini(f"distsim_{name}"):
-                given[name] = positive(value, f"pytest's configuration: distsim_{name}")
-        for name, (right, what) in _RIGHT.items():
-            if given.get(name) is not None and not right(given[name]):
-                raise pytest.UsageError(f"world_size: {name}: expected {what}, got {given[name]!r}")
-        for name in ("mesh", "mesh_dim_names", "faults", "guards"):
-            if given.get(name) is not None:
-                given[name] = tuple(given[name])
+        for key in LIMITS:
+            if key in given:
+                given[key] = positive(given[key], f"{name}: {key}")
+            elif value := config.getini(f"distsim_{key}"):
+                given[key] = positive(value, f"pytest's configuration: distsim_{key}")
+        for key, (right, what) in _RIGHT.items():
+            if given.get(key) is not None and not right(given[key]):
+                raise pytest.UsageError(f"{name}: {key}: expected {what}, got {given[key]!r}")
+        for key in ("mesh", "mesh_dim_names", "faults", "guards"):
+            if given.get(key) is not None:
+                given[key] = tuple(given[key])
         shape = given.get("mesh")
         if shape is not None and math.prod(shape) != n:
-            raise pytest.UsageError(
-                f"world_size({n}): mesh={shape}: a mesh over {math.prod(shape)} ranks, expected {n}"
-            )
+            raise pytest.UsageError(f"{name}({n}): mesh={shape}: a mesh over {math.prod(shape)} ranks, expected {n}")
         names = given.get("mesh_dim_names")
         if names is not None and len(names) != len(shape or (n,)):
             raise pytest.UsageError(
-                f"world_size: mesh_dim_names: expected a name for each dimension of mesh={shape or (n,)}, got {names}"
+                f"{name}: mesh_dim_names: expected a name for each dimension of mesh={shape or (n,)}, got {names}"
             )
         return cls(**given)
 

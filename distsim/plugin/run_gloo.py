@@ -7,6 +7,7 @@ are there. What they print is shown behind their rank when they have ended.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import pdb
@@ -19,50 +20,48 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+import torch.distributed  # noqa: F401  # once, here, and not in every child
 
-from distsim.plugin.options import Options
-from distsim.plugin.rank_body import rank_body
-from distsim.plugin.rank_report import RankReport, describe
+from distsim.debug.monitor.series import Series
+from distsim.plugin.on_rank.body import rank_body
+from distsim.plugin.on_rank.report import RankReport, describe
+from distsim.plugin.options import NotSent, Options
+from distsim.plugin.tools.coverage import measured_apart, take_in
 from distsim.plugin.verdict import Verdict, whole
 
 if TYPE_CHECKING:
     from distsim.debug.diagnosis.diagnose import Diagnosis
     from distsim.debug.postmortem import Found
 
-__all__ = ["run_real"]
+__all__ = ["MONITOR", "run_real"]
+
+MONITOR = Series()
+"""One for all tests of this process."""
 
 GRACE_S = 2.0
 """How long the others may go on when one rank has failed: most follow by themselves."""
 MONITOR_WAIT_S = 5.0
 
 
-def run_real(item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[str, Any], options: Options) -> Verdict:
+def run_real(
+    item: pytest.Function, body: functools.partial[Any], kwargs: Mapping[str, Any], options: Options
+) -> Verdict:
     """Run *body* on `options.n` processes."""
     if options.cluster is not None or options.faults or options.guards:
-        raise pytest.UsageError("world_size: cluster, faults and guards mean simulated ranks; leave them out on gloo")
-    import torch.distributed  # noqa: F401  # once, here, and not in every child
-
+        raise pytest.UsageError("ranks: cluster, faults and guards mean simulated ranks; leave them out on gloo")
     from distsim.debug.evidence.procfs import own_process
-    from distsim.debug.monitor.start import start_monitor
     from distsim.debug.settings import Settings
 
     directory = Path(tempfile.mkdtemp(prefix="distsim-test-"))
     away_s = min(options.host_timeout_s, options.timeout_s / 2)
     settings = Settings.read({"directory": str(directory), "on_hang": "abort", "hang_after_s": away_s})
     (directory / "launcher.json").write_text(json.dumps(own_process()))
-    with open(directory / "monitor.log", "wb") as log:
-        saved = os.dup(2)
-        os.dup2(log.fileno(), 2)
-        try:
-            monitor = start_monitor(directory, settings, "")
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
+    MONITOR.begin(directory, settings)
     children: dict[int, int] = {}
     readers: dict[int, int] = {}
     late = ""
@@ -80,7 +79,7 @@ def run_real(item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[st
             os.close(writer)
             children[rank], readers[rank] = pid, reader
         try:
-            reports, codes = _collect(children, readers, directory, options.timeout_s)
+            reports, codes, results = _collect(children, readers, directory, options.timeout_s)
         except pytest.fail.Exception as stop:  # pytest-timeout
             raise pytest.fail.Exception(f"{stop}\n\n{_where(directory)}".rstrip(), pytrace=False) from None
         if len(codes) < options.n and not any(codes.values()):  # nobody failed: it was too long
@@ -95,10 +94,12 @@ def run_real(item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[st
                 os.waitpid(pid, 0)
         for reader in readers.values():
             os.close(reader)
-        diagnoses = _last_word(directory, monitor)
+        diagnoses = _last_word(directory)
         _print_output(directory, options.n)
+        take_in(directory)
+        page = _page(item, directory) if diagnoses else ""
         shutil.rmtree(directory, ignore_errors=True)
-    verdict = Verdict(reports)
+    verdict = Verdict(reports, results=results)
     if late:
         verdict.report = late
         return verdict
@@ -113,7 +114,19 @@ def run_real(item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[st
     verdict.ranks = reports
     if any(d.kind.value == "host_stuck" for d in told):
         verdict.notes.append(options.patience_note(away_s))
+    if page:
+        verdict.notes.append(f"this run as a page: {page}")
     return verdict
+
+
+def _page(item: pytest.Function, directory: Path) -> str:
+    """The path of the page of what the monitor accuses, if one is wanted."""
+    folder = item.config.getoption("--distsim-html")
+    if not folder:
+        return ""
+    from distsim.report.html.failed_test import page_of_records
+
+    return page_of_records(folder, item.nodeid, directory)
 
 
 def _follows(headline: str) -> bool:
@@ -127,7 +140,7 @@ def _child(
     settings: Any,
     writer: int,
     item: pytest.Function,
-    body: Callable[..., Any],
+    body: functools.partial[Any],
     kwargs: Mapping[str, Any],
     options: Options,
 ) -> NoReturn:
@@ -154,10 +167,12 @@ def _child(
             DISTSIM_MONITOR="0",
             OMP_NUM_THREADS="1",
         )
-        code = _run_rank(writer, item, body, kwargs, options)
+        with measured_apart(directory / f"coverage.{rank}"):
+            code = _run_rank(writer, item, body, kwargs, options)
     except BaseException as error:  # ours: the parent has to hear of it
         with contextlib.suppress(OSError):
-            os.write(writer, pickle.dumps(RankReport("failed", f"distsim's own error: {error!r}", repr(error))))
+            report = RankReport("failed", f"distsim's own error: {error!r}", repr(error))
+            os.write(writer, pickle.dumps((report, b"")))
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -170,7 +185,7 @@ def _no_prompt(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _run_rank(
-    writer: int, item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[str, Any], options: Options
+    writer: int, item: pytest.Function, body: functools.partial[Any], kwargs: Mapping[str, Any], options: Options
 ) -> int:
     import torch
 
@@ -180,26 +195,36 @@ def _run_rank(
     torch.manual_seed(options.seed)
     guard.install()
     report: RankReport | None = None
+    result = b""
     try:
-        rank_body(body, kwargs, options)()
+        result = _sent(rank_body(body, kwargs, options)())
     except BaseException as error:
         session = guard.current_session()
         if session is not None:
             session.raised(error)
         report = describe(item, body, error)
     with os.fdopen(writer, "wb") as pipe:
-        pickle.dump(report, pipe)
+        pickle.dump((report, result), pipe)
     if report is None:
         guard.remove()
     return 0 if report is None else 1
 
 
+def _sent(value: Any) -> bytes:
+    """*value* as it is sent to pytest's process, which reads it if a test asks for it."""
+    try:
+        return pickle.dumps(value)
+    except Exception as error:
+        return pickle.dumps(NotSent(f"what the rank returned cannot be pickled: {type(error).__name__}: {error}"))
+
+
 def _collect(
     children: Mapping[int, int], readers: Mapping[int, int], directory: Path, timeout_s: float
-) -> tuple[dict[int, RankReport], dict[int, int]]:
-    """Wait for every rank: its report, if it failed, and its exit code."""
+) -> tuple[dict[int, RankReport], dict[int, int], list[Any]]:
+    """Wait for every rank: its report, if it failed, its exit code, and what it returned."""
     reports: dict[int, RankReport] = {}
     codes: dict[int, int] = {}
+    results: list[Any] = [None] * len(children)
     open_pipes = dict(readers)
     said: dict[int, bytes] = dict.fromkeys(readers, b"")
     deadline = time.monotonic() + timeout_s
@@ -230,22 +255,17 @@ def _collect(
     for rank, data in said.items():
         report = None
         with contextlib.suppress(Exception):
-            report = pickle.loads(data) if data else None
+            report, result = pickle.loads(data)
+            results[rank] = pickle.loads(result) if result else None
         if report is not None:
             reports[rank] = report
-    return reports, codes
+    return reports, codes, results
 
 
-def _last_word(directory: Path, monitor: Any) -> list[Diagnosis]:
+def _last_word(directory: Path) -> list[Diagnosis]:
     """What the monitor has found, once it knows that all is over."""
     (directory / "done.json").write_text("{}")
-    if monitor is None:
-        return []
-    with contextlib.suppress(Exception):
-        monitor.wait(MONITOR_WAIT_S)
-    if monitor.poll() is None:
-        monitor.kill()
-        monitor.wait()
+    MONITOR.wait(MONITOR_WAIT_S)
     return _told(directory)
 
 

@@ -1,24 +1,36 @@
-"""The simulated arm: all ranks of a test in this process, a few milliseconds a test."""
+"""The simulated arm: all ranks of a test in this process, some ten milliseconds a test.
+
+Imported at the end of a collection that has found tests for it, with all that they need: torch takes seconds.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+import numpy.random  # noqa: F401  # which the first simulation would import
 import pytest
 
+from distsim.cluster import Cluster, load_cluster
 from distsim.errors import UsageError
+from distsim.plugin import terminal
+from distsim.plugin.on_rank import log, monkeypatch  # noqa: F401  # for `fixtures`, which real ranks use, too
+from distsim.plugin.on_rank.body import rank_body
+from distsim.plugin.on_rank.fixtures import NoCopy
+from distsim.plugin.on_rank.report import describe
+from distsim.plugin.on_rank.shared import shared_note
 from distsim.plugin.options import Options
-from distsim.plugin.rank_body import rank_body
-from distsim.plugin.rank_report import describe
-from distsim.plugin.shared_fixtures import NoCopy
+from distsim.plugin.timeouts import TimedConditions
+from distsim.plugin.tools.debugger import traces_of, wants_frames
+from distsim.plugin.tools.hypothesis import in_the_example
 from distsim.plugin.verdict import Verdict, columns, whole
-
-if TYPE_CHECKING:
-    from distsim.plugin.timeouts import TimedConditions
+from distsim.sim.kernel.scheduler import Unwind
+from distsim.sim.run import simulate
+from distsim.watcher import overseer
 
 __all__ = ["run_simulated"]
 
@@ -26,24 +38,23 @@ GPUS_PER_NODE = 8
 
 
 def run_simulated(
-    item: pytest.Function, body: Callable[..., Any], kwargs: Mapping[str, Any], options: Options
+    item: pytest.Function, body: functools.partial[Any], kwargs: Mapping[str, Any], options: Options
 ) -> Verdict:
     """Run *body* on `options.n` simulated ranks."""
     __tracebackhide__ = True
-    import distsim
-    from distsim.plugin import terminal
-    from distsim.sim.kernel.scheduler import Unwind
-    from distsim.watcher import overseer
-
     overseer.REPORT_FD = terminal.stderr_fd
 
     errors: dict[int, BaseException] = {}
-    run = rank_body(body, kwargs, options)
+    ended: dict[int, BaseException] = {}
+    run, example = rank_body(body, kwargs, options, item.instance), in_the_example()
 
-    def on_rank() -> None:
+    def on_rank() -> Any:
         try:
-            run()
-        except Unwind:
+            with example():
+                return run()
+        except Unwind as end:
+            if wants_frames(item):
+                ended[int(os.environ["RANK"])] = end
             raise
         except BaseException as error:
             errors[int(os.environ["RANK"])] = error
@@ -56,7 +67,7 @@ def run_simulated(
         with warnings.catch_warnings(), _torch_logs_nothing():
             warnings.filterwarnings("ignore", module=r"torch\.")  # torch's own, as real ranks would print them
             warnings.filterwarnings("ignore", r"Seems like `optimizer\.step")  # so a copy of a fixture's one looks
-            outcome = distsim.simulate(
+            outcome = simulate(
                 on_rank,
                 on=cluster,
                 nnodes=nodes,
@@ -65,6 +76,7 @@ def run_simulated(
                 host_timeout_s=away_s,
                 conditions=conditions,
                 check=False,
+                trace=item.config.getoption("--distsim-html") is not None,
             )
     except UsageError as mistake:
         raise pytest.UsageError(str(mistake)) from None
@@ -76,6 +88,9 @@ def run_simulated(
     if outcome.interrupted:
         raise KeyboardInterrupt
     verdict = Verdict({rank: describe(item, body, error) for rank, error in sorted(errors.items())})
+    verdict.results = outcome.results
+    if wants_frames(item):
+        verdict.traces = traces_of(ended | errors)
     told = [d for d in outcome.diagnoses if d.adds_to(errors)]
     if told:
         for rank in errors:  # pytest shows these itself
@@ -88,21 +103,27 @@ def run_simulated(
         codes = {r.rank: r.exit_code for r in outcome.ranks if r.exit_code}
         verdict.report = f"ranks left with exit codes {codes}"
     verdict.notes = [n for n in outcome.notes if n not in verdict.report] if verdict.report or errors else []
+    if errors and (shared := shared_note(body, kwargs)):
+        verdict.notes.append(shared)
     if any(d.kind.value == "host_stuck" for d in told):
         verdict.notes.append(options.patience_note(away_s))
+    if (folder := item.config.getoption("--distsim-html")) and (errors or verdict.report):
+        from distsim.report.html.failed_test import page_of_outcome
+
+        verdict.notes.append(f"this run as a page: {page_of_outcome(folder, item.nodeid, outcome)}")
     return verdict
 
 
 @contextlib.contextmanager
 def _torch_logs_nothing() -> Iterator[None]:
     """torch notes each failing call for a handler that is none; pytest would show that under the test."""
-    from torch.distributed.c10d_logger import _c10d_logger as log
+    from torch.distributed.c10d_logger import _c10d_logger as logger
 
-    before, log.disabled = log.disabled, True
+    before, logger.disabled = logger.disabled, True
     try:
         yield
     finally:
-        log.disabled = before
+        logger.disabled = before
 
 
 def _where(conditions: TimedConditions) -> str:
@@ -119,20 +140,24 @@ def _where(conditions: TimedConditions) -> str:
     return text.rstrip()
 
 
-def _room(options: Options) -> tuple[str, int | None, int | None]:
-    """A cluster with exactly so many ranks, as full nodes as the number allows."""
-    from distsim.cluster import load_cluster
+@functools.lru_cache(8)
+def _usual(nodes: int) -> Cluster:
+    """The cluster of tests that name none: one for all of them, with the ways through it that it has found."""
+    return load_cluster(f"dgx-h100:{nodes}")
 
+
+def _room(options: Options) -> tuple[str | Cluster, int | None, int | None]:
+    """A cluster with exactly so many ranks, as full nodes as the number allows."""
     if options.cluster is None:
         per_node = max(k for k in range(1, GPUS_PER_NODE + 1) if options.n % k == 0)
-        return f"dgx-h100:{options.n // per_node}", None, per_node
+        return _usual(options.n // per_node), None, per_node
     cluster = load_cluster(options.cluster)
     per_node = len(cluster.place()) // cluster.num_nodes
     room = per_node * cluster.num_nodes
     if options.n > room and cluster.node.num_gpus:
         raise UsageError(
-            f"world_size({options.n}): the cluster {options.cluster!r} has room for {room} ranks: "
-            f"take more nodes (cluster='NAME:N'), or a smaller world_size"
+            f"ranks({options.n}): the cluster {options.cluster!r} has room for {room} ranks: "
+            f"take more nodes (cluster='NAME:N'), or fewer ranks"
         )
     for nodes in range(1, cluster.num_nodes + 1):
         if options.n % nodes == 0 and options.n // nodes <= max(per_node, 1):
@@ -140,12 +165,11 @@ def _room(options: Options) -> tuple[str, int | None, int | None]:
     if options.n % cluster.num_nodes == 0:
         return options.cluster, None, options.n // cluster.num_nodes
     raise UsageError(
-        f"world_size({options.n}): ranks do not spread evenly over the {cluster.num_nodes} nodes of {options.cluster!r}"
+        f"ranks({options.n}): ranks do not spread evenly over the {cluster.num_nodes} nodes of {options.cluster!r}"
     )
 
 
 def _conditions(options: Options) -> TimedConditions:
-    from distsim.plugin.timeouts import TimedConditions
     from distsim.sim.faults.tensors import GUARDS
     from distsim.sim.kernel.limits import Limits
 
@@ -156,7 +180,7 @@ def _conditions(options: Options) -> TimedConditions:
         rules = read_faults(options.faults)
     unknown = sorted(set(options.guards) - set(GUARDS))
     if unknown:
-        raise UsageError(f"world_size: guards: expected {', '.join(GUARDS)}, got {unknown[0]!r}")
+        raise UsageError(f"ranks: guards: expected {', '.join(GUARDS)}, got {unknown[0]!r}")
     # A rank that computes is alive: only the limit of the whole test is for it.
     patience = max(1.0, options.timeout_s / options.host_timeout_s)
     limits = Limits(wall_time_s=options.timeout_s, virtual_time_s=86_400.0)

@@ -35,11 +35,17 @@ class ScenarioItem(pytest.Item):
         """Run it and print what its ranks printed, so that pytest shows it under the failure."""
         from distsim.scenario import load_scenario, run_scenario
 
-        result = run_scenario(load_scenario(self.path))
+        folder = self.config.getoption("--distsim-html")
+        result = run_scenario(load_scenario(self.path), picture=bool(folder))
         if result.output:
             print(result.output, end="" if result.output.endswith("\n") else "\n")
         if not result.passed:
             self.culprit = result.place
+            if folder and result.document:
+                from distsim.report.html.failed_test import page_of_report
+
+                result.notes.append(f"this run as a page: {page_of_report(folder, self.nodeid, result.document)}")
+                print(result.notes[-1])
             output, result.output = result.output, ""
             text = result.text
             result.output = output

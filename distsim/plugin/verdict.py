@@ -8,14 +8,17 @@ import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.skipping import evaluate_xfail_marks
 
 from distsim.plugin.annotations import in_library
+from distsim.plugin.on_rank.report import RankReport, full_names
 from distsim.plugin.options import Options
-from distsim.plugin.rank_report import RankReport, full_names
+from distsim.plugin.tools.debugger import NoPrompt, choose_frame, wants_frames
+from distsim.plugin.tools.hypothesis import rejected
 
 if TYPE_CHECKING:
     from distsim.debug.diagnosis.diagnose import Diagnosis
@@ -50,6 +53,10 @@ class Verdict:
     place: tuple[str, int] | None = None
     """File and line that the diagnosis names."""
     notes: list[str] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+    """What each rank returned."""
+    traces: dict[int, TracebackType] = field(default_factory=dict)
+    """Where simulated ranks were when they failed or were ended, for a debugger."""
 
     def explain(self, diagnoses: Sequence[Diagnosis], evidence: Evidence | None, *, every: bool) -> None:
         """Take over what *diagnoses* say: only the first few of many, unless *every* one is asked for."""
@@ -65,7 +72,8 @@ class Verdict:
             ranks = sorted({rank for d in diagnoses[shown:] for rank in d.culprits})
             self.report += f"\nand {len(diagnoses) - shown} more ({kinds}: {_who(ranks)}); -vv shows them all\n"
         root = diagnoses[0]
-        site = next((root.sites[r] for r in (*root.culprits, *root.victims) if r in root.sites), None)
+        sites = [root.sites[r] for r in (*root.culprits, *root.victims) if r in root.sites]
+        site = next((one for one in sites if not in_library(one.file)), None)  # a rank that is done stands in pytest
         if site is not None and site.line:
             self.place = (site.file, site.line)
         if root.kind.value not in _RAISED:
@@ -85,6 +93,10 @@ def whole(item: pytest.Item) -> bool:
 def judge(verdict: Verdict, item: pytest.Function, options: Options) -> None:
     """Pass, skip or fail as the ranks say."""
     __tracebackhide__ = True
+    if any(rejected(report.bases) for report in verdict.ranks.values()):
+        from hypothesis.errors import UnsatisfiedAssumption
+
+        raise UnsatisfiedAssumption
     failed = {rank: report for rank, report in verdict.ranks.items() if report.kind == "failed"}
     stopped = {rank: report for rank, report in verdict.ranks.items() if report.kind != "failed"}
     if not failed and len(stopped) == options.n:
@@ -95,10 +107,17 @@ def judge(verdict: Verdict, item: pytest.Function, options: Options) -> None:
     expected = evaluate_xfail_marks(item)
     if expected is not None and expected.raises is not None and failed and _expected(expected.raises, failed):
         pytest.xfail(expected.reason)
+    trace, failure = None, pytest.fail.Exception
+    if wants_frames(item):
+        trace, note = choose_frame(verdict.traces, failed, options.on)
+        verdict.notes.append(note)
+        failure = NoPrompt if trace is None else failure
     text = _text(verdict, failed, stopped, options, every=whole(item))
+    if trace is not None:
+        raise failure(text, pytrace=False).with_traceback(trace)
     frames = failed[min(failed)].frames if failed else ()
     frames = tuple(frame for frame in frames if not in_library(frame[0])) or frames
-    _fail_at(verdict.place if verdict.lead or not frames else frames[-1], text)
+    _fail_at(verdict.place if verdict.lead or not frames else frames[-1], failure(text, pytrace=False))
 
 
 def _expected(raises: object, failed: Mapping[int, RankReport]) -> bool:
@@ -108,10 +127,9 @@ def _expected(raises: object, failed: Mapping[int, RankReport]) -> bool:
     return all(names & set(report.bases) for report in failed.values())
 
 
-def _fail_at(place: tuple[str, int] | None, text: str) -> None:
-    """Fail, as if at *place*: it is what `--tb=line`, editors and annotations show."""
+def _fail_at(place: tuple[str, int] | None, error: BaseException) -> None:
+    """Raise *error*, as if at *place*: it is what `--tb=line`, editors and annotations show."""
     __tracebackhide__ = True
-    error = pytest.fail.Exception(text, pytrace=False)
     if place is None:
         raise error
     file, line = place
@@ -135,7 +153,7 @@ def _text(
         lead = f"{verdict.lead}; " if verdict.lead else ""
         parts.append(f"{lead}{_who(first)}: {failed[first[0]].headline}{more}")
     for same_place in alike:
-        full = len(same_place) if every or len(same_place) <= SHOWN_IN_FULL + 1 else SHOWN_IN_FULL
+        full = len(same_place) if every or len(same_place) <= SHOWN_IN_FULL else SHOWN_IN_FULL
         for ranks in same_place[:full]:
             title = f"_____ {_who(ranks)} of {options.n} on {options.on} _____"
             parts += ["", title, failed[ranks[0]].text.rstrip()]
@@ -170,7 +188,8 @@ def _folded(rest: Sequence[list[int]], failed: Mapping[int, RankReport]) -> list
         said.setdefault(_ADDRESS.sub("0x", failed[ranks[0]].headline), []).extend(ranks)
     everyone = sorted(rank for ranks in rest for rank in ranks)
     file, line = failed[everyone[0]].frames[-1]
-    lines = [f"_____ {len(everyone)} more ranks fail at {os.path.basename(file)}:{line}, with other values _____"]
+    alike = "rank fails" if len(everyone) == 1 else "ranks fail"
+    lines = [f"_____ {len(everyone)} more {alike} at {os.path.basename(file)}:{line}, with other values _____"]
     listed = sorted((sorted(ranks), text) for text, ranks in said.items())
     if len(listed) == SHOWN_IN_A_LINE + 1:
         shown = listed

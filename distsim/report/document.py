@@ -16,7 +16,7 @@ takes one away or changes its meaning changes the schema's number.
 - `links[]`: the used ones: `name, kind, bandwidth_bytes_per_s, bytes, busy_s, mean_utilisation,
   peak_utilisation`
 - `diagnoses[]`: `distsim.debug.diagnosis.diagnose.Diagnosis.to_json`, the root cause first; empty for a
-  healthy run
+  healthy run. `see` is the kind's section in the documentation
 - `failures[]`: `ranks, type, message, traceback`, equal ones merged
 - `notes[]`: one sentence each
 - `training`, where ranks used GPUs: what their optimizers' steps were, see `distsim.report.training`
@@ -40,7 +40,7 @@ from distsim.report.training.section import training_section
 if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome, RankSummary
 
-__all__ = ["SCHEMA", "report_document", "write_report"]
+__all__ = ["SCHEMA", "clean", "report_document", "write_report"]
 
 SCHEMA = "distsim.report/1"
 
@@ -111,9 +111,9 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
     }
     if outcome.training is not None:
         document["training"] = training_section(outcome.training)
-    clean = _clean(document)
-    assert isinstance(clean, dict)
-    return clean
+    cleaned = clean(document)
+    assert isinstance(cleaned, dict)
+    return cleaned
 
 
 def write_report(outcome: Outcome, path: str) -> None:
@@ -131,7 +131,7 @@ def _pick(item: object, fields: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(item, name) for name in fields}
 
 
-def _clean(value: Any) -> Any:
+def clean(value: Any) -> Any:
     """JSON has no infinity (a loopback link's bandwidth) and no NaN: null stands for both. Addresses of
     objects in messages differ from run to run and are blanked."""
     if isinstance(value, str):
@@ -139,7 +139,7 @@ def _clean(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): _clean(item) for key, item in value.items()}
+        return {str(key): clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(item) for item in value]
+        return [clean(item) for item in value]
     return value

@@ -51,6 +51,9 @@ class Summary:
         yield Failures(outcome.failures, told)
         yield Whereabouts(outcome)
         yield from self._header()
+        if outcome.exit_code == 3:
+            yield from self._notes()
+            return  # where the time went until then is nobody's question; a JSON report has it
         if outcome.training is not None:
             for title, body in training_parts(outcome.training):
                 yield from self._section(title, body)
@@ -59,9 +62,12 @@ class Summary:
             yield from self._section(title, ranks_table(outcome.ranks))
         yield from self._section("collectives (algbw and busbw in GB/s)", collectives_table(outcome.collectives))
         yield from self._section("busiest links", links_table(outcome.links))
-        if outcome.notes:
+        yield from self._notes()
+
+    def _notes(self) -> RenderResult:
+        if self.outcome.notes:
             yield Text()
-        for note in outcome.notes:
+        for note in self.outcome.notes:
             yield Text(f"note: {note}", style="dim")
 
     def _header(self) -> RenderResult:

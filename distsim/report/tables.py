@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import isclose
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,8 @@ MOST_RANKS = 8
 MOST_ROWS = 16
 """More different rows than this: minimum, median and maximum only."""
 MOST_COLLECTIVES = 12
+ALIKE = 0.1
+"""Groups of one name whose calls, bytes and time differ by no more than this share are one row."""
 MOST_LINKS = 8
 FEWEST_LINKS = 3
 IDLE = 0.005
@@ -81,8 +85,9 @@ def _times(rank: RankSummary) -> list[str]:
 
 
 def collectives_table(totals: Iterable[CollectiveTotal]) -> RenderableType | None:
-    """Calls by group and operation, the longest first; None where there were none."""
-    rows = sorted(totals, key=lambda total: (-total.time_s, total.group, total.op, total.dtype))
+    """Calls by group and operation, the longest first; None where there were none. Where a row is several groups
+    alike, its figures are the mean group's, as those of links alike are one link's."""
+    rows = _alike_groups(sorted(totals, key=lambda total: (-total.time_s, total.group, total.op, total.dtype)))
     if not rows:
         return None
     table = _table()
@@ -90,9 +95,10 @@ def collectives_table(totals: Iterable[CollectiveTotal]) -> RenderableType | Non
     table.add_column("operation")
     for name in ("calls", "bytes", "time", "algbw", "busbw"):
         table.add_column(name, justify="right")
-    for total in rows[:MOST_COLLECTIVES]:
+    for groups in rows[:MOST_COLLECTIVES]:
+        total = _mean(groups)
         table.add_row(
-            total.group,
+            total.group if len(groups) == 1 else f"{total.group}, {len(groups)} groups",
             f"{total.op} {total.dtype}".rstrip(),
             f"{total.count:,}",
             format_bytes(total.bytes),
@@ -101,6 +107,50 @@ def collectives_table(totals: Iterable[CollectiveTotal]) -> RenderableType | Non
             _gigabytes(total.busbw_bytes_per_s) if total.bytes else "-",
         )
     return _with_rest(table, len(rows) - MOST_COLLECTIVES, "operations")
+
+
+def _alike_groups(totals: Sequence[CollectiveTotal]) -> list[list[CollectiveTotal]]:
+    """One operation's *totals* on groups of one name (`mesh_tp` of each stage) that are about the same, together."""
+    rows: list[list[CollectiveTotal]] = []
+    by_name: dict[tuple[object, ...], list[list[CollectiveTotal]]] = {}
+    for total in totals:
+        same_name = by_name.setdefault((total.group, total.num_ranks, total.op, total.dtype), [])
+        row = next((row for row in same_name if _about(row[0], total)), None)
+        if row is None:
+            row = []
+            rows.append(row)
+            same_name.append(row)
+        row.append(total)
+    return rows
+
+
+def _about(one: CollectiveTotal, other: CollectiveTotal) -> bool:
+    pairs = (one.time_s, other.time_s), (one.bytes, other.bytes), (one.count, other.count)
+    return all(isclose(first, second, rel_tol=ALIKE) for first, second in pairs)
+
+
+def _mean(totals: Sequence[CollectiveTotal]) -> CollectiveTotal:
+    """The mean group's."""
+    first, many = totals[0], len(totals)
+    if many == 1:
+        return first
+    time_s, num_bytes = (sum(values) / many for values in zip(*((t.time_s, t.bytes) for t in totals), strict=True))
+    algbw = num_bytes / time_s if time_s > 0 else 0.0
+    busbw = algbw * (first.busbw_bytes_per_s / first.algbw_bytes_per_s if first.algbw_bytes_per_s else 0.0)
+    low_s, high_s = (
+        None if None in ends else sum(end for end in ends if end is not None) / many
+        for ends in ([t.low_s for t in totals], [t.high_s for t in totals])
+    )
+    return replace(
+        first,
+        count=round(sum(t.count for t in totals) / many),
+        bytes=round(num_bytes),
+        time_s=time_s,
+        algbw_bytes_per_s=algbw,
+        busbw_bytes_per_s=busbw,
+        low_s=low_s,
+        high_s=high_s,
+    )
 
 
 def _sure(total: CollectiveTotal) -> str:

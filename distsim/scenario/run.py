@@ -36,25 +36,29 @@ __all__ = ["observe", "run_scenario", "simulate_scenario"]
 _perf_counter = time.perf_counter
 
 
-def run_scenario(scenario: Scenario, *, update_baseline: bool = False) -> Result:
-    """Run *scenario* and check its expectations. Never raises for what the program does."""
+def run_scenario(scenario: Scenario, *, update_baseline: bool = False, picture: bool = False) -> Result:
+    """Run *scenario* and check its expectations. Never raises for what the program does. With *picture* its document
+    has what a page draws."""
     started = _perf_counter()
     try:
         if scenario.spec.backend == "gloo":
             from distsim.scenario.real.real import run_for_real
 
-            result = run_for_real(scenario)
+            result = run_for_real(scenario, picture=picture)
         else:
-            outcome, output, conditions = simulate_scenario(scenario)
-            result = observe(scenario, outcome, output, conditions, update_baseline=update_baseline)
+            outcome, output, conditions = simulate_scenario(scenario, trace=picture)
+            result = observe(scenario, outcome, output, conditions, update_baseline=update_baseline, picture=picture)
     except DistsimError as error:
         result = Result(scenario.name, str(scenario.path), [str(error)], replay=replay_command(scenario), kind=NOT_RUN)
     result.wall_s = _perf_counter() - started
     return result
 
 
-def simulate_scenario(scenario: Scenario, schedule: Schedule | None = None) -> tuple[Outcome, str, Conditions]:
-    """The bare run: its outcome, what the ranks printed, and the conditions (which know what never struck)."""
+def simulate_scenario(
+    scenario: Scenario, schedule: Schedule | None = None, trace: bool = False
+) -> tuple[Outcome, str, Conditions]:
+    """The bare run: its outcome (with what a *trace* shows), what the ranks printed, and the conditions (which know
+    what never struck)."""
     from distsim.sim import RunRequest, run_program, simulate
 
     spec, limits = scenario.spec, scenario.spec.limits
@@ -81,6 +85,7 @@ def simulate_scenario(scenario: Scenario, schedule: Schedule | None = None) -> t
         "proto": spec.proto,
         "host_timeout_s": min(limits.host_timeout_s, limits.wall_time_s),
         "conditions": conditions,
+        "trace": trace,
     }
     with _captured() as printed, _environment(spec.env):
         if scenario.function is None:
@@ -98,6 +103,7 @@ def observe(
     conditions: Conditions,
     *,
     update_baseline: bool = False,
+    picture: bool = False,
 ) -> Result:
     """From a run to its result."""
     outcome.cut_short = conditions.limits.reached is not None
@@ -115,8 +121,24 @@ def observe(
     )
     result.virtual_time_s = outcome.virtual_time_s
     result.notes = list(outcome.notes)
-    result.document = report_document(outcome)
+    if picture:
+        from distsim.report.html.reports import outcome_document
+
+        result.document = outcome_document(outcome, result.replay, [_band(rule, outcome) for rule in scenario.rules])
+    else:
+        result.document = report_document(outcome)
     return result
+
+
+def _band(rule: Rule, outcome: Outcome) -> tuple[float, float | None, str]:
+    """From when to when a fault was at work, for a picture."""
+    when = rule.when
+    begin_s = when.at_s
+    if when.call is not None:
+        calls = (record for records in outcome.records.values() for record in records)
+        begin_s = min((c.issued_s for c in calls if when.call.matches(c)), default=outcome.virtual_time_s)
+    begin_s += when.after_s
+    return begin_s, None if when.for_s is None else begin_s + when.for_s, str(rule)
 
 
 def _never(rule: Rule, outcome: Outcome) -> str:

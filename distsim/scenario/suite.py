@@ -55,25 +55,30 @@ def matching(expression: str | None) -> Callable[[Scenario | BadFile], bool]:
 
 
 def run_suite(
-    scenarios: Sequence[Scenario], workers: int = 1, update_baselines: bool = False, apart: bool = False
+    scenarios: Sequence[Scenario],
+    workers: int = 1,
+    update_baselines: bool = False,
+    apart: bool = False,
+    picture: bool = False,
 ) -> Iterator[Result]:
     """Results in the order of *scenarios*, as they come. *apart*: this process may fork, and nothing else simulates
     in it; then each scenario has a process of its own (apart.py)."""
     needed = _imports(scenarios)
     if apart:
         _import(needed)
-        yield from run_apart(scenarios, workers, partial(run_scenario, update_baseline=update_baselines))
+        run = partial(run_scenario, update_baseline=update_baselines, picture=picture)
+        yield from run_apart(scenarios, workers, run)
         return
     if workers < 2 or len(scenarios) < 2:
         _import(needed)
         for scenario in scenarios:
-            yield run_scenario(scenario, update_baseline=update_baselines)
+            yield run_scenario(scenario, update_baseline=update_baselines, picture=picture)
         return
     # Fresh processes: a simulation swaps what a process has only once, so two cannot share one.
     context = multiprocessing.get_context("spawn")
     number = min(workers, len(scenarios))
     with ProcessPoolExecutor(number, mp_context=context, initializer=_prepare, initargs=(needed,)) as pool:
-        jobs = [pool.submit(run_one, s.path, s.data, update_baselines) for s in scenarios]
+        jobs = [pool.submit(run_one, s.path, s.data, update_baselines, picture) for s in scenarios]
         for job in jobs:
             yield job.result()
 
@@ -98,15 +103,15 @@ def _prepare(modules: Sequence[str]) -> None:
     multiprocessing.set_start_method(None, force=True)  # a worker has one, a program's first process has not
 
 
-def run_one(path: object, data: dict[str, object], update: bool) -> Result:
+def run_one(path: object, data: dict[str, object], update: bool, picture: bool = False) -> Result:
     """One scenario in a worker, from plain data; what no longer fits (a program deleted meanwhile) is its own error."""
     path = Path(str(path))
     try:
-        return run_there(path, data, update)
+        return run_there(path, data, update, picture)
     except BadFile as error:
         return Result(error.name, str(path), error.faults, kind=NOT_RUN)
 
 
-def run_there(path: object, data: dict[str, object], update: bool) -> Result:
+def run_there(path: object, data: dict[str, object], update: bool, picture: bool = False) -> Result:
     """One scenario on a machine that may not have what it needs: then `BadFile`."""
-    return run_scenario(check(data, Path(str(path))), update_baseline=update)
+    return run_scenario(check(data, Path(str(path))), update_baseline=update, picture=picture)

@@ -92,6 +92,7 @@ class Outcome:
     results: list[Any] = field(default_factory=list)
     ranks: list[RankSummary] = field(default_factory=list)
     records: dict[int, list[CallRecord]] = field(default_factory=dict)
+    """Each rank's last calls (call_log.py), of a scenario or with *trace* all."""
     diagnoses: list[Diagnosis] = field(default_factory=list)
     evidence: Evidence | None = None
     """What the diagnoses were made from, for their report."""
@@ -99,7 +100,11 @@ class Outcome:
     collectives: list[CollectiveTotal] = field(default_factory=list)
     links: list[LinkUse] = field(default_factory=list)
     link_samples: Sequence[tuple[float, int, float]] = ()
+    """Time, place in `links` and utilisation, where a trace was asked for."""
     compute: dict[int, list[tuple[float, float, str]]] = field(default_factory=dict)
+    """Each rank's operators on its CPU (begin, end, name), where a trace was asked for."""
+    for_trace: bool = True
+    """Whether all is there that a trace shows."""
     training: Training | None = None
     """What the GPUs did; None where no rank has used one."""
     gpu_tracks: Mapping[int, list[GpuTrack]] = field(default_factory=dict)

@@ -6,8 +6,8 @@ import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Iterator
-from types import FunctionType
+from collections.abc import Callable, Iterable, Iterator
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -87,6 +87,9 @@ def simulation(gpus: bool) -> Iterator[Host]:
         ):
             yield host
     finally:
+        for number in _told_compiler:
+            torch.jit._builtins._get_builtin_table().pop(number, None)
+        _told_compiler.clear()
         give_back_kernels()
         give_back_dcp()
         datetime_clock(virtual=False)
@@ -110,34 +113,41 @@ def all_patches(modules: RankModules) -> list[Patch]:
     """(holder, attribute, replacement) of everything that is led elsewhere. A replacement has the
     signature, names and doc of what it stands for: Lightning rebuilds a data loader by `__init__`'s."""
     ALIASES.look()
-    patches = [
-        *clock_patches(),
-        *thread_patches(),
-        *import_patches(modules),
-        *backend_patches(),
-        *spawn_patches(),
-        *future_patches(),
-        *random_patches(),
-        *environ_patches(),
-        *pid_patches(),
-        *host_patches(),
-        *socket_patches(),
-        *switch_patches(),
-        *log_patches(),
-        *signal_patches(),
-        *unarmed_patches(),
-        *usage_patches(),
-        *sharing_patches(),
-        *profiler_patches(),
-        *operator_patches(),
-        *optimizer_patches(),
-        *_mode_flags(),
-        *mesh_patches(),
-        *_loader_patches(),
-        *cuda_patches(),
-        *rpc_patches(),
-    ]
-    return [(holder, name, resembling(_get(holder, name), value)) for holder, name, value in patches]
+    patches = [*import_patches(modules), *log_patches(), *_mode_flags(), *rpc_patches()]
+    found = [*_KEPT.patches(), *((holder, name, resembling(_get(holder, name), v)) for holder, name, v in patches)]
+    _tell_compiler((_get(holder, name), value) for holder, name, value in found)
+    return found
+
+
+def _tell_compiler(replaced: Iterable[tuple[Any, Any]]) -> None:
+    """TorchScript knows some of torch's functions (torch.save) as operators: so does it what stands for them."""
+    known = torch.jit._builtins._get_builtin_table()
+    _told_compiler.update({id(ours): known[id(real)] for real, ours in replaced if id(real) in known})
+    known.update(_told_compiler)
+
+
+_told_compiler: dict[int, str] = {}
+"""Of this simulation."""
+
+
+class _Kept:
+    """Patches that know nothing of the simulation they are for: made once, and again where one of the things that they
+    stand for is another, or modules have come."""
+
+    def __init__(self, *makers: Callable[[], list[Patch]]) -> None:
+        self._makers = makers
+        self._changes = -1
+        self._patches: list[Patch] = []
+        self._real: list[Any] = []
+
+    def patches(self) -> list[Patch]:
+        stand = self._changes == ALIASES.changes
+        if not stand or any(_get(h, n) is not real for (h, n, _), real in zip(self._patches, self._real, strict=True)):
+            made = [patch for maker in self._makers for patch in maker()]
+            self._real = [_get(holder, name) for holder, name, _ in made]
+            self._patches = [(h, n, resembling(real, v)) for (h, n, v), real in zip(made, self._real, strict=True)]
+            self._changes = ALIASES.changes
+        return self._patches
 
 
 _active = [False]
@@ -146,7 +156,7 @@ _MISSING = object()
 
 def _get(holder: Any, name: str) -> Any:
     """The attribute as it stands in *holder* itself, descriptors included."""
-    if isinstance(holder, FunctionType):  # __defaults__
+    if isinstance(holder, FunctionType | CellType):  # __defaults__, what a decorator is around
         return getattr(holder, name)
     return vars(holder).get(name, _MISSING)
 
@@ -194,3 +204,28 @@ def _loader_patches() -> list[Patch]:
         real_init(self, *args, **kwargs)
 
     return [(loader, "__init__", init)]
+
+
+_KEPT = _Kept(
+    clock_patches,
+    thread_patches,
+    backend_patches,
+    spawn_patches,
+    future_patches,
+    random_patches,
+    environ_patches,
+    pid_patches,
+    host_patches,
+    socket_patches,
+    switch_patches,
+    signal_patches,
+    unarmed_patches,
+    usage_patches,
+    sharing_patches,
+    profiler_patches,
+    operator_patches,
+    optimizer_patches,
+    mesh_patches,
+    _loader_patches,
+    cuda_patches,
+)

@@ -66,7 +66,8 @@ def run_program(request: RunRequest) -> Outcome:
 
     def enter(process: SimProcess) -> Callable[[], Any]:
         process.program = program
-        process.argv = [program.path, *request.args]
+        flag = [] if request.local_rank_flag is None else [f"{request.local_rank_flag}={process.slot.local_rank}"]
+        process.argv = [program.path, *flag, *request.args]
         process.sys_path = [folder, *(p for p in sys.path if p not in ("", folder))]
         return lambda: program.run_in(process, "__main__") and None
 
@@ -91,6 +92,7 @@ def simulate(
     data: str = "shapes",
     placeholder: float = 1.0,
     fuse: bool = False,
+    trace: bool = False,
     conditions: Conditions | None = None,
     check: bool = True,
 ) -> Outcome:
@@ -98,7 +100,8 @@ def simulate(
 
     *fn* finds its rank as under torchrun: in the environment, or after `init_process_group`.
     *data* "real" has the values of all tensors on simulated GPUs computed on the CPU; else one that nobody knows reads
-    as *placeholder*. With *fuse*, what torch.compile is given is priced as fused kernels.
+    as *placeholder*. With *fuse*, what torch.compile is given is priced as fused kernels. *trace* keeps what
+    `distsim.report.write_trace` draws: every call and every operator, where else each rank's last calls are kept.
     `Outcome.results` holds what each rank returned. A rank that raises raises `RankFailure` here,
     with all ranks' tracebacks merged and the diagnosis after them, unless *check* is False; a hang or
     mismatch without an exception is reported in `Outcome.diagnoses`.
@@ -118,6 +121,7 @@ def simulate(
         data=data,
         placeholder=placeholder,
         fuse=fuse,
+        trace=trace,
         conditions=conditions,
     )
     call, args = dict(kwargs or {}), tuple(args)
@@ -277,6 +281,8 @@ def _attempt(
                 guards=Guards(),
                 faults=Faults,
                 data=data,
+                keeps_all_calls=request.trace,
+                keeps_slices=request.trace,
                 on_progress=None if request.progress is None else on_progress,
             )
             if request.conditions is not None:

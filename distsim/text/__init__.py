@@ -1,8 +1,8 @@
-"""Texts that people and strangers write: quantities with units, bounded reading, annotations.
+"""Texts that people and strangers write: quantities with units, bounded reading, annotations, names.
 
-`units.py`, `strangers.py`, `github.py`; no part of distsim lies below these but its errors.
+`units.py`, `strangers.py`, `github.py`, `exceptions.py`; no part of distsim lies below these but its errors.
 """
 
 from __future__ import annotations
 
-__all__ = ["github", "strangers", "units"]
+__all__ = ["exceptions", "github", "strangers", "units", "writable"]

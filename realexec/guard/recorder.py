@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count, islice
 from typing import Any, NamedTuple, Protocol
 
@@ -78,6 +78,10 @@ class Recorder:
         self.ring = ring
         self.sites = CallSites(ring)
         self._threads: dict[int, int] = {}
+        self.num_serving = 0
+        """Threads among them that are torch's, and serve remote calls."""
+        self.look: Callable[[], None] | None = None
+        """Called once a beat: where threads that serve remote calls stand."""
         self._pending: BaseException | None = None
         self.outstanding: dict[int, tuple[Completable, bool]] = {}
         """Asynchronous calls whose end nobody has seen yet, by index, in their order."""
@@ -201,7 +205,7 @@ class Recorder:
     def _thread(self, ident: int) -> int:
         name = threading.current_thread().name
         offset = self._threads[ident] = self.ring.entry(rings.TABLE_THREAD, (ident, name), [ident, name])
-        self.ring.header(rings.W_THREADS, len(self._threads))
+        self.ring.header(rings.W_THREADS, len(self._threads) - self.num_serving)
         return offset
 
     def _exception_on_its_way(self) -> int:
@@ -253,7 +257,9 @@ class Recorder:
 
     def sweep(self) -> None:
         """Look at every asynchronous call once, and how many threads that make calls still live."""
-        if len(self._threads) > 1:
+        if self.look is not None:
+            self.look()
+        if len(self._threads) - self.num_serving > 1:
             living = sum(thread.ident in self._threads for thread in threading.enumerate())
             self.ring.header(rings.W_THREADS, living)
         for index in list(self.outstanding):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
 
-from distsim.realexec.mpi import library
+from distsim.realexec.mpi import introduction, library
 from distsim.realexec.mpi.group import MpiGroup
 
 __all__ = ["disable", "enable"]
@@ -27,6 +27,7 @@ class ProcessGroupMPI:
         world = mpi.COMM_WORLD
         if not ranks:
             _refuse_other_size(world.Get_size())
+            introduction.meet(world)
             return MpiGroup(world.Dup())
         members = world.Get_group().Incl(list(ranks))
         if members.Get_rank() == mpi.UNDEFINED:

@@ -110,6 +110,7 @@ class MpiGroup(ProcessGroup):
             raise RuntimeError(
                 f"MPI: all_gather_into_tensor: the output has to be {self.size()} times the input, and of its dtype"
             )
+        tensor = _apart(tensor, output)
         send, receive = buffer(tensor), buffer(output)
         return self._start(
             "all_gather_into_tensor", [output], lambda: self._comm.Iallgather(send, receive), keep=[tensor]
@@ -157,6 +158,7 @@ class MpiGroup(ProcessGroup):
         return self._reduce_scatter(output, tensor, opts)
 
     def _reduce_scatter(self, output: Tensor, tensor: Tensor, opts: Any) -> MpiWork:
+        tensor = _apart(tensor, output)
         send, receive, op = buffer(tensor), buffer(output), operation(opts.reduceOp, output)
         return self._start(
             "reduce_scatter", [output], lambda: self._comm.Ireduce_scatter_block(send, receive, op), keep=[tensor]
@@ -183,6 +185,7 @@ class MpiGroup(ProcessGroup):
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> MpiWork:
+        tensor = _apart(tensor, output)
         send = spread(tensor, self._shares(tensor, input_splits))
         receive = spread(output, self._shares(output, output_splits))
         return self._start("all_to_all_single", [output], lambda: self._comm.Ialltoallv(send, receive), keep=[tensor])
@@ -256,6 +259,12 @@ def _single(op: str, tensors: Sequence[Tensor]) -> Tensor:
     if len(tensors) != 1:
         raise RuntimeError(f"MPI process group only supports a single tensor op, {op} got {len(tensors)}")
     return tensors[0]
+
+
+def _apart(tensor: Tensor, output: Tensor) -> Tensor:
+    """*tensor*, or a copy where *output* lies in the same memory: FSDP gathers in place, MPI wants two buffers."""
+    same = tensor.untyped_storage().data_ptr() == output.untyped_storage().data_ptr()
+    return tensor.clone() if same and tensor.is_contiguous() else tensor
 
 
 def _copy(parts: Sequence[Tensor], places: Sequence[Tensor]) -> None:

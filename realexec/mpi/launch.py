@@ -74,6 +74,10 @@ def run_mpirun(args: argparse.Namespace, ranks: list[Any]) -> int:
 
 
 def _command(args: argparse.Namespace) -> list[str]:
+    if not getattr(args, "use_env", True):
+        raise UsageError(
+            "--no-use-env: mpirun gives all ranks the same arguments; read LOCAL_RANK from the environment"
+        )
     script = [args.training_script, *args.training_script_args]
     if args.no_python:
         return script

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,10 @@ from typing import Any
 __all__ = ["found", "mpi"]
 
 REMEDY = "pip install 'torch-distsim[mpi]', and an MPI (Debian: apt install openmpi-bin)"
+OTHER_NAME = (
+    "that is MPICH, which Debian's package has under another name: pip install mpich brings it with its mpirun, "
+    "or use Open MPI's (apt install openmpi-bin)"
+)
 BEFORE_THE_END: list[Callable[[], None]] = []
 """Called before MPI ends, in any case: what else is inside MPI."""
 _MPI: Any = None
@@ -33,10 +38,13 @@ def mpi() -> Any:
             import mpi4py
 
             mpi4py.rc.finalize = False
+            if "OMPI_COMM_WORLD_RANK" in os.environ:  # several MPIs may be installed: the one whose mpirun this was
+                os.environ.setdefault("MPI4PY_MPIABI", "openmpi")
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             said = " ".join(str(error).split())
-            raise RuntimeError(f"backend 'mpi': no MPI can be loaded ({said}); {REMEDY}") from None
+            remedy = OTHER_NAME if "libmpi.so.12" in said else REMEDY
+            raise RuntimeError(f"backend 'mpi': no MPI can be loaded ({said}); {remedy}") from None
         if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
             raise RuntimeError(
                 "backend 'mpi': this MPI was initialised for one thread only; import mpi4py without rc.threads = False"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from distsim.realexec.mpi.library import BEFORE_THE_END, mpi
@@ -43,6 +44,10 @@ class Progress:
         self._thread: threading.Thread | None = None
         self._asked = threading.Event()
         self._stopped = False
+
+    def alone(self) -> AbstractContextManager[Any]:
+        """Be the one who is inside MPI."""
+        return self._mpi
 
     def start(self, work: Begun, begin: Callable[[], Sequence[Any]]) -> None:
         """Have *begin* start MPI's calls; *work* ends when all of them have."""

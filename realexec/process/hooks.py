@@ -97,14 +97,15 @@ class Hooks:
     # init_process_group -------------------------------------------------------------------------
 
     def _rendezvous(self, original: Any, url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
-        self._begin_init(rank, world_size, "" if url.startswith("env://") else url.partition("?")[0])
+        self.begin_init(rank, world_size, "" if url.startswith("env://") else url.partition("?")[0])
         return original(url, rank, world_size, **kwargs)
 
     def _create_store(self, original: Any, hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
         self._before_store(port)
         return original(hostname, port, *args, **kwargs)
 
-    def _begin_init(self, rank: int, world_size: int, where: str = "") -> None:
+    def begin_init(self, rank: int, world_size: int, where: str = "") -> None:
+        """init_process_group begins on *rank*, which meets the others at *where*; without both, as a launcher says."""
         rank = rank if rank >= 0 else int(os.environ.get("RANK", "-1"))
         world_size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "-1"))
         if rank < 0 or world_size <= 0:
@@ -129,7 +130,7 @@ class Hooks:
     def _helper(self, original: Any, size: int, rank: int, ranks: Any, *args: Any, **kwargs: Any) -> Any:
         default = not ranks
         if default and getattr(self._inside, "init", None) is None:
-            self._begin_init(rank, size)  # an explicit store: there was no rendezvous
+            self.begin_init(rank, size)  # an explicit store: there was no rendezvous
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         if default and attempt != "0" and len(args) > 1:
             # elastic keeps one store over restarts: gloo would connect to the addresses of dead workers

@@ -34,6 +34,7 @@ import torch.distributed.distributed_c10d as c10d
 from distsim.debug.evidence.typed import text, whole
 from distsim.debug.monitor.peers.link import sign
 from distsim.debug.rings.private import write_private
+from distsim.realexec.mpi.introduction import letter
 from distsim.text.strangers import load_json, read_bytes
 
 __all__ = ["introduce_monitors", "job_addresses"]
@@ -75,8 +76,11 @@ def introduce_monitors(directory: Path, rank: int) -> None:
 
 
 def own_store() -> Any:
-    """A new connection to the job's TCPStore; other stores are used as they are."""
+    """A new connection to the job's TCPStore; other stores are used as they are. Jobs of MPI have none, but MPI; those
+    of RPC alone have no group that would have one."""
     try:
+        if dist.get_backend() == "mpi":
+            return letter()
         base = c10d._get_default_store()
         while hasattr(base, "underlying_store"):
             base = base.underlying_store

@@ -252,7 +252,7 @@ class EndHooks:
 
         def leave(status: int) -> None:
             session = self._session()
-            if session is not None and threading.current_thread() is threading.main_thread():
+            if session is not None:  # whichever thread says so, all of them end
                 with contextlib.suppress(Exception):
                     session.stands_at(program_frames(steps(sys._getframe(1))))
                     session.exits(status)

@@ -44,7 +44,7 @@ for body in (lambda: None, group):
 TESTS = """\
 import pytest
 @pytest.mark.parametrize("number", range(100))
-@pytest.mark.world_size(8)
+@pytest.mark.ranks(8)
 def test_rank(rank, number):
     assert 0 <= rank < 8
 """

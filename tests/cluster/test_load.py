@@ -98,7 +98,10 @@ def test_all_faults_of_a_file_come_at_once_each_with_its_path(tmp_path: Path) ->
     )
     assert "node.gpu.nvlink.links: expected an integer, got '18' (str)" in text
     assert "got 'rail-optimized'; did you mean 'rail-optimised'?" in text
-    assert "node.gpuz: unknown key (expected one of gpus, gpu, cpu, pcie, nic); did you mean 'gpu'?" in text
+    assert (
+        "node.gpuz: unknown key (expected one of gpus, gpu, cpu, pcie, nic, storage_write, storage_read); "
+        "did you mean 'gpu'?" in text
+    )
 
 
 @pytest.mark.parametrize(

@@ -104,13 +104,23 @@ def test_a_file_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture
         assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["dgx-h100:2", "dgx-h100:16", "gb200-nvl72:1"])
-def test_a_picture(name: str, tmp_path: Path) -> None:
-    """matplotlib draws whole nodes when they are few, points when they are many."""
+@pytest.mark.parametrize(
+    ("name", "there", "not_there"),
+    [
+        ("dgx-h100:2", ["n1/gpu7", "nvlink: 370.8 GB/s each way (16 links)", "gpu (16)"], ["like n0"]),
+        ("dgx-h100:16", ["n0/gpu7", "n1-n15, like n0", "other nodes (15)", "(128 links)"], ["n1/gpu7"]),
+        ("gb200-nvl72:1", ["leaf0"], ["fabric: 0"]),
+    ],
+)
+def test_a_picture(name: str, there: list[str], not_there: list[str], tmp_path: Path) -> None:
+    """matplotlib draws the first node whole and many others, which are like it, as one point; links have speeds."""
     pytest.importorskip("matplotlib")
     path = tmp_path / "c.svg"
     assert main(["topo", "show", name, "--plot", str(path)]) == 0
-    assert "<svg" in path.read_text()
+    drawn = path.read_text()
+    assert "<svg" in drawn
+    assert [text for text in there if text not in drawn] == []
+    assert [text for text in not_there if text in drawn] == []
 
 
 def test_a_picture_of_no_known_kind_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

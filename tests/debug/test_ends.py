@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.matching.secondary_errors import own_fault
-from distsim.debug.records import Evidence, Phase, RankState, State
+from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.kinds import Kind
-from tests.debug.builders import all_reduce, barrier, coll, fail, group, killed, play, recv, run, send
+from tests.debug.builders import FILE, all_reduce, barrier, coll, fail, group, killed, play, recv, run, send
 
 
 def die_inside(evidence: Evidence, rank: int, phase: Phase, failed_s: float | None = None, **kw: str) -> None:
@@ -146,6 +147,20 @@ def test_a_part_of_a_word_is_no_loss(text: str, known: bool) -> None:
 def test_what_a_lost_peer_is_called(text: str) -> None:
     """The words of gloo, NCCL and their stores for a peer that is gone or late are nobody's own fault."""
     assert not own_fault(text)
+
+
+@pytest.mark.parametrize("other", [Phase.RUNNING, Phase.BLOCKED])
+def test_init_that_raised_by_itself_waited_for_nobody(other: Phase) -> None:
+    """A rank whose init_process_group failed for a reason of its own is the cause; one still to come is no absentee,
+    one that came waits for it."""
+    both = Group("init", "default_pg", (0, 1))
+    calls = {r: CallRecord(r, both, 1, "init_process_group", site=Site("t.py", 2, "m"), issued_s=1.0) for r in (0, 1)}
+    said = "RuntimeError: backend 'mpi': no MPI can be loaded"
+    late = RankState(0, other, (CallWait(calls[0]),) if other is Phase.BLOCKED else ())
+    records = {0: [calls[0]] if other is Phase.BLOCKED else [], 1: [calls[1]]}
+    states = {0: late, 1: RankState(1, Phase.RAISED, (CallWait(calls[1]),), exception=said)}
+    (found,) = diagnose(Evidence(2, states, records, now_s=9.0))
+    assert (found.kind, found.culprits) == (Kind.RANK_RAISED, (1,))
 
 
 def test_two_faults_in_one_call_are_not_each_others() -> None:
@@ -311,3 +326,61 @@ def test_killed_after_its_end_never_came() -> None:
     evidence.ranks[1].over = True
     (d,) = diagnose(evidence)
     assert (d.kind, d.culprits, d.victims, d.exit_code) == (Kind.MISSING_RANK, (1,), (0, 2), 3)
+
+
+LOOP_THEN_MORE = """
+def main():
+    for batch in data:
+        all_reduce(batch)
+    save()
+    barrier()
+"""
+
+
+def uneven(last: RankState) -> Evidence:
+    """Rank 1 made a call of the loop once less than three others, who wait in it; *last* is where it is now."""
+    evidence = play(4, lambda rank: [all_reduce(4)] * (3 if rank == 1 else 4))
+    return replace(evidence, ranks={**evidence.ranks, 1: last}, sources={FILE: LOOP_THEN_MORE}, hang_after_s=0.0)
+
+
+def test_a_rank_that_left_the_loop_is_uneven_however_its_process_ends() -> None:
+    """Ended by its launcher after its program, on its way out, or at a line behind the loop; at a line of the loop it
+    may be late, and nothing says that it has left."""
+    line = {number: Site(FILE, number, "main") for number in (4, 5)}
+    for last in (
+        RankState(1, Phase.FINISHED, exit_code=0),
+        RankState(1, Phase.KILLED, signal="SIGTERM", exit_code=-15, over=True),
+        RankState(1, Phase.RUNNING, leaving=True),
+        RankState(1, Phase.RUNNING, site=line[5], stack=(line[5],)),
+    ):
+        (d,) = diagnose(uneven(last))
+        assert (d.kind, d.culprits, d.victims) == (Kind.UNEVEN_ITERATIONS, (1,), (0, 2, 3)), d.explanation
+        assert "made it 3 times and " in d.explanation
+        assert "join()" in d.suggestion
+    (d,) = diagnose(uneven(RankState(1, Phase.RUNNING, site=line[4], stack=(line[4],))))
+    assert d.kind is Kind.MISSING_RANK
+
+
+def test_where_early_calls_are_overwritten_nobody_counts_rounds() -> None:
+    """Rings keep the last calls: a rank is once short, and how often the loop ran is not claimed. Also where they begin
+    at other calls."""
+    evidence = uneven(RankState(1, Phase.FINISHED, exit_code=0))
+    for first in (1, 2):
+        records = {r: [c for c in calls if c.seq > (first if r == 1 else 1)] for r, calls in evidence.records.items()}
+        (d,) = diagnose(replace(evidence, records=records))
+        assert d.kind is Kind.UNEVEN_ITERATIONS
+        assert "make all_reduce at train.py:4 1 more time than rank 1 on group" in d.explanation
+        assert "Rank 1 made it last as #3 and finished." in d.explanation
+
+
+def test_ranks_that_their_launcher_ended_are_no_finding_beside_one() -> None:
+    """After its program, because another had failed; what another signal did at the very end is told last."""
+    evidence = play(4, {0: [recv(1, 9)], 1: [recv(0, 8)], 2: [], 3: []})
+    for signal, kinds in (("SIGTERM", 1), ("SIGSEGV", 2)):
+        gone = {rank: RankState(rank, Phase.KILLED, signal=signal, over=True) for rank in (2, 3)}
+        found = diagnose(replace(evidence, ranks={**evidence.ranks, **gone}))
+        assert found[0].kind is Kind.DEADLOCK_CYCLE
+        assert len(found) == kinds
+    alone = play(2, {0: [], 1: []})
+    gone = {rank: RankState(rank, Phase.KILLED, signal="SIGTERM", over=True) for rank in (0, 1)}
+    assert [d.kind for d in diagnose(replace(alone, ranks=gone))] == [Kind.RANK_KILLED]

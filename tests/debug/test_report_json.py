@@ -49,7 +49,7 @@ def test_keys_of_a_diagnosis() -> None:
     (d,) = diagnose(CASES["missing_rank"])
     assert list(d.to_json()) == [
         "kind", "culprits", "victims", "group", "call", "sites", "stuck", "cycle", "pair", "detected_after_s",
-        "explanation", "suggestion",
+        "explanation", "suggestion", "see",
     ]  # fmt: skip
 
 

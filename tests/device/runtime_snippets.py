@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -264,11 +265,30 @@ def ranges() -> Any:
 @snippet
 def refusals() -> Any:
     return {
-        "utilization": raised(torch.cuda.utilization),
+        "temperature": raised(torch.cuda.temperature),
         "alloc": raised(lambda: torch.cuda.caching_allocator_alloc(1024)),
         "snapshot": raised(torch.cuda.memory_snapshot),
         "blas": raised(torch.cuda.current_blas_handle),
     }
+
+
+@snippet
+def what_nvml_would_say() -> Any:
+    """Half of the time busy is 50 %, waiting for nothing 0; memory is what torch has reserved and the context."""
+    x = torch.empty(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    torch.cuda.synchronize()
+    time.sleep(1.0)
+    before = torch.cuda.utilization()
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < 0.2:
+        x @ x
+        torch.cuda.synchronize()
+    busy = torch.cuda.utilization("cuda:0")
+    time.sleep(1 / 12)
+    half = torch.cuda.utilization(0)
+    free, total = torch.cuda.mem_get_info()
+    used = torch.cuda.device_memory_used()
+    return before == 0 and busy > 90 and 40 < half < 60 and used == total - free > torch.cuda.memory_reserved()
 
 
 @snippet

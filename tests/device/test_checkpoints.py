@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import distsim
-from distsim.sim.device.cuda_api.checkpoints import READ_BYTES_PER_S, WRITE_BYTES_PER_S
+from distsim.cluster.files.load import load_cluster, preset_text
+from distsim.cluster.graph.facts import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S
+from distsim.cluster.show.render import render_cluster
 
 SIZE = 4096
 NBYTES = 4 * SIZE * SIZE
@@ -34,16 +39,35 @@ def test_torch_save_takes_the_time_of_the_file_system(tmp_path: Path) -> None:
 
     outcome = distsim.simulate(body, on="dgx-h100:2", nnodes=2, nproc_per_node=2)
     writes = sorted(write for write, _ in outcome.results)
-    once = NBYTES / WRITE_BYTES_PER_S
+    once = NBYTES / STORAGE_WRITE_BYTES_PER_S
     assert writes[0] == pytest.approx(writes[1], rel=0.01)
     assert writes[2] - writes[0] == pytest.approx(once, rel=0.01)
     assert once < writes[0] < once + NBYTES / 10e9, "and the copy over PCIe"
-    assert outcome.results[0][1] == pytest.approx(NBYTES / READ_BYTES_PER_S, rel=0.1)
+    assert outcome.results[0][1] == pytest.approx(NBYTES / STORAGE_READ_BYTES_PER_S, rel=0.1)
     assert outcome.training is not None
     saved = outcome.training.saved
     assert (saved.writes, saved.reads) == (1, 1)
     assert saved.written_bytes == pytest.approx(NBYTES, rel=0.01)
     assert saved.write_s == pytest.approx(2 * once, rel=0.02), "the rank that waited for the other one"
+
+
+def test_a_cluster_file_says_how_fast_its_storage_is(tmp_path: Path) -> None:
+    """node.storage_write and node.storage_read are the rates of that cluster, and `topo show` has them."""
+
+    def body() -> Any:
+        torch.save(torch.randn(SIZE, SIZE, device="cuda").cpu(), tmp_path / "x.pt")
+        torch.load(tmp_path / "x.pt")
+
+    text = preset_text("dgx-h100").replace("[node]\n", '[node]\nstorage_write = "1GBps"\nstorage_read = "20GBps"\n')
+    (tmp_path / "slow.toml").write_text(text)
+    outcome = distsim.simulate(body, on=str(tmp_path / "slow.toml"), nproc_per_node=1)
+    assert outcome.training is not None
+    saved = outcome.training.saved
+    assert saved.write_s == pytest.approx(NBYTES / 1e9, rel=0.01)
+    assert saved.read_s == pytest.approx(NBYTES / 20e9, rel=0.01)
+    shown = Console(file=io.StringIO(), width=150)
+    shown.print(render_cluster(load_cluster(str(tmp_path / "slow.toml"))))
+    assert "1 GB/s written, 20.0 GB/s read by a node\n" in re.sub(" +\n", "\n", shown.file.getvalue())  # type: ignore
 
 
 def test_files_of_dcp_have_holes_and_can_be_loaded(tmp_path: Path) -> None:
@@ -75,7 +99,7 @@ def test_files_of_dcp_have_holes_and_can_be_loaded(tmp_path: Path) -> None:
     outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2)
     for rank, (seconds, few, step, device) in enumerate(outcome.results):
         assert (few, step, device) == ([0, 1, 2, 3, 4], 3, f"cuda:{rank}")
-        assert seconds > 2 * NBYTES / WRITE_BYTES_PER_S, "a shard each, at half the node's rate"
+        assert seconds > 2 * NBYTES / STORAGE_WRITE_BYTES_PER_S, "a shard each, at half the node's rate"
     files = [path.stat() for path in (tmp_path / "there").glob("*.distcp")]
     assert sum(file.st_size for file in files) > 3 * NBYTES
     assert sum(512 * file.st_blocks for file in files) < 1 << 20

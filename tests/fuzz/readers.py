@@ -363,11 +363,11 @@ def _use_records(folder: Path) -> None:
     here = os.getcwd()
     try:
         os.chdir(folder)
-        args = argparse.Namespace(directory=folder, report=str(folder / "report.json"), sources=None)
+        args = argparse.Namespace(directory=folder, report=str(folder / "report.json"), sources=None, html=None)
         _printed(lambda: diagnose.run(args))
         if next(folder.glob("*.ring"), None) is None:
             return
-        _printed(lambda: watch.run(argparse.Namespace(directory=folder, interval=0.1, job="")))
+        _printed(lambda: watch.run(argparse.Namespace(directory=folder, interval=0.1, job="", html=None)))
     finally:
         os.chdir(here)
     monitor = Monitor(folder, Settings(), None)

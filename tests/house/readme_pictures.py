@@ -38,7 +38,6 @@ def main() -> None:
     (healthy, first), (hang, second) = pictures(text)
     steps = [line for line in printed(healthy) if not re.search(r"step +[3-9] ", line)]
     report = printed(hang)
-    report = report[: report.index("time by rank") - 1]
     text = text.replace(first, "\n".join(steps).rstrip() + "\n")
     text = text.replace(second, f"$ distsim {hang}\n" + "\n".join(report).rstrip() + "\n")
     readme.write_text(text, encoding="utf-8")

@@ -15,7 +15,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "watcher": {"watcher", "report"},  # the report of a run that cannot tell, when there is one
     "text": {"text", "errors"},
     "debug": {"debug", "errors", "text"},
-    "realexec": {"realexec", "debug", "errors", "text"},
+    "deprecated": {"deprecated", "errors"},
+    "realexec": {"realexec", "debug", "deprecated", "errors", "text"},
     "cluster": {"cluster", "errors", "text"},
     "constants": {"constants"},
     "collectives": {"collectives", "constants", "cluster", "errors", "text"},
@@ -31,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
         "text",
     },
-    "sim": {"sim", "network", "collectives", "kernels", "cluster", "debug", "errors", "text", "watcher"},
+    "sim": {"sim", "network", "collectives", "kernels", "cluster", "debug", "deprecated", "errors", "text", "watcher"},
     "report": {"report", "sim", "debug", "errors", "text", "__version__", "watcher"},
 }
 """Which parts of distsim a part may import. Parts that are not here (the command line, the Python
@@ -40,7 +41,14 @@ API, the pytest plugin, the scenario runner) see everything."""
 ONLY_IN: dict[str, tuple[str, ...]] = {
     # The bench is an idle network by itself, and somebody has to hold its clock.
     "simpy": ("distsim.sim", "distsim.network", "distsim.collectives"),
-    "networkx": ("distsim.cluster", "distsim.debug.diagnosis.waits.wait_graph"),
+    "networkx": (
+        "distsim.cluster",
+        "distsim.debug.diagnosis.waits.wait_graph",
+        "distsim.report.html.draw",  # where boxes stand
+    ),
+    "jinja2": ("distsim.report.html.page",),
+    "markupsafe": ("distsim.report.html.page",),
+    "plotly": ("distsim.report.html.page",),
     "pydantic": ("distsim.scenario",),
     "rich": (
         "distsim.report",

@@ -154,3 +154,35 @@ def test_a_message_between_hosts_is_compared_by_the_leader(tmp_path: Path) -> No
     assert not any("came through" in text for text in said), said
     found = verdict(tmp_path, 0)
     assert (found["kind"], found["culprits"]) == ("p2p_size_mismatch", [1])
+
+
+MULTICAST = """
+import os, sys
+import torch
+import distsim.deprecated as dist
+
+dist.init_process_group("tcp", init_method="tcp://239.255.77.1:23456", world_size=2, group_name=sys.argv[1])
+t = torch.ones(1) + dist.get_rank()
+dist.all_reduce(t)
+print(sys.argv[1], sorted([dist.get_rank(), 1 - dist.get_rank()]), t.item())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.soak
+def test_ranks_are_given_across_hosts(tmp_path: Path) -> None:
+    """Two jobs of two hosts find their processes at one multicast address, each by its group_name."""
+    (tmp_path / "train.py").write_text(MULTICAST)
+    with hosts(2) as job:
+        started = []
+        for node, name in ((0, "a"), (0, "b"), (1, "a"), (1, "b")):
+            environ = dict(os.environ, PYTHONPATH=str(HERE.parents[1]), OMP_NUM_THREADS="1")
+            environ["GLOO_SOCKET_IFNAME"] = job.interface(node)
+            command = [*job.enter(node), sys.executable, "-W", "ignore", "train.py", name]
+            started.append(
+                subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            )
+        said = [process.communicate(timeout=120) for process in started]
+    assert [out.decode().split() for out, _ in said] == [[name, "[0,", "1]", "3.0"] for name in ("a", "b", "a", "b")], (
+        said
+    )

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import HERE, distsim_run, free_port, run
+from jobs import ENVIRON, HERE, distsim_run, free_port, run
 
 from distsim.cli import main
 from distsim.debug.evidence.procfs import own_process
@@ -40,13 +40,20 @@ def test_healthy_run_ends_with_zero(tmp_path: Path) -> None:
     assert "DDP Initialized with" in done.stderr
 
 
-def test_hang_ends_with_three_and_is_diagnosed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A missing rank ends the job with 3; `distsim diagnose` says the same of the rings that stay."""
+def test_hang_ends_with_three_and_is_diagnosed_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing rank ends the job with 3; `distsim diagnose` says the same of the rings that stay. The verdict is the
+    last line once more, and torchrun's warning of OMP_NUM_THREADS is not the first."""
     report, rings = tmp_path / "report.json", tmp_path / "rings"
-    done = distsim_run(
-        "--report", str(report), "--rings", str(rings), str(HERE / "faults" / "group_cycle.py"), cwd=tmp_path
-    )
+    words = ("--report", str(report), "--rings", str(rings), str(HERE / "faults" / "group_cycle.py"))
+    monkeypatch.delitem(ENVIRON, "OMP_NUM_THREADS")
+    done = distsim_run(*words, cwd=tmp_path)
     assert done.returncode == 3, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[-1].startswith("HANG  deadlock")
+    assert lines.count(lines[-1]) == 2
+    assert "OMP_NUM_THREADS" not in done.stderr
     said = json.loads(report.read_text())["diagnoses"][0]
     assert said["kind"] == "deadlock_cycle"
     assert "deadlock" in done.stderr.lower()
@@ -298,10 +305,10 @@ def test_a_killed_monitor_is_told_while_the_job_runs(over: bool, capfd: pytest.C
     """One line says that the guard is gone; not after the job."""
     import threading
 
-    from distsim.realexec import launch
+    from distsim.realexec import last_line
 
     ended = threading.Event()
     if over:
         ended.set()
-    launch._say_if_killed(subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]), ended)
+    last_line.say_if_killed(subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]), ended)
     assert ("was killed by SIGKILL: the job goes on without a guard" in capfd.readouterr().err) is not over

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from jobs import run
@@ -17,7 +19,7 @@ from distsim.cli import main
 from distsim.debug.settings import Settings
 from distsim.errors import UsageError
 from distsim.realexec import install
-from distsim.realexec.mpi import launch, library, types
+from distsim.realexec.mpi import introduction, launch, library, types
 from distsim.realexec.mpi.mpirun import Started, started_by_mpirun
 from distsim.sim.c10d import refusals
 
@@ -123,7 +125,59 @@ def test_a_guard_makes_no_backend_available(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == [1]
 
 
+class Wire:
+    """Two ends of MPI: what one sends to the other is there when it looks."""
+
+    BYTE = "byte"
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    class Status:
+        count = 0
+
+        def Get_count(self, kind: str) -> int:
+            return self.count
+
+    def Isend(self, what: list[Any], peer: int, tag: int) -> None:
+        assert peer == 2
+        self.sent.append(what[0])
+
+    def Iprobe(self, peer: int, tag: int, status: Status) -> bool:
+        status.count = len(self.sent[0]) if self.sent else 0
+        return bool(self.sent)
+
+    def Recv(self, what: list[Any], peer: int, tag: int) -> None:
+        what[0][:] = self.sent.pop()
+
+
+def test_monitors_of_an_mpi_job_are_introduced_over_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mpirun's jobs have no store: rank 0 says where its monitor is to the first rank of each other host, once."""
+    wire = Wire()
+    monkeypatch.setattr(introduction, "mpi", lambda: wire)
+    lead, follow = introduction.Letter(wire, [2]), introduction.Letter(wire, [2])
+    assert not follow.check(["key"])
+    lead.set("key", '{"port": 1}')
+    assert follow.check(["key"])
+    assert follow.check(["key"])
+    assert follow.get("key") == b'{"port": 1}'
+
+
+def test_the_mpi_of_the_mpirun_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where several MPIs are installed, mpi4py is told to load Open MPI under Open MPI's mpirun; MPICH without the
+    library's usual name is told with its own remedy."""
+    monkeypatch.setattr(library, "_MPI", None)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.delenv("MPI4PY_MPIABI", raising=False)
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace()))
+    with pytest.raises(RuntimeError, match="no MPI can be loaded"):
+        library.mpi()
+    assert os.environ["MPI4PY_MPIABI"] == "openmpi"
+    monkeypatch.delenv("MPI4PY_MPIABI")
+
+
 @needs_mpi
+@pytest.mark.soak
 @pytest.mark.slow
 def test_every_call_is_as_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks of mpirun and two simulated ones get the same from every call that MPI has, and refuse the same."""

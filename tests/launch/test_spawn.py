@@ -135,7 +135,7 @@ def test_a_launched_program_may_start_its_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "fault", "kind", "code"),
     [
-        ("fork", "hang", "missing_rank", 3),
+        pytest.param("fork", "hang", "missing_rank", 3, marks=SOAK),
         pytest.param("mp.spawn", "hang", "missing_rank", 3, marks=SOAK),
         pytest.param("spawn", "raise", "rank_raised", 1, marks=SOAK),
     ],

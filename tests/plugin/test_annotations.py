@@ -9,26 +9,26 @@ import pytest
 from plugin.conftest import HEAD, Run
 
 FAILING = """
-@pytest.mark.world_size(4)
+@pytest.mark.ranks(4)
 def test_hang(rank):
     if rank != 2:
         dist.barrier()
 
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_value(rank):
     import json
     json.loads("{}" if rank == 0 else "50%, or: less")
 
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_fine(rank):
     dist.barrier()
 
 @pytest.mark.xfail
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_known(rank):
     assert rank == 5
 
-@pytest.mark.world_size(0)
+@pytest.mark.ranks(0)
 def test_marker(rank):
     pass
 
@@ -36,7 +36,7 @@ def test_marker(rank):
 def broken():
     torch.ones(2).view(3)
 
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_fixture(rank, broken):
     pass
 
@@ -82,7 +82,7 @@ def test_each_failure_on_ranks_is_annotated_at_its_line(run: Run, pytester: pyte
     assert at["test_hang"] == "dist.barrier()"
     assert at["test_value"].startswith("json.loads")
     assert at["test_fixture"].startswith("torch.ones(2).view(3)")
-    assert at["test_marker"] == "@pytest.mark.world_size(0)"
+    assert at["test_marker"] == "@pytest.mark.ranks(0)"
     assert "50%25, or: less" in heads["test_value"]
     assert "missing rank  rank 2" in heads["test_hang"].partition("::error")[2].partition("::")[2]
 

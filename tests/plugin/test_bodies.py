@@ -26,7 +26,7 @@ def ranks():
 def batch(world_size):
     return 8 * world_size
 
-@pytest.mark.world_size(4, mesh=(2, 2), mesh_dim_names=("dp", "tp"))
+@pytest.mark.ranks(4, mesh=(2, 2), mesh_dim_names=("dp", "tp"))
 def test_all(rank, world, world_size, batch, mesh, ranks, tmp_path):
     assert (world.rank, world.size, world.on) == (rank, 4, "sim")
     assert (world_size, batch) == (4, 32)
@@ -46,7 +46,7 @@ def test_equal_failures_are_one_with_introspection(run: Run) -> None:
     """The values of the assertion are there, for each different failure once."""
     result = run(
         """
-@pytest.mark.world_size(4)
+@pytest.mark.ranks(4)
 def test_sum(rank):
     total = 6 if rank < 3 else 7
     assert total == 7
@@ -63,7 +63,7 @@ def test_a_hang_ends_with_the_report(run: Run) -> None:
     """No timeout is waited for: the missing rank is named in the failure."""
     result = run(
         """
-@pytest.mark.world_size(4)
+@pytest.mark.ranks(4)
 def test_hang(rank):
     if rank != 2:
         dist.barrier()
@@ -77,7 +77,7 @@ def test_the_report_reaches_junit(run: Run, pytester: pytest.Pytester) -> None:
     """xunit2 keeps the failure's text and nothing else, so it has to be there."""
     run(
         """
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_hang(rank):
     if rank:
         dist.barrier()
@@ -95,7 +95,7 @@ def test_one_rank_that_raises_and_those_who_wait(run: Run) -> None:
     """Its own failure first, then who waits for it and where."""
     result = run(
         """
-@pytest.mark.world_size(3)
+@pytest.mark.ranks(3)
 def test_one(rank):
     if rank == 1:
         raise ValueError("no data")
@@ -111,7 +111,7 @@ def test_output_is_shown_behind_its_rank(run: Run) -> None:
     """What ranks print is under the failure, each line with its rank."""
     result = run(
         """
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_print(rank):
     print("here", rank)
     assert False
@@ -125,13 +125,13 @@ def test_parametrize_classes_skip_and_xfail(run: Run) -> None:
     result = run(
         """
 @pytest.mark.parametrize("x", [1, 2])
-@pytest.mark.world_size([1, 2])
+@pytest.mark.ranks([1, 2])
 def test_sizes(x, world, world_size):
     assert world_size == world.size
     assert world.size in (1, 2) and dist.get_world_size() == world.size
 
 class TestPlain:
-    @pytest.mark.world_size(2)
+    @pytest.mark.ranks(2)
     def test_method(self, rank):
         assert rank in (0, 1)
 
@@ -139,20 +139,20 @@ class TestUnit(unittest.TestCase):
     def setUp(self):
         self.size = 2
 
-    @pytest.mark.world_size([1, 2], on=["sim"])
+    @pytest.mark.ranks([1, 2], on=["sim"])
     def test_all_sizes(self):
         self.assertLessEqual(dist.get_world_size(), self.size)
 
-    @pytest.mark.world_size(3)
+    @pytest.mark.ranks(3)
     def test_too_many(self):
         self.assertEqual(dist.get_world_size(), self.size)
 
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_skip():
     pytest.skip("not here")
 
 @pytest.mark.xfail(reason="known", strict=True)
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_known(rank):
     if rank:
         dist.barrier()
@@ -169,7 +169,7 @@ def test_faults_strike_in_a_test(run: Run) -> None:
     """The tables of a scenario file, as arguments of the marker."""
     result = run(
         """
-@pytest.mark.world_size(2, faults=[{"what": "crash", "ranks": [1], "call": "barrier #2"}])
+@pytest.mark.ranks(2, faults=[{"what": "crash", "ranks": [1], "call": "barrier #2"}])
 def test_crash():
     for _ in range(3):
         dist.barrier()
@@ -183,26 +183,26 @@ def test_crash():
 @pytest.mark.parametrize(
     ("marker", "told"),
     [
-        ("world_size(0)", "expected a number of ranks, 1 or more, got 0"),
-        ("world_size()", "expected a number of ranks, 1 or more, got None"),
-        ("world_size(2, wrold=1)", "expected arguments n, on"),
-        ("world_size(2, on='nccl')", "expected on='sim' or on='gloo'"),
-        ("world_size(9, cluster='dgx-h100:1')", "has room for 8 ranks"),
-        ("world_size(2, faults=[{'what': 'crash'}])", "faults*ranks: expected a value"),
-        ("world_size(2, on='gloo', cluster='dgx-h100:1')", "cluster, faults and guards mean simulated ranks"),
-        ("world_size('4')", "expected a number of ranks, 1 or more, got '4'"),
-        ("world_size(-1)", "expected a number of ranks, 1 or more, got -1"),
-        ("world_size(2, 3)", "expected one number of ranks, got world_size(2, 3)"),
-        ("world_size(2, timeout_s=0)", "timeout_s: expected a number of seconds above 0, got 0"),
-        ("world_size(2, host_timeout_s='x')", "host_timeout_s: expected a number of seconds above 0, got 'x'"),
-        ("world_size(2, seed='x')", "seed: expected a whole number, 0 or more, got 'x'"),
-        ("world_size(2, cluster=3)", "cluster: expected a cluster's name or the path of its file, got 3"),
-        ("world_size(2, cluster='nope')", "unknown cluster 'nope'"),
-        ("world_size(4, mesh=(3,))", "a mesh over 3 ranks, expected 4"),
-        ("world_size(4, mesh=4)", "mesh: expected the sizes of its dimensions, such as (2, 4), got 4"),
-        ("world_size(4, mesh_dim_names=('a', 'b'))", "expected a name for each dimension of mesh=(4,)"),
-        ("world_size(2, faults={'what': 'crash'})", "faults: expected a list of tables"),
-        ("world_size(2, guards=['nope'])", "guards: expected nan, buffers, payloads, got 'nope'"),
+        ("ranks(0)", "expected a number of ranks, 1 or more, got 0"),
+        ("ranks()", "expected a number of ranks, 1 or more, got None"),
+        ("ranks(2, wrold=1)", "expected arguments n, on"),
+        ("ranks(2, on='nccl')", "expected on='sim' or on='gloo'"),
+        ("ranks(9, cluster='dgx-h100:1')", "has room for 8 ranks"),
+        ("ranks(2, faults=[{'what': 'crash'}])", "faults*ranks: expected a value"),
+        ("ranks(2, on='gloo', cluster='dgx-h100:1')", "cluster, faults and guards mean simulated ranks"),
+        ("ranks('4')", "expected a number of ranks, 1 or more, got '4'"),
+        ("ranks(-1)", "expected a number of ranks, 1 or more, got -1"),
+        ("ranks(2, 3)", "expected one number of ranks, got ranks(2, 3)"),
+        ("ranks(2, timeout_s=0)", "timeout_s: expected a number of seconds above 0, got 0"),
+        ("ranks(2, host_timeout_s='x')", "host_timeout_s: expected a number of seconds above 0, got 'x'"),
+        ("ranks(2, seed='x')", "seed: expected a whole number, 0 or more, got 'x'"),
+        ("ranks(2, cluster=3)", "cluster: expected a cluster's name or the path of its file, got 3"),
+        ("ranks(2, cluster='nope')", "unknown cluster 'nope'"),
+        ("ranks(4, mesh=(3,))", "a mesh over 3 ranks, expected 4"),
+        ("ranks(4, mesh=4)", "mesh: expected the sizes of its dimensions, such as (2, 4), got 4"),
+        ("ranks(4, mesh_dim_names=('a', 'b'))", "expected a name for each dimension of mesh=(4,)"),
+        ("ranks(2, faults={'what': 'crash'})", "faults: expected a list of tables"),
+        ("ranks(2, guards=['nope'])", "guards: expected nan, buffers, payloads, got 'nope'"),
     ],
 )
 def test_a_mistake_in_the_marker_is_one_line(run: Run, marker: str, told: str) -> None:
@@ -224,12 +224,12 @@ def test_alone(rank):
 def seed(rank):
     return rank + 1
 
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_seed(seed):
     pass
 """
     )
-    result.stdout.fnmatch_lines(["*mark the test with @pytest.mark.world_size(n)*", "*fixtures are set up once*"])
+    result.stdout.fnmatch_lines(["*mark the test with @pytest.mark.ranks(n)*", "*fixtures are set up once*"])
 
 
 @pytest.mark.soak
@@ -238,7 +238,7 @@ def test_xdist_and_x(run: Run) -> None:
     """Distributed over workers, and stopped at the first failure."""
     text = """
 @pytest.mark.parametrize("i", range(4))
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_many(i, rank):
     assert i < 2
 """
@@ -251,7 +251,7 @@ def test_nothing_grows(run: Run) -> None:
     """Many tests leave no thread behind."""
     text = """
 @pytest.mark.parametrize("i", range({}))
-@pytest.mark.world_size(8)
+@pytest.mark.ranks(8)
 def test_trivial(i):
     dist.barrier()
 """
@@ -265,12 +265,12 @@ def test_the_monitor_of_real_ranks_knows_their_launcher(run: Run, monkeypatch: p
     """Without one it would go as soon as it sees no rank."""
     said: list[object] = []
 
-    def start_none(directory: Path, *_: object) -> NoReturn:
+    def start_none(_: object, directory: Path, *__: object) -> NoReturn:
         said.append(json.loads((directory / "launcher.json").read_text()))
         raise pytest.UsageError("enough seen")
 
-    monkeypatch.setattr("distsim.debug.monitor.start.start_monitor", start_none)
-    result = run("@pytest.mark.world_size(2, on='gloo')\ndef test_real(rank): pass")
+    monkeypatch.setattr("distsim.debug.monitor.series.Series.begin", start_none)
+    result = run("@pytest.mark.ranks(2, on='gloo')\ndef test_real(rank): pass")
     result.stdout.fnmatch_lines(["enough seen"])
     assert said == [own_process()]
 

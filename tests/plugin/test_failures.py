@@ -8,7 +8,7 @@ from plugin.conftest import Run
 LATE = """
 import time
 
-@pytest.mark.world_size(4)
+@pytest.mark.ranks(4)
 def test_late(rank):
     if rank == 1:
         time.sleep(1e6)
@@ -16,13 +16,13 @@ def test_late(rank):
 """
 
 VALUES = """
-@pytest.mark.world_size(64)
+@pytest.mark.ranks(64)
 def test_values(rank):
     assert float(rank) == 0
 """
 
 RAISE = """
-@pytest.mark.world_size(3)
+@pytest.mark.ranks(3)
 def test_raise(rank):
     if rank == 1:
         raise ValueError("no data")
@@ -30,7 +30,7 @@ def test_raise(rank):
 """
 
 HANG = """
-@pytest.mark.world_size(4)
+@pytest.mark.ranks(4)
 def test_hang(rank):
     if rank != 2:
         dist.barrier()
@@ -73,6 +73,28 @@ def test_failures_that_differ_only_in_values_are_folded(run: Run) -> None:
     assert len(text.splitlines()) < 70
 
 
+def test_three_that_differ_only_in_values_fold(run: Run) -> None:
+    """Four ranks are the usual number: two whole, the third in a line."""
+    text = run(VALUES.replace("64", "4")).stdout.str()
+    assert text.count(" of 4 on sim _____") == 2
+    assert "_____ 1 more rank fails at" in text
+    assert "rank 3: AssertionError: assert 3.0 == 0" in text
+
+
+def test_the_short_summary_has_file_and_line(run: Run, pytester: pytest.Pytester) -> None:
+    """Within 80 columns: the line that hangs; the file, too, where it is not the test's own."""
+    pytester.makepyfile(helper="def check(rank):\n    assert rank == 0\n")
+    pytester.makepyfile(
+        test_it="import pytest, torch.distributed as dist\nfrom helper import check\n"
+        + HANG
+        + "\n@pytest.mark.ranks(2)\ndef test_far(rank):\n    check(rank)\n"
+    )
+    lines = [line for line in run().stdout.lines if line.startswith("FAILED")]
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0].startswith("FAILED test_it.py::test_hang - line 7: HANG  missing rank")
+    assert lines[1].startswith("FAILED test_it.py::test_far - helper.py:2: rank 1: AssertionError")
+
+
 def test_vv_shows_every_rank_whole(run: Run) -> None:
     """Nothing is lost for who asks."""
     text = run(VALUES, "-vv").stdout.str()
@@ -84,7 +106,7 @@ def test_failures_at_different_lines_are_not_folded(run: Run) -> None:
     """What differs in more than its values is shown, whoever else failed."""
     text = run(
         """
-@pytest.mark.world_size(8)
+@pytest.mark.ranks(8)
 def test_lines(rank):
     if rank == 0: raise ValueError("zero")
     if rank == 1: raise ValueError("one")
@@ -103,7 +125,7 @@ def test_many_diagnoses_are_bounded(run: Run) -> None:
     """Every rank but one raises something else, and one waits for them all."""
     text = run(
         """
-@pytest.mark.world_size(32)
+@pytest.mark.ranks(32)
 def test_values(rank):
     assert float(rank) == 0
     dist.barrier()
@@ -118,7 +140,7 @@ def test_the_report_is_there_once(run: Run) -> None:
     for flag in ("-v", "-vv"):
         text, _, summary = run(HANG, flag).stdout.str().partition("short test summary")
         assert text.count("missing rank") == 1
-        assert summary.count("missing rank") == 1
+        assert summary.count("HANG  missing") == 1
         assert "never called" not in summary
 
 
@@ -144,7 +166,7 @@ def test_a_failure_is_at_the_users_line(run: Run, pytester: pytest.Pytester) -> 
 def test_a_rank_that_spins_is_named_by_its_line(run: Run) -> None:
     """It may stay away for as long as the marker or the configuration says, and the text tells so."""
     text = """
-@pytest.mark.world_size(2{})
+@pytest.mark.ranks(2{})
 def test_spin(rank):
     while rank:
         pass
@@ -164,7 +186,7 @@ def test_the_note_names_the_limit_that_struck(run: Run) -> None:
     """Where the test's own limit is the shorter one, a longer host_timeout_s would be of no use."""
     run(
         """
-@pytest.mark.world_size(2, timeout_s=0.5)
+@pytest.mark.ranks(2, timeout_s=0.5)
 def test_spin(rank):
     while rank:
         pass
@@ -185,7 +207,7 @@ def test_a_rank_that_computes_is_alive(run: Run) -> None:
         """
 import time
 
-@pytest.mark.world_size(2, host_timeout_s=0.3, timeout_s=60)
+@pytest.mark.ranks(2, host_timeout_s=0.3, timeout_s=60)
 def test_busy(rank, real_clock):
     until = real_clock() + 0.8
     t = torch.ones(1)
@@ -212,13 +234,13 @@ def test_some_ranks_skipped(run: Run) -> None:
     """That is a failure, told in its first line, equal reasons once; where all are skipped the test is."""
     result = run(
         """
-@pytest.mark.world_size(4)
+@pytest.mark.ranks(4)
 def test_some(rank):
     if rank:
         pytest.skip("not me")
 
 class TestAll(unittest.TestCase):
-    @pytest.mark.world_size(2)
+    @pytest.mark.ranks(2)
     def test_all(self):
         self.skipTest("not us")
 """

@@ -11,7 +11,7 @@ def test_capsys_is_each_ranks_own(run: Run) -> None:
         """
 import sys
 
-@pytest.mark.world_size(3)
+@pytest.mark.ranks(3)
 def test_print(rank, capsys):
     print("hello", rank)
     print("careful", rank, file=sys.stderr)
@@ -19,7 +19,7 @@ def test_print(rank, capsys):
     assert capsys.readouterr() == (f"hello {rank}\\n", f"careful {rank}\\n")
     assert capsys.readouterr().out == ""
 
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_left(rank, capsys):
     print("left by", rank)
     with capsys.disabled():
@@ -37,11 +37,11 @@ def test_fixtures_that_mean_nothing_on_a_rank_are_refused_by_name(run: Run) -> N
     """With what to use instead; in a test without ranks they are pytest's."""
     result = run(
         """
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_fd(capfd):
     pass
 
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_property(record_property):
     pass
 
@@ -66,7 +66,7 @@ import os
 def seven():
     return 7
 
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_one(rank, tmp_path, monkeypatch, caplog, seven, request):
     (tmp_path / str(rank)).write_text("x")
     monkeypatch.setenv("MINE", str(rank))
@@ -89,7 +89,7 @@ def test_a_failing_subtest_fails_its_rank(run: Run) -> None:
     result = run(
         """
 class TestUnit(unittest.TestCase):
-    @pytest.mark.world_size(2)
+    @pytest.mark.ranks(2)
     def test_parts(self):
         for part in range(3):
             with self.subTest("step", part=part):
@@ -104,17 +104,23 @@ class TestUnit(unittest.TestCase):
     result.stdout.fnmatch_lines(["rank 1: AssertionError: False is not true", "E*in the subtest [[]step[]] (part=2)"])
 
 
-def test_async_functions_are_refused(run: Run) -> None:
-    """A coroutine that nobody awaits would pass."""
+def test_async_bodies_run_in_virtual_time(run: Run) -> None:
+    """An hour of `asyncio.sleep` takes none; what fails after it is told as of any body."""
     result = run(
         """
-@pytest.mark.world_size(2)
+import asyncio, time
+
+@pytest.mark.ranks(2)
 async def test_async(rank):
-    assert False
+    begun = time.monotonic()
+    await asyncio.gather(asyncio.sleep(3600), asyncio.sleep(1800))
+    assert 3600 <= time.monotonic() - begun < 3601
+    dist.barrier()
+    assert rank == 0
 """
     )
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["world_size: expected a plain function, got an async one*"])
+    result.stdout.fnmatch_lines(["rank 1: AssertionError: assert 1 == 0"])
 
 
 def test_a_model_from_a_fixture_is_each_ranks_own(run: Run) -> None:
@@ -132,7 +138,7 @@ def parts(model):
 
 seen = []
 
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_train(rank, model, parts):
     seen.append(model)
     before = model.weight.clone()
@@ -166,7 +172,7 @@ def opt(model):
 def sched(opt):
     return torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)
 
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_rate(rank, model, opt, sched):
     before = model.weight.detach().clone()
     opt.step()
@@ -199,10 +205,10 @@ def doubled(model):
 def parts(model):
     return [model, threading.Lock()]
 
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_computed(model, doubled): pass
 
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_locked(model, parts): pass
 """
     )
@@ -221,23 +227,23 @@ def test_xfail_knows_what_a_rank_raised(run: Run) -> None:
     result = run(
         """
 @pytest.mark.xfail(raises=LookupError)
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_known(rank):
     if rank:
         raise KeyError("known")
 
 @pytest.mark.xfail(raises=OSError)
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_other(rank):
     raise KeyError("other")
 
 @pytest.mark.xfail(raises=KeyError)
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_one_of_two(rank):
     raise ValueError("new") if rank else KeyError("known")
 
 @pytest.mark.xfail(raises=KeyError)
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_hang(rank):
     if rank:
         dist.barrier()
@@ -256,7 +262,7 @@ import time
 def real_clock(real=time.perf_counter):
     return real
 
-@pytest.mark.world_size(2, host_timeout_s=0.3, timeout_s=0.4)
+@pytest.mark.ranks(2, host_timeout_s=0.3, timeout_s=0.4)
 def test_prompt(rank, real_clock, request):
     request.config.hook.pytest_enter_pdb(config=request.config, pdb=None)
     until = real_clock() + 0.8

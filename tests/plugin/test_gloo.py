@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -11,29 +13,29 @@ import os
 import pytest, torch
 import torch.distributed as dist
 
-@pytest.mark.world_size(2, on=["gloo", "sim"])
+@pytest.mark.ranks(2, on=["gloo", "sim"])
 def test_both(rank, world, tmp_path):
     t = torch.tensor([float(rank)])
     dist.all_reduce(t)
     assert t.item() == 1 and tmp_path.is_dir()
 
-@pytest.mark.world_size(2, on="gloo")
+@pytest.mark.ranks(2, on="gloo")
 def test_assert(rank):
     print("line of", rank)
     assert rank == 0
 
-@pytest.mark.world_size(3, on="gloo", timeout_s=30)
+@pytest.mark.ranks(3, on="gloo", timeout_s=30)
 def test_hang(rank):
     if rank != 2:
         dist.barrier()
 
-@pytest.mark.world_size(2, on="gloo", timeout_s=30)
+@pytest.mark.ranks(2, on="gloo", timeout_s=30)
 def test_killed(rank):
     if rank:
         os.kill(os.getpid(), 9)
     dist.barrier()
 
-@pytest.mark.world_size(2, on="gloo", host_timeout_s=2)
+@pytest.mark.ranks(2, on="gloo", host_timeout_s=2)
 def test_spins(rank):
     while rank:
         pass
@@ -46,32 +48,32 @@ from datetime import timedelta
 import pytest, torch
 import torch.distributed as dist
 
-@pytest.mark.world_size(2, on="gloo", timeout_s=4)
+@pytest.mark.ranks(2, on="gloo", timeout_s=4)
 def test_ours(rank):
     while True:
         dist.barrier()
 
 @pytest.mark.timeout(8, method="signal")
-@pytest.mark.world_size(2, on="gloo")
+@pytest.mark.ranks(2, on="gloo")
 def test_theirs(rank):
     while rank:
         pass
     dist.barrier()
 
-@pytest.mark.world_size(2, on="gloo", init=False)
+@pytest.mark.ranks(2, on="gloo", init=False)
 def test_late(rank):
     dist.init_process_group("gloo", timeout=timedelta(seconds=2))
     if rank == 1:
         time.sleep(30)
     dist.barrier()
 
-@pytest.mark.world_size(2, on="gloo", timeout_s=4)
+@pytest.mark.ranks(2, on="gloo", timeout_s=4)
 def test_sleeps(rank):
     if rank == 1:
         time.sleep(1e6)
     dist.barrier()
 
-@pytest.mark.world_size(2, on="gloo")
+@pytest.mark.ranks(2, on="gloo")
 def test_slow_other(rank):
     if rank == 1:
         raise ValueError("mine")
@@ -83,28 +85,28 @@ import sys, unittest
 import pytest, torch
 import torch.distributed as dist
 
-@pytest.mark.world_size(2, on="gloo")
+@pytest.mark.ranks(2, on="gloo")
 def test_print(rank, capsys):
     print("hello", rank)
     assert capsys.readouterr().out == f"hello {rank}\\n"
 
-@pytest.mark.world_size(2, on="gloo")
+@pytest.mark.ranks(2, on="gloo")
 def test_parts(rank, subtests):
     with subtests.test(part=1):
         assert rank == 0
 
 class TestUnit(unittest.TestCase):
-    @pytest.mark.world_size(2, on="gloo")
+    @pytest.mark.ranks(2, on="gloo")
     def test_unit(self):
         with self.subTest(part=2):
             self.assertEqual(dist.get_rank(), 0)
 
 @pytest.mark.xfail(raises=KeyError)
-@pytest.mark.world_size(2, on="gloo")
+@pytest.mark.ranks(2, on="gloo")
 def test_known(rank):
     raise KeyError("known")
 
-@pytest.mark.world_size(2, on="gloo")
+@pytest.mark.ranks(2, on="gloo")
 def test_prompt(rank):
     breakpoint()
 """
@@ -112,7 +114,7 @@ def test_prompt(rank):
 
 def test_real_ranks_are_judged_like_simulated_ones(pytester: pytest.Pytester) -> None:
     """Assertions with introspection, hangs and deaths with the report, nothing left running."""
-    pytester.makepyfile(TEXT)
+    pytester.makepyfile(test_it=TEXT)
     result = pytester.runpytest_subprocess("-p", "distsim.pytest_plugin", "-p", "no:cacheprovider", "-v")
     result.assert_outcomes(passed=2, failed=4)
     result.stdout.fnmatch_lines(
@@ -123,6 +125,7 @@ def test_real_ranks_are_judged_like_simulated_ones(pytester: pytest.Pytester) ->
             "HANG  missing rank  rank 2  barrier #1*",
             "HANG  rank killed  rank 1*",
             "HANG  *  rank 1*",
+            "FAILED test_it.py::test_hang - line 19: HANG  missing rank*",
         ]
     )
 
@@ -159,3 +162,37 @@ def test_fixtures_on_real_ranks(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(
         ["E*in the subtest (part=1)", "E*in the subtest (part=2)", "*UsageError: breakpoint() on gloo*"]
     )
+
+
+@pytest.mark.soak
+def test_one_monitor_watches_all_tests(pytester: pytest.Pytester) -> None:
+    """It is started with the first test on gloo, watches the second though the first has hung, and ends with pytest."""
+    pytester.makepyfile(
+        """
+import pytest
+import torch.distributed as dist
+from distsim.plugin.run_gloo import MONITOR
+
+seen = []
+
+@pytest.fixture
+def monitor():
+    yield
+    seen.append(MONITOR._process.pid)
+    assert len(set(seen)) == 1
+
+@pytest.mark.parametrize("number", range(2))
+@pytest.mark.ranks(2, on="gloo", host_timeout_s=2)
+def test_hang(rank, number, monitor):
+    if rank:
+        dist.barrier()
+
+def test_last():
+    print("MONITOR", seen[0])
+"""
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rP")
+    result.assert_outcomes(failed=2, passed=1)
+    assert result.stdout.str().count("HANG  missing rank  rank 0") == 2
+    pid = next(line.split()[1] for line in result.stdout.lines if line.startswith("MONITOR "))
+    assert not Path(f"/proc/{pid}").exists()

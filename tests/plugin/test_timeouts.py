@@ -15,14 +15,14 @@ from tests.plugin.conftest import Run
 SPINS = """
 import distsim.sim  # no part of a test's time
 
-@pytest.mark.world_size(4)
+@pytest.mark.ranks(4)
 def test_spins(rank):
     while rank == 1:
         pass
     dist.barrier()
 """
 AFTER = """
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_after(rank):
     dist.barrier()
 """
@@ -56,7 +56,7 @@ def test_a_rank_that_computes_is_late_and_not_stuck(run: Run) -> None:
     """It runs operators, so nothing is diagnosed: where everybody is must do."""
     result = run(
         """
-@pytest.mark.world_size(3)
+@pytest.mark.ranks(3)
 def test_computes(rank):
     while rank == 2:
         torch.ones(4) + 1
@@ -77,12 +77,12 @@ def test_a_test_that_never_ends_though_all_ranks_live(run: Run) -> None:
     result = run(
         """
 @pytest.mark.timeout(4, method="signal")
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_theirs(rank):
     while True:
         dist.barrier()
 
-@pytest.mark.world_size(2, timeout_s=1)
+@pytest.mark.ranks(2, timeout_s=1)
 def test_ours(rank):
     while True:
         dist.barrier()
@@ -118,7 +118,7 @@ def ticker():
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_ticks(ticker, rank):
     ticks.clear()
     while rank == 1 and len(ticks) < 2:
@@ -177,7 +177,7 @@ def forever():
     while True:
         pass
 
-@pytest.mark.world_size(2)
+@pytest.mark.ranks(2)
 def test_never(forever):
     pass
 """

@@ -101,12 +101,12 @@ def test_done_but_for_a_rank_without_a_ring(
         ring.finish(issue(ring, 1), rings.COMPLETED)
     if left == "junk":
         (tmp_path / "rank00002.a0.x.ring").write_bytes(b"junk")
-    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=None, sources=None)) == 2
+    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=None, sources=None, html=None)) == 2
     out = " ".join(capsys.readouterr().out.split())
     assert out.startswith("INCONCLUSIVE nothing is wrong in the records of ranks 0,1, but rank 2 left none")
     assert "next: Read the log of rank 2" in out
     (tmp_path / "exit.00002.a0.json").write_text(json.dumps({"rank": 2, "attempt": 0, "code": 0}))
-    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=None, sources=None)) == 0
+    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=None, sources=None, html=None)) == 0
     assert capsys.readouterr().out.startswith("HEALTHY")
 
 
@@ -209,7 +209,7 @@ def test_each_job_of_a_folder_is_judged(tmp_path: Path, capsys: pytest.CaptureFi
     """`diagnose` has a heading a job, the newest first; the report has all, the older one's hang is the exit code."""
     two_jobs(tmp_path)
     report = tmp_path.parent / "report.json"
-    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=str(report), sources=None)) == 3
+    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=str(report), sources=None, html=None)) == 3
     out = capsys.readouterr().out
     first, second = out.index("job newer (3 ranks, began "), out.index("job older (2 ranks, began ")
     assert first < second < out.index("missing rank")
@@ -225,7 +225,7 @@ def test_one_job_has_no_heading(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """A folder of one job reads as ever, and its report has no list of jobs."""
     hang(tmp_path)
     report = tmp_path.parent / "report.json"
-    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=str(report), sources=None)) == 3
+    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=str(report), sources=None, html=None)) == 3
     assert capsys.readouterr().out.startswith("HANG  missing rank")
     assert "jobs" not in json.loads(report.read_text())
 
@@ -237,7 +237,7 @@ def test_columns_holds_where_there_is_no_terminal(
     """Piped, the report is as wide as COLUMNS says, else 110 columns."""
     hang(tmp_path)
     monkeypatch.setenv("COLUMNS", said)
-    diagnose.run(argparse.Namespace(directory=tmp_path, report=None, sources=None))
+    diagnose.run(argparse.Namespace(directory=tmp_path, report=None, sources=None, html=None))
     widest = max(len(line) for line in capsys.readouterr().out.splitlines())
     assert width - 20 < widest <= width
 
@@ -245,18 +245,18 @@ def test_columns_holds_where_there_is_no_terminal(
 def test_watch_says_which_job_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of two jobs the newer is shown, in a line how to see the other; a name that is not there is one line, too."""
     two_jobs(tmp_path)
-    assert watch.run(argparse.Namespace(directory=tmp_path, job="", interval=1.0)) == 0
+    assert watch.run(argparse.Namespace(directory=tmp_path, job="", interval=1.0, html=None)) == 0
     shown = capsys.readouterr()
     assert "#1: 0, 1" in shown.out
     (line,) = shown.err.splitlines()
     assert line.startswith("distsim: 2 jobs in one folder, this is job newer (3 ranks, began ")
     assert line.endswith("; --job older shows another")
-    assert watch.run(argparse.Namespace(directory=tmp_path, job="older", interval=1.0)) == 0
+    assert watch.run(argparse.Namespace(directory=tmp_path, job="older", interval=1.0, html=None)) == 0
     shown = capsys.readouterr()
     assert "#4: 0 " in shown.out
     assert "this is job older (2 ranks" in shown.err
     with pytest.raises(UsageError, match="no job oldest here; there are newer, older"):
-        watch.run(argparse.Namespace(directory=tmp_path, job="oldest", interval=1.0))
+        watch.run(argparse.Namespace(directory=tmp_path, job="oldest", interval=1.0, html=None))
 
 
 def test_exits_of_another_shape(tmp_path: Path) -> None:
@@ -287,8 +287,9 @@ def test_an_abort_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert sent == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
-@pytest.mark.parametrize("there", [True, pytest.param(False, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("there", [True, False])
 def test_py_spy_is_not_permitted(
     there: bool, zygote: Zygote, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

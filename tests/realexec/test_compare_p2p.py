@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jobs import HERE, Zygote
 
-from distsim.debug.diagnosis.suspected_messages import with_messages
+from distsim.debug.diagnosis.pairs.suspected_messages import with_messages
 from distsim.debug.matching import message_comparer as compare_p2p
 from distsim.debug.matching.comparer import Comparer, GroupKey, Suspicion
 from distsim.debug.matching.message_comparer import PAIR

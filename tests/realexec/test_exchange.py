@@ -35,6 +35,7 @@ from distsim.debug.records import (
 )
 from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind
+from distsim.debug.records.remote import Remote
 from distsim.debug.records.report_json import diagnoses_from_json, diagnoses_to_json
 from distsim.debug.records.wire import evidence_from_json, evidence_to_json
 from distsim.realexec.process import introduce_monitors as real_hosts
@@ -428,6 +429,7 @@ def _each_field(plain: Any, groups: list[Group], sites: list[Site], but: tuple[s
         "output_shapes": ((),),
         "cycle": (0, 1),
         "pair": (0, 1),
+        "remote": Remote("step", "trainer", "server", 2, 1.5, (0, 3), (1, 2)),
     }
     by_type = {"bool": True, "int": 41, "float": 4.5, "str": "words", "tuple[int, ...]": (1, 0)}
     changed = []

@@ -65,9 +65,9 @@ ELSEWHERE = {
 
 def by_kind(cases: list[Case]) -> list[Any]:
     """Every program; the first of each kind of diagnosis runs always."""
-    first = {case.head["kind"]: case.path.stem for case in reversed(cases)}
+    always = {*{case.head["kind"]: case.path.stem for case in reversed(cases)}.values(), "rpc_circle"}
     return [
-        pytest.param(case, id=case.path.stem, marks=[] if case.path.stem in first.values() else pytest.mark.soak)
+        pytest.param(case, id=case.path.stem, marks=[] if case.path.stem in always else pytest.mark.soak)
         for case in cases
     ]
 

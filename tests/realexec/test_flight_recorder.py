@@ -148,7 +148,7 @@ def test_a_rank_without_a_dump_is_not_healthy(left: str, tmp_path: Path, capsys:
         whole = pickle.dumps({"version": "2.10", "entries": [Evil()]} if left == "hostile" else dump([entry(1)]))
         (tmp_path / "dump_1").write_bytes(whole if left == "hostile" else whole[:-40])
     report = tmp_path.parent / "report.json"
-    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=str(report), sources=None)) == 2
+    assert diagnose.run(argparse.Namespace(directory=tmp_path, report=str(report), sources=None, html=None)) == 2
     out = " ".join(capsys.readouterr().out.split())
     assert out.startswith("INCONCLUSIVE nothing is wrong in the records of ranks 0,2, but rank 1 left none")
     assert "next: Find the dump of rank 1 (TORCH_FR_DUMP_TEMP_FILE" in out

@@ -77,8 +77,9 @@ inside.wait()
 """
 
 
+@pytest.mark.soak
 @pytest.mark.slow
-@pytest.mark.parametrize("callback", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("callback", [False, True])
 def test_a_thread_of_the_guard_inside_torch_does_not_abort_the_rank(callback: bool, tmp_path: Path) -> None:
     """Python 3.11 kills threads that come back to it when it ends, and C++ calls that SIGABRT: the heartbeat and the
     callbacks of held calls have ended before."""

@@ -40,7 +40,7 @@ def _dumps(folder: Path, file: str, line: int = 1, name: str = "step") -> None:
 
 
 def _diagnose(folder: Path, *roots: Path) -> int:
-    return diagnose.run(argparse.Namespace(directory=folder, report=None, sources=list(roots) or None))
+    return diagnose.run(argparse.Namespace(directory=folder, report=None, sources=list(roots) or None, html=None))
 
 
 def test_a_file_elsewhere_is_not_shown(
@@ -176,7 +176,7 @@ def test_escape_codes_in_dumps_and_rings_are_shown(
             ring.header(rings.W_EXCEPTION, ring.entry(rings.TABLE_TEXT, "e", error))
             ring.header(rings.W_LIFE, rings.LIFE_RAISED)
     assert _diagnose(told) != 0
-    assert watch.run(argparse.Namespace(directory=told, interval=0.1, job="")) == 0
+    assert watch.run(argparse.Namespace(directory=told, interval=0.1, job="", html=None)) == 0
     said = capsys.readouterr()
     for text in (said.out, said.err):
         assert not {"\x1b", "\x07", "\x9b", "\u202e", "\u2066"} & set(text)
@@ -294,7 +294,9 @@ def test_a_report_of_json_is_whole(tmp_path: Path) -> None:
     _dumps(tmp_path, "train.py", name=OWNED)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        args = argparse.Namespace(directory=tmp_path, report=str(tmp_path / "verdict.out.json"), sources=None)
+        args = argparse.Namespace(
+            directory=tmp_path, report=str(tmp_path / "verdict.out.json"), sources=None, html=None
+        )
         assert diagnose.run(args) == 3
     assert json.loads((tmp_path / "verdict.out.json").read_text())["exit_code"] == 3
 

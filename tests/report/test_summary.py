@@ -13,7 +13,7 @@ from distsim.debug.records import CallWait, Evidence, Phase, RankState, Site
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.report import Summary, print_summary
-from distsim.sim.outcome import Failure, LinkUse
+from distsim.sim.outcome import CollectiveTotal, Failure, LinkUse
 from tests.golden import assert_golden
 from tests.report.made import call, finished, outcome, raised, summary
 
@@ -51,6 +51,18 @@ def test_a_run_that_failed_at_once_has_no_table_of_zeros() -> None:
     assert "time by rank" not in _text(run)
     run.exit_code = 0
     assert "time by rank" in _text(run)
+
+
+def test_a_hang_has_no_tables() -> None:
+    """The verdict is not pushed off the screen by times that nobody asks for; notes stay."""
+    run = finished()
+    run.exit_code = 3
+    run.notes = ["a note"]
+    text = _text(run)
+    assert "hung after" in text
+    assert text.rstrip().endswith("note: a note")
+    for title in ("time by rank", "collectives (", "busiest links"):
+        assert title not in text
 
 
 def test_the_first_line_of_a_failed_run_is_who_raised_what() -> None:
@@ -109,6 +121,24 @@ def test_a_long_list_of_ranks_is_cut() -> None:
     ranks = [summary(rank, end_s=0.010 * (1 + rank % 2)) for rank in range(1000)]
     text = _text(outcome(1000, ranks=ranks))
     assert "0,2,4,6,8,10,12,...  500 ranks" in text
+
+
+def test_groups_of_one_name_that_are_alike_are_one_row() -> None:
+    """Eleven stages' mesh_tp have one row with the mean of them, and the twelfth, which is slower, its own."""
+    times_s = [0.010 + 0.00001 * place for place in range(11)] + [0.030]
+    totals = [
+        CollectiveTotal("mesh_tp", "all_reduce", "bfloat16", 8, 4, 1000, time_s, 1000 / time_s, 1750 / time_s)
+        for time_s in times_s
+    ]
+    totals.append(CollectiveTotal("mesh_tp", "barrier", "", 8, 1, 0, 0.010, 0.0, 0.0))
+    text = _text(outcome(96, collectives=totals), 120)
+    rows = [line.split() for line in text.splitlines() if line.startswith("mesh_tp")]
+    assert [row[:5] for row in rows] == [
+        ["mesh_tp", "all_reduce", "bfloat16", "4", "1000"],
+        ["mesh_tp,", "11", "groups", "all_reduce", "bfloat16"],
+        ["mesh_tp", "barrier", "1", "0", "B"],
+    ]
+    assert "10.1 ms" in text
 
 
 def test_an_interrupted_run_says_where_every_rank_is() -> None:

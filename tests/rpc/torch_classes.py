@@ -32,6 +32,10 @@ if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is
     stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
     sys.modules["expecttest"] = stand_in
 
+HOME = types.ModuleType("torch_rpc_cases")
+"""Where pickles find the classes: in a rank, `__main__` is the program's."""
+sys.modules[HOME.__name__] = HOME
+
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 LIMIT_S = 100.0
 
@@ -55,7 +59,9 @@ def made(kind: str, module: str) -> Any:
             f"{BODIES}.rpc.tensorpipe_rpc_agent_test_fixture"
         ).TensorPipeRpcAgentTestFixture
     base = importlib.import_module("torch.testing._internal.common_distributed").MultiProcessTestCase
-    return type(kind, (getattr(importlib.import_module(module), kind), fixture, base), {"__module__": __name__})
+    case = type(kind, (getattr(importlib.import_module(module), kind), fixture, base), {"__module__": HOME.__name__})
+    setattr(HOME, kind, case)
+    return case
 
 
 def cases(patterns: list[str]) -> Iterator[tuple[str, int, str]]:

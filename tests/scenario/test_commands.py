@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import socket
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -12,8 +14,11 @@ import pytest
 from distsim.cli import main
 from distsim.errors import UsageError
 from distsim.scenario.expect.github import annotation
+from distsim.scenario.expect.junit import write_junit
 from distsim.scenario.expect.result import NOT_RUN, Result
 from distsim.scenario.explore.sweep import parse_variation
+from distsim.scenario.file.json_schema import json_schema
+from distsim.scenario.file.new import SCHEMA
 from distsim.scenario.suite import _imports, matching, run_one
 from tests.scenario.made import RACE, STEPS, made
 
@@ -54,7 +59,8 @@ def test_a_wrong_file_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_wrong_file_among_others_stops_none_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others run; it is an error of its own with all its faults, in JUnit and on GitHub too, and exit code 2."""
+    """The others run; it is an error of its own with all its faults, in JUnit and on GitHub too. A failed expectation
+    is the stronger exit code: a program was found wrong, whatever else could not run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
@@ -62,7 +68,7 @@ def test_a_wrong_file_among_others_stops_none_of_them(
     made(tmp_path, "[expect]\nkind = 'missing_rank'", name="other")
     (tmp_path / "bad.toml").write_text("program = 'made.py'\nbackend = 'mpi'\n[expect]\nkin = 1\n")
     (tmp_path / "open.toml").write_text("program = 'made.py'\n[expect\n")
-    assert main(["scenario", "run", ".", "--junit", "out.xml"]) == 2
+    assert main(["scenario", "run", ".", "--junit", "out.xml"]) == 5
     out = capsys.readouterr().out
     assert "1 passed, 1 failed, 2 not run" in out
     assert "\n    backend: expected 'sim' or 'gloo'" in out
@@ -75,6 +81,36 @@ def test_a_wrong_file_among_others_stops_none_of_them(
     assert "expected TOML: " in str(errors["open"])
     assert "expect.kin: unknown key" in str(errors["bad"])
     assert main(["scenario", "run", ".", "-k", "made", "--junit", "out.xml"]) == 0
+    assert main(["scenario", "run", ".", "-k", "made or bad"]) == 2
+
+
+XUNIT = {
+    "testsuites": {"name", "time", "tests", "failures", "errors"},
+    "testsuite": {"name", "tests", "failures", "errors", "group", "time", "skipped", "timestamp", "hostname", "id",
+                  "package", "file", "log", "url"},
+    "testcase": {"name", "time", "classname", "group"},
+    "failure": {"type", "message"},
+    "error": {"type", "message"},
+}  # fmt: skip
+"""The attributes that Jenkins' xunit plugin allows: junit-10.xsd of jenkinsci/xunit-plugin, elements that we use."""
+NEEDED = {"testsuite": {"name", "tests", "failures", "errors", "timestamp", "hostname"}, "testcase": {"name"}}
+INSIDE = {"testsuites": {"testsuite"}, "testsuite": {"testcase"}, "testcase": {"failure", "error"}}
+
+
+def test_junit_is_what_jenkins_takes(tmp_path: Path) -> None:
+    """Only elements and attributes of its schema, each where it may stand; when and where the suite ran."""
+    odd = Result("a\x00b/<c>", "x.toml", ["expect.kind: \x1b[31m"], report="\udce4", wall_s=1234.5)
+    write_junit([odd, Result("n", "y.toml", ["no"], kind=NOT_RUN), Result("f/g", "z.toml")], str(tmp_path / "out.xml"))
+    root = ET.parse(tmp_path / "out.xml").getroot()
+    assert root.tag == "testsuites"
+    for element in root.iter():
+        assert set(element.attrib) <= XUNIT[element.tag], element.tag
+        assert set(element.attrib) >= NEEDED.get(element.tag, set())
+        assert {child.tag for child in element} <= INSIDE.get(element.tag, set())
+        assert re.fullmatch(r"(([0-9]{0,3},)*[0-9]{3}|[0-9]{0,3})*(\.[0-9]*)?", element.get("time", "")), element.attrib
+    suite = root[0]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", str(suite.get("timestamp")))
+    assert suite.get("hostname") == socket.gethostname()
 
 
 def test_wrong_files_alone_are_in_junit_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +131,7 @@ def test_a_scenario_that_cannot_run_here_is_no_failed_expectation(
 ) -> None:
     """What only running tells (no network namespaces) is an error as well, with and without --explore."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise UsageError("not here")
 
     for place in ("explore.explore", "run"):  # one imports from the other
@@ -133,9 +169,12 @@ def test_a_flag_that_does_not_fit(
 
 
 def test_a_new_scenario_makes_its_folder_or_says_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """dir/x.toml in a folder that is not there yet, and below a file, where no folder can be."""
+    """dir/x.toml in a folder that is not there yet, with the schema that its first line names for editors; and below a
+    file, where no folder can be."""
     assert main(["scenario", "new", str(tmp_path / "a" / "b" / "hang.toml")]) == 0
-    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["hang.py", "hang.toml"]
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["hang.py", "hang.toml", SCHEMA]
+    assert (tmp_path / "a" / "b" / "hang.toml").read_text().startswith(f"#:schema ./{SCHEMA}\n")
+    assert json.loads((tmp_path / "a" / "b" / SCHEMA).read_text()) == json.loads(json_schema())
     (tmp_path / "file").touch()
     capsys.readouterr()
     assert main(["scenario", "new", str(tmp_path / "file" / "c" / "hang.toml")]) == 2
@@ -188,7 +227,7 @@ def test_words_choose_scenarios(tmp_path: Path) -> None:
 def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     """`distsim scenario schema > scenario.schema.json`."""
     assert main(["scenario", "schema"]) == 0
-    assert json.loads(capsys.readouterr().out)["$id"] == "distsim.scenario/1"
+    assert json.loads(capsys.readouterr().out)["$id"] == "urn:distsim:schema:scenario:1"
 
 
 @pytest.mark.soak

@@ -55,6 +55,10 @@ def test_a_healthy_run_passes(tmp_path: Path) -> None:
             "expect.busbw_above.broadcast: no rank ever called broadcast",
         ),
         ("utilisation_below = { 'n0/nic*' = 0.01 }", "expect.utilisation_below: expected n0/nic* below 1%"),
+        (
+            "utilisation_below = { 'n0/nic*' = 0.0002 }",
+            "expect.utilisation_below: expected n0/nic* below 0.02%, got 31.40% on n0/nic",
+        ),
         ("utilisation_below = { 'x->y' = 0.5 }", "expect.utilisation_below: no link 'x->y'"),
         ("call = { op = 'all_reduce', seq = 9 }", "expect.call: no rank ever called all_reduce #9"),
         (

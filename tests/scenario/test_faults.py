@@ -27,6 +27,7 @@ HANGS = {
     "what = 'exit', ranks = [0], code = 5, call = 1": ("rank_exited", (0,)),
     "what = 'exception', ranks = [1], exception = 'KeyError', call = 2": ("rank_raised", (1,)),
     "what = 'exception', ranks = [1], at_s = '1ms'": ("rank_raised", (1,)),
+    "what = 'exception', ranks = [1], exception = 'torch.cuda.OutOfMemoryError', call = 2": ("rank_raised", (1,)),
 }
 LATER = {
     "what = 'link_slow', link = 'n0/nic0->leaf0', factor = 0.05": 2e-4,
@@ -39,7 +40,7 @@ LATER = {
     "what = 'delay', ranks = [1], call = 2, delay_s = 5": 4.9,
     "what = 'straggler', ranks = [2], factor = 1000": 1e-3,
     "what = 'straggler', ranks = [2], delay_s = 1, distribution = 'uniform'": 0.1,
-    "what = 'jitter', period_s = '5us', pause_s = '10us'": 1e-5,
+    "what = 'jitter', period_s = '15us', pause_s = '10us'": 1e-5,
     "what = 'store_unreachable', ranks = [2], for_s = 4": 3.9,
     "what = 'slow_storage', ranks = [0], delay_s = 9": 8.9,
 }
@@ -112,7 +113,7 @@ def test_a_fault_that_passes_costs_time_and_nothing_else(tmp_path: Path, fault: 
 LASTING = (
     "what = 'straggler', ranks = [2], factor = 1000",
     "what = 'straggler', ranks = [2], delay_s = 1",
-    "what = 'jitter', period_s = '5us', pause_s = '10us'",
+    "what = 'jitter', period_s = '15us', pause_s = '10us'",
     "what = 'slow_storage', ranks = [0], delay_s = 9",
 )
 
@@ -157,6 +158,45 @@ def test_losing_packets_costs_more_where_the_window_is_sent_again(tmp_path: Path
         fault = f"what = 'link_lossy', link = 'n*->leaf*', loss = 0.05, recovery = '{recovery}'"
         times.append(ran(tmp_path, f"{place}faults = [{{ {fault} }}]\n[expect]", program).virtual_time_s)
     assert times[1] > 1.2 * times[0]
+
+
+def test_jitter_strikes_in_the_middle_of_computing(tmp_path: Path, undisturbed_s: float) -> None:
+    """Also where no rank makes a call between the beginning of a long computation and the rule's time, and only until
+    its time is over: at most half of its millisecond is lost, whatever is computed later."""
+    program = SAVES.replace("range(4)", "range(1)").replace(
+        "torch.ones(64, 64) @ torch.ones(64, 64)", "torch.ones(999, 999) @ torch.ones(999, 999)"
+    )
+    began = "what = 'jitter', period_s = '20us', pause_s = '10us', at_s = '%s', for_s = '1ms'"
+    plain_s = ran(tmp_path, "[expect]", program).virtual_time_s
+    for at in ("500us", "700us"):
+        struck = _with(tmp_path, began % at, program=program)
+        assert struck.wrong == []
+        assert 1e-4 < struck.virtual_time_s - plain_s < 5.2e-4
+    assert _with(tmp_path, began % "60s", program=program).virtual_time_s == plain_s
+
+
+ON_GPUS = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+t = torch.ones(64, 64, device="cuda")
+for _ in range(50):
+    t = t + t
+dist.all_reduce(t)
+torch.cuda.synchronize()
+"""
+
+
+def test_jitter_and_stragglers_strike_on_simulated_gpus(tmp_path: Path) -> None:
+    """The operating system takes the CPU away that launches kernels; a slow GPU takes longer for each of them."""
+    place = 'on = "dgx-h100:1"\nnproc_per_node = 2\n'
+    plain_s = ran(tmp_path, f"{place}[expect]", ON_GPUS).virtual_time_s
+    for fault in ("what = 'jitter', period_s = '40us', pause_s = '20us'",
+                  "what = 'straggler', ranks = [1], factor = 20"):  # fmt: skip
+        struck = ran(tmp_path, f"{place}faults = [{{ {fault} }}]\n[expect]", ON_GPUS)
+        assert struck.wrong == []
+        assert struck.virtual_time_s > plain_s + 1e-4
 
 
 def test_jitter_at_the_same_moments_costs_less(tmp_path: Path) -> None:

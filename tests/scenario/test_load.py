@@ -11,8 +11,8 @@ import pytest
 from distsim.debug.records.kinds import Kind
 from distsim.errors import UsageError
 from distsim.scenario import find_scenarios, load_scenario, load_scenarios
+from distsim.scenario.file.json_schema import json_schema
 from distsim.scenario.file.load import BadFile, read_faults
-from distsim.scenario.file.schema import json_schema
 from tests.scenario.made import made
 
 WRONG = {
@@ -44,10 +44,20 @@ WRONG = {
     "faults = [{ what = 'crash', ranks = [] }]": "faults[0].ranks: expected otherwise",
     "faults = [{ what = 'crash', ranks = [1], signal = 'SIGFOO' }]": "faults[0]: no signal 'SIGFOO'",
     "faults = [{ what = 'exception', ranks = [1], exception = 'Foo' }]": "faults[0]: no exception 'Foo'",
+    "faults = [{ what = 'exception', ranks = [1], exception = 'no.such.Foo' }]": (
+        "faults[0]: no exception 'no.such.Foo': no module no.such"
+    ),
+    "faults = [{ what = 'exception', ranks = [1], exception = 'json.loads' }]": (
+        "faults[0]: no exception 'json.loads': json has none of that name"
+    ),
+    "faults = [{ what = 'exception', ranks = [1], exception = 'UnicodeDecodeError' }]": (
+        "faults[0]: UnicodeDecodeError cannot be made of a message alone; try RuntimeError"
+    ),
     "faults = [{ what = 'crash', ranks = [1], call = 'sum' }]": "faults[0].call: expected a call such as",
     "faults = [{ what = 'crash', ranks = [1], call = 1, at_s = 1 }]": "faults[0]: expected at_s or call, got both",
     "faults = [{ what = 'delay', ranks = [1], delay_s = '1 parsec' }]": "faults[0].delay_s: expected a time",
     "faults = [{ what = 'link_flap', link = '*', period_s = 1, down_s = 2 }]": "expected down_s below period_s",
+    "faults = [{ what = 'jitter', period_s = '1ms', pause_s = '1ms' }]": "faults[0]: expected pause_s below period_s",
     "faults = [{ what = 'link_lossy', link = '*', loss = 1.5 }]": "faults[0].loss: expected less than 1",
     "backend = 'gloo'\nfaults = [{ what = 'link_slow', link = '*' }]": "link_slow cannot be injected into a real",
     "backend = 'gloo'\nfaults = [{ what = 'link_cut', link = 'n0/cpu0->*' }]": "link_cut: a real run can only cut",
@@ -133,8 +143,8 @@ def test_the_json_schema_knows_every_kind_and_every_fault() -> None:
     """Editors complete what the loader takes."""
     schema = json.loads(json_schema())
     assert schema["properties"]["program"]["description"]
-    assert set(schema["$defs"]["ExpectSpec"]["properties"]["kind"]["enum"]) == {kind.value for kind in Kind}
-    whats = schema["properties"]["faults"]["items"]["discriminator"]["mapping"]
+    assert set(schema["properties"]["expect"]["properties"]["kind"]["enum"]) == {kind.value for kind in Kind}
+    whats = schema["properties"]["faults"]["items"]["properties"]["what"]["enum"]
     assert {"link_slow", "nic_down", "crash", "straggler", "corrupt", "master_unreachable"} <= set(whats)
     assert schema["additionalProperties"] is False
 

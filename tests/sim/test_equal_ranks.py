@@ -195,6 +195,21 @@ def test_a_last_rank_that_logs_goes_on_where_the_first_says_other_things(tmp_pat
     assert len(lines) == 4 if left == 2 else len(lines) < 4
 
 
+def test_what_is_printed_after_a_long_first_step_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One long step is enough to compare by, not to know who logs: the last rank's lines come, and without any it is
+    given up in the second step, once it could have printed."""
+    monkeypatch.setattr(equal_ranks, "LONG", 10)
+    monkeypatch.setattr(equal_ranks, "WORDS", 20)
+    line = "    torch.cuda.synchronize()\n    print('loss', step) if rank == {} else None\n"
+    long = TRAIN.format(extra="[torch.ones(9, device='cuda') for _ in range(50)]")
+    for who, left in ((15, 2), (0, 1)):
+        text = long.replace("torch.cuda.synchronize()\n", "").rstrip("\n") + "\n" + line.format(who)
+        outcome, out = ran(tmp_path, text, "equal")
+        assert out.count("loss") == 4
+        assert len(outcome.ranks) == left
+    assert "after step 1 " in outcome.unseen
+
+
 def test_a_pipeline_is_needed_by_its_rank_that_stays() -> None:
     """Of the groups of a rank those with members of kinds that nobody else of them stands for."""
     equal = EqualRanks([0, 0, 1, 1])
@@ -223,6 +238,7 @@ def test_a_small_program_is_traced_on_all_of_a_few_ranks_in_all_its_steps(tmp_pa
 def test_what_is_not_seen_is_said_with_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large program's ranks but the first are given up once they were compared: what they do later nobody knows."""
     monkeypatch.setattr(equal_ranks, "WORTH_IT", 0)
+    monkeypatch.setattr(equal_ranks, "WORDS", 0)
     outcome, _ = ran(tmp_path, TRAIN.format(extra="pass"), "equal", "dgx-h100:1")
     assert outcome.unseen.startswith("what ranks 1-7 may do otherwise after step 1 ")
     assert any("ranks 0,7 of 8 were traced and compared for 1 step, then rank 0" in note for note in outcome.notes)
@@ -309,6 +325,28 @@ def test_what_the_first_rank_does_alone_is_not_everybodys(tmp_path: Path) -> Non
     outcome, _ = ran(tmp_path, TRAIN.format(extra=extra), "equal", "dgx-h100:9")
     assert outcome.training is not None
     assert [rank.like for rank in outcome.training.ranks] == [(0,), tuple(range(1, 72))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "traced", "anew"), [("fsdp2", [0, 71], 0), ("by_hand", [0, 1, 36, 71], 2)])
+def test_a_parameter_of_fewer_rows_than_ranks_is_traced_in_few_runs(
+    tmp_path: Path, how: str, traced: list[int], anew: int
+) -> None:
+    """16 of 72 ranks have a row: nothing begins anew where FSDP2 cuts, twice where the program does, and not once for
+    each rank with a row."""
+    text = TRAIN.format(extra="pass")
+    if how == "fsdp2":
+        text = text.replace(
+            "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).cuda())",
+            "from torch.distributed.fsdp import fully_shard\n"
+            "model = fully_shard(torch.nn.Linear(512, 16, device='cuda'))",
+        )
+    else:
+        text = text.replace("torch.ones(64", "torch.ones(64 if rank < 16 else 32")
+    outcome, out = ran(tmp_path, text, "equal", "dgx-h100:9")
+    assert outcome.exit_code == 0
+    assert [rank.rank for rank in outcome.ranks] == traced
+    assert out.count("begins anew") == anew
 
 
 def test_what_a_rank_scatters_or_gathers_is_its_own(tmp_path: Path) -> None:

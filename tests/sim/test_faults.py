@@ -42,7 +42,7 @@ def test_faults_answer_in_the_order_of_their_rules() -> None:
     other = Straggler(ranks=(2,), factor=9.0)
     faults = planted(slow, Crash(ranks=(1,)), Jitter(period_s=1.0, pause_s=0.5), other)
     rank: Any = SimpleNamespace(rank=1)
-    assert faults.compute_s(rank, 0.0, 1.0) == 3.0 + 3 * 0.5  # three times as long, then three pauses in it
+    assert faults.compute_s(rank, 0.0, 1.0) == 3.0 + 5 * 0.5  # three times as long, in halves of seconds
     assert [str(rule) for rule in faults.never_struck] == ["rank 1 killed by SIGKILL", str(other)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from rich.console import Console
 
-from distsim.report import report_document, write_trace
+from distsim.report import Summary, report_document, write_trace
 from distsim.sim import simulate
 from distsim.sim.device.timeline import Comm, Kernel, Load
+from distsim.sim.device.timeline import timeline as timeline_module
 from distsim.sim.observe.critical_path import Ran, critical_path
 from tests.report.made import call
 
@@ -47,7 +50,7 @@ def pipeline() -> None:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[int, list[dict[str, Any]]]]:
     """The section `training` and the slices of each rank's own file."""
-    outcome = simulate(pipeline, "dgx-h100:1", nproc_per_node=2)
+    outcome = simulate(pipeline, "dgx-h100:1", nproc_per_node=2, trace=True)
     folder = tmp_path_factory.mktemp("trace")
     write_trace(outcome, f"{folder}/")
     files = {rank: json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in (0, 1)}
@@ -153,13 +156,49 @@ def test_a_late_rank_is_followed() -> None:
         0: Ran([kernel(0, 1, "add"), comm(0, 1, 5, 7), kernel(7, 9, "sum")]),
         1: Ran([kernel(0, 4, "mm"), comm(1, 5, 5, 7)]),
     }
-    path = {(part.kind, part.name): part.time_s for part in critical_path(ran, 0, 0.5, 9.0)}
+    parts, from_s = critical_path(ran, 0, 0.5, 9.0)
+    path = {(part.kind, part.name): part.time_s for part in parts}
+    assert from_s == 0.5
     assert path == {
         ("compute", "mm"): 3.5,
         ("communication", "all_reduce of default_pg"): 2.0,
         ("compute", "sum"): 2.0,
         ("host", "nothing was launched"): 1.0,
     }
+
+
+def test_the_path_goes_back_as_far_as_ranks_remember() -> None:
+    """Rank 1 no longer knows what it ran before second 3: the path begins there, and is not left out."""
+    ran = {
+        0: Ran([kernel(0, 1, "add"), comm(0, 1, 5, 7), kernel(7, 9, "sum")]),
+        1: Ran([kernel(3, 4, "mm"), comm(1, 5, 5, 7)], since_s=3.0),
+    }
+    parts, from_s = critical_path(ran, 0, 0.5, 9.0)
+    assert from_s == 3.0
+    assert sum(part.time_s for part in parts) == 6.0
+
+
+def test_a_step_of_more_kernels_than_are_remembered_has_the_end_of_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report has the path's last part, says how much of the step that is, and calls it so."""
+    monkeypatch.setattr(timeline_module, "MOST_DONE", 4)
+    outcome = simulate(stepping, "dgx-h100:1", nproc_per_node=1)
+    section = report_document(outcome)["training"]
+    share = section["critical_path_share"]
+    assert 0.0 < share < 0.9
+    told_s = sum(part["time_s"] for part in section["critical_path"])
+    assert told_s == pytest.approx(share * section["step_times_s"][-1])
+    console = Console(file=io.StringIO(), width=120)
+    console.print(Summary(outcome))
+    assert f"critical path of the last {share:.0%} of step 3" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def stepping() -> None:
+    """Three steps of a linear layer's optimizer, of more than four kernels each."""
+    layer = torch.nn.Linear(1024, 1024, device="cuda")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(3):
+        layer(torch.ones(512, 1024, device="cuda")).relu().sum().backward()
+        optimizer.step()
 
 
 def counting() -> None:
@@ -172,7 +211,7 @@ def counting() -> None:
 
 def test_a_hosts_operators_come_one_after_another(tmp_path: Path) -> None:
     """One lies before the next, or within it: none begins inside another and ends after it."""
-    outcome = simulate(counting, "dgx-h100:1", nproc_per_node=1)
+    outcome = simulate(counting, "dgx-h100:1", nproc_per_node=1, trace=True)
     write_trace(outcome, f"{tmp_path}/")
     events = json.loads((tmp_path / "rank0.json").read_text())["traceEvents"]
     spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") == "cpu_op")

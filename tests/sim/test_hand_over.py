@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from sim.running import ranks
 
+from distsim.sim.isolation.torch_state import torch_state
+from distsim.sim.isolation.torch_state.torch_state import TorchState
 from distsim.sim.kernel.task import Task
 
 
@@ -133,3 +135,65 @@ def test_no_warning_of_strides() -> None:
     outcome = ranks(asynchronous)
     assert outcome.results == [[[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]]] * 2
     assert outcome.diagnoses == []
+
+
+def test_torchs_state_is_looked_through_only_where_somebody_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six calls take no closer look than three; a rank that writes before each call takes one each time."""
+    closely = [0]
+    leave = TorchState.leave
+
+    def counted(self: TorchState, own: Any) -> None:
+        closely[0] += 1
+        leave(self, own)
+
+    def writing(num: int) -> str:
+        dist.init_process_group("gloo")
+        t = torch.ones(4)
+        for number in range(num):
+            if dist.get_rank() == 0:
+                torch.hub.set_dir(f"/there/{number}")
+            dist.all_reduce(t)
+        return str(torch.hub.get_dir())
+
+    monkeypatch.setattr(TorchState, "leave", counted)
+    taken: dict[Any, list[int]] = {}
+    for body in (calls, writing):
+        for num in (3, 6):
+            closely[0] = 0
+            results = ranks(body, 2, num).results
+            taken.setdefault(body, []).append(closely[0])
+            if body is writing:
+                assert results[0] == f"/there/{num - 1}"
+                assert "there" not in results[1]
+    assert taken[calls][1] == taken[calls][0]
+    assert taken[writing][1] - taken[writing][0] == 3
+
+
+@pytest.mark.parametrize("at_a_glance", [True, False])
+def test_what_a_rank_writes_is_its_own_whatever_it_is(at_a_glance: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name, a dictionary, a list, an attribute of a class: seen by the numbers of dictionaries, and without them."""
+    if not at_a_glance:
+        monkeypatch.setattr(torch_state, "TAGS_ARE_THERE", False)
+
+    def body() -> list[tuple[Any, ...]]:
+        dist.init_process_group("gloo")
+        rank, seen = dist.get_rank(), []
+        for number in range(4):
+            if number == 1 + rank:
+                torch.hub.set_dir(f"/there/{rank}")
+                dist.Backend.backend_type_map[f"own{rank}"] = dist.ProcessGroup.BackendType.CUSTOM
+                dist.Backend.backend_list.append(f"own{rank}")
+                setattr(torch.nn.Linear, "mine", rank)  # noqa: B010
+            dist.barrier()
+            names = [f"own{one}" for one in (0, 1)]
+            kept = [name in dist.Backend.backend_type_map for name in names]
+            listed = [name in dist.Backend.backend_list for name in names]
+            seen.append((torch.hub.get_dir()[-1], kept, listed, getattr(torch.nn.Linear, "mine", None)))
+        return seen
+
+    for rank, seen in enumerate(ranks(body).results):
+        own = [one == rank for one in (0, 1)]
+        for number, (_, kept, listed, mine) in enumerate(seen):
+            assert (kept, listed) == ((own, own) if number > rank else ([False] * 2, [False] * 2))
+            assert mine == (rank if number > rank else None)
+        assert seen[-1][0] == str(rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import time
 import tomllib
@@ -14,8 +15,10 @@ import pytest
 
 import distsim
 from distsim.cluster.files.load import preset_text
+from distsim.sim import patches
 from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.modules.modules import is_own_file
+from distsim.sim.isolation.resemblance import resembling
 
 
 def _slept_s(module: ModuleType) -> float:
@@ -101,3 +104,22 @@ def test_clusters_of_one_preset_share_nothing_that_changes() -> None:
     assert "gloo_all_reduce_launch_s" not in third.calibration
     assert third.to_toml() == other.to_toml()
     assert preset_text("dgx-h100").startswith("# ")
+
+
+def test_what_is_led_elsewhere_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some hundred replacements; and made anew where somebody has exchanged what one of them stands for."""
+
+    def system() -> str:
+        return str(distsim.simulate(lambda: os.uname()[0], nproc_per_node=1).results[0])
+
+    real, made = os.uname, []
+    assert [system(), system()] == [real()[0]] * 2
+    with monkeypatch.context() as patch:
+        patch.setattr(patches, "resembling", lambda of, value: made.append(value) or resembling(of, value))
+        system()
+        assert len(made) < 200
+        patch.setattr(os, "uname", lambda: os.uname_result(("theirs", *real()[1:])))
+        assert system() == "theirs"
+        assert len(made) > 300
+    assert os.uname is real
+    assert system() == real()[0]

@@ -247,10 +247,10 @@ def test_a_rank_that_changes_nothing_keeps_nothing() -> None:
         assert process is not None
         return sorted(place.name for place in process.torch_own.values)
 
-    # torch notes the rendezvous and, unless this Python has had the same before, the backend, and wraps the step of an
-    # optimizer's class
+    # torch notes the rendezvous, its groups and, unless this Python has had the same before, the backend, and wraps the
+    # step of an optimizer's class
     for names in ranks(body).results:
-        assert set(names) - {"_backend", "step"} == {"_default_pg_init_method"}
+        assert set(names) - {"_backend", "step"} == {"_default_pg_init_method", "_world"}
     assert not STATE._watched
 
 

@@ -51,7 +51,7 @@ HARMLESS = {
     "gone before another rank can run: set and put back around code without collectives": """
         torch._library.fake_impl:global_ctx_getter torch._lobpcg:LOBPCG.call_tracker
         torch._utils:_sparse_tensors_to_validate
-        torch.utils._zip:strip_file_dir torch.distributed:_breakpoint_cache torch.utils._debug_mode._mode:*
+        torch.utils._zip:strip_file_dir torch.utils._debug_mode._mode:*
     """,
     "only with an accelerator": """
         torch.backends.cudnn:* torch.backends.cusparselt:* torch.autograd.profiler:_cupti_* torch.nn.attention._fa3:*

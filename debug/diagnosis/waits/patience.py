@@ -80,7 +80,7 @@ def patience(
 
 def _awaited(call: CallRecord) -> str:
     """What a late rank is to do: a message is the other end's call, not its own."""
-    return f"rank {call.rank}'s {call_text(call)}" if call.is_p2p else call_text(call)
+    return f"rank {call.rank}'s {call_text(call)}" if call.is_of_two else call_text(call)
 
 
 def _where(index: EvidenceIndex, rank: int) -> str:

@@ -1,7 +1,8 @@
-"""The wait-for graph over collectives, point-to-point and host waits: who can never go on, and why.
+"""The wait-for graph over collectives, messages, remote calls and host waits: who can never go on, and why.
 
 A collective waits for *all* its absent members (AND), a receive from any source for *one* sender
-(OR); this is the model of MUST (Hilbrich et al., "MPI runtime error detection with MUST", 2012).
+(OR); a remote call waits for the thread that serves it, or for any thread of a worker whose threads are all
+busy (OR). This is the model of MUST (Hilbrich et al., "MPI runtime error detection with MUST", 2012).
 A blocked rank is freed when every one of its waits can be met by ranks that still move; what is
 left after that fixpoint is deadlocked. Its terminal components are the root causes: a rank that
 is gone, a call whose members contradict each other, or a cycle (with OR waits: a knot).
@@ -11,39 +12,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from distsim.debug.diagnosis.waits.digraph import Digraph
+from distsim.debug.diagnosis.waits.remote_waits import Need, RemoteWaits
 from distsim.debug.matching.index import DEAD, EvidenceIndex, GroupLog
+from distsim.debug.matching.remote_calls import Actor, anyone, rank_of, serving
 from distsim.debug.matching.secondary_errors import last_words, own_fault
-from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, State, StoreWait, Wait
+from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, State, StoreWait
 
 __all__ = ["Contradictions", "Need", "Root", "WaitGraph"]
 
-Node = int | tuple[str, int, int]
-"""A rank, a meeting ("meeting", log, seq), or a contradiction ("mismatch", its number, 0)."""
+Node = Actor
+"""An actor, a meeting ("meeting", log, seq), or a contradiction ("mismatch", its number, 0)."""
+ACTORS = frozenset({"serving", "agent", "anyone"})
+
+MEETINGS_OF_PROGRAMS = frozenset({"init_process_group", "init_rpc", "rpc_shutdown"})
+"""Nobody comes to these from a function that serves."""
 
 Meeting = tuple[int, int, tuple[int, ...] | None]
 """GroupLog, number, and of a new_group the ranks it is for."""
 
+INIT = "init_process_group"
 ABSENT, UNABLE, LATE, HERE = range(4)
 """How far a member is from a meeting: it never came; it came and is gone, or raised; it came when others had given
 up; it is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """One wait: the ranks it needs, all of them or any one."""
-
-    wait: Wait
-    ranks: tuple[int, ...]
-    any_of: bool = False
-    mismatch: int | None = None
-    """It can never be met: number of the contradiction that the call ran into."""
-
-    @property
-    def hopeless(self) -> bool:
-        return self.mismatch is not None or (self.any_of and not self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +45,8 @@ class Root:
 
     ranks: tuple[int, ...]
     """One rank that is gone or stuck by itself, or the ranks that wait for each other."""
+    remote: tuple[Actor, ...] = ()
+    """With threads that serve calls, or a worker that answers none: all actors of the component."""
     mismatch: int | None = None
     """Number of a contradiction."""
 
@@ -70,7 +65,11 @@ class WaitGraph:
     """Built once over an index. *moving* are the running ranks that are trusted to come."""
 
     def __init__(
-        self, index: EvidenceIndex, moving: Collection[int], contradictions: Contradictions | None = None
+        self,
+        index: EvidenceIndex,
+        moving: Collection[int],
+        contradictions: Contradictions | None = None,
+        nothing_moves: bool = False,
     ) -> None:
         self.index = index
         self.contradictions = contradictions or Contradictions()
@@ -78,11 +77,15 @@ class WaitGraph:
         self._missing: dict[tuple[Meeting, int], tuple[int, ...]] = {}
         """Meeting and degree of absence -> the members that are further from it."""
         self._degrees: dict[Meeting, dict[int, int]] = {}
-        self.needs: dict[int, list[Need]] = {}
+        self.needs: dict[Actor, list[Need]] = {}
+        self.remote = RemoteWaits(index, self.moving, nothing_moves)
         for rank in index.states:
             if needs := self._needs_of(rank):
                 self.needs[rank] = needs
-        self.stuck: tuple[int, ...] = self._fixpoint()
+        for served in self.remote.served():
+            self.needs[serving(served)] = self.remote.to_serve(served, self._call)
+        self.needs.update(self.remote.comers())
+        self.stuck: tuple[Actor, ...] = self._fixpoint()
         self.too_late = self._too_late()
         self.graph = self._graph()
 
@@ -101,6 +104,15 @@ class WaitGraph:
         return needs
 
     def _call(self, call: CallRecord) -> Need | None:
+        if call.remote is not None:
+            return self.remote.need(call)
+        need = self._met(call)
+        if need is None or call.op in MEETINGS_OF_PROGRAMS:
+            return need
+        ranks = self.remote.who_comes(need.ranks)
+        return need if ranks is need.ranks else replace(need, ranks=ranks)
+
+    def _met(self, call: CallRecord) -> Need | None:
         if call.is_p2p:
             if id(call) in self.contradictions.pairs:
                 return Need(CallWait(call), (), mismatch=self.contradictions.pairs[id(call)])
@@ -117,6 +129,8 @@ class WaitGraph:
         if first is not None and call.seq >= first:
             others = tuple(r for r in missing if r not in culprits)
             return Need(CallWait(call), others, mismatch=number)
+        if not missing and call.op == "rpc_shutdown":
+            return self.remote.to_shut_down(call)
         return Need(CallWait(call), missing) if missing else None
 
     def _missing_ranks(self, log: GroupLog, call: CallRecord) -> tuple[int, ...]:
@@ -136,6 +150,8 @@ class WaitGraph:
         met = log.meetings.get(call.seq, {})
         members = log.group.ranks if call.new_ranks is None else call.new_ranks
         failed = [rank for rank, record in met.items() if self._failed_by_itself(record)]
+        if any(met[rank].op == INIT for rank in failed):  # what was wrong here, no rank still to come would mend
+            return dict.fromkeys(failed, UNABLE)
         given_up = min(
             (
                 r.completed_s
@@ -161,7 +177,7 @@ class WaitGraph:
 
     def _failed_by_itself(self, record: CallRecord) -> bool:
         state = self.index.states[record.rank]
-        if record.state is not State.FAILED or state.phase is not Phase.RAISED:
+        if state.phase is not Phase.RAISED or (record.state is not State.FAILED and record.op != INIT):
             return False
         return own_fault(last_words(record, state)) and self.index.died_inside(record.rank) is record
 
@@ -192,23 +208,24 @@ class WaitGraph:
 
     # --- who can never go on
 
-    def _fixpoint(self) -> tuple[int, ...]:
+    def _fixpoint(self) -> tuple[Actor, ...]:
         """Free whoever can be freed, until nothing changes; the rest is stuck."""
         states = self.index.states
-        free = [
+        free: list[Actor] = [
             rank
             for rank, state in states.items()
             if rank in self.moving or (state.phase is Phase.BLOCKED and rank not in self.needs)
         ]
+        free += self.remote.trusted(self.needs)
         freed = set(free)
-        open_needs: dict[int, int] = {rank: len(needs) for rank, needs in self.needs.items()}
-        counters: dict[int, list[tuple[int, int]]] = {}  # needed rank -> [(waiter, its need)]
-        lacking: dict[tuple[int, int], int] = {}
+        open_needs: dict[Actor, int] = {rank: len(needs) for rank, needs in self.needs.items()}
+        counters: dict[Actor, list[tuple[Actor, int]]] = {}  # needed rank -> [(waiter, its need)]
+        lacking: dict[tuple[Actor, int], int] = {}
         for waiter, needs in self.needs.items():
             for i, need in enumerate(needs):
                 lacking[waiter, i] = -1 if need.hopeless else (1 if need.any_of else len(need.ranks))
         # Waiters of one meeting share their needed ranks: index by the tuple, not by every pair.
-        shared: dict[int, tuple[tuple[int, ...], list[tuple[int, int]]]] = {}
+        shared: dict[int, tuple[tuple[Actor, ...], list[tuple[Actor, int]]]] = {}
         for waiter, needs in self.needs.items():
             for i, need in enumerate(needs):
                 if not need.hopeless:
@@ -224,10 +241,12 @@ class WaitGraph:
                 lacking[waiter, i] -= 1
                 if lacking[waiter, i] == 0:
                     open_needs[waiter] -= 1
-                    if open_needs[waiter] == 0 and states[waiter].phase is Phase.BLOCKED and waiter not in freed:
+                    may_go = not isinstance(waiter, int) or states[waiter].phase is Phase.BLOCKED
+                    if open_needs[waiter] == 0 and may_go and waiter not in freed:
                         freed.add(waiter)
                         queue.append(waiter)
-        return tuple(rank for rank in self.needs if rank not in freed)
+        actors = {**self.needs, **dict.fromkeys(self.remote.since_s)}
+        return tuple(actor for actor in actors if actor not in freed)
 
     def _too_late(self) -> frozenset[int]:
         """Ranks that still move, but whom others have given up on: these raised (a timeout) in the
@@ -235,10 +254,10 @@ class WaitGraph:
         late: set[int] = set()
         gone = {r for r, s in self.index.states.items() if s.phase in DEAD and self.index.died_inside(r) is None}
         for rank in self.stuck:
-            if self.index.states[rank].phase is Phase.RAISED:
+            if isinstance(rank, int) and self.index.states[rank].phase is Phase.RAISED:
                 for need in self.needs[rank]:
                     if need.mismatch is None and gone.isdisjoint(need.ranks):
-                        late.update(r for r in need.ranks if r not in self.needs)
+                        late.update(r for r in need.ranks if isinstance(r, int) and r not in self.needs)
         return frozenset(late)
 
     # --- why
@@ -250,20 +269,24 @@ class WaitGraph:
         blocked_for_good = {r for r, s in states.items() if s.phase is not Phase.BLOCKED and r not in self.moving}
         for rank in self.stuck:
             graph.add(rank)
-            for need in self.needs[rank]:
+            for need in self.needs.get(rank, ()):
                 if need.mismatch is not None:
                     graph.add(rank, [("mismatch", need.mismatch, 0)])
                 targets = [r for r in need.ranks if r in stuck or r in blocked_for_good or r in self.too_late]
                 if isinstance(need.wait, StoreWait):  # who would set the key is not known, only who no longer can
-                    targets = [r for r in targets if r in blocked_for_good and states[r].phase is not Phase.FINISHED]
+                    targets = [
+                        r
+                        for r in targets
+                        if isinstance(r, int) and r in blocked_for_good and states[r].phase is not Phase.FINISHED
+                    ]
                 if len(targets) < 2 or not isinstance(need.wait, CallWait):
                     graph.add(rank, targets)
                     continue
                 record = need.wait.record  # one node a meeting keeps the graph linear in the ranks
                 log = self.index.group_log(record)
-                meeting = ("meeting", log.id if log else -1 - rank, record.seq)
-                if record.is_p2p:
-                    meeting = ("any", rank, record.seq)
+                meeting = ("meeting", log.id if log else -1 - rank_of(rank), record.seq)
+                if record.is_of_two:
+                    meeting = ("any", rank_of(rank), record.index)
                 if meeting not in graph:
                     graph.add(meeting, targets)
                 graph.add(rank, [meeting])
@@ -275,12 +298,14 @@ class WaitGraph:
         for members in self.graph.terminal_components():
             ranks = tuple(sorted(n for n in members if isinstance(n, int)))
             mismatch = next((n for n in members if isinstance(n, tuple) and n[0] == "mismatch"), None)
-            found.append(Root(ranks, None if mismatch is None else mismatch[1]))
+            actors = tuple(sorted(filter(_is_actor, members), key=_by_rank))
+            remote = actors if len(actors) > len(ranks) else ()
+            found.append(Root(ranks, remote, None if mismatch is None else mismatch[1]))
         return sorted(found, key=lambda root: (root.ranks, -1 if root.mismatch is None else root.mismatch))
 
     def victims(self, root: Root) -> tuple[int, ...]:
         """Every stuck rank from which the root is reached."""
-        starts: list[Node] = list(root.ranks)
+        starts: list[Node] = [*root.remote, *root.ranks]
         if root.mismatch is not None:
             starts.append(("mismatch", root.mismatch, 0))
         reached: set[Node] = set(starts)
@@ -293,40 +318,44 @@ class WaitGraph:
         own = frozenset(root.ranks)
         return tuple(sorted(n for n in reached if isinstance(n, int) and n not in own))
 
-    def waiters_on(self, ranks: Collection[int]) -> list[tuple[int, Need]]:
-        """Stuck ranks with a wait that needs one of *ranks* directly."""
-        wanted = frozenset(ranks)
+    def waiters_on(self, ranks: Collection[Actor]) -> list[tuple[int, Need]]:
+        """Stuck ranks with a wait that needs one of *ranks* directly, of its program or of a thread that serves."""
+        wanted = frozenset([*ranks, *(anyone(rank) for rank in ranks if isinstance(rank, int))])
         found: list[tuple[int, Need]] = []
         hit: dict[int, bool] = {}
         for rank in self.stuck:
-            for need in self.needs[rank]:
+            for need in self.needs.get(rank, ()):
                 key = id(need.ranks)
                 if key not in hit:
                     hit[key] = not wanted.isdisjoint(need.ranks)
                 if hit[key]:
-                    found.append((rank, need))
+                    found.append((rank_of(rank), need))
         return found
 
     def cycle(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """The shortest cycle within a component, from its lowest rank; each waits for the next."""
-        inside = frozenset(ranks)
-        best: list[int] | None = None
-        for start in sorted(ranks)[:64]:
+        return tuple(rank_of(actor) for actor in self.actors_cycle(ranks))
+
+    def actors_cycle(self, actors: Sequence[Actor]) -> tuple[Actor, ...]:
+        """The same of any actors."""
+        inside = frozenset(actors)
+        best: list[Actor] | None = None
+        for start in sorted(actors, key=_by_rank)[:64]:
             came: dict[Node, Node] = {}
             queue: deque[Node] = deque([start])
             while queue and start not in came:
                 node = queue.popleft()
                 for after in sorted(self.graph.successors(node), key=_by_rank):
-                    if after in came or (isinstance(after, int) and after not in inside):
+                    if after in came or (_is_actor(after) and after not in inside):
                         continue
                     came[after] = node
                     queue.append(after)
             if start not in came:
                 continue
-            path: list[int] = []
+            path: list[Actor] = []
             node = came[start]
             while node != start:
-                if isinstance(node, int):
+                if _is_actor(node):
                     path.append(node)
                 node = came[node]
             path.append(start)
@@ -335,7 +364,11 @@ class WaitGraph:
                 best = path
             if len(best) == 2:
                 break
-        return tuple(best or ranks)
+        return tuple(best or actors)
+
+
+def _is_actor(node: Node) -> bool:
+    return isinstance(node, int) or node[0] in ACTORS
 
 
 def _by_rank(node: Node) -> tuple[bool, Node]:

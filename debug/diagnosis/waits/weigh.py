@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from distsim.debug.diagnosis.waits.proof import PROOFS, Proof
+from distsim.debug.diagnosis.waits.remote_waits import Need
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, WaitGraph
 from distsim.debug.matching.index import EvidenceIndex
-from distsim.debug.records import CallRecord, HostWait, Phase, RankState, StoreWait
+from distsim.debug.matching.remote_calls import Actor
+from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, RankState, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 
@@ -25,18 +27,23 @@ def longest_waits(index: EvidenceIndex, ranks: Collection[int]) -> dict[int, Cal
     wanted = frozenset(ranks)
     graph = WaitGraph(index, wanted)
     late: dict[int, CallRecord] = {}
-    oldest: dict[int, tuple[tuple[int, ...], CallRecord]] = {}
+    oldest: dict[int, tuple[tuple[Actor, ...], CallRecord]] = {}
     for rank, needs in graph.needs.items():
         for need in needs:
-            for call in index.call_waits(rank):
+            for call in index.call_waits(rank) if isinstance(rank, int) else _call_of(need):
                 seen = oldest.get(id(need.ranks))
                 if seen is None or call.issued_s < seen[1].issued_s:
                     oldest[id(need.ranks)] = (need.ranks, call)
     for needed, call in oldest.values():
-        for rank in needed:
-            if rank in wanted and (rank not in late or call.issued_s < late[rank].issued_s):
+        for actor in needed:
+            rank = actor if isinstance(actor, int) or actor[0] != "anyone" else actor[1]
+            if isinstance(rank, int) and rank in wanted and (rank not in late or call.issued_s < late[rank].issued_s):
                 late[rank] = call
     return late
+
+
+def _call_of(need: Need) -> tuple[CallRecord, ...]:
+    return (need.wait.record,) if isinstance(need.wait, CallWait) else ()
 
 
 class Weigher:
@@ -48,7 +55,7 @@ class Weigher:
         self._patience_s = index.evidence.hang_after_s
         self._moving = frozenset(moving)
         self._contradictions = contradictions
-        self._stuck: frozenset[int] | None = None
+        self._stuck: frozenset[Actor] | None = None
         self._lost = frozenset(
             rank for said in index.evidence.findings if said.kind is Kind.NETWORK_FAULT for rank in said.ranks
         )
@@ -84,8 +91,8 @@ class Weigher:
         return state is not None and (state.phase in ENDED or (state.phase is Phase.ABSENT and rank not in self._lost))
 
     @property
-    def stuck(self) -> frozenset[int]:
-        """Ranks that can never go on, whatever the others do."""
+    def stuck(self) -> frozenset[Actor]:
+        """Who can never go on, whatever the others do."""
         if self._stuck is None:
             graph = WaitGraph(self._index, self._moving | self._may_move(), self._contradictions)
             self._stuck = frozenset(graph.stuck)

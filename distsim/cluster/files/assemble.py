@@ -160,6 +160,8 @@ def _node(spec: ClusterSpec, ranks: int) -> NodeModel:
         nic_spec_bytes_per_s=nic.bandwidth if nic else 0.0,
         nic_latency_s=nic.latency if nic else 0.0,
         gpu_direct_rdma=bool(nic and nic.gpu_direct and gpu),
+        storage_write_bytes_per_s=node.storage_write,
+        storage_read_bytes_per_s=node.storage_read,
     )
 
 

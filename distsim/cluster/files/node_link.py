@@ -192,6 +192,7 @@ def _zeros(made: tuple[CpuModel, NodeModel, NcclFacts]) -> Iterator[str]:
         "cpu": [f.name for f in fields(cpu) if f.type != "str" and f.name not in ("op_overhead_s", "store_latency_s")]
     }
     needed["node"] = ["ranks_per_node", "nvlink_domain_nodes", "pcie_generation", "pcie_bytes_per_s"]
+    needed["node"] += ["storage_write_bytes_per_s", "storage_read_bytes_per_s"]
     needed["nccl"] = []
     if node.nvlink != "none":
         needed["node"] += [

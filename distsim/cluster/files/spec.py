@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from distsim.cluster.files.table import Bounds, Length, Quantity, Table, near
 from distsim.cluster.files.table import key as _note
+from distsim.cluster.graph.facts import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S
 from distsim.errors import UsageError
 from distsim.text.strangers import brief, folded
 from distsim.text.units import parse_bandwidth, parse_flops, parse_memory, parse_time
@@ -115,6 +116,12 @@ class NodeSpec(Table):
     cpu: CpuSpec
     pcie: PcieSpec
     nic: NicSpec | None = None
+    storage_write: Bandwidth = _note(
+        "a node's to where checkpoints lie; borrowed if left out", STORAGE_WRITE_BYTES_PER_S
+    )
+    storage_read: Bandwidth = _note(
+        "a node's from where checkpoints lie; borrowed if left out", STORAGE_READ_BYTES_PER_S
+    )
 
 
 class _Switched(Table):

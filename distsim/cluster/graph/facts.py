@@ -65,6 +65,13 @@ class GpuModel:
     """By data type: fp64, fp32, tf32, fp16, bf16, fp8, fp4."""
 
 
+STORAGE_WRITE_BYTES_PER_S = 4e9
+STORAGE_READ_BYTES_PER_S = 8e9
+"""Of one node to the file system of checkpoints, where a cluster file does not say it: what NVIDIA's DGX SuperPOD
+reference architecture with H100 (RA-11333, guidelines for storage performance, "better") asks of one. Recalled, not
+looked up, and borrowed by every preset."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeModel:
     """One host, as the models of collectives need it. Bandwidths are per direction, and effective unless
@@ -103,6 +110,9 @@ class NodeModel:
     nic_latency_s: float
     """Host to host over one cable, one way."""
     gpu_direct_rdma: bool
+    storage_write_bytes_per_s: float = STORAGE_WRITE_BYTES_PER_S
+    storage_read_bytes_per_s: float = STORAGE_READ_BYTES_PER_S
+    """All ranks of the node together, to where checkpoints lie."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 
 from distsim.cluster.graph.cluster import Cluster
 from distsim.errors import UsageError
+from distsim.text.units import format_bandwidth
 
 __all__ = ["plot"]
 
@@ -31,58 +33,121 @@ _COLOURS = {
     "spine": "#ccbb44",
     "switch": "#ee8866",
 }
-_MAX_WHOLE_HOSTS = 8
+_LINK_COLOURS = {
+    "nvlink": "#228833",
+    "c2c": "#117733",
+    "pcie": "#777777",
+    "socket": "#4477aa",
+    "nic": "#aa3377",
+    "fabric": "#cc6677",
+}
+_MAX_WHOLE_HOSTS = 2
 _MAX_POINTS = 5000
+_MAX_ALIKE = 32
+"""More switches of a layer than this are one point."""
+_MAX_NAMES = 90
 
 
 def plot(cluster: Cluster, path: Path) -> None:
-    """Draw *cluster* into *path* (the ending chooses the format); beyond 8 nodes a node is one point."""
+    """Draw *cluster* into *path* (the ending chooses the format): node 0 whole, of more than two nodes the others,
+    which are like it, as one point; the legend says what each kind of link is and how fast. On a grid a node is a
+    point."""
     try:
+        from matplotlib import rc_context
         from matplotlib.collections import LineCollection
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError("--plot needs matplotlib: pip install 'torch-distsim[plot]'") from None
-    fold = cluster.num_nodes > _MAX_WHOLE_HOSTS
-    names: dict[str, str] = {}
-    placed: dict[str, None] = {}
+    names = _names(cluster)
     layers: dict[str, list[str]] = {}
     for vertex in cluster.vertices:
-        name = f"n{vertex.host}" if fold and vertex.host is not None else vertex.name
-        if name not in placed:
-            placed[name] = None
-            layers.setdefault("host" if name != vertex.name else vertex.kind, []).append(name)
-        names[vertex.name] = name
+        name = names[vertex.name]
+        layer = layers.setdefault("host" if vertex.host is not None and "/" not in name else vertex.kind, [])
+        if not layer or layer[-1] != name:
+            layer.append(name)
+    layers = {kind: list(dict.fromkeys(layer)) for kind, layer in layers.items()}
     if sum(len(layer) for layer in layers.values()) > _MAX_POINTS:
         raise UsageError(f"--plot draws up to {_MAX_POINTS} points; show fewer nodes, as in {cluster.name}:64")
     places = _places(layers)
-    pairs = {(names[link.src], names[link.dst]): link.bandwidth_bytes_per_s for link in cluster.links}
-    lines = {tuple(sorted(pair)): rate for pair, rate in pairs.items() if pair[0] != pair[1]}
-    fastest = max(lines.values(), default=1.0)
-    figure = Figure(figsize=(12, 7), layout="constrained")
+    counts = Counter(names.values())
+    figure = Figure(figsize=(12, 7.5), layout="constrained")
     axes = figure.add_subplot()
-    segments = [[places[a], places[b]] for a, b in lines]
-    widths = [0.3 + 2.2 * (rate / fastest) ** 0.5 for rate in lines.values()]
-    axes.add_collection(LineCollection(segments, linewidths=widths, colors="#bbbbbb", zorder=1))
+    fastest = max((link.bandwidth_bytes_per_s for link in cluster.links if link.kind != "loopback"), default=1.0)
+    for (kind, rate), (pairs, number) in _lines(cluster, names).items():
+        axes.add_collection(
+            LineCollection(
+                [[places[a], places[b]] for a, b in pairs],
+                linewidths=0.5 + 2.5 * (rate / fastest) ** 0.5,
+                colors=_LINK_COLOURS.get(kind, "#bbbbbb"),
+                zorder=1,
+                label=f"{kind}: {format_bandwidth(rate)} each way ({number:,} links)",
+            )
+        )
     for kind, layer in layers.items():
         xs, ys = zip(*(places[name] for name in layer), strict=True)
+        label = f"{kind} ({sum(counts[name] for name in layer)})"
+        if kind == "host":
+            label = (
+                f"other nodes ({cluster.num_nodes - 1})"
+                if "gpu" in layers or "cpu" in layers
+                else f"nodes ({len(layer)})"
+            )
         axes.scatter(
             xs,
             ys,
             s=60 if len(layer) < 100 else 12,
             c=_COLOURS[kind],
-            label=f"{kind} ({len(layer)})",
+            label=label,
             zorder=2,
         )
+    if len(places) <= _MAX_NAMES:
+        for name, place in places.items():
+            axes.annotate(name, place, (0, 6), textcoords="offset points", ha="center", fontsize=6, rotation=30)
     axes.set_axis_off()
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=len(layers), frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=4, frameon=False, fontsize=8)
     nodes = "1 node" if cluster.num_nodes == 1 else f"{cluster.num_nodes} nodes"
     axes.set_title(f"{cluster.name}: {nodes}, {len(cluster.devices)} ranks")
     try:
-        figure.savefig(path, dpi=150)
+        with rc_context({"svg.fonttype": "none"}):  # texts as texts: one can look for a name
+            figure.savefig(path, dpi=150)
     except ValueError as error:
         raise UsageError(f"cannot draw {path}: {error}") from None
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _names(cluster: Cluster) -> dict[str, str]:
+    """Each vertex -> the name of the point that it is drawn as."""
+    kinds = Counter(vertex.kind for vertex in cluster.vertices if vertex.host is None)
+    grid = "switch" in kinds
+    names: dict[str, str] = {}
+    for vertex in cluster.vertices:
+        name = vertex.name
+        if vertex.host is not None and grid and cluster.num_nodes > _MAX_WHOLE_HOSTS:
+            name = f"n{vertex.host}"
+        elif vertex.host is not None and cluster.num_nodes > _MAX_WHOLE_HOSTS and vertex.host > 0:
+            name = f"n1-n{cluster.num_nodes - 1}, like n0"
+        elif vertex.host is None and not grid and kinds[vertex.kind] > _MAX_ALIKE:
+            name = f"{kinds[vertex.kind]} {vertex.kind}s"
+        names[vertex.name] = name
+    return names
+
+
+Lines = dict[tuple[str, float], tuple[list[tuple[str, str]], int]]
+
+
+def _lines(cluster: Cluster, names: dict[str, str]) -> Lines:
+    """By kind and speed: pairs of points, and how many links they stand for, one each way counted once."""
+    found: dict[tuple[str, float], tuple[dict[tuple[str, str], None], int]] = {}
+    for link in cluster.links:
+        if link.kind == "loopback":
+            continue
+        one, other = sorted((names[link.src], names[link.dst]))
+        pairs, number = found.get((link.kind, link.bandwidth_bytes_per_s), ({}, 0))
+        if one != other:
+            pairs[one, other] = None
+        found[link.kind, link.bandwidth_bytes_per_s] = pairs, number + (link.src < link.dst)
+    return {key: (list(pairs), number) for key, (pairs, number) in found.items() if pairs}
 
 
 def _places(layers: dict[str, list[str]]) -> dict[str, tuple[float, float]]:

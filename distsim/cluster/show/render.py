@@ -11,6 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from distsim.cluster.graph.cluster import Cluster
+from distsim.cluster.graph.facts import STORAGE_READ_BYTES_PER_S, STORAGE_WRITE_BYTES_PER_S, NodeModel
 from distsim.cluster.graph.link import Vertex
 from distsim.cluster.show.summary import host_parts, link_kinds, ranges, switch_groups
 from distsim.errors import UsageError
@@ -103,6 +104,8 @@ def _summary(cluster: Cluster, variants: Mapping[str, str]) -> Iterable[Renderab
             table.add_row("", f"or {cluster.name.partition(':')[0]}:{name}: {what}")
     if node.num_gpus and not (node.pcie_peer_to_peer and (node.gpu_direct_rdma or not node.num_nics)):
         table.add_row("host memory", _staged(cluster))
+    if node.num_gpus:
+        table.add_row("checkpoints", _storage(node))
     table.add_row("bisection", _bisection(cluster))
     yield table
 
@@ -138,6 +141,13 @@ def _staged(cluster: Cluster) -> str:
     )
     nics = [] if node.gpu_direct_rdma or not node.num_nics else ["between GPUs and NICs"]
     return f"carries what goes {' and '.join([*peers, *nics])}"
+
+
+def _storage(node: NodeModel) -> str:
+    write, read = node.storage_write_bytes_per_s, node.storage_read_bytes_per_s
+    usual = (write, read) == (STORAGE_WRITE_BYTES_PER_S, STORAGE_READ_BYTES_PER_S)
+    borrowed = " (borrowed: set node.storage_write, storage_read)" if usual else ""
+    return f"{format_bandwidth(write)} written, {format_bandwidth(read)} read by a node{borrowed}"
 
 
 def _placement(cluster: Cluster) -> str:

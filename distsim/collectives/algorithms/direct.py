@@ -117,7 +117,8 @@ def direct_phase(group: Members, loads: Loads, pair_bytes: float, cost: Cost, ho
     many = len(group.domains) > 1
     latency_s = cost.hop_s(longest_latency_s(group), many)
     latency_s += (hops - 1.0) * (cost.inter_hop_s if many else cost.intra_hop_s)
-    return Phase(group.with_cost(loads, cost), pair_bytes, cost.edge_bytes_per_s, latency_s)
+    streams = 1.0 / (cost.net_wire if many else cost.wire)
+    return Phase(group.with_cost(loads, cost), pair_bytes, cost.edge_bytes_per_s, latency_s, streams)
 
 
 def direct_messages(group: Members, pairs: Pairs, cost: Cost) -> list[Message]:

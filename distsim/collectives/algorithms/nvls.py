@@ -52,7 +52,7 @@ def nvls_phase(group: Members, op: str, nbytes: float, cost: Cost) -> Phase:
     if many:
         latency_s += 2 * cost.hop_s(group.cluster.node.nic_latency_s, True)
         latency_s += 2 * math.log(len(group.domains), _RADIX) * _SWITCH_S
-    return Phase(group.with_cost(loads, cost), nbytes, cost.edge_bytes_per_s, latency_s, group.streams)
+    return Phase(group.with_cost(loads, cost), nbytes, cost.edge_bytes_per_s, latency_s, group.streams_at(cost))
 
 
 def _fabric_loads(group: Members, inside: Loads) -> Loads:
@@ -87,4 +87,4 @@ def nvls_tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
     _, between = tree_hops(group)
     hop_s = cost.hop_s(group.cluster.node.nic_latency_s, True)
     latency_s = 2 * cost.hop_s(group.cluster.node.nvlink_latency_s, False) + 2 * between * hop_s
-    return Phase(group.with_cost(loads, cost), nbytes, cost.edge_bytes_per_s, latency_s, group.streams)
+    return Phase(group.with_cost(loads, cost), nbytes, cost.edge_bytes_per_s, latency_s, group.streams_at(cost))

@@ -11,13 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsim.collectives.members import Members
-from distsim.collectives.plan import Cost, Loads, Message, Phase
+from distsim.collectives.plan import Beside, Cost, Loads, Message, Phase
 from distsim.collectives.ways import Ways, joined
 
 __all__ = ["Ring", "Shape", "ring_messages", "ring_phase", "rings_of"]
@@ -183,6 +183,32 @@ def _hops(group: Members) -> _Hops:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Apart:
+    """A ring whose edges are not equally fast, as two: the edges that bound it, and those that wait for them."""
+
+    slow: Loads
+    quick: Loads
+    early: float
+    """Pieces that an edge of the quick ones has to carry before anything has come over a slow one, on average: of
+    those behind a slow one the first has its own, the second that one's, too, and so on."""
+
+
+def _apart(group: Members, slow: NDArray[np.bool_]) -> _Apart:
+    def make() -> _Apart:
+        rings = rings_of(group)
+        parts = []
+        for chosen in (slow, ~slow):
+            ways = joined([Ways(ring.ways.rows[chosen]) for ring in rings])
+            parts.append(group.loads_of(ways, 1.0 / len(rings)))
+        size, first = len(slow), int(np.flatnonzero(slow)[0])
+        runs = np.diff(np.append(np.flatnonzero(slow), first + size)) - 1
+        return _Apart(parts[0], parts[1], float((runs * (runs + 1) / 2).sum() / runs.sum()))
+
+    found: _Apart = group.cached(("ring apart", slow.tobytes()), make)
+    return found
+
+
 def ring_phase(group: Members, shape: Shape, cost: Cost) -> Phase:
     """The ring as one fluid object.
 
@@ -200,19 +226,67 @@ def ring_phase(group: Members, shape: Shape, cost: Cost) -> Phase:
     s_per_byte = np.maximum(hops.s_per_byte[0] * wire, least)
     slow = s_per_byte >= s_per_byte.max(initial=0.0) * (1.0 - 1e-9)
     last_s = float(each_s[slow].max(initial=0.0))
-    spare_s = _longest(each_s + piece * s_per_byte, shape.steps) - last_s - flow_s
-    cap, lead = cost.edge_bytes_per_s, 0.0
-    if spare_s > 0.0 and flow_s > 0.0:
-        # Links idle while pieces are on their way: what the slow ones carry of one piece's way comes as fast as it can,
-        # the rest evenly, and others have what is left.
+    way_s = _longest(each_s + piece * s_per_byte, shape.steps)
+    spare_s = way_s - last_s - flow_s
+    if slow.all() or flow_s <= 0.0:
+        return _even(group, shape, cost, loads, flow_s, last_s, spare_s)
+    apart = _apart(group, slow)
+    bound, quick = group.with_cost(apart.slow, cost), group.with_cost(apart.quick, cost)
+    # Links idle while pieces are on their way: what the slow ones carry of one piece's way comes as fast as it can,
+    # the rest evenly, and others have what is left.
+    streams = group.streams / float(wire[slow].mean())
+    lead, cap = 0.0, cost.edge_bytes_per_s
+    if spare_s > 0.0:
         lead = shape.edge_bytes * float(slow.mean())
-        rest_s = spare_s + flow_s * (1.0 - float(slow.mean()))
-        if slow.all():
-            last_s += spare_s
-        else:
-            cap = min(cap, (shape.edge_bytes - lead) / rest_s)
-    rest = Phase(loads, shape.edge_bytes - lead, cap, last_s, group.streams)
-    return Phase(loads, lead, cost.edge_bytes_per_s, 0.0, group.streams, (rest,))
+        cap = min(cap, (shape.edge_bytes - lead) / (spare_s + flow_s * (1.0 - float(slow.mean()))))
+    rest = Phase(bound, shape.edge_bytes - lead, cap, last_s, streams)
+    slowly = Phase(bound, lead, cost.edge_bytes_per_s, 0.0, streams, (rest,)) if lead else rest
+    # The quick edges carry what their own ranks have at once, and then what comes over the slow ones, as it comes. A
+    # piece that others hold up there is still in time for the next slow edge, which is busy with those before it.
+    every_s = slowly.alone_s(group.capacity) / shape.steps
+    early = min(apart.early, shape.steps - 1)
+    left = shape.steps - early
+    pieces, cap = max(1, round(left)), cost.edge_bytes_per_s
+    if pieces > _MOST_PIECES:  # small ones: as good as even
+        pieces, cap = 1, min(cap, piece / every_s)
+    quick_s = max(group.slowest_s_per_byte(quick), least)
+    busy_s = early * piece * quick_s + left * piece * max(quick_s, 1.0 / cap)
+    share = 1.0 - float(slow.mean())
+    beside = Beside(
+        quick,
+        early * piece,
+        left * piece / pieces,
+        pieces,
+        every_s,
+        way_s,
+        busy_s,
+        share,
+        cap,
+        group.streams / float(wire[~slow].mean()),
+    )
+    return replace(slowly, beside=beside)
+
+
+_MOST_PIECES = 16
+"""A ring of more steps has pieces that are small beside all it carries."""
+_PARTS = 3
+"""How often a ring whose pieces are long on their way leaves its links to others for a while."""
+_MUCH = 0.03
+"""Of a ring's time: pieces that are on their way for less than that are not worth flows of their own."""
+
+
+def _even(
+    group: Members, shape: Shape, cost: Cost, loads: Loads, flow_s: float, last_s: float, spare_s: float
+) -> Phase:
+    """A ring whose edges are all alike: they are idle while pieces are on their way, all at the same time."""
+    spare_s = max(spare_s, 0.0)
+    parts = min(_PARTS, shape.steps) if spare_s > _MUCH * flow_s > 0.0 else 1
+    then: tuple[Phase, ...] = ()
+    for number in range(parts):
+        idle_s = spare_s / parts + (0.0 if number else last_s)
+        rest = Phase(loads, shape.edge_bytes / parts, cost.edge_bytes_per_s, idle_s, group.streams_at(cost), then)
+        then = (rest,)
+    return then[0]
 
 
 def _longest(each_s: NDArray[np.float64], steps: int) -> float:

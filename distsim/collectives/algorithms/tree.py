@@ -9,6 +9,7 @@ NIC.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -93,24 +94,28 @@ def trees(group: Members) -> list[Tree]:
 
 def _trees(group: Members) -> list[Tree]:
     pair = _shapes(len(group.domains))
-    numbers = range(len(group.gates[0]) if len(group.domains) > 1 else 1)
+    alone = group.per_domain if group.cluster.node.nvlink == "mesh" else 1
+    numbers = range(len(group.gates[0]) if len(group.domains) > 1 else alone)
     return [_tree(group, shape, number, side) for number in numbers for side, shape in enumerate(pair)]
 
 
 def _tree(group: Members, shape: _Shape, number: int, side: int) -> Tree:
     """In each node a chain of its members that begins next to the gate; the chains' heads are the tree."""
-    domains, gates = group.domains, [gates[number] for gates in group.gates]
+    domains, mesh = group.domains, group.cluster.node.nvlink == "mesh"
+    gates = [gates[number if len(domains) > 1 else 0] for gates in group.gates]
     if len(domains) > 1:
         heads = [gate.near[side % len(gate.near)] for gate in gates]
         starts = np.array([domain.index(head) for domain, head in zip(domains, heads, strict=True)])
     else:
-        starts = np.array([len(domains[0]) - 1 if side and len(domains[0]) else 0])
+        starts = np.array([number if mesh else len(domains[0]) - 1 if side and len(domains[0]) else 0])
     members = np.array([member for domain in domains for member in domain])
     widths = np.array([len(domain) for domain in domains])
     firsts = np.cumsum(widths) - widths
 
     def in_chain(node: NDArray[np.int64], place: NDArray[np.int64]) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = members[firsts[node] + (starts[node] + place) % widths[node]]
+        # Where GPUs are linked pairwise, 0, 1, -1, 2, -2, ... from the head: all heads' chains use each link alike.
+        step = (place + 1) // 2 * np.where(place % 2, 1, -1) if mesh else place
+        found: NDArray[np.int64] = members[firsts[node] + (starts[node] + step) % widths[node]]
         return found
 
     node = np.repeat(shape.order, widths[shape.order])
@@ -127,14 +132,15 @@ def _tree(group: Members, shape: _Shape, number: int, side: int) -> Tree:
     return Tree(child, parent, shape.depth[node] + place, up, down, group.leaves_domain(child, parent), root)
 
 
-def tree_loads(group: Members) -> Loads:
-    """Bytes over each link per byte of an all_reduce's payload."""
+def tree_loads(group: Members, up: bool = True, down: bool = True) -> Loads:
+    """Bytes over each link per byte of an all_reduce's payload, on its way up and down or one of these."""
 
     def make() -> Loads:
         every = trees(group)
-        return group.loads_of(joined([ways for tree in every for ways in (tree.up, tree.down)]), 1.0 / len(every))
+        ways = [ways for tree in every for ways, there in ((tree.up, up), (tree.down, down)) if there]
+        return group.loads_of(joined(ways), 1.0 / len(every))
 
-    found: Loads = group.cached("tree loads", make)
+    found: Loads = group.cached(("tree loads", up, down), make)
     return found
 
 
@@ -146,12 +152,32 @@ def tree_hops(group: Members) -> tuple[int, int]:
     return inside, between
 
 
-MIN_PIECES, MAX_PIECES = 16, 256
+IDEAL_PIECES, MAX_PIECES = 16, 256
 
 
 def pieces_of(nbytes: float, cost: Cost) -> int:
     """How many pieces a payload moves in: what the first one takes on its way is not hidden by the others."""
-    return round(min(max(nbytes / cost.piece_bytes, MIN_PIECES), MAX_PIECES))
+    if math.isinf(cost.piece_bytes):
+        return IDEAL_PIECES
+    return round(min(max(nbytes / cost.piece_bytes, 1.0), MAX_PIECES))
+
+
+def _parts_of(pieces: int, cost: Cost) -> int:
+    """Into how many parts each of *pieces* is divided inside a node, where it is passed on while it comes."""
+    return max(1, IDEAL_PIECES // pieces) if cost.cut_through else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Seconds per byte of the payload on each link, all trees together."""
+
+    up: NDArray[np.float64]
+    down: NDArray[np.float64]
+
+    def of(self, up: bool, pieces: int) -> NDArray[np.float64]:
+        """What a piece on its way up or down meets: the only piece those that go its way, one of many all."""
+        own, other = (self.up, self.down) if up else (self.down, self.up)
+        return own + other * min((pieces - 1) / (IDEAL_PIECES - 1), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,26 +186,38 @@ class _Hops:
 
     ways: NDArray[np.float64]
     """Distinct ways (rows). Columns: hops, latency and seconds per byte inside nodes; then between them."""
-    level: NDArray[np.float64]
-    """Seconds per byte of the payload on each link, all trees and both directions together."""
+    level: _Level
 
 
-def _hops(group: Members) -> _Hops:
+def _level(group: Members) -> _Level:
+    def make() -> _Level:
+        found = []
+        for up in (True, False):
+            loads = tree_loads(group, up=up, down=not up)
+            level = np.zeros(len(group.capacity))
+            level[loads.links] = loads.weights / group.capacity[loads.links]
+            found.append(level)
+        return _Level(found[0], found[1])
+
+    found: _Level = group.cached("tree level", make)
+    return found
+
+
+def _hops(group: Members, pieces: int) -> _Hops:
     def make() -> _Hops:
-        loads = tree_loads(group)
-        level = np.zeros(len(group.capacity))
-        level[loads.links] = loads.weights / group.capacity[loads.links]
+        level = _level(group)
         every: list[NDArray[np.float64]] = []
         for tree in trees(group)[:2]:
             ways = np.zeros((group.size, 6))
-            up, down = (_steps(tree, links, group, level) for links in (tree.up, tree.down))
+            up = _steps(tree, tree.up, group, level.of(True, pieces))
+            down = _steps(tree, tree.down, group, level.of(False, pieces))
             by_depth = np.argsort(tree.depth, kind="stable")
             for edges in np.split(by_depth, np.cumsum(np.bincount(tree.depth))[:-1]):
                 ways[tree.child[edges]] = ways[tree.parent[edges]] + up[edges] + down[edges]
             every.append(ways)
         return _Hops(_distinct(np.concatenate(every)), level)
 
-    found: _Hops = group.cached("tree hops", make)
+    found: _Hops = group.cached(("tree hops", pieces), make)
     return found
 
 
@@ -201,21 +239,26 @@ def tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
 
     T = journey of one piece + (1 - 1 / pieces) * bytes / slowest rate.
     """
-    hops = _hops(group)
+    pieces = pieces_of(nbytes, cost)
+    parts = _parts_of(pieces, cost)
+    if len(group.domains) == 1:
+        pieces, parts = pieces * parts, 1
+    hops = _hops(group, pieces)
     loads = group.with_cost(tree_loads(group), cost)
     least = 1.0 / cost.edge_bytes_per_s
     flow_s = nbytes * max(group.slowest_s_per_byte(loads), least)
-    pieces = pieces_of(nbytes, cost)
     inside, between = hops.ways[:, :3].T, hops.ways[:, 3:].T
     journey_s = inside[1] * cost.intra_links + inside[0] * cost.intra_hop_s
     journey_s = journey_s + between[1] + between[0] * cost.inter_hop_s
     near = np.maximum(inside[2] * cost.wire, inside[0] * least)
+    # Of a piece in parts the first goes through a node's chain, up or down, and the others follow over its last edge.
+    near = near / parts + (1.0 - 1.0 / parts) * near / np.maximum(inside[0] / 2.0, 1.0)
     far = np.maximum(between[2] * cost.net_wire, between[0] * least)
     every_s = journey_s + nbytes / pieces * (near + far)
     longest = int(every_s.argmax())
     spare_s = max(float(every_s[longest]) - flow_s / pieces, 0.0)
     if flow_s <= 0.0:
-        return Phase(loads, nbytes, cost.edge_bytes_per_s, spare_s, group.streams)
+        return Phase(loads, nbytes, cost.edge_bytes_per_s, spare_s, group.streams_at(cost))
     # The links between nodes are busy one way only while the first piece has not been up and the last is coming down:
     # half of that time others can have.
     stage_s = between[1] + between[0] * cost.inter_hop_s + nbytes / pieces * far
@@ -224,8 +267,23 @@ def tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
     spread_s = min(max(float(stage_s[longest]) - flow_s / pieces, 0.0), spare_s) / 2
     # The first piece is half of its way inside a node before it comes to these links, and the last half after them.
     early_s = (spare_s - spread_s) / 2 if len(group.domains) > 1 else 0.0
-    flow = Phase(loads, nbytes, nbytes / (flow_s + spread_s), spare_s - spread_s - early_s, group.streams)
-    return Phase(NOTHING, 0.0, latency_s=early_s, then=(flow,))
+    streams = group.streams_at(cost)
+    end_s = spare_s - spread_s - early_s
+    if spread_s <= _MUCH * flow_s:
+        flow = Phase(loads, nbytes, nbytes / (flow_s + spread_s), end_s, streams)
+        return Phase(NOTHING, 0.0, latency_s=early_s, then=(flow,))
+    # On the way up only, then both ways, then down only.
+    cap = nbytes / flow_s
+    one_way = min(nbytes, nbytes * spread_s / flow_s)
+    between_s = spread_s - one_way / cap  # every piece is on its way: neither up nor down is busy
+    down = Phase(group.with_cost(tree_loads(group, up=False), cost), one_way, cap, end_s, streams)
+    both = Phase(loads, nbytes - one_way, cap, between_s, streams, (down,))
+    up = Phase(group.with_cost(tree_loads(group, down=False), cost), one_way, cap, 0.0, streams, (both,))
+    return Phase(NOTHING, 0.0, latency_s=early_s, then=(up,))
+
+
+_MUCH = 0.03
+"""Of a tree's time: what is less than that for going one way only is not worth flows of its own."""
 
 
 def one_way_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
@@ -234,38 +292,67 @@ def one_way_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
     both = tree_phase(group, nbytes, cost)
     flow_s = nbytes * max(group.slowest_s_per_byte(loads), 1.0 / cost.edge_bytes_per_s)
     latency_s = max(both.alone_s(group.capacity) - flow_s, 0.0) / 2
-    return Phase(loads, nbytes, cost.edge_bytes_per_s, latency_s, group.streams)
+    return Phase(loads, nbytes, cost.edge_bytes_per_s, latency_s, group.streams_at(cost))
+
+
+_Way = tuple[tuple[int, ...], float, float, float]
 
 
 def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
     """The double tree piece by piece: up when all children's pieces are in, down when the parent's is."""
     messages: list[Message] = []
-    every, hops = trees(group), _hops(group)
+    every, level = trees(group), _level(group)
     pieces = pieces_of(nbytes, cost)
     size = nbytes / len(every) / pieces
     streams = group.streams / len(every)
+    loads = group.with_cost(tree_loads(group), cost)
+    flow_s = nbytes * max(group.slowest_s_per_byte(loads), 1.0 / cost.edge_bytes_per_s)
 
-    def sizes(tree: Tree, ways: Ways) -> Iterator[tuple[tuple[int, ...], float, float, float]]:
+    def sizes(tree: Tree, ways: Ways, going_up: bool) -> Iterator[_Way]:
         """Links, bytes, latency and most bytes a second of each edge, one direction."""
-        slowest, alone_s = ways.largest(hops.level).tolist(), ways.total(group.links.latency_s).tolist()
+        slowest, alone_s = ways.largest(level.of(going_up, pieces)).tolist(), ways.total(group.links.latency_s).tolist()
         for place, inter in enumerate(tree.inter.tolist()):
             wire = cost.net_wire if inter else cost.wire
             slow = slowest[place]
             cap = min(1.0 / slow if slow else math.inf, cost.edge_bytes_per_s * wire) / len(every)
             yield ways.links(place), size * wire, cost.hop_s(alone_s[place], inter), cap
 
+    parts = _parts_of(pieces, cost)
+    if len(group.domains) == 1:
+        pieces, parts, size = pieces * parts, 1, size / parts
     for number, tree in enumerate(every):
-        child_of, parent_of = tree.child.tolist(), tree.parent.tolist()
-        edges = list(zip(child_of, parent_of, sizes(tree, tree.up), sizes(tree, tree.down), strict=True))
-        for _ in range(pieces):
-            arrived: dict[int, list[int]] = {}
-            for child, parent, up, _down in edges:
-                after = tuple(arrived.get(child, ()))
-                arrived.setdefault(parent, []).append(len(messages))
-                messages.append(Message(*up, after=after, queue=(number, child, parent), streams=streams))
-            ready = {tree.root: tuple(arrived.get(tree.root, ()))}
-            for child, parent, _up, down in edges[::-1]:
-                after = ready[parent]
-                ready[child] = (len(messages),)
-                messages.append(Message(*down, after=after, queue=(number, parent, child), streams=streams))
+        child_of, parent_of, inter = tree.child.tolist(), tree.parent.tolist(), tree.inter.tolist()
+        ways = zip(sizes(tree, tree.up, True), sizes(tree, tree.down, False), strict=True)
+        edges = list(zip(child_of, parent_of, inter, ways, strict=True))
+
+        def send(way: _Way, after: list[list[int]], whole: bool, queue: tuple[int, int, int]) -> list[list[int]]:
+            """A piece over an edge when what it is made of is there; which messages each part is then in."""
+            links, nbytes, latency_s, cap = way
+            if whole:
+                waits = tuple(dict.fromkeys(itertools.chain(*after)))
+                messages.append(Message(links, nbytes, latency_s, cap, waits, queue, streams))
+                return [[len(messages) - 1]] * parts
+            found = []
+            for one in after:
+                found.append([len(messages)])
+                messages.append(Message(links, nbytes / parts, latency_s, cap, tuple(one), queue, streams))
+            return found
+
+        for piece in range(pieces):
+            before = (len(messages),) if piece else ()
+            if piece:  # a member has as many buffers as keep its links busy both ways, and no more
+                messages.append(Message((), size, 0.0, size * pieces / flow_s, queue=(number, -1, -1)))
+            arrived: dict[int, list[list[int]]] = {}
+
+            def there(member: int, arrived: dict[int, list[list[int]]] = arrived) -> list[list[int]]:
+                return arrived.setdefault(member, [[] for _ in range(parts)])
+
+            for child, parent, leaves, (up, _down) in edges:
+                has = there(child) if any(there(child)) else [list(before) for _ in range(parts)]
+                sent = send(up, has, leaves, (number, child, parent))
+                for had, came in zip(there(parent), sent, strict=True):
+                    had += came
+            ready = {tree.root: there(tree.root)}
+            for child, parent, leaves, (_up, down) in edges[::-1]:
+                ready[child] = send(down, ready[parent], leaves, (number, parent, child))
     return messages

@@ -22,8 +22,10 @@ from distsim.collectives.algorithms.direct import (
 from distsim.collectives.algorithms.ring import Shape, ring_messages
 from distsim.collectives.algorithms.tree import tree_messages
 from distsim.collectives.libraries.nccl_channels import Channels, searched, sent_channels
+from distsim.collectives.libraries.nccl_settings import Settings
 from distsim.collectives.libraries.nccl_timing import NcclTiming, Timed
 from distsim.collectives.libraries.nccl_tuning import ALGORITHMS, PROTOCOLS, Candidate, Machine, candidates
+from distsim.collectives.libraries.rccl_tuning import LINK_GBPS, model_of, ranged_protocol, rccl_candidates
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Message, Plan
 from distsim.errors import UsageError
@@ -34,10 +36,10 @@ __all__ = ["NcclSelector"]
 Splits = tuple[tuple[int, ...], ...] | None
 Messages = Callable[[], list[Message]] | None
 
-TUNED_NETS = ("efa", "tcpx", "tcpxo")
-"""Fabrics whose makers ship a tuner plugin with NCCL (AWS: aws-ofi-nccl, Google: GPUDirect-TCPX/TCPXO): it
-takes what is quickest there, not what NCCL's own model believes. (EFA's has no figures for p4d: NCCL's own are
-taken.)"""
+TUNED_NETS = ("efa",)
+"""Fabrics whose makers ship a tuner plugin with NCCL (AWS: aws-ofi-nccl): it takes what is quickest there, not what
+NCCL's own model believes. (It has no figures for p4d: NCCL's own are taken. Google's fabrics are set up by NCCL's
+environment: see the presets.)"""
 _TUNER_TRUSTS = 2.0
 """It takes LL and LL128 only where NCCL's model takes them for no slower than this many times the best in Simple: they
 end where NCCL's own thresholds end them, not where our own figures for them do."""
@@ -73,6 +75,7 @@ class NcclSelector:
         self.version = version
         self.numbers = _numbers(version)
         self.timing = NcclTiming(cluster, constants or nccl_constants(), launcher, self.numbers)
+        self.settings = Settings.of(cluster.nccl.settings, ALGORITHMS, PROTOCOLS)
         self.algo = _named("an algorithm", algo, ALGORITHMS) if version != "ideal" else None
         self.proto = _named("a protocol", proto, PROTOCOLS) if version != "ideal" else None
 
@@ -91,6 +94,9 @@ class NcclSelector:
         intra = node.nvlink_bytes_per_s / 1e9 if nvlink else self._believed_pcie_gbps()
         nic = min(node.nic_spec_bytes_per_s / 1e9, slot)
         count = len(group.domains)
+        rccl = model_of(capability) if nccl.library == "rccl" and node.ranks_per_node == 8 else 0
+        if rccl:
+            intra = LINK_GBPS * node.nvlinks_per_gpu
         channels = searched(generation, intra, nic, group.num_nics, count)
         if not nvlink and not many:
             channels = Channels(1, intra, intra, 2)
@@ -104,7 +110,7 @@ class NcclSelector:
             ring_gbps=channels.ring_gbps,
             tree_gbps=channels.tree_gbps,
             channels=channels.opened,
-            nvls=node.nvls and group.size > count,
+            nvls=node.nvls and self.settings.nvls and group.size > count,
             nvls_channels=16 if generation == 2 else 24,
             net_us=_PLUGIN_US.get((nccl.net, generation), 0.0),
             ll128=nvlink and generation >= 1 and (not many or nccl.net in ("ib", "roce", "efa")),
@@ -112,6 +118,8 @@ class NcclSelector:
             collnet=nccl.collnet,
             simple_tree=nccl.cpu_vendor == "arm",
             version=self.numbers,
+            rccl=rccl,
+            slot_bytes=self.settings.slot_bytes,
         )
 
     def _believed_pcie_gbps(self) -> float:
@@ -147,13 +155,16 @@ class NcclSelector:
 
     def _pick(self, group: Members, op: str, nbytes: float) -> Candidate:
         machine = self.machine(group)
-        every = candidates(op, nbytes, machine)
+        every = self._candidates(op, nbytes, machine)
         allowed = [one for one in every if one.believed_us is not None]
         forced = [one for one in allowed if self.algo in (None, one.algo) and self.proto in (None, one.proto)]
         if not forced:
             self._refuse_impossible(machine)
         among = forced or allowed
         best = min(among, key=lambda one: one.believed_us or 0.0)
+        if machine.rccl and self.proto is None:
+            proto = ranged_protocol(op, nbytes, machine)
+            return next((one for one in among if (one.algo, one.proto) == (best.algo, proto)), best)
         if not self.tuned(group):
             return best
         simple = [one.believed_us or 0.0 for one in among if one.proto == "Simple"]
@@ -161,12 +172,22 @@ class NcclSelector:
         near = [one for one in among if one.proto == "Simple" or (one.believed_us or 0.0) <= most_us]
         return min(near, key=lambda one: self._alone_s(group, op, nbytes, one))
 
+    def _candidates(self, op: str, nbytes: float, machine: Machine) -> list[Candidate]:
+        """What the library can take, less what the settings rule out; all of it where they leave nothing."""
+        every = (rccl_candidates if machine.rccl else candidates)(op, nbytes, machine)
+        forced = self.algo is not None or self.proto is not None
+        left = [
+            replace(one, believed_us=None, why=why) if (why := self.settings.against(one.algo, one.proto)) else one
+            for one in every
+        ]
+        return every if forced or all(one.believed_us is None for one in left) else left
+
     def _refuse_impossible(self, machine: Machine) -> None:
         """A forced choice that no operation has here is a mistake; one that this operation lacks is passed
         over, as NCCL passes over NCCL_ALGO=Tree in a broadcast."""
         why = ""
         for op in ("all_reduce", "all_gather"):
-            for one in candidates(op, 1 << 20, machine):
+            for one in self._candidates(op, 1 << 20, machine):
                 if self.algo in (None, one.algo) and self.proto in (None, one.proto):
                     if one.believed_us is not None:
                         return
@@ -188,13 +209,15 @@ class NcclSelector:
             op, nbytes = "all_reduce", 4
         best = self._choose(group, op, nbytes)
         rows: list[tuple[str, str, int, float | None, str, bool]] = []
-        for one in candidates(op, nbytes, self.machine(group)):
+        for one in self._candidates(op, nbytes, self.machine(group)):
             if one.believed_us is None:
                 rows.append((one.algo, one.proto, 0, None, one.why, False))
                 continue
             plan = self._plan(group, op, nbytes, one.algo, one.proto)
             chosen = one == best
-            why = f"NCCL's model says {one.believed_us:.1f} us" + (", taken" if chosen else "")
+            why = f"{self.cluster.nccl.library.upper()}'s model says {one.believed_us:.1f} us" + (
+                ", taken" if chosen else ""
+            )
             rows.append((one.algo, one.proto, plan.channels, plan.alone_s(self.capacity), why, chosen))
         return rows
 
@@ -205,6 +228,8 @@ class NcclSelector:
             return self._made(group, algo, proto, timed, lambda: tree_messages(group, nbytes, timed.cost))
         if algo in ("NVLS", "NVLSTree"):
             return self._made(group, algo, proto, timing.nvls(group, machine, op, nbytes, algo == "NVLSTree"), None)
+        if algo == "MSCCL":
+            return self._made(group, algo, proto, timing.all_pairs(group, machine, nbytes, proto), None)
         if algo == "PAT":
             return self._made(group, algo, proto, timing.pat(group, machine, op, nbytes), None)
         timed = timing.ring(group, machine, op, nbytes, proto)

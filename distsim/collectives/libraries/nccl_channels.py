@@ -2,14 +2,18 @@
 
 Source: NVIDIA/nccl v2.21.5-1, src/graph/search.cc (speedArrayIntra and the like, ncclTopoCompute, ncclTopoDupChannels),
 src/graph/topo.cc (what a NIC and a PCIe slot are taken for); channels of sends: src/graph/paths.cc, at v2.18.6-1,
-v2.20.5-1 (NCHANNELS_PER_NET_PEER = -1) and v2.29.7-1 (ncclTopoComputeP2pChannels, P2P_PER_CHANNEL_NET_BW).
+v2.20.5-1 (NCHANNELS_PER_NET_PEER = -1) and v2.29.7-1 (ncclTopoComputeP2pChannels, P2P_PER_CHANNEL_NET_BW); pieces of a
+tree: src/enqueue.cc, at v2.19.4-1 (initCollWorkElem), v2.20.5-1 and v2.23.4-1 (calcCollChunking).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-__all__ = ["Channels", "searched", "sent_channels"]
+from distsim.collectives.libraries.nccl_tuning import Machine
+
+__all__ = ["Channels", "searched", "sent_channels", "tree_piece_bytes"]
 
 _OLD_INSIDE = (40.0, 30.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0)
 _OLD_BETWEEN = (48.0, 30.0, 28.0, 24.0, *_OLD_INSIDE[2:], 2.4, 1.2, 0.24, 0.12)
@@ -76,3 +80,29 @@ def sent_channels(version: tuple[int, int], opened: int, num_ranks: int, nic_gbp
 
 def _power_of_two(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
+
+
+_THREADS = {"LL": 8 * 512, "LL128": 8 * 640, "Simple": 64 * 512}
+"""A channel is opened for every so many bytes of a tree (NCCL_*_THREAD_THRESHOLD times its threads)."""
+
+
+def tree_piece_bytes(machine: Machine, nbytes: float, proto: str) -> float:
+    """What goes up and down a tree in one piece, over all channels: a slot of each one's buffer, less in LL128 where
+    there would be too few; in Simple so only before 2.20."""
+    used = min(machine.channels, max(1, int(nbytes / _THREADS[proto])))
+    nodes, per_node = machine.num_nodes, machine.num_ranks / machine.num_nodes
+    if proto == "LL":
+        return 32768.0 * used
+
+    def cut(piece: int, steps: float, most: float, least: int) -> int:
+        while int(nbytes / (used * piece)) < steps * most and piece > least:
+            piece //= 2
+        return piece
+
+    if proto == "LL128":
+        steps = (1 + int(math.log2(nodes)) + 0.1 * per_node) / per_node
+        return float(used * cut(cut(576000, steps, 64, 131072), steps, 16, 32768))
+    if machine.version >= (2, 20):
+        return float(machine.slot_bytes * used)
+    depth = per_node - 1 + int(math.log2(nodes))
+    return float(used * cut(cut(cut(machine.slot_bytes, depth, 8, 131072), depth, 4, 65536), depth, 1, 32768))

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from distsim.calibration.constants import Constants
 from distsim.cluster import Cluster
 from distsim.cluster.graph.facts import NcclFacts
+from distsim.collectives.algorithms.direct import all_to_all_loads, direct_phase
 from distsim.collectives.algorithms.nvls import nvls_phase, nvls_tree_phase
 from distsim.collectives.algorithms.ring import Shape, ring_hops, ring_loads, ring_phase
 from distsim.collectives.algorithms.tree import tree_hops, tree_phase
+from distsim.collectives.libraries.nccl_channels import tree_piece_bytes
 from distsim.collectives.libraries.nccl_tuning import Machine
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Phase
@@ -164,9 +166,8 @@ class NcclTiming:
             rate = self._of(name if machine.intra == "nvlink" else "pcie", "channel_LL") * 1e9
             used = min(max(ll_channels, 1.0), channels)
             limit = self._of(self.net, "rate_LL") * 1e9 if machine.num_nodes > 1 else math.inf
-            return Cost(2.0, 2.0 * net, min(rate * used, limit), channels * 32768.0, intra_links=0.0)
+            return Cost(2.0, 2.0 * net, min(rate * used, limit), intra_links=0.0)
         efficiency = self._of(name, f"efficiency_{proto}")
-        piece = 524288.0 if proto == "Simple" else 131072.0
         wire = 1.0 / efficiency
         if machine.intra == "nvlink":
             wire += self._of(name, "local") * local
@@ -174,7 +175,7 @@ class NcclTiming:
             wire = 1.0 / self._of("pcie", "efficiency")
         if proto == "LL128":
             net *= 128 / 120
-        return Cost(wire, net, piece_bytes=channels * piece, intra_links=0.0)
+        return Cost(wire, net, intra_links=0.0)
 
     def ring(self, group: Members, machine: Machine, op: str, nbytes: float, proto: str) -> Timed:
         """A ring."""
@@ -193,6 +194,7 @@ class NcclTiming:
     def tree(self, group: Members, machine: Machine, nbytes: float, proto: str) -> Timed:
         """The double tree of an all_reduce."""
         cost = self.cost(machine, proto, nbytes / 4096.0, 1.0)
+        cost = replace(cost, piece_bytes=tree_piece_bytes(machine, nbytes, proto), cut_through=proto != "Simple")
         inside, between = tree_hops(group)
         intra_s, inter_s = self.hops_s(machine, "tree", proto)
         if machine.num_nodes > 1:
@@ -200,13 +202,21 @@ class NcclTiming:
         if proto == "LL":
             rate = cost.edge_bytes_per_s * self._of("launch", "tree_LL")
             cost = replace(cost, edge_bytes_per_s=rate)
-            inter_s *= 1.0 + self._of("launch", "growth_LL") * min(nbytes / 65536.0, 1.0)
             inter_s += self.rendezvous_s(machine, nbytes, 8 * 512, 1)
         elif proto == "LL128":
             share = self._of(self.generation(machine), "tree_LL128")
             cost = replace(cost, wire=cost.wire / share, net_wire=cost.net_wire / share)
         software_s = self._of("launch", proto) * 1e-6 + 2 * (inside * intra_s + between * inter_s)
         return Timed(software_s, tree_phase(group, nbytes, cost), cost)
+
+    def all_pairs(self, group: Members, machine: Machine, nbytes: float, proto: str) -> Timed:
+        """An all_reduce of GPUs that are linked pairwise: each sends every other its part, adds up its own and sends
+        that to all (MSCCL)."""
+        share = 2 * nbytes / group.size
+        cost = self.cost(machine, proto, nbytes / group.size / 512.0, 1.64)
+        software_s = (self._of("launch", proto) + 2 * self._of(self.generation(machine), f"hop_{proto}")) * 1e-6
+        cost = replace(cost, edge_bytes_per_s=math.inf)
+        return Timed(software_s, direct_phase(group, all_to_all_loads(group), share, cost, hops=2.0), cost)
 
     def pat(self, group: Members, machine: Machine, op: str, nbytes: float) -> Timed:
         """PAT, a tree for each rank's part: log2(n) rounds, then bandwidth at three quarters of a ring's
@@ -217,7 +227,7 @@ class NcclTiming:
         loads = Loads(ring.phase.loads.links, ring.phase.loads.weights / 0.75)
         far_s = math.log2(machine.num_nodes) * self.cluster.node.nic_latency_s
         moved = Shape.of(op, group.size, nbytes).edge_bytes
-        return Timed(software_s, Phase(loads, moved, latency_s=far_s, streams=group.streams), ring.cost)
+        return Timed(software_s, Phase(loads, moved, latency_s=far_s, streams=group.streams_at(ring.cost)), ring.cost)
 
     def nvls(self, group: Members, machine: Machine, op: str, nbytes: float, tree: bool) -> Timed:
         """NVLS on one NVSwitch, or NVLSTree."""

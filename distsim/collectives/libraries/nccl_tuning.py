@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from distsim.collectives.libraries.nccl_versions import tuning_of
 
-__all__ = ["ALGORITHMS", "PROTOCOLS", "Candidate", "Machine", "candidates"]
+__all__ = ["ALGORITHMS", "PROTOCOLS", "Candidate", "Machine", "candidates", "steps_of"]
 
 PROTOCOLS = ("LL", "LL128", "Simple")
 ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
@@ -111,6 +111,10 @@ class Machine:
     0.85 of the bandwidth (NCCL_TOPO_PATTERN_TREE)."""
     version: tuple[int, int] = (2, 30)
     """Of NCCL: major and minor."""
+    rccl: int = 0
+    """RCCL's tuning model; 0 where the library is NCCL, or an RCCL of which NCCL's model stands."""
+    slot_bytes: int = 1 << 19
+    """Of the eight that a channel's buffer of Simple has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +223,7 @@ def _bandwidth(op: str, algo: str, index: int, machine: Machine) -> float:
     elif algo == "PAT":
         bandwidth *= tuning.pat_share
     if algo in ("Ring", "NVLS", "NVLSTree"):
-        return bandwidth * machine.num_ranks / _steps(op, machine.num_ranks)
+        return bandwidth * machine.num_ranks / steps_of(op, machine.num_ranks)
     if algo == "PAT":
         return bandwidth
     return bandwidth * 0.5
@@ -244,7 +248,8 @@ def _nvls_bandwidth(op: str, algo: str, machine: Machine) -> float:
     return min(inside, between * (2.0 if machine.num_nodes == 2 else 1.0), cap)
 
 
-def _steps(op: str, size: int) -> int:
+def steps_of(op: str, size: int) -> int:
+    """How often a ring of *size* passes a piece on."""
     if op == "all_reduce":
         return 2 * (size - 1)
     return size - 1 if op in ("all_gather", "reduce_scatter") else size
@@ -266,7 +271,7 @@ def _latency(op: str, algo: str, index: int, machine: Machine) -> float:
             return base + (between if nodes > 1 else inside)
         rounds = 0 if nodes == 1 else (2 * (nodes - 1) + tuning.extra_inter_steps if op == "all_reduce" else nodes - 1)
         step = max(inside, overhead) if nodes > 1 else inside
-        return base + (_steps(op, size) - rounds) * step + rounds * between
+        return base + (steps_of(op, size) - rounds) * step + rounds * between
     if algo == "Tree":
         return base + 2 * ((per_node - 1) * inside + depth * between)
     if algo == "NVLS":

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distsim.debug.records import CallRecord
+from distsim.debug.words.phrases import call_text
+from distsim.errors import UsageError
 from distsim.report.tracing.arrows import Placed, arrows
 from distsim.report.tracing.events import Event, meta, slice_event, us
 from distsim.report.tracing.gpu import FIRST_STREAM, gpu_events
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["rank_events", "trace_events", "write_trace"]
 
+CPU_STREAM = FIRST_STREAM - 2
+"""Track of what a rank computes on its CPU: a stream to HTA."""
 BESIDE_GPUS = 10_000
 """Of the first stream of calls that ran on no simulated GPU, where the rank has some."""
 LINKS_PID = 1_000_000
@@ -41,7 +45,12 @@ Slice = tuple[float, float, str]
 
 def write_trace(outcome: Outcome, path: str) -> None:
     """Write the trace to the file *path* (`.gz` is compressed), or, where it ends in a slash or is a
-    folder, to `rank0.json`, `rank1.json`, ... in it."""
+    folder, to `rank0.json`, `rank1.json`, ... in it. Raises UsageError where the run has not kept what it shows."""
+    if not outcome.for_trace:
+        raise UsageError(
+            f"{path}: this run has kept neither its operators nor all of its calls; ask for both before it begins: "
+            "distsim.simulate(..., trace=True), or distsim run --trace"
+        )
     folder = Path(path)
     if not (path.endswith(("/", os.sep)) or folder.is_dir()):
         _write(folder, _header(outcome, 0), trace_events(outcome))
@@ -103,13 +112,30 @@ def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[E
         else:
             tid = host.place(item.thread, start_s, end_s)
             args = {"Process Group Name": item.group.name, "Seq": item.seq}
-            events.append(slice_event(rank, tid, f"c10d::{item.op}", "cpu_op", start_s, end_s, args))
-    for several in (host, streams):
-        for tid, label in several.labels():
-            yield meta(rank, "thread_name", tid=tid, name=label)
-            yield meta(rank, "thread_sort_index", tid=tid, sort_index=tid)
+            name = f"c10d::{item.op}" if item.remote is None else call_text(item)
+            events.append(slice_event(rank, tid, name, "cpu_op", start_s, end_s, args))
+    if not tracks:
+        events.extend(_computing(rank, [piece[:2] for _, _, piece in slices if not isinstance(piece, CallRecord)]))
+    computing = [] if tracks or not outcome.compute.get(rank) else [(CPU_STREAM, "CPU computing")]
+    for tid, label in (*host.labels(), *computing, *streams.labels()):
+        yield meta(rank, "thread_name", tid=tid, name=label)
+        yield meta(rank, "thread_sort_index", tid=tid, sort_index=tid)
     yield from events
     yield from gpu_events(rank, tracks, placed)
+
+
+def _computing(rank: int, pieces: list[tuple[float, float]]) -> Iterator[Event]:
+    """Where the CPU is the device, what it computed without a break, as HTA finds a GPU's kernels. Not one an operator:
+    HTA cuts every time to whole microseconds, and many operators are shorter."""
+    spans: list[list[float]] = []
+    for begun_s, ended_s in pieces:
+        if spans and begun_s - spans[-1][1] < 1e-9:
+            spans[-1][1] = max(spans[-1][1], ended_s)
+        else:
+            spans.append([begun_s, ended_s])
+    for number, (begun_s, ended_s) in enumerate(spans, 1):
+        args = {"stream": CPU_STREAM, "device": 0, "correlation": number}
+        yield slice_event(rank, CPU_STREAM, "computing", "kernel", begun_s, ended_s, args)
 
 
 def _kernel_events(record: CallRecord, stream: int, end_s: float) -> Iterator[Event]:

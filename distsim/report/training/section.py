@@ -20,7 +20,8 @@
   `memory`: bytes allocated when they were most, by what they were for (the rule: device/allocator/ledger.py);
   `modules`: the same by module, `layers.*.mlp`, as the second step had it; empty where the peak was in the first
 - `operators[]`: those that took longest: `name, count, time_s`, a step of the mean rank
-- `critical_path[]`: of the last step: `kind` (compute, communication, host), `name, time_s`, the longest part first
+- `critical_path[]`: of the last step: `kind` (compute, communication, host), `name, time_s`, the longest part first;
+  `critical_path_share`: how much of the step, up to its end, it tells of (1, unless the step has very many kernels)
 - `gains[]`: what a step would take if something were better, estimated as gains.py says: `name, how, step_s`, the
   largest gain first
 - `out_of_memory[]`: ranks that raised torch.OutOfMemoryError: `ranks`, bytes `asked` for, `capacity`, `reserved`,
@@ -30,7 +31,7 @@
 - `unknown_reads[]`: `what, where, code, count`: the program read values that no simulation knows, so often on one rank,
   and got `placeholder`
 - `checkpoints`: what the rank that spent most time on it (`rank`) wrote to files with torch.save and DCP and read from
-  them: `writes, written_bytes, write_s, reads, read_bytes, read_s`, at the rates of sim/device/cuda_api/checkpoints.py
+  them: `writes, written_bytes, write_s, reads, read_bytes, read_s`, at its cluster's rates
 - `fused` (with --fuse, else null): `rank`, `functions` (compiled function: calls), `kernels_before`, `kernels_after`,
   `gpu_saved_s`, `host_saved_s` of that rank's whole run, against what would have run eagerly
 
@@ -65,6 +66,7 @@ _FIELDS = (
     "hardware_flops",
     "mfu",
     "hfu",
+    "critical_path_share",
     "peak_dtype",
     "peak_flops_per_s",
     "gpu",

@@ -41,7 +41,7 @@ def training_parts(training: Training) -> Iterator[Part]:
         yield "operators that take longest, a step", _operators(training)
         yield "memory at its peak", memory_table(training)
         if training.critical_path:
-            yield f"critical path of step {training.steps}", _path(training)
+            yield f"critical path of {_traced_part(training)}", _path(training)
         helps = _gains(training)
         if helps is not None:
             yield "what would help most (estimates: the pacing rank's step less what would go)", helps
@@ -54,6 +54,12 @@ def training_parts(training: Training) -> Iterator[Part]:
 def _steps(training: Training) -> str:
     first, last = training.first_counted, training.steps
     return f"step {last}" if first == last else f"steps {first}-{last}"
+
+
+def _traced_part(training: Training) -> str:
+    """What the critical path tells of: the step, or its last part, where its kernels are too many to remember."""
+    share = training.critical_path_share or 0.0
+    return f"{'' if share > 0.995 else f'the last {share:.0%} of '}step {training.steps}"
 
 
 def _head(training: Training) -> RenderableType:

@@ -5,4 +5,4 @@
 
 from __future__ import annotations
 
-__all__ = ["baseline", "expect", "figures", "github", "junit", "replay", "result", "run_result"]
+__all__ = ["baseline", "entries", "expect", "figures", "github", "junit", "replay", "result", "run_result"]

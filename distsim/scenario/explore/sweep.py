@@ -62,7 +62,11 @@ def _value(word: str) -> Any:
 
 
 def sweep(
-    scenario: Scenario, variations: Sequence[Variation], workers: int = 1, ray: str | None = None
+    scenario: Scenario,
+    variations: Sequence[Variation],
+    workers: int = 1,
+    ray: str | None = None,
+    picture: bool = False,
 ) -> Iterator[Point]:
     """Every combination, the last variation fastest; results as they come, in order."""
     for variation in variations:
@@ -81,7 +85,10 @@ def sweep(
         settings.append(chosen)
     if wrong:
         raise UsageError("\n".join(wrong))
-    results = _on_ray(scenarios, ray) if ray is not None else run_suite(scenarios, workers)
+    if ray is not None:
+        results = _on_ray(scenarios, ray, picture)
+    else:
+        results = run_suite(scenarios, workers, picture=picture)
     for chosen, result in zip(settings, results, strict=True):
         yield Point(chosen, result)
 
@@ -128,7 +135,7 @@ def _set(data: dict[str, Any], path: str, value: Any) -> None:
         raise UsageError(f"--vary {brief(path, 200)}: the scenario has no {brief(str(parts[-1]))} there") from None
 
 
-def _on_ray(scenarios: Sequence[Scenario], address: str) -> Iterator[Result]:
+def _on_ray(scenarios: Sequence[Scenario], address: str, picture: bool) -> Iterator[Result]:
     """Each point a task of a Ray cluster (`pip install torch-distsim[ray]`), whose machines have distsim and see the
     scenario's folder under the same path."""
     try:
@@ -150,7 +157,7 @@ def _on_ray(scenarios: Sequence[Scenario], address: str) -> Iterator[Result]:
             ) from None
     task: Callable[..., Any] = ray.remote(run_there).remote
     try:
-        jobs = [task(scenario.path.resolve(), scenario.data, False) for scenario in scenarios]
+        jobs = [task(scenario.path.resolve(), scenario.data, False, picture) for scenario in scenarios]
         for scenario, job in zip(scenarios, jobs, strict=True):
             try:
                 yield ray.get(job)

@@ -104,7 +104,7 @@ class LinkSlow(OnLinks):
 
     what: Literal["link_slow"]
     factor: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="fraction of the bandwidth that is left")
-    extra_latency_s: Seconds = 0.0
+    extra_latency_s: Seconds = Field(0.0, description="what each message takes longer")
 
     def rule(self, path: str) -> Rule:
         return link_slow.LinkSlow(factor=self.factor, extra_latency_s=self.extra_latency_s, **self.common(path))
@@ -129,8 +129,8 @@ class LinkFlap(OnLinks):
     """A link that goes down and comes back, again and again."""
 
     what: Literal["link_flap"]
-    period_s: MoreSeconds
-    down_s: MoreSeconds
+    period_s: MoreSeconds = Field(description="from one time that it goes down to the next")
+    down_s: MoreSeconds = Field(description="how long it is down each time; shorter than period_s")
 
     @model_validator(mode="after")
     def _down_within_period(self) -> LinkFlap:
@@ -186,7 +186,7 @@ class SwitchDown(Timed):
 
 
 class OnRanks(Timed):
-    ranks: Ranks
+    ranks: Ranks = Field(description="which ranks, such as [1, 3]")
 
     def common(self, path: str) -> dict[str, Any]:
         return {**super().common(path), "ranks": tuple(self.ranks)}
@@ -200,7 +200,7 @@ class Crash(OnRanks):
     """Ranks killed by a signal."""
 
     what: Literal["crash"]
-    signal: str = "SIGKILL"
+    signal: str = Field("SIGKILL", description="such as SIGKILL, SIGSEGV, SIGTERM")
 
     def rule(self, path: str) -> Rule:
         return crash.Crash(signal=self.signal, **self.common(path))
@@ -219,7 +219,7 @@ class Exit(OnRanks):
     """Ranks that leave."""
 
     what: Literal["exit"]
-    code: Annotated[int, Field(ge=0, le=255, strict=True)] = 1
+    code: Annotated[int, Field(ge=0, le=255, strict=True)] = Field(1, description="their exit code")
 
     def rule(self, path: str) -> Rule:
         return exit.Exit(code=self.code, **self.common(path))
@@ -229,8 +229,11 @@ class Raise(OnRanks):
     """Ranks in which an exception is raised."""
 
     what: Literal["exception"]
-    exception: str = Field("RuntimeError", description="a name of Python's or torch.distributed's")
-    message: str = "injected fault"
+    exception: str = Field(
+        "RuntimeError",
+        description="a name of Python's or torch.distributed's, or with its module: 'torch.cuda.OutOfMemoryError'",
+    )
+    message: str = Field("injected fault", description="what it says")
 
     def rule(self, path: str) -> Rule:
         return exception.Raise(exception=self.exception, message=self.message, **self.common(path))
@@ -240,7 +243,7 @@ class Delay(OnRanks):
     """Ranks that come late once."""
 
     what: Literal["delay"]
-    delay_s: MoreSeconds
+    delay_s: MoreSeconds = Field(description="by how much")
 
     def rule(self, path: str) -> Rule:
         return delay.Delay(delay_s=self.delay_s, **self.common(path))
@@ -250,9 +253,13 @@ class StragglerSpec(OnRanks):
     """Ranks that are slow all the time."""
 
     what: Literal["straggler"]
-    factor: Annotated[float, Field(ge=1)] = Field(1.0, description="their operators take so many times as long")
+    factor: Annotated[float, Field(ge=1)] = Field(
+        1.0, description="their operators, on CPU or GPU, take so many times as long"
+    )
     delay_s: Seconds = Field(0.0, description="mean time lost before each call")
-    distribution: Literal["constant", "exponential", "uniform", "pareto"] = "constant"
+    distribution: Literal["constant", "exponential", "uniform", "pareto"] = Field(
+        "constant", description="of that time: uniform from 0 to twice the mean, pareto with a long tail"
+    )
 
     def rule(self, path: str) -> Rule:
         return straggler.Straggler(
@@ -261,12 +268,12 @@ class StragglerSpec(OnRanks):
 
 
 class JitterSpec(Timed):
-    """Pauses of the operating system."""
+    """Pauses of the operating system, in what the host computes and while it launches kernels."""
 
     what: Literal["jitter"]
     ranks: Ranks | None = Field(None, description="default: all")
-    period_s: MoreSeconds
-    pause_s: MoreSeconds
+    period_s: MoreSeconds = Field(description="there is a pause in every such time")
+    pause_s: MoreSeconds = Field(description="how long each takes")
     synchronous: bool = Field(True, description="all ranks pause at the same moments")
 
     def rule(self, path: str) -> Rule:
@@ -278,9 +285,9 @@ class CorruptSpec(Timed):
     """A bit flipped in what a rank receives."""
 
     what: Literal["corrupt"]
-    rank: Rank
-    element: Annotated[int, Field(ge=0, strict=True)] = 0
-    bit: Annotated[int, Field(ge=0, le=127, strict=True)] = 0
+    rank: Rank = Field(description="who receives it")
+    element: Annotated[int, Field(ge=0, strict=True)] = Field(0, description="which number of the tensor, from 0")
+    bit: Annotated[int, Field(ge=0, le=127, strict=True)] = Field(0, description="which bit of it, from the lowest")
 
     def rule(self, path: str) -> Rule:
         return corrupt.Corrupt(rank=self.rank, bit=self.bit, element=self.element, **self.common(path))
@@ -291,7 +298,7 @@ class SlowStorageSpec(Timed):
 
     what: Literal["slow_storage"]
     ranks: Ranks | None = Field(None, description="default: all")
-    delay_s: MoreSeconds
+    delay_s: MoreSeconds = Field(description="how much longer each takes")
     files: str = Field("*", description="pattern of their paths")
     number: Annotated[int, Field(ge=1, strict=True)] | None = Field(None, description="only the n-th access of a rank")
 

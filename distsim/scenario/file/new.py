@@ -1,17 +1,23 @@
-"""`distsim scenario new`: a first scenario, with a program that hangs and the diagnosis it expects."""
+"""`distsim scenario new`: a first scenario, with a program that hangs and the diagnosis it expects, and the schema that
+editors read beside it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from distsim.errors import UsageError
+from distsim.scenario.file.json_schema import ID, json_schema
 
-__all__ = ["new_scenario"]
+__all__ = ["SCHEMA", "new_scenario"]
 
-SCENARIO = """\
+SCHEMA = "scenario.schema.json"
+"""A file and no address: editors find it offline, and whoever checks the folder out has it."""
+
+SCENARIO = f"""\
+#:schema ./{SCHEMA}
 schema = "distsim.scenario/1"
 teaches = "What this scenario shows, in one sentence."
-program = "{stem}.py"              # beside this file; or "file.py:function", "package.module:function"
+program = "{{stem}}.py"              # beside this file; or "file.py:function", "package.module:function"
 on = "ethernet-cpu:2"              # distsim topo list shows others
 nproc_per_node = 2
 
@@ -44,7 +50,8 @@ dist.destroy_process_group()
 
 
 def new_scenario(path: Path, program: str | None = None) -> list[Path]:
-    """Write a scenario to *path*, and a program beside it unless one is named; answers what was written."""
+    """Write a scenario to *path*, a program beside it unless one is named, and the schema where it is not there yet
+    as it is; answers what was written."""
     if path.suffix != ".toml":
         path = path.with_suffix(".toml")
     script = path.with_suffix(".py")
@@ -55,7 +62,15 @@ def new_scenario(path: Path, program: str | None = None) -> list[Path]:
     if program is not None:
         text = written[path].replace(f'"{path.stem}.py"', f'"{program}"').split("[expect]")[0]
         written = {path: f'{text}[expect]\nkind = "healthy"\n'}
+    schema = path.with_name(SCHEMA)
+    written[schema] = json_schema() + "\n"
     try:
+        if schema.exists():
+            there = schema.read_text(encoding="utf-8", errors="replace")
+            if ID not in there:
+                raise UsageError(f"{schema} exists already and is not ours; choose another folder")
+            if there == written[schema]:
+                del written[schema]
         path.parent.mkdir(parents=True, exist_ok=True)
         for one, text in written.items():
             one.write_text(text, encoding="utf-8")

@@ -1,11 +1,10 @@
 """The schema of a scenario file: a program, where it runs, what goes wrong, and what is expected.
 
-`distsim scenario schema` prints it as JSON schema, for editors.
+Editors get it as JSON schema, see json_schema.py.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -16,10 +15,7 @@ from distsim.errors import UsageError
 from distsim.scenario.file.fault_schema import FaultSpec, Rank, Seconds, Table, quantity
 from distsim.text.units import parse_bandwidth, parse_memory
 
-__all__ = ["SCHEMA", "CallSpec", "ExpectSpec", "LimitsSpec", "ScenarioSpec", "StepTimeSpec", "json_schema"]
-
-SCHEMA = "distsim.scenario/1"
-"""Grows by new keys only."""
+__all__ = ["CallSpec", "ExpectSpec", "LimitsSpec", "ScenarioSpec", "StepTimeSpec"]
 
 KINDS = tuple(kind.value for kind in Kind)
 
@@ -47,8 +43,8 @@ RankOrAll = Annotated[str, Field(pattern=r"^(all|\d+)$")]
 class CallSpec(Table):
     """A call as reports name it: `all_reduce #3`."""
 
-    op: str | None = None
-    seq: Count | None = None
+    op: str | None = Field(None, description="the operation: all_reduce, send, ...")
+    seq: Count | None = Field(None, description="its number in its group, from 1: the 3 of all_reduce #3")
 
 
 class StepTimeSpec(Table):
@@ -78,23 +74,27 @@ class ExpectSpec(Table):
         "healthy",
         description="of the first diagnosis; healthy: exit code 0 and nothing but stragglers to say",
     )
-    culprits: list[Rank] | None = None
-    victims: list[Rank] | None = None
+    culprits: list[Rank] | None = Field(None, description="the ranks at fault, ascending")
+    victims: list[Rank] | None = Field(None, description="the ranks that wait for them, ascending")
     group: str | None = Field(None, description="description or name of the group")
-    call: CallSpec | None = None
-    cycle: list[Rank] | None = None
-    pair: Annotated[list[Rank], Field(min_length=2, max_length=2)] | None = None
+    call: CallSpec | None = Field(None, description="the call that the diagnosis is about")
+    cycle: list[Rank] | None = Field(None, description="the ranks of a circle of waits, in its order")
+    pair: Annotated[list[Rank], Field(min_length=2, max_length=2)] | None = Field(
+        None, description="sender and receiver"
+    )
     line: str | None = Field(
         None, description="a culprit is at a line of the program that ends like this ('# <- culprit')"
     )
     stuck_line: str | None = Field(None, description="a rank that waits is at a line that ends like this")
     explanation: str | None = Field(None, description="a part of the explanation")
-    exit_code: Annotated[int, Field(ge=0, le=255, strict=True)] | None = None
+    exit_code: Annotated[int, Field(ge=0, le=255, strict=True)] | None = Field(
+        None, description="0 finished, 1 raised, 3 hang, 4 inconsistent calls"
+    )
     output: list[str] | None = Field(None, description="lines that some rank prints, in any order")
     prints: dict[RankOrAll, list[str]] | None = Field(None, description="rank or all: lines it prints, in this order")
     results: dict[RankOrAll, Any] | None = Field(None, description="rank or all: what the function returned")
-    step_time: StepTimeSpec | None = None
-    virtual_time_below_s: Seconds | None = None
+    step_time: StepTimeSpec | None = Field(None, description="the time of a step, against the stored baseline")
+    virtual_time_below_s: Seconds | None = Field(None, description="the whole run takes less virtual time")
     memory_below: Memory | None = Field(
         None,
         description="'512MiB' or bytes: the most that the storages of one rank's CPU tensors take together; each "
@@ -122,7 +122,9 @@ class ExpectSpec(Table):
 class ScenarioSpec(Table):
     """One scenario."""
 
-    schema_: Literal["distsim.scenario/1"] = Field("distsim.scenario/1", alias="schema")
+    schema_: Literal["distsim.scenario/1"] = Field(
+        "distsim.scenario/1", alias="schema", description="the version of this format; it grows by new keys only"
+    )
     teaches: str | None = Field(None, description="one sentence for the index")
     program: Annotated[str, Field(min_length=1)] = Field(
         description="script.py beside the file, script.py:function or module:function"
@@ -130,32 +132,26 @@ class ScenarioSpec(Table):
     args: list[str] = Field(default_factory=list, description="the script's, or the function's")
     env: dict[str, str] = Field(default_factory=dict, description="environment variables of every rank")
     on: str = Field("dgx-h100:1", description="a cluster: preset:nodes, or a cluster file beside this one")
-    nnodes: Count | None = None
-    nproc_per_node: Count | None = None
+    nnodes: Count | None = Field(None, description="nodes that are used (default: all of the cluster)")
+    nproc_per_node: Count | None = Field(None, description="ranks on each (default: one a GPU, or a socket)")
     backend: Literal["sim", "gloo"] = Field("sim", description="simulated, or for real on gloo")
-    seed: Annotated[int, Field(ge=0, strict=True)] = 0
+    seed: Annotated[int, Field(ge=0, strict=True)] = Field(0, description="the same seed gives the same run")
     schedule: str | None = Field(None, description="as `distsim scenario run --explore` prints it")
     data: Literal["shapes", "real"] = Field(
         "shapes", description="of tensors on simulated GPUs: shapes only, or real numbers, computed on the CPU"
     )
     placeholder: float = Field(1.0, description="what a number on a simulated GPU that nobody knows reads as")
     fuse: bool = Field(False, description="price what torch.compile is given as fused kernels")
-    fidelity: Literal["fluid", "message"] = "fluid"
-    algo: str | None = None
-    proto: str | None = None
+    fidelity: Literal["fluid", "message"] = Field(
+        "fluid", description="of the network: flows that share links, or every message by itself (slower)"
+    )
+    algo: str | None = Field(None, description="the algorithm of collectives, as NCCL_ALGO says it")
+    proto: str | None = Field(None, description="the protocol of collectives, as NCCL_PROTO says it")
     guards: list[Literal["nan", "buffers", "payloads"]] = Field(
         default_factory=list,
         description="look for NaN in inputs, for buffers written to while in flight, for corrupted payloads",
     )
     slow: bool = Field(False, description="takes over two seconds (deselect with -k 'not slow')")
-    faults: list[FaultSpec] = Field(default_factory=list)
-    limits: LimitsSpec = LimitsSpec.model_validate({})
-    expect: ExpectSpec = ExpectSpec.model_validate({})
-
-
-def json_schema() -> str:
-    """The schema as JSON, for editors (taplo, VS Code) and other tools."""
-    schema = ScenarioSpec.model_json_schema()
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    schema["$id"] = SCHEMA
-    return json.dumps(schema, indent=1, sort_keys=True)
+    faults: list[FaultSpec] = Field(default_factory=list, description="what goes wrong, where, when, for how long")
+    limits: LimitsSpec = Field(LimitsSpec.model_validate({}), description=LimitsSpec.__doc__)
+    expect: ExpectSpec = Field(ExpectSpec.model_validate({}), description=ExpectSpec.__doc__)

@@ -7,7 +7,6 @@ reducer) is not counted.
 
 from __future__ import annotations
 
-import builtins
 import functools
 import importlib
 import json
@@ -22,6 +21,7 @@ from typing import Any
 
 from distsim.sim.faults.links.names import CUTS
 from distsim.sim.faults.moment import CallPoint
+from distsim.text.exceptions import exception_named
 
 __all__ = ["Injector", "main"]
 
@@ -104,7 +104,7 @@ class Injector:
                 sys.stdout.flush()
                 os._exit(int(fault.get("code", 1)))
             case "exception":
-                kind = getattr(builtins, str(fault.get("exception", "RuntimeError")), RuntimeError)
+                kind = exception_named(str(fault.get("exception", "RuntimeError")))
                 raise kind(fault.get("message", "injected fault"))
             case "delay":
                 time.sleep(float(fault["delay_s"]))

@@ -36,8 +36,9 @@ __all__ = ["run_for_real"]
 _monotonic = time.monotonic
 
 
-def run_for_real(scenario: Scenario) -> Result:
-    """`distsim run --on gloo` with the scenario's program, and its expectations held against the report."""
+def run_for_real(scenario: Scenario, *, picture: bool = False) -> Result:
+    """`distsim run --on gloo` with the scenario's program, and its expectations held against the report. With *picture*
+    its document is that of its flight records, where something went wrong."""
 
     with tempfile.TemporaryDirectory(prefix="distsim-scenario-") as name:
         folder = Path(name)
@@ -72,7 +73,7 @@ def run_for_real(scenario: Scenario) -> Result:
     if ended.over:
         limits.end("wall_time_s")
         standing = whereabouts(ended.seen) if ended.seen is not None else ["No rank had come to torch.distributed."]
-    return result_of(
+    result = result_of(
         scenario,
         outcome,
         output,
@@ -83,6 +84,11 @@ def run_for_real(scenario: Scenario) -> Result:
         limits=limits,
         standing=standing,
     )
+    if picture and evidence is not None:
+        from distsim.report.html.reports import records_document
+
+        result.document = records_document(diagnoses, evidence, result.replay) | {"program": scenario.spec.program}
+    return result
 
 
 def _never(rule: Rule, wall_s: float) -> str:

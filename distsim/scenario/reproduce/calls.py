@@ -17,7 +17,7 @@ MAX_ELEMENTS = 1 << 16
 
 ROOTED = frozenset(op for op, fields in FIELDS.items() if fields.rooted)
 """Flight Recorder does not say the root: the first member does as well, it is the same for all."""
-LEFT_OUT = ("init_process_group", "destroy_process_group", "monitored_barrier")
+LEFT_OUT = ("init_process_group", "destroy_process_group", "monitored_barrier", "init_rpc", "rpc_shutdown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def calls_of(evidence: Evidence, new_groups: bool = False) -> Calls:
         made = []
         records = evidence.records.get(rank, ())
         for record, after in itertools.zip_longest(records, records[1:]):
-            if record.op in LEFT_OUT or (record.op == "new_group" and not new_groups):
+            if record.remote is not None or record.op in LEFT_OUT or (record.op == "new_group" and not new_groups):
                 continue
             call = _call(record, numbers, any(w is record for w in waits), small)
             over = after is None or (record.completed_s is not None and record.completed_s <= after.issued_s)

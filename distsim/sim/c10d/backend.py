@@ -24,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distsim.debug.matching.refused import FIRST_CALLS, came_out
 from distsim.debug.records import CallRecord, Group, State
+from distsim.deprecated import in_torch
+from distsim.deprecated.ranks import Meeting
 from distsim.errors import NotSimulated, UsageError
 from distsim.sim.c10d import communicator, stores, work
 from distsim.sim.c10d import monitored_barrier as barrier
@@ -83,15 +85,8 @@ class _GroupRanks(dict[Any, Any]):
 
 
 class _WorldProxy:
-    """Stands as `distributed_c10d._world`: the running process's own world."""
-
-    @property
-    def default_pg(self) -> Any:
-        """Asked for several times in every call."""
-        task = current_task()
-        if task is None or task.process.c10d is None or STATE.importer is task:
-            return _own_world().default_pg
-        return task.process.c10d._default_pg
+    """Stands as `distributed_c10d._world` until the running process first asks for its own, which then is there
+    whenever it runs (torch_places.REBOUND); and while a module is imported for all."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_own_world(), name)
@@ -106,7 +101,7 @@ def _own_world() -> Any:
         return _real_world
     process = task.process
     if process.c10d is None:
-        process.c10d = ProcessWorld()
+        process.c10d = vars(c10d)["_world"] = ProcessWorld()
     return process.c10d
 
 
@@ -174,14 +169,21 @@ _real_rendezvous = c10d.rendezvous
 
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
     """`init_process_group` begins: from here on a rank that waits waits in that call."""
-    task = current_task()
-    if task is not None:
-        process, size = task.process, world_size
-        if size < 0:
-            size = int(os.environ.get("WORLD_SIZE", "-1"))
-        if size > 0:
-            process.notes.joining = _record(process, "init_process_group", _default_group(size), None)
+    _joining(world_size if world_size >= 0 else int(os.environ.get("WORLD_SIZE", "-1")))
     return _real_rendezvous(url, rank, world_size, **kwargs)
+
+
+def _joining(size: int) -> None:
+    task = current_task()
+    if task is not None and size > 0:
+        record = _record(task.process, "init_process_group", _default_group(size), None)
+        task.process.notes.joining = record
+
+
+def _begins(meeting: Meeting, rank: int) -> None:
+    """The same where the rank was given without torch's rendezvous."""
+    _joining(meeting.world_size)
+    require_task().process.notes.job = meeting.name
 
 
 _real_message = c10d_logger._get_msg_dict
@@ -229,9 +231,8 @@ def _record(process: SimProcess, op: str, group: Group, new_ranks: tuple[int, ..
         stack=stack,
         thread=task.name,
         issued_s=task.now_s(),
-        index=len(process.records),
     )
-    process.records.append(record)
+    process.made_call(record)
     return record
 
 
@@ -259,7 +260,7 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     if record is None:
         record = joining or _record(process, "init_process_group", group, None)
     notes.groups_made[group.name] = notes.groups_made.get(group.name, 0) + 1
-    key = (group.name, ranks, notes.groups_made[group.name])
+    key = (notes.job, group.name, ranks, notes.groups_made[group.name])
     backends = dict(c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map())
     if str(backend) == "undefined":
         backends = {"cpu": "gloo", "cuda": "nccl"}
@@ -306,6 +307,9 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         (c10d, "rendezvous", _rendezvous),
         (c10d, "default_pg_nccl_timeout", timedelta(minutes=10)),
         (c10d_logger, "_get_msg_dict", _raised),
+        (in_torch, "begins", _begins),
+        *in_torch.torch_patches(),
+        *stores.meeting_patches(),
     ]
     for name in _BY_HAND:
         kind = getattr(dist, name, None) or getattr(c10d, name, None)

@@ -14,6 +14,7 @@ from torch.futures import Future
 
 from distsim.debug.records import CallRecord, CallWait, HostWait, State
 from distsim.debug.words.error_text import message
+from distsim.sim.c10d.on_gpu.futures import InBackward, callback_patches, have_stream_wait
 from distsim.sim.isolation.process import current_task, require_task
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class SimWork(Work):
             raise TypeError("wait(): incompatible function arguments: timeout must be a datetime.timedelta")
         task = require_task()
         self.record.waited = True
-        own = timeout.total_seconds() > 0
+        own = timeout is not NO_TIMEOUT and timeout.total_seconds() > 0
         if not self.done.processed:
             limit_s = timeout.total_seconds() if own else self._timeout_s
             left_s = limit_s if own else max(0.0, self.record.issued_s + limit_s - task.now_s())
@@ -137,6 +138,8 @@ class SimWork(Work):
         """CPU tensors need no stream: nothing to do (as on gloo)."""
 
     def block_current_stream(self) -> None:
+        if self.process.accelerators is None:
+            raise RuntimeError("Failed to create StreamBlock")  # torch's own words where there is no GPU
         self.wait()
 
     def get_future(self) -> Future[Any]:
@@ -201,7 +204,7 @@ def _settle(future: Future[Any] | None, value: object, error: BaseException | No
 
 def drain_backward(process: SimProcess) -> None:
     """Runs at the end of backward, before DDP's own finalizer: wait in virtual time."""
-    works: list[SimWork] = process.notes.backward
+    works: list[SimWork | InBackward] = process.notes.backward
     process.notes.backward = []
     for work in works:
         work.wait()
@@ -217,7 +220,10 @@ def _future_wait(self: Any) -> Any:
         task.process.complete_futures()
         while not self.done():
             task.poll(HostWait("a torch.futures.Future"))
-    return _real_wait(self)
+    value = _real_wait(self)
+    if task is not None:
+        have_stream_wait(task, value)
+    return value
 
 
 _Reducer = torch._C._distributed_c10d.Reducer
@@ -239,5 +245,6 @@ def _delay_all_reduce(self: Any) -> None:
 
 
 def future_patches() -> list[tuple[Any, str, Any]]:
-    """What blocks in C++ and would keep the baton."""
-    return [(torch._C.Future, "wait", _future_wait), (_Reducer, "_delay_all_reduce", _delay_all_reduce)]
+    """What blocks in C++ and would keep the baton, and what runs on streams there."""
+    waits = (torch._C.Future, "wait", _future_wait), (_Reducer, "_delay_all_reduce", _delay_all_reduce)
+    return [*waits, *callback_patches()]

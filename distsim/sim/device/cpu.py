@@ -32,12 +32,14 @@ class CpuRates:
         memory_bytes_per_s: float,
         op_overhead_s: float,
         slowed: Callable[[Any, float, float], float] | None = None,
+        keeps_slices: bool = False,
     ) -> None:
-        """*slowed*: what a planted fault makes of a time (see Fault.compute_s)."""
+        """*slowed*: what a planted fault makes of a time (see Fault.compute_s). *keeps_slices*: for a trace."""
         self._flops_per_s = flops_per_s
         self._bytes_per_s = memory_bytes_per_s
         self._overhead_s = op_overhead_s
         self._slowed = slowed
+        self._keeps_slices = keeps_slices
 
     def run(self, task: RankTask, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = _kinds.get(id(func))
@@ -66,30 +68,35 @@ class CpuRates:
             world.ticks += 1
         if world.memory is not None:
             world.memory.saw(process, (args, result))
-        if isinstance(result, Tensor):
-            if result.is_meta:  # looks only: nothing is computed
-                task.compute(self._overhead_s)
-                return result
-            moved = result.numel() * result.element_size()
-        else:
-            moved = _nbytes(result)
-        for value in args:
-            if isinstance(value, Tensor):
-                moved += value.numel() * value.element_size()
-            elif isinstance(value, (list, tuple)):
-                moved += _nbytes(value)
+        task.quiet_polls = task.time_queries = 0  # as `task.compute` does
+        try:
+            if isinstance(result, Tensor):
+                if result.is_meta:  # looks only: nothing is computed
+                    task.debt_s += self._overhead_s
+                    return result
+                moved = result.nbytes
+            else:
+                moved = _nbytes(result)
+            for value in args:
+                if isinstance(value, Tensor):
+                    moved += value.nbytes
+                elif isinstance(value, (list, tuple)):
+                    moved += _nbytes(value)
+        except RuntimeError:  # a sparse one has none
+            moved = _logical_bytes(result) + sum(map(_logical_bytes, args))
         seconds = moved / self._bytes_per_s
         if seconds < self._overhead_s:
             seconds = self._overhead_s
         if flop_formula is not None:
             seconds = max(seconds, _flops(func, flop_formula, args, kwargs, result) / self._flops_per_s)
-        now_s = task.now_s()
         if self._slowed is not None:
-            seconds = self._slowed(process, now_s, seconds)
-        process.add_compute(now_s, seconds, name)
+            seconds = self._slowed(process, task.now_s(), seconds)
+        process.compute_s += seconds
+        if self._keeps_slices:
+            process.add_slice(task.now_s(), seconds, name)
         if process.recorder is not None:
-            process.recorder.operator(name, now_s, seconds, args)
-        task.compute(seconds)
+            process.recorder.operator(name, task.now_s(), seconds, args)
+        task.debt_s += seconds
         return result
 
 
@@ -126,14 +133,19 @@ def _flops(func: Any, formula: Callable[..., int], args: tuple[Any, ...], kwargs
 
 
 def _nbytes(values: Any) -> int:
-    """Of the tensors among *values*, and in lists of them."""
-    if isinstance(values, Tensor):
-        return int(values.numel() * values.element_size())
+    """Of the tensors in the list *values*, and in lists in it. RuntimeError where one is sparse."""
     total = 0
-    if isinstance(values, tuple | list):
+    if isinstance(values, (tuple, list)):
         for value in values:
             if isinstance(value, Tensor):
-                total += value.numel() * value.element_size()
-            elif isinstance(value, tuple | list):
+                total += value.nbytes
+            elif isinstance(value, (tuple, list)):
                 total += _nbytes(value)
     return total
+
+
+def _logical_bytes(values: Any) -> int:
+    """The same of one tensor or a list, a sparse one's as if it were dense."""
+    if isinstance(values, Tensor):
+        return int(values.numel() * values.element_size())
+    return sum(map(_logical_bytes, values)) if isinstance(values, (tuple, list)) else 0

@@ -53,6 +53,8 @@ class ComputeMode(TorchDispatchMode):
         self._task = task
         self._cpu = cpu
         self._process = task.process
+        faults = task.world.faults
+        self._delayed = faults.host_s if faults.are_planted else None
         task.dispatch_mode = self
 
     @classmethod
@@ -101,7 +103,7 @@ class ComputeMode(TorchDispatchMode):
             if fusion is not None and fusion.compiles(task):
                 fusion.spares(host_s)
             else:
-                task.debt_s += host_s
+                self._launches(host_s)
             return under_meta(func, args, kwargs)
         handler = _HANDLERS.get(func)
         if handler is not None:
@@ -142,7 +144,7 @@ class ComputeMode(TorchDispatchMode):
         if fusion is not None and not fusion.compiles(task):
             fusion = None
         if fusion is None:
-            task.debt_s += accelerators.model.host_op_s
+            self._launches(accelerators.model.host_op_s)
         task.quiet_polls = task.time_queries = 0
         gpu = accelerators[base + plan.offset]
         stream = current_stream(task, gpu)
@@ -158,7 +160,7 @@ class ComputeMode(TorchDispatchMode):
                 result = plan.kind([self._part(out, args, kwargs, gpu, stream) for out in outs])
         equal = task.world.traced.equal
         if equal is not None and not equal.compared and equal.saw_operator(self._process.rank, plan.number):
-            task.world.traced.sample()
+            task.world.traced.decide()
         if self._process.recorder is not None:
             self._process.recorder.arguments = args
         if plan.written and gpu.in_flight.open:
@@ -171,6 +173,11 @@ class ComputeMode(TorchDispatchMode):
         if plan.counted is not None:
             accelerators.steps.count(plan.counted)
         return result
+
+    def _launches(self, seconds: float) -> None:
+        """The host takes so long for it, and longer where the operating system takes the CPU away."""
+        task = self._task
+        task.debt_s += seconds if self._delayed is None else self._delayed(self._process, task.now_s(), seconds)
 
     def _part(self, out: Any, args: Any, kwargs: Any, gpu: Device, stream: Any) -> Any:
         if type(out) is Made:
@@ -299,13 +306,13 @@ class ComputeMode(TorchDispatchMode):
     def launch(self, device: torch.device, cost: Cost, name: Any) -> None:
         """The kernels of one operator, on the current stream."""
         gpu = self.gpu(device)
-        self._task.debt_s += gpu.model.host_op_s
+        self._launches(gpu.model.host_op_s)
         gpu.launch(current_stream(self._task, gpu), cost, self._task, name)
 
     def copy_time(self, tensor: Tensor, to_host: bool, blocking: bool) -> None:
         """A transfer over PCIe on the current stream; the host waits where torch's would."""
         gpu = self.gpu(tensor.device)
-        self._task.debt_s += gpu.model.host_op_s
+        self._launches(gpu.model.host_op_s)
         nbytes = tensor.numel() * tensor.element_size()
         stream = current_stream(self._task, gpu)
         gpu.launch(stream, gpu.transfer_cost(nbytes, to_host, pinned=not blocking), self._task, aten.copy_.default)

@@ -98,6 +98,9 @@ class Device:
         seconds = cost.seconds if cost.memory_bound else cost.seconds * self._accelerators.slowest
         seconds += self.model.gap_s
         launched_s = task.now_s() + self.model.launch_s
+        faults = self.process.world.faults
+        if faults.are_planted:
+            seconds = faults.kernel_s(self.process, launched_s, seconds)
         kernel = Kernel(seconds, launched_s, cost.memory_bound, name, kind=cost.kind)
         self.timeline.put(stream, kernel)
         if self.process.recorder is not None:

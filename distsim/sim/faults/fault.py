@@ -82,6 +82,14 @@ class Fault(Generic[R]):
         """How long an operator takes here that takes *seconds* elsewhere."""
         return seconds
 
+    def host_s(self, process: SimProcess, start_s: float, seconds: float) -> float:
+        """How long the host takes to launch here what takes it *seconds* elsewhere."""
+        return seconds
+
+    def kernel_s(self, process: SimProcess, start_s: float, seconds: float) -> float:
+        """How long a kernel takes on this rank's GPU that takes *seconds* elsewhere; it is launched at *start_s*."""
+        return seconds
+
     def on_access(self, task: RankTask, path: str) -> None:
         """In the rank's own thread: it opens, loads or saves a file."""
 

@@ -34,6 +34,6 @@ class Lasting(Fault[R]):
         """When it is over; infinite where it stays, or has not begun."""
         return math.inf if self.rule.when.for_s is None else self._from_s + self.rule.when.for_s
 
-    @property
-    def active(self) -> bool:
-        return self._from_s <= float(self.world.env.now) < self.until_s
+    def active(self, now_s: float) -> bool:
+        """Whether it is at work at *now_s* of the rank's own clock, which is ahead of the world's while it computes."""
+        return self._from_s <= now_s < self.until_s

@@ -36,6 +36,8 @@ class Faults:
         self._at_starts = self._who_answer("on_start")
         self._after_data = self._who_answer("after_data")
         self._computing = self._who_answer("compute_s")
+        self._launching = self._who_answer("host_s")
+        self._on_gpus = self._who_answer("kernel_s")
         self._at_accesses = self._who_answer("on_access")
         self._connecting = self._who_answer("on_connect")
 
@@ -65,6 +67,16 @@ class Faults:
     def compute_s(self, process: SimProcess, start_s: float, seconds: float) -> float:
         for fault in self._computing:
             seconds = fault.compute_s(process, start_s, seconds)
+        return seconds
+
+    def host_s(self, process: SimProcess, start_s: float, seconds: float) -> float:
+        for fault in self._launching:
+            seconds = fault.host_s(process, start_s, seconds)
+        return seconds
+
+    def kernel_s(self, process: SimProcess, start_s: float, seconds: float) -> float:
+        for fault in self._on_gpus:
+            seconds = fault.kernel_s(process, start_s, seconds)
         return seconds
 
     def on_connect(self, task: RankTask, host_name: str, port: int, timeout: timedelta, explicit: bool) -> None:

@@ -59,7 +59,7 @@ class _SlowStorage(Lasting[SlowStorage]):
         if not fnmatch.fnmatchcase(path, rule.files) or (rule.ranks is not None and rank not in rule.ranks):
             return
         self._accesses[rank] += 1
-        if rule.number in (None, self._accesses[rank]) and self.active:
+        if rule.number in (None, self._accesses[rank]) and self.active(task.now_s()):
             self.hit()
             task.sleep(rule.delay_s)
 

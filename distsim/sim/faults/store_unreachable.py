@@ -58,7 +58,7 @@ class Unreached(Lasting[R]):
 
     def on_connect(self, task: RankTask, host_name: str, port: int, timeout: timedelta, explicit: bool) -> None:
         process, when = task.process, self.rule.when
-        if not self.active or not self.means(process):
+        if not self.active(task.now_s()) or not self.means(process):
             return
         self.hit()
         refused = dist.DistNetworkError(

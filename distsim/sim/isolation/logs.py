@@ -52,6 +52,22 @@ class LogState:
         for logger, state in self.shared.items():
             logger.__dict__, self.shared[logger] = state, logger.__dict__
 
+    def follow(self, other: LogState) -> None:
+        """As `other.swap()` and `swap()`: what the surrounding program has, *other* kept until now."""
+        if other.shared or self.shared:
+            other.swap()
+            self.swap()
+            return
+        root, module = logging.root, _module
+        other.root, root.__dict__, self.root = root.__dict__, self.root, other.root
+        other.manager, _manager.__dict__, self.manager = _manager.__dict__, self.manager, other.manager
+        other.handlers, module["_handlers"], self.handlers = module["_handlers"], self.handlers, other.handlers
+        other.handler_list, module["_handlerList"], self.handler_list = (
+            module["_handlerList"],
+            self.handler_list,
+            other.handler_list,
+        )
+
     def shut_down(self) -> None:
         """As Python does when it exits: flush and close the handlers that the process made."""
         _real_shutdown([handler for handler in logging._handlerList if handler not in self._found])  # type: ignore[attr-defined]

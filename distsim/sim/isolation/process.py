@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from distsim.debug.records import CallRecord, CallWait, Phase, Site, Wait
+from distsim.debug.records.call_log import CallLog
 from distsim.sim.isolation.environ import enter_environ, leave_environ
 from distsim.sim.isolation.logs import LogState
 from distsim.sim.isolation.modules.module_table import ModuleTable
@@ -49,6 +50,8 @@ class Notes:
     """Backend, description and call of the group that torch is about to make."""
     joining: CallRecord | None = None
     """The `init_process_group` that has begun and has no group yet."""
+    job: str = ""
+    """Where it met the others of its job, if ranks were given there: several jobs may be in one simulation."""
     groups_made: dict[str, int] = field(default_factory=dict)
     """Group name -> how often it was made."""
     connecting: tuple[str, int] | None = None
@@ -56,7 +59,7 @@ class Notes:
     file_stores: dict[int, Any] = field(default_factory=dict)
     """Its holds on the files of FileStores, in order (file_store._File)."""
     backward: list[Any] = field(default_factory=list)
-    """Works that the end of backward waits for (work.SimWork)."""
+    """Works and futures that the end of backward waits for (work.SimWork)."""
     unsettled: int = 0
     """Calls whose futures have callbacks that have not run."""
     works_of_torch: set[Any] = field(default_factory=set)
@@ -87,6 +90,8 @@ class Notes:
     """`record_shapes` of the profile that begins."""
 
 
+MAX_SLICES = 20_000
+"""Of each rank's operators in a trace."""
 _encoded = functools.lru_cache(4_096)(os.fsencode)
 _set_torch_rng, _get_torch_rng = torch.default_generator.set_state, torch.default_generator.get_state
 
@@ -134,7 +139,7 @@ class SimProcess:
         self.torch_own = Own()
         """What it has changed of torch's state (torch_state.py)."""
         self.group_objects: list[Any] = []
-        self.records: list[CallRecord] = []
+        self.calls = CallLog(world.calls_kept)
         self.next_seq: dict[tuple[str, bool], int] = {}
         self.due: deque[Callable[[], None]] = deque()
         """Completions (futures) to carry out in this process's own thread."""
@@ -234,16 +239,21 @@ class SimProcess:
         exchange_places(other.places, self.places)
         other.sys_path = list(sys.path)
         sys.path[:] = self.sys_path
-        other.logs.swap()
-        self.logs.swap()
+        self.logs.follow(other.logs)
         other.torch_rng = _get_torch_rng()
         _set_torch_rng(self.torch_rng)
-        host.torch.leave(other.torch_own)
-        other.modules.leave()
-        self.modules.enter()
-        host.torch.enter(self.torch_own)
+        self.modules.follow(other.modules)
+        host.torch.follow(other.torch_own, self.torch_own)
 
     # -- bookkeeping
+
+    @property
+    def records(self) -> list[CallRecord]:
+        """Its last calls, in order (call_log.py)."""
+        return self.calls.last
+
+    def made_call(self, record: CallRecord) -> None:
+        self.calls.add(record, self.world.env.now)
 
     def next_number(self, group_name: str, p2p: bool) -> int:
         key = (group_name, p2p)
@@ -264,12 +274,12 @@ class SimProcess:
         else:
             self.idle_s += until_s - since_s
 
-    def add_compute(self, start_s: float, seconds: float, name: str) -> None:
-        self.compute_s += seconds
+    def add_slice(self, start_s: float, seconds: float, name: str) -> None:
+        """For a trace: an operator took *seconds*."""
         slices = self.slices
         if slices and slices[-1][2] == name and start_s - slices[-1][1] < 1e-9:
             slices[-1] = (slices[-1][0], start_s + seconds, name)
-        elif len(slices) < self.world.max_slices:
+        elif len(slices) < MAX_SLICES:
             slices.append((start_s, start_s + seconds, name))
 
     def complete_futures(self) -> None:
@@ -319,6 +329,8 @@ class RankTask(Task):
     """The current GPU, which torch keeps by thread."""
     serves = False
     """Whether it does what another worker has asked for (rpc/agent/pool.py)."""
+    served: CallRecord | None = None
+    """The record of that."""
     dispatch_mode: Any = None
     """Where its operators pass (device/dispatch.py)."""
     cuda_streams = False

@@ -15,4 +15,5 @@ __all__ = [
     "schedule",
     "scheduler",
     "task",
+    "tracing",
 ]

@@ -21,6 +21,7 @@ import simpy
 from distsim.debug.records import CallWait, HostWait, Wait
 from distsim.sim.kernel.polls import Nap
 from distsim.sim.kernel.scheduler import Expired, Owner, Request, Scheduler, Unwind
+from distsim.sim.kernel.tracing import take_up_tracing
 from distsim.watcher.beacon import crash_stack_for_this_thread
 
 __all__ = ["MANY_LOOKS", "Killed", "SignalArrived", "Task", "current_process", "current_task", "require_task"]
@@ -231,6 +232,7 @@ class Task:
             crash_stack_for_this_thread()
         try:
             if self.doom is None:
+                take_up_tracing()
                 self._body()
         except Unwind:
             pass

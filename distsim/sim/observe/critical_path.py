@@ -2,7 +2,7 @@
 
 On the device: the kernel that ran just before; where a communication kernel ran alone, its bytes; where it waited, what
 its last member did before it came; where nothing ran, the host. Kernels beside each other count as one path, the
-one whose kernel began last.
+one whose kernel began last. A device remembers its last kernels: of a step with more of them it is the path's end.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MOST_MOVES = 500_000
 
 
 class Ran:
-    """What one rank's GPUs ran, to be looked up by time."""
+    """What one rank's GPUs ran, to be looked up by time. *since_s*: all that they ran from then on is there."""
 
-    def __init__(self, items: Sequence[Kernel | Comm]) -> None:
+    def __init__(self, items: Sequence[Kernel | Comm], since_s: float = float("-inf")) -> None:
+        self.since_s = since_s
         done = [item for item in items if item.begun_s is not None and item.ended_s is not None]
         self.kernels = _Sorted([item for item in done if isinstance(item, Kernel)])
         self.comms = _Sorted([item for item in done if isinstance(item, Comm)])
-        self.begun_s = min((side.begins[0] for side in (self.kernels, self.comms) if side.begins), default=0.0)
         self.met = {
             (record.group.name, record.started_s): item
             for item in self.comms.items
@@ -63,8 +63,9 @@ class _Sorted:
         return self.ends[place - 1] if place else float("-inf")
 
 
-def critical_path(ran: Mapping[int, Ran], rank: int, begin_s: float, end_s: float) -> list[PathPart]:
-    """The path that ends on *rank* at *end_s*, back to *begin_s*; equal parts summed up, the longest first."""
+def critical_path(ran: Mapping[int, Ran], rank: int, begin_s: float, end_s: float) -> tuple[list[PathPart], float]:
+    """The path that ends on *rank* at *end_s*, back to *begin_s*; equal parts summed up, the longest first. With where
+    it begins: later than *begin_s* where a rank that it comes to does not remember what it ran before."""
     parts: dict[tuple[str, str], float] = {}
 
     def took(kind: str, name: str, from_s: float, to_s: float) -> None:
@@ -73,9 +74,9 @@ def critical_path(ran: Mapping[int, Ran], rank: int, begin_s: float, end_s: floa
 
     at_s = end_s
     for _ in range(MOST_MOVES):
-        if at_s <= begin_s + EPSILON_S:
-            break
         mine = ran[rank]
+        if at_s <= max(begin_s, mine.since_s) + EPSILON_S:
+            break
         kernel = mine.kernels.before(at_s)
         if kernel is not None:
             took("compute", operator_name(kernel.name), kernel.begun_s, at_s)
@@ -101,7 +102,7 @@ def critical_path(ran: Mapping[int, Ran], rank: int, begin_s: float, end_s: floa
         if moved_from_s > comm.begun_s + EPSILON_S:
             rank = _last_to_come(ran, rank, record)
     found = [PathPart(kind, name, seconds) for (kind, name), seconds in parts.items()]
-    return sorted(found, key=lambda part: (-part.time_s, part.kind, part.name))
+    return sorted(found, key=lambda part: (-part.time_s, part.kind, part.name)), max(at_s, begin_s)
 
 
 def _last_to_come(ran: Mapping[int, Ran], rank: int, record: Any) -> int:

@@ -6,6 +6,7 @@ import linecache
 import re
 import sys
 from dataclasses import replace
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.diagnosis.stragglers import PLANTED, straggler_findings
@@ -39,9 +40,10 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         for rank in ranks:
             states.setdefault(rank, replace(states[world.traced.equal.leader_of(rank)], rank=rank))
         states = dict(sorted(states.items()))
-    records = {rank: world.rank_processes[rank].records for rank in ranks if rank in world.rank_processes}
+    processes = {rank: world.rank_processes[rank] for rank in ranks if rank in world.rank_processes}
+    records = {rank: process.calls.kept() for rank, process in processes.items()}
     if any(state.phase is Phase.BLOCKED for state in states.values()):
-        records = {rank: _met(world.rank_processes[rank]) for rank in records}
+        records = {rank: _met(processes[rank], calls) for rank, calls in records.items()}
         _mark_absent(states, records)
     return Evidence(
         world.world_size,
@@ -59,14 +61,16 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         ),
         sources=_sources(states, records),
         hang_after_s=hang_after_s,
+        cut=frozenset(rank for rank, process in processes.items() if process.calls.is_cut),
     )
 
 
-def _met(process: SimProcess) -> list[CallRecord]:
-    """The calls of *process* that others can meet: not those that stand on its GPU behind one that does not end. The
-    host is ahead of its streams; who waits for a call is told by the streams, as if the host had waited in it."""
+def _met(process: SimProcess, calls: list[CallRecord]) -> list[CallRecord]:
+    """Those of *calls*, made by *process*, that others can meet: not those that stand on its GPU behind one that does
+    not end. The host is ahead of its streams; who waits for a call is told by the streams, as if the host had waited
+    in it."""
     if process.accelerators is None:
-        return process.records
+        return calls
     behind = {
         id(record)
         for device in process.accelerators.devices
@@ -74,7 +78,7 @@ def _met(process: SimProcess) -> list[CallRecord]:
         if comm.begun_s is None
         for record in comm.records
     }
-    return [record for record in process.records if id(record) not in behind] if behind else process.records
+    return [record for record in calls if id(record) not in behind] if behind else calls
 
 
 def _on_gpu(process: SimProcess, hang_after_s: float) -> list[Wait]:
@@ -95,9 +99,14 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
     stack = process.last_stack
     for task in process.tasks if process.alive else ():
         is_main = task is process.main_task
+        if task.served is not None and task.ident is not None:
+            _stand(task.served, sys._current_frames().get(task.ident))
         if task.finished or (task.daemon and not is_main):
             continue
         why = task.wait_reason
+        meeting = None if process.rpc is None else process.rpc.meeting
+        if is_main and why is not None and meeting is not None:
+            why = CallWait(meeting)  # init_rpc or shutdown, whatever torch's Python waits for in it
         if why is not None and (is_main or isinstance(why, CallWait)):
             waits.append(why)
             since_s = task.blocked_since_s
@@ -135,6 +144,13 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
     )
 
 
+def _stand(served: CallRecord, frame: FrameType | None) -> None:
+    """Where the thread is by now that serves a remote call."""
+    stack = () if frame is None else user_stack(frame)
+    if stack and not served.done:
+        served.site, served.stack = stack[0], stack
+
+
 def _on_its_way(process: SimProcess) -> BaseException | None:
     """What a blocked rank raised before a `finally` or `except` block made the call that it is in."""
     task = process.main_task
@@ -145,12 +161,12 @@ def _on_its_way(process: SimProcess) -> BaseException | None:
 
 
 def _mark_absent(states: dict[int, RankState], records: dict[int, list[CallRecord]]) -> None:
-    """A rank without a call, while others wait in init_process_group, never joined: it ended well, or stands still."""
+    """A rank without a call never joined where others wait in init_process_group or init_rpc: it ended, or stands."""
     joining = [
         w.record
         for state in states.values()
         for w in state.waits
-        if isinstance(w, CallWait) and w.record.op == "init_process_group"
+        if isinstance(w, CallWait) and w.record.op in ("init_process_group", "init_rpc")
     ]
     for rank, state in states.items():
         on_host = all(isinstance(w, HostWait) for w in state.waits)

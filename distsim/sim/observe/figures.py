@@ -211,6 +211,8 @@ class Training:
     operators: list[OperatorTime] = field(default_factory=list)
     critical_path: list[PathPart] = field(default_factory=list)
     """Of the last step, the longest part first (critical_path.py)."""
+    critical_path_share: float | None = None
+    """How much of that step, up to its end, the path tells of: all, unless it had more kernels than are remembered."""
     out_of_memory: list[OutOfMemory] = field(default_factory=list)
     """Ranks that lacked the same are one."""
     placeholder: float = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from distsim.sim.device.timeline import Comm
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
 
 __all__ = ["GpuTracks", "operator_name"]
+
+MOST_SHOWN = 20_000
+"""A device's last kernels: more of them make a file that no viewer opens."""
 
 
 class GpuTracks(Mapping[int, list[GpuTrack]]):
@@ -41,7 +45,8 @@ class GpuTracks(Mapping[int, list[GpuTrack]]):
 def _track(device: Device, steps: list[tuple[float, float]]) -> GpuTrack:
     host_s, launch_s = device.model.host_op_s, device.model.launch_s
     slices = []
-    for stream, item in device.timeline.done:
+    done = device.timeline.done
+    for stream, item in islice(done, max(0, len(done) - MOST_SHOWN), None):
         if item.begun_s is None or item.ended_s is None:
             continue
         if isinstance(item, Comm):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from distsim.collectives.uncertainty import Interval, interval, size_class
 from distsim.debug.records import CallRecord
+from distsim.debug.records.call_log import CallSum
 from distsim.sim.observe.figures import Training
 from distsim.sim.outcome import CollectiveTotal
 
@@ -31,18 +32,17 @@ class Sureness:
         self._nodes: dict[tuple[str, int | None, int | None], int] = {}
         self._factors: dict[tuple[int, str, str], tuple[float, float] | None] = {}
 
-    def of(self, records: Sequence[CallRecord], group: Questions | None) -> tuple[float, float] | None:
+    def of(self, sums: Sequence[CallSum], group: Questions | None) -> tuple[float, float] | None:
         """(low_s, high_s) of all these calls of *group* together; None where one is of a kind that nobody measured."""
         if group is None:
             return None
         low_s = high_s = 0.0
-        for record in records:
-            factors = self._of_one(record, group.flavour_on(record.device))
+        for alike in sums:
+            factors = self._of_one(alike.first, group.flavour_on(alike.first.device))
             if factors is None:
                 return None
-            time_s = (record.completed_s or 0.0) - (record.started_s or 0.0)
-            low_s += factors[0] * time_s
-            high_s += factors[1] * time_s
+            low_s += factors[0] * alike.time_s
+            high_s += factors[1] * alike.time_s
         return low_s, high_s
 
     def _of_one(self, record: CallRecord, flavour: str) -> tuple[float, float] | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch.multiprocessing import ProcessRaisedException
 
 from distsim.debug.records import P2P, CallRecord, Evidence
+from distsim.debug.records.call_log import CallSum
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.phrases import ranks_text
@@ -73,14 +74,15 @@ def summing_up(
         events=world.events,
         results=[p.result for p in (ranks if world.launcher else world.processes[: len(world.slots)])],
         ranks=[_summary(p, virtual_s) for p in ranks],
-        records={p.rank: p.records for p in ranks},
+        records={p.rank: p.calls.kept() for p in ranks},
         diagnoses=diagnoses,
         evidence=evidence,
         failures=failures,
         collectives=totals,
         links=_links(world, virtual_s),
-        link_samples=_link_samples(world),
+        link_samples=_link_samples(world) if request.trace else (),
         compute={p.rank: p.slices for p in ranks},
+        for_trace=request.trace,
         training=training,
         gpu_tracks=GpuTracks(ranks),
         notes=notes,
@@ -175,7 +177,7 @@ def _summary(process: SimProcess, virtual_s: float) -> RankSummary:
         device=process.slot.device,
         end_s=virtual_s if process.end_s is None else process.end_s,
         compute_s=process.compute_s,
-        communication_s=_union_s(process.records),
+        communication_s=process.calls.moving_s(),
         exposed_s=process.exposed_s,
         idle_s=process.idle_s,
         phase=process.phase,
@@ -184,27 +186,15 @@ def _summary(process: SimProcess, virtual_s: float) -> RankSummary:
     )
 
 
-def _union_s(records: Sequence[CallRecord]) -> float:
-    """Time in which at least one call's bytes moved."""
-    spans = sorted(
-        (r.started_s, r.completed_s) for r in records if r.started_s is not None and r.completed_s is not None
-    )
-    total, end = 0.0, float("-inf")
-    for begin, finish in spans:
-        if finish > end:
-            total += finish - max(begin, end)
-            end = finish
-    return total
-
-
 def _totals(ranks: Sequence[SimProcess], sureness: Sureness) -> list[CollectiveTotal]:
     """Calls by group and operation; a collective counts once, a send once."""
     groups = {group.group_name: group for process in ranks for group in process.group_objects}
-    found: dict[tuple[str, tuple[int, ...], str, str], list[CallRecord]] = {}
+    found: dict[tuple[str, tuple[int, ...], str, str], list[CallSum]] = {}
     traced = {process.rank for process in ranks}
     for process in ranks:
-        for record in process.records:
-            if record.started_s is None or record.completed_s is None or not (record.dtypes or record.op == "barrier"):
+        for alike in process.calls.together():
+            record = alike.first
+            if not (record.dtypes or record.op == "barrier"):
                 continue
             if record.op == "recv" or (record.op not in P2P and record.rank != _first(record, traced)):
                 continue
@@ -214,20 +204,20 @@ def _totals(ranks: Sequence[SimProcess], sureness: Sureness) -> list[CollectiveT
                 record.op,
                 record.dtypes[0] if record.dtypes else "",
             )
-            found.setdefault(key, []).append(record)
+            found.setdefault(key, []).append(alike)
     totals = []
-    for (label, members, op, dtype), records in found.items():
-        num_bytes = sum(r.nbytes for r in records)
-        time_s = sum((r.completed_s or 0.0) - (r.started_s or 0.0) for r in records)
+    for (label, members, op, dtype), sums in found.items():
+        num_bytes = sum(alike.nbytes for alike in sums)
+        time_s = sum(alike.time_s for alike in sums)
         algbw = num_bytes / time_s if time_s > 0 else 0.0
-        low_s, high_s = sureness.of(records, groups.get(records[0].group.name)) or (None, None)
+        low_s, high_s = sureness.of(sums, groups.get(sums[0].first.group.name)) or (None, None)
         totals.append(
             CollectiveTotal(
                 label,
                 op,
                 dtype,
                 len(members),
-                len(records),
+                sum(alike.count for alike in sums),
                 num_bytes,
                 time_s,
                 algbw,

@@ -31,7 +31,6 @@ from distsim.sim.observe.figures import (
     Fused,
     OperatorTime,
     OutOfMemory,
-    PathPart,
     RankTraining,
     Training,
     UnknownRead,
@@ -143,7 +142,7 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
         found.peak_dtype = _dtype(max(every, key=lambda dtype: every[dtype]))
         found.peak_flops_per_s = gpu.peak_flops.get(found.peak_dtype)
     found.operators = _operators(ends, begins, alike, found.steps, counted)
-    found.critical_path = _path(found, ends)
+    _find_path(found, ends)
     if tokens_per_step is not None:
         found.tokens_per_step, found.tokens_how = tokens_per_step, "--tokens-per-step"
     else:
@@ -171,22 +170,24 @@ class _LazyRan(dict[int, Ran]):
         return rank in self._processes
 
     def __missing__(self, rank: int) -> Ran:
-        devices = self._processes[rank].accelerators.devices
-        made = self[rank] = Ran([item for device in devices for _, item in device.timeline.done])
+        timelines = [device.timeline for device in self._processes[rank].accelerators.devices]
+        since_s = max(timeline.remembers_from_s for timeline in timelines)
+        made = self[rank] = Ran([item for timeline in timelines for _, item in timeline.done], since_s)
         return made
 
 
-def _path(found: Training, ends: Mapping[SimProcess, list[StepEnd]]) -> list[PathPart]:
-    """Of the last step, from the end of the rank that comes to it last; none where a trace of it is not whole."""
+def _find_path(found: Training, ends: Mapping[SimProcess, list[StepEnd]]) -> None:
+    """Of the last step, from the end of the rank that comes to it last, back as far as kernels are remembered."""
     if found.steps < 2:
-        return []
+        return
     stepping = {process.rank: process for process, own in ends.items() if own}
     last = max(stepping, key=lambda rank: (ends[stepping[rank]][found.steps - 1].mark.reached_s or 0.0, -rank))
     before, after = ends[stepping[last]][found.steps - 2 : found.steps]
-    ran = _LazyRan(stepping)
-    if before.mark.reached_s is None or after.mark.reached_s is None or ran[last].begun_s > before.mark.reached_s:
-        return []
-    return critical_path(ran, last, before.mark.reached_s, after.mark.reached_s)
+    begin_s, end_s = before.mark.reached_s, after.mark.reached_s
+    if begin_s is None or end_s is None or end_s <= begin_s:
+        return
+    found.critical_path, from_s = critical_path(_LazyRan(stepping), last, begin_s, end_s)
+    found.critical_path_share = (end_s - from_s) / (end_s - begin_s)
 
 
 def _like(world: World, used: Sequence[SimProcess]) -> dict[SimProcess, tuple[int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from types import CodeType, FrameType
 
 from torch.distributed import c10d_logger
@@ -31,20 +32,28 @@ def user_stack(frame: FrameType | None = None) -> tuple[Site, ...]:
 
 def call_stack(frame: FrameType) -> tuple[Site, ...]:
     """Where the call of *frame* was made: the user's frames, or torch's in a thread of its own."""
-    codes: list[CodeType] = []
     places: list[int] = []
+    add = places.append
     walk: FrameType | None = frame
     while walk is not None:
-        codes.append(walk.f_code)
-        places.append(walk.f_lasti)
+        add(id(walk.f_code))
+        add(walk.f_lasti)
         walk = walk.f_back
-    key = (*map(id, codes), *places)
+    key = tuple(places)
     known = _known.get(key)
     if known is None:
         if len(_known) >= _KNOWN_MAX:
             _known.clear()
+        codes = [step.f_code for step in _outwards(frame)]
         known = _known[key] = (user_stack(frame) or torchs_thread(steps(frame)), codes)
     return known[0]
+
+
+def _outwards(frame: FrameType) -> Iterator[FrameType]:
+    walk: FrameType | None = frame
+    while walk is not None:
+        yield walk
+        walk = walk.f_back
 
 
 def forget_stacks() -> None:

@@ -30,7 +30,8 @@ def thread_of(process: SimProcess) -> Iterator[None]:
     if process.accelerators is not None:
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") makes its values on the host
     try:
-        with ComputeMode(task, CpuRates(cpu.flops_per_s, cpu.memory_bytes_per_s, cpu.op_overhead_s, slowed)):
+        rates = CpuRates(cpu.flops_per_s, cpu.memory_bytes_per_s, cpu.op_overhead_s, slowed, process.world.keeps_slices)
+        with ComputeMode(task, rates):
             yield
     finally:
         torch._C._distributed_c10d._unregister_all_process_groups()

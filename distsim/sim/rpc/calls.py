@@ -13,6 +13,8 @@ from torch.distributed.rpc import internal
 from distsim.sim.isolation.process import require_task
 from distsim.sim.rpc.agent.futures import Reply
 from distsim.sim.rpc.agent.message import Failed, Message
+from distsim.sim.rpc.agent.profiling import begin_call, reply_came
+from distsim.sim.rpc.records import called, ended
 from distsim.sim.rpc.requests import request, with_tensors
 from distsim.sim.rpc.rref import SimRRef
 from distsim.sim.rpc.rref_context import Owner, User
@@ -33,14 +35,15 @@ def invoke_rpc_python_udf(
 ) -> Reply:
     """`rpc_async` of a Python function."""
     message = Message("PYTHON_CALL", pickled, fields=is_async)
-    return request(dst.id, message, tensors, timeout_s, "a call")
+    return request(dst.id, message, tensors, timeout_s, "a call", record=called(agent_here(), dst.id, timeout_s))
 
 
 def invoke_rpc_builtin(dst: WorkerInfo, op: str, timeout_s: float, *args: Any, **kwargs: Any) -> Reply:
     """`rpc_async` of an operator."""
     pickled, tensors = _operator(op, args, kwargs)
     message = Message("SCRIPT_CALL", pickled, fields=op)
-    return request(dst.id, message, tensors, timeout_s, f"{op}", forced=False)
+    record = called(agent_here(), dst.id, timeout_s)
+    return request(dst.id, message, tensors, timeout_s, f"{op}", forced=False, record=record)
 
 
 def invoke_rpc_torchscript(
@@ -49,7 +52,8 @@ def invoke_rpc_torchscript(
     """`rpc_async` of a TorchScript function."""
     pickled, tensors = internal.serialize((args, kwargs))
     message = Message("TORCHSCRIPT_CALL", pickled, fields=(name, is_async))
-    return request(agent_here().get_worker_info(dst).id, message, tensors, timeout_s, name)
+    to = agent_here().get_worker_info(dst).id
+    return request(to, message, tensors, timeout_s, name, record=called(agent_here(), to, timeout_s))
 
 
 def invoke_remote_python_udf(
@@ -75,12 +79,7 @@ def invoke_remote_torchscript(
 
 
 def _operator(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, list[Tensor]]:
-    try:
-        torch._C._jit_resolve_packet(op, *args, **kwargs)
-    except RuntimeError:
-        raise RuntimeError(
-            f"Failed to match operator name {op} and arguments (args: {args}, kwargs: {kwargs}) to a builtin operator"
-        ) from None
+    torch._C._jit_resolve_packet(op, *args, **kwargs)  # raises torch's error where no overload takes them
     pickled, tensors = internal.serialize((args, kwargs))
     return pickled, tensors
 
@@ -106,9 +105,14 @@ def _remote(
         context.add_pending_user(rref)
         ids = rref.rref_id, rref.fork_id
     message = with_tensors(Message(kind, pickled, fields=(what, *ids)), tensors, to, forced)
+    record = called(agent, to, timeout_s, (agent.rank_of(ids[0][0]), ids[0][1]))
+    if record is not None:
+        message.request = record.rank, record.index
+    call = begin_call(message)
     created = Reply(require_task().process, agent.waits_for("remote", to), _made)
 
     def answered(reply: Message | Failed) -> None:
+        reply_came(call, reply)
         if isinstance(reply, Failed) and reply.kind:
             rref.timed_out = True
         if isinstance(rref, User):
@@ -116,12 +120,13 @@ def _remote(
         else:
             context.delete_fork(rref.rref_id, rref.rref_id)
         created.settle(reply)
+        ended(record, created.error)
 
     try:
         agent.send(to, message, answered, timeout_s)
     except RuntimeError:
         context.pending_users.pop(ids[1], None)
         raise
-    found: SimRRef[Any] = SimRRef.of(rref)
+    found: SimRRef[Any] = SimRRef.of(rref, of_script="SCRIPT" in kind)
     found._creation = created
     return found

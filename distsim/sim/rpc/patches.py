@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -18,16 +18,19 @@ import torch.distributed.rpc as rpc
 from torch import _jit_internal
 from torch.distributed.rpc import api, backend_registry
 
+from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.process import current_task, require_task
 from distsim.sim.processes.threads import CoopLock
 from distsim.sim.rpc import calls
 from distsim.sim.rpc.agent.agent import SimAgent
 from distsim.sim.rpc.agent.futures import collect_all
 from distsim.sim.rpc.agent.group import workers_of
+from distsim.sim.rpc.agent.profiling import ProfilerKeys, profiling_patches
 from distsim.sim.rpc.autograd.context import Context
 from distsim.sim.rpc.autograd.engine import execute
 from distsim.sim.rpc.autograd.release import release
 from distsim.sim.rpc.faulty import faulty_init
+from distsim.sim.rpc.records import record_patches
 from distsim.sim.rpc.rref import SimPyRRef, SimRRef
 from distsim.sim.rpc.rref_context import RRefContext
 from distsim.sim.rpc.script import call_script, qualified_name, script
@@ -81,15 +84,6 @@ def _profile_gil(flag: bool) -> None:
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     """What torch does there for its own C++."""
-
-
-class _ProfilerKeys:
-    """In place of `RemoteProfilerManager`: what a callee does is in its own profile."""
-
-    @staticmethod
-    def set_current_profiling_key(key: str) -> None:
-        """Once torch's legacy profiler is on."""
-        require_task().world.note("the legacy profiler shows a remote call, not the operators that its callee ran")
 
 
 def _backward(context_id: int, roots: Any, retain_graph: bool = False) -> None:
@@ -150,7 +144,7 @@ _CLASSES: dict[str, type] = {
     "PyRRef": SimPyRRef,
     "TensorPipeAgent": SimAgent,
     "DistAutogradContext": Context,
-    "RemoteProfilerManager": _ProfilerKeys,
+    "RemoteProfilerManager": ProfilerKeys,
 }
 
 
@@ -164,6 +158,9 @@ def _in_a_rank(name: str, simulated: Callable[..., Any]) -> Any:
 
 
 _LED = {name: _in_a_rank(name, simulated) for name, simulated in {**_RPC, **_AUTOGRAD}.items()}
+
+_NAMES = (*_LED, *_CLASSES, "RRef")
+ALIASES.also(*_NAMES)
 
 
 class _Rendezvous:
@@ -226,18 +223,14 @@ def rpc_patches() -> list[tuple[Any, str, Any]]:
     replaced: dict[int, tuple[str, Any]] = {}
     for name, call in _LED.items():
         replaced[id(_REAL[name])] = name, call
-        known = torch.jit._builtins._find_builtin(_REAL[name])
-        if known is not None and torch.jit._builtins._find_builtin(call) is None:
-            torch.jit._builtins._register_builtin(call, known)
     for name, kind in _CLASSES.items():
         replaced[id(_REAL[name])] = name, kind
     replaced[id(rpc.RRef)] = "RRef", SimRRef
     patches: list[tuple[Any, str, Any]] = []
-    for holder in [module for module in list(sys.modules.values()) if _may_have(module)] + [_C_rpc, _C_autograd]:
-        for name, value in list(vars(holder).items()):
-            found = replaced.get(id(value))
-            if found is not None and found[0] == name:
-                patches.append((holder, name, found[1]))
+    for _, holder, name, value in [*ALIASES.of(*_NAMES), *_in_c()]:
+        found = replaced.get(id(value))
+        if found is not None and found[0] == name and _may_have(holder):
+            patches.append((holder, name, found[1]))
     real_rref = rpc.RRef
     return [
         *{(id(holder), name): (holder, name, value) for holder, name, value in patches}.values(),
@@ -247,6 +240,8 @@ def rpc_patches() -> list[tuple[Any, str, Any]]:
         (api, "_all_gather_dict_lock", _reentrant()),
         (rpc, "_init_counter_lock", CoopLock()),
         *_optimizer_patches(),
+        *record_patches(),
+        *profiling_patches(),
         (torch.jit._script, "_script_impl", script),
         (torch.jit.ScriptFunction, "__call__", call_script),
         (_jit_internal, "_qualified_name", qualified_name),
@@ -268,6 +263,13 @@ def _new_rref(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if current_task() is None:
         return _real_new(cls)
     return SimRRef(*args, **kwargs)
+
+
+def _in_c() -> Iterator[tuple[str, Any, str, Any]]:
+    """Of C++'s modules, which not all of `sys.modules` knows."""
+    for holder in (_C_rpc, _C_autograd):
+        space = vars(holder)
+        yield from ((holder.__name__, holder, name, space[name]) for name in _NAMES if name in space)
 
 
 def _may_have(module: Any) -> bool:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from distsim.debug.records import CallRecord, CallWait
 from distsim.errors import NotSimulated
 from distsim.sim.isolation.process import require_task
 from distsim.sim.rpc.agent.futures import Reply
 from distsim.sim.rpc.agent.message import Failed, Message, copied
+from distsim.sim.rpc.agent.profiling import begin_call, reply_came
 from distsim.sim.rpc.autograd.functions import attach, received
+from distsim.sim.rpc.records import ended
 from distsim.sim.rpc.state import agent_here, rpc_here
 
 __all__ = ["content", "request", "with_tensors"]
@@ -51,20 +55,39 @@ def request(
     what: str,
     read: Content | None = None,
     forced: bool = True,
+    record: CallRecord | None = None,
 ) -> Reply:
     """Send *message* with *tensors* to worker *to*; what *read* makes of the reply is the future's value."""
     agent, process = agent_here(), require_task().process
     agent.get_worker_info(to)
     with_tensors(message, tensors, to, forced)
+    if record is not None:
+        message.request = record.rank, record.index
+    call = begin_call(message)
 
     def value(raw: Message | Failed) -> Any:
+        reply_came(call, raw)
         if isinstance(raw, Failed):
             raise raw.error
-        return (read or content)(raw)
+        return (read or answer)(raw)
 
-    reply = Reply(process, agent.waits_for(what, to), value)
+    reply = Reply(process, agent.waits_for(what, to) if record is None else CallWait(record), value)
+    reply.add_done_callback(lambda _: ended(record, reply.error))
     agent.send(to, message, reply.settle, timeout_s, reply)
     return reply
+
+
+def answer(message: Message) -> Any:
+    """What the reply to a call holds. An exception comes as torch's future has it, in C++ by then: ValueError and
+    TypeError stay what they are, all others become RuntimeErrors that tell their kind."""
+    try:
+        return content(message)
+    except Exception as error:
+        kind = next((one for one in (ValueError, TypeError) if isinstance(error, one)), RuntimeError)
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise kind(
+            f"{type(error).__name__}: {error}\n\nAt:\n  {frame.filename}({frame.lineno}): {frame.name}\n"
+        ) from None
 
 
 def content(message: Message) -> Any:

@@ -12,7 +12,8 @@ from torch.distributed.rpc import api, internal, rref_proxy
 from torch.futures import Future
 
 from distsim.sim.rpc.agent.message import Message
-from distsim.sim.rpc.requests import request
+from distsim.sim.rpc.records import called
+from distsim.sim.rpc.requests import content, request
 from distsim.sim.rpc.rref_context import TIMED_OUT, ForkData, Owner, User, shown
 from distsim.sim.rpc.state import agent_here, rrefs_here
 
@@ -34,12 +35,15 @@ class SimPyRRef(Generic[T]):
         self._type_future: Future[Any] | None = None
         self._creation: Future[Any] | None = None
         self._profiling: Future[Any] | None = None
+        self._of_script = False
 
     @classmethod
-    def of(cls, rref: Owner | User) -> Self:
+    def of(cls, rref: Owner | User, of_script: bool = False) -> Self:
+        """*of_script*: an operator or a TorchScript function makes its value."""
         self = cls.__new__(cls)
         self._rref = rref
         self._type_future = self._creation = self._profiling = None
+        self._of_script = of_script
         return self
 
     # -- what it is
@@ -66,12 +70,15 @@ class SimPyRRef(Generic[T]):
             raise RuntimeError(TIMED_OUT)
         if rref.deleted:
             raise RuntimeError(f"{rref} has been deleted. Cannot call to_here() on it after deletion.")
+        made = agent_here().rank_of(rref.rref_id[0]), rref.rref_id[1]
         found: T = request(
             rref.owner,
-            Message("PYTHON_RREF_FETCH_CALL", fields=rref.rref_id),
+            Message("SCRIPT_RREF_FETCH_CALL" if self._of_script else "PYTHON_RREF_FETCH_CALL", fields=rref.rref_id),
             [],
             timeout,
             f"{self._shown()}.to_here()",
+            content,
+            record=called(agent_here(), rref.owner, timeout, made, "to_here"),
         ).wait()
         return found
 

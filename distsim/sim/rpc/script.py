@@ -32,13 +32,14 @@ def qualified_name(obj: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
-    """What `torch.jit.script` calls; but of a worker's functional optimizer, which compiled would ask C++, the text
-    runs."""
-    if current_task() is not None and type(obj).__name__ == "_ScriptLocalOptimizer":
+    """What `torch.jit.script` calls; but of a functional optimizer and a remote module, which compiled would ask C++,
+    the text runs."""
+    if current_task() is not None and any(kind.__name__ in _AS_TEXT for kind in type(obj).__mro__):
         return obj
     return _real_script(obj, optimize, _frames_up + 1, *args, **kwargs)
 
 
+_AS_TEXT = frozenset({"_ScriptLocalOptimizer", "_RemoteModule"})
 _real_call = torch.jit.ScriptFunction.__call__
 _CALLS = ("rpc_sync", "rpc_async", "rpc_remote", "RRef", "get_gradients", "dist_backward", "aten::backward")
 _makes_calls: dict[str, bool] = {}

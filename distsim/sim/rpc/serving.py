@@ -10,9 +10,11 @@ from torch.distributed.rpc import internal
 
 from distsim.sim.rpc.agent.agent import SimAgent, error_text
 from distsim.sim.rpc.agent.message import Failed, Message
+from distsim.sim.rpc.agent.profiling import profiled, with_events
 from distsim.sim.rpc.autograd.engine import gradients_came
 from distsim.sim.rpc.autograd.functions import received
 from distsim.sim.rpc.autograd.release import release_if_there
+from distsim.sim.rpc.records import answers_later, ended, serving
 from distsim.sim.rpc.requests import with_tensors
 from distsim.sim.rpc.rref import arriving, backward_from
 from distsim.sim.rpc.rref_context import Owner, User
@@ -27,7 +29,12 @@ Finish = Callable[[Any, BaseException | None], None]
 
 def serve(agent: SimAgent, message: Message, respond: Respond) -> None:
     """Do what *message* asks, in the running thread; *respond* at once or later, from another."""
-    _HANDLERS[message.kind](agent, message, respond)
+
+    def tell(reply: Message | Failed) -> None:
+        with_events(message, reply)
+        respond(reply)
+
+    _HANDLERS[message.kind](agent, message, respond if message.profile is None else tell)
 
 
 # -- calls
@@ -64,22 +71,29 @@ def _run(agent: SimAgent, message: Message, finish: Finish) -> None:
     """Call what *message* names once all references among its arguments are known to their owners."""
     pending: list[User] = []
     try:
-        call, is_async = _loaded(message, pending)
+        call, is_async, function = _loaded(message, pending)
     except Exception as error:
         finish(None, error)
         return
 
     def go() -> None:
+        record = serving(agent, message, function)
+
+        def over(value: Any, error: BaseException | None) -> None:
+            ended(record)
+            finish(value, error)
+
         try:
-            with autograd_here().entered(message.context_id):
+            with autograd_here().entered(message.context_id), profiled(message):
                 value = call()
                 if is_async and not isinstance(value, internal.RemoteException):
-                    _when_done(value, finish, message.kind.startswith("TORCHSCRIPT"))
+                    answers_later(record)
+                    _when_done(value, over, message.kind.startswith("TORCHSCRIPT"))
                     return
         except Exception as error:
-            finish(None, error)
+            over(None, error)
             return
-        finish(value, None)
+        over(value, None)
 
     waiting = [user for user in pending if not user.confirmed]
     if not waiting:
@@ -97,7 +111,8 @@ def _run(agent: SimAgent, message: Message, finish: Finish) -> None:
         user.when_confirmed.append(one_more)
 
 
-def _loaded(message: Message, pending: list[User]) -> tuple[Callable[[], Any], bool]:
+def _loaded(message: Message, pending: list[User]) -> tuple[Callable[[], Any], bool, Any]:
+    """What is to be done, whether it gives a future, and what of Python's it calls."""
     tensors = received(autograd_here(), message)
     arriving.append(pending.append)
     try:
@@ -107,13 +122,13 @@ def _loaded(message: Message, pending: list[User]) -> tuple[Callable[[], Any], b
     if isinstance(loaded, AttributeError):
         raise loaded
     if message.kind.startswith("PYTHON"):
-        return lambda: internal._run_function(loaded), bool(message.fields)
+        return lambda: internal._run_function(loaded), bool(message.fields), loaded
     args, kwargs = loaded
     if message.kind.startswith("TORCHSCRIPT"):
         name, is_async = message.fields
-        return lambda: run_script(name, args, kwargs), is_async
+        return lambda: run_script(name, args, kwargs), is_async, None
     operator = torch._C._jit_get_operation(message.fields)[0]
-    return lambda: operator(*args, **kwargs), False
+    return lambda: operator(*args, **kwargs), False, None
 
 
 def _when_done(value: Any, finish: Finish, is_script: bool) -> None:
@@ -215,6 +230,7 @@ _HANDLERS: dict[str, Callable[[SimAgent, Message, Respond], None]] = {
     "SCRIPT_REMOTE_CALL": _remote_call,
     "TORCHSCRIPT_REMOTE_CALL": _remote_call,
     "PYTHON_RREF_FETCH_CALL": _fetch,
+    "SCRIPT_RREF_FETCH_CALL": _fetch,
     "RREF_USER_DELETE": _delete,
     "RREF_FORK_REQUEST": _fork,
     "RREF_CHILD_ACCEPT": _child,

@@ -9,6 +9,7 @@ from distsim.sim.rpc.autograd.context import Container
 from distsim.sim.rpc.rref_context import RRefContext
 
 if TYPE_CHECKING:
+    from distsim.debug.records import CallRecord
     from distsim.sim.rpc.agent.agent import SimAgent
 
 __all__ = ["RpcState", "agent_here", "autograd_here", "rpc_here", "rrefs_here"]
@@ -21,6 +22,12 @@ class RpcState:
         self.agent: Any = None
         self.rrefs: RRefContext | None = None
         self.autograd = Container()
+        self.calling: tuple[str, str, bool] = ("async", "", False)
+        """What torch is about to call: its RPCExecMode, the function's name, whether it is torch's own."""
+        self.meeting: CallRecord | None = None
+        """The init_rpc or the shutdown that the process is in."""
+        self.rounds: dict[str, int] = {}
+        """How often it has been in each."""
 
 
 def rpc_here() -> RpcState:

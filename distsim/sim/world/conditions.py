@@ -51,6 +51,7 @@ class Conditions:
             setting,
             faults=lambda world: Faults(world, self.rules),
             late_ranks_are_planted=True,
+            keeps_all_calls=True,
             guards=Guards(self.guards, warns=False),
             limits=self.limits,
             schedule=self.schedule,
@@ -83,6 +84,8 @@ class RunRequest:
     """Path of a script, or the name of a module with *module*."""
     module: bool = False
     args: list[str] = field(default_factory=list)
+    local_rank_flag: str | None = None
+    """Of an argument before them that tells each rank its local rank; None: the environment does."""
     on: str | Cluster = "dgx-h100:1"
     nnodes: int | None = None
     nproc_per_node: int | None = None
@@ -102,6 +105,8 @@ class RunRequest:
     fuse: bool = False
     """Whether what torch.compile is given is priced as fused kernels."""
     progress: Callable[[Progress], None] | None = None
+    trace: bool = False
+    """Whether every call and every operator is kept for a trace, not the last calls alone."""
     trace_equal_once: bool = False
     """Whether of ranks that do the same on GPUs one is traced for all (equal_ranks.py)."""
     conditions: Conditions | None = None

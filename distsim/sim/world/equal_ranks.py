@@ -29,6 +29,10 @@ LONG = 5_000
 """Operators of a step: with so many one is enough to compare by, it repeats itself (layers, micro-batches)."""
 
 
+WORDS = 1_000
+"""Operators after its first step until when a rank has printed what it prints of each."""
+
+
 class StartAgain(BaseException):
     """The run has to begin anew with other kinds of ranks. Raised by whoever runs a world."""
 
@@ -62,6 +66,8 @@ class EqualRanks:
     """Why there is more than one kind."""
     witnessed: bool = False
     """A third of each kind is traced, from its middle: where the first and the last differ, it says who is odd."""
+    set_apart: int = 0
+    """Ranks that are a kind of their own because they did more than their kind."""
     leaders: dict[int, int] = field(default_factory=dict)
     """By kind: the rank that is traced."""
     doubles: dict[int, list[int]] = field(default_factory=dict)
@@ -82,6 +88,8 @@ class EqualRanks:
     """A rank that does the same brings other values to calls."""
     operators: dict[int, int] = field(default_factory=dict)
     """By traced rank: how many so far."""
+    speaks_until: dict[int, int] = field(default_factory=dict)
+    """By traced rank: its operator by which it has told of its first step."""
     sampled: bool = False
     """Not all ranks are traced, or were: the last of each kind is compared with the first."""
     compared: bool = False
@@ -111,11 +119,17 @@ class EqualRanks:
         """Kinds that differ in *places*, too: by rank, its place in a group; -1 where it is in none."""
         numbers: dict[tuple[int, int], int] = {}
         kinds = [numbers.setdefault((kind, places.get(rank, -1)), len(numbers)) for rank, kind in enumerate(self.kinds)]
-        return EqualRanks(kinds, [*self.reasons, why])
+        return EqualRanks(kinds, [*self.reasons, why], set_apart=self.set_apart)
 
     def with_witnesses(self) -> EqualRanks:
         """The same kinds, with a third rank of each."""
-        return EqualRanks(self.kinds, self.reasons, witnessed=True)
+        return EqualRanks(self.kinds, self.reasons, witnessed=True, set_apart=self.set_apart)
+
+    def without(self, odd: int) -> EqualRanks:
+        """The same kinds, *odd* not among its own any more; a third of each says whether the next is odd, too."""
+        apart = self.split({odd: 0}, f"rank {odd} does more than others between its calls")
+        apart.set_apart += 1
+        return apart.with_witnesses()
 
     def odd_one(self, found: Difference) -> int | None:
         """Of the leader, the witness and the last of a kind the one that does not do as the other two; -1: all three
@@ -156,10 +170,11 @@ class EqualRanks:
                     self.values_differ = True
 
     def saw_operator(self, rank: int, number: int) -> bool:
-        """Whether it is the one with which a program of a few ranks is no longer small."""
+        """Whether it is one with which something may be decided: a program of a few ranks is no longer small, or
+        *rank* has told of its first step."""
         self.sums[rank] = hash((self.sums.get(rank, 0), number))
         so_far = self.operators[rank] = self.operators.get(rank, 0) + 1
-        return not self.sampled and so_far * len(self.kinds) >= WORTH_IT and rank in self.leaders.values()
+        return (not self.sampled and self.is_no_longer_small) or self.speaks_until.get(rank) == so_far
 
     def sample(self) -> frozenset[int]:
         """From now on only the last of each kind is compared with the first; those that are not any more."""
@@ -172,6 +187,7 @@ class EqualRanks:
     def ended_step(self, rank: int) -> None:
         """*rank* has made an optimizer's step."""
         self.steps.setdefault(rank, []).append((self.sums.get(rank, 0), self.calls.get(rank, 0)))
+        self.speaks_until.setdefault(rank, self.operators.get(rank, 0) + WORDS)
 
     def difference(self) -> Difference | None:
         """Where the two of a kind have not done the same; the operators of those in `own` are not looked at."""
@@ -183,6 +199,12 @@ class EqualRanks:
         return None
 
     @property
+    def is_no_longer_small(self) -> bool:
+        """Whether so many operators are to come that of a few ranks not all are traced."""
+        made = max(self.operators.get(leader, 0) for leader in self.leaders.values())
+        return not self.sampled and made * len(self.kinds) >= WORTH_IT
+
+    @property
     def are_all_traced(self) -> bool:
         """Whether nobody stands for another yet."""
         return not self.sampled and not self.compared
@@ -192,8 +214,11 @@ class EqualRanks:
         """Whether all doubles have done what their leaders did for long enough."""
         if self.are_all_traced and sum(self.operators.values()) < WORTH_IT:
             return False
-        made = min((len(self.steps.get(rank, ())) for pair in self.pairs() for rank in pair), default=2)
-        return made >= 2 or (made == 1 and (len(self.kinds) <= FEW or self._is_long))
+        compared = {rank for pair in self.pairs() for rank in pair}
+        made = min((len(self.steps.get(rank, ())) for rank in compared), default=2)
+        if made != 1 or not (len(self.kinds) <= FEW or self._is_long):
+            return made >= 2
+        return all(self.operators.get(rank, 0) >= self.speaks_until[rank] for rank in compared)
 
     @property
     def _is_long(self) -> bool:

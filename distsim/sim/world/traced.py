@@ -57,6 +57,8 @@ class Traced:
         self._may_be_equal = may_be_equal
         self._held = held
         self._ranks: frozenset[int] = frozenset() if equal is None else equal.traced
+        self.cuts_unevenly = False
+        """Ranks have parts of several sizes of some parameter, the first of each kind the largest."""
         self.unseen = ""
         """What the run cannot tell of, because it did not trace every rank throughout."""
 
@@ -100,7 +102,16 @@ class Traced:
                 job.processes.remove(process)
                 del job.rank_processes[process.rank]
 
-    def sample(self) -> None:
+    def decide(self) -> None:
+        """An operator came with which something may be decided (EqualRanks.saw_operator)."""
+        equal = self.equal
+        assert equal is not None
+        if equal.is_no_longer_small:
+            self._sample()
+        elif equal.is_believed:
+            self._go_on_with_few(equal)
+
+    def _sample(self) -> None:
         """The program is not a small one: of its few ranks only one of each kind and one to compare it with go on."""
         equal, job = self.equal, self._job
         assert equal is not None
@@ -117,7 +128,7 @@ class Traced:
         """Members of *group* send to each other: their places make them kinds."""
         assert self.equal is not None
         job = self._job
-        made = [r.new_ranks for p in job.processes for r in p.records if r.op == "new_group" and r.new_ranks]
+        made = [r.new_ranks for p in job.processes for r in p.calls.kept() if r.op == "new_group" and r.new_ranks]
         family = next((f for f in families(list(dict.fromkeys(made))) if group.ranks in f), [group.ranks])
         places = {rank: place for ranks in family for place, rank in enumerate(ranks)}
         equal = self.equal.split(places, f"its place in groups such as {group.label}")
@@ -156,28 +167,35 @@ class Traced:
                 job.crash = job.crash or StartAgain(None, why)
                 return
             calls = f"ranks {found.leader} and {found.double} make the same calls, with other operators between them"
-            if not equal.witnessed:
+            if not self.cuts_unevenly and not equal.witnessed:
                 job.crash = job.crash or StartAgain(equal.with_witnesses(), f"{calls}: a third one says who is odd")
                 return
-            odd = equal.odd_one(found)
+            # torch.chunk gives the first ranks whole parts: what they do is the most that any rank does.
+            odd = found.double if self.cuts_unevenly else equal.odd_one(found)
             if odd is None:
                 return
-            if odd == found.leader:
-                apart = equal.split({odd: 0}, f"rank {odd} does more than others between its calls")
-                job.crash = job.crash or StartAgain(apart, f"{calls}, and rank {odd} is alone with its own")
+            if odd == found.leader and not equal.set_apart:
+                job.crash = job.crash or StartAgain(
+                    equal.without(odd), f"{calls}, and rank {odd} is alone with its own"
+                )
                 return
             if odd < 0 and job.world_size <= FEW_ODD:
                 job.crash = job.crash or StartAgain(None, f"{calls}, and a third one others still")
                 return
-            odd = found.double if odd < 0 else odd
+            if odd < 0 or odd == found.leader:  # the first two are odd: so are many, and the first does most
+                odd = found.double
             equal.own.add(odd)
             job.note(
                 f"ranks {found.leader} and {odd} make the same calls, with other operators or shapes between them (the "
                 f"last ranks have less of a tensor that is cut unevenly): rank {odd} is traced for itself, and rank "
                 f"{found.leader} for all others of their kind (--ranks all traces every one)"
             )
-        if not equal.is_believed:
-            return
+        if equal.is_believed:
+            self._go_on_with_few(equal)
+
+    def _go_on_with_few(self, equal: EqualRanks) -> None:
+        """Doubles have done what their leaders did for long enough."""
+        job = self._job
         equal.compared = True
         if equal.values_differ:
             job.note(

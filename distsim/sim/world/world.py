@@ -20,6 +20,7 @@ from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
 from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.diagnosis.waits.unwaited import unwaited
 from distsim.debug.records import CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
+from distsim.debug.records.call_log import window
 from distsim.errors import UsageError
 from distsim.kernels import Gpu
 from distsim.network import Network
@@ -32,6 +33,7 @@ from distsim.sim.kernel.task import Killed
 from distsim.sim.observe.user_stack import user_stack
 from distsim.sim.world.equal_ranks import EqualRanks
 from distsim.sim.world.injected import Injected
+from distsim.sim.world.room import limited_by
 from distsim.sim.world.traced import Traced
 
 if TYPE_CHECKING:
@@ -98,6 +100,10 @@ class Setting:
     """The streams that show what ranks print only once the run will not begin anew."""
     may_be_equal: bool = False
     """Whether ranks are looked at as kinds once the program uses a GPU."""
+    keeps_all_calls: bool = False
+    """For a trace or a scenario; else the last ones tell (call_log.py)."""
+    keeps_slices: bool = False
+    """What each rank's CPU computed when, for a trace."""
     late_ranks_are_planted: bool = False
     """Somebody wants to see who comes late, however little: a scenario. Else it is told at the end, where it costs."""
 
@@ -116,7 +122,8 @@ class World(Scheduler):
         self.cpu: CpuModel = replace(cluster.cpu.share(per_node), ranks_per_node=per_node)
         """The rates of one rank's share of its node."""
         self.store_latency_s = cluster.cpu.store_latency_s
-        self.max_slices = 20_000
+        self.calls_kept = None if setting.keeps_all_calls else window(len(slots))
+        self.keeps_slices = setting.keeps_slices
         self.processes: list[SimProcess] = []
         self.rank_processes: dict[int, SimProcess] = {}
         self.world_size = len(slots)
@@ -193,21 +200,10 @@ class World(Scheduler):
         if world_size > len(self.slots):
             raise UsageError(
                 f"the program makes a group of {world_size} ranks, the cluster {self.cluster.name!r} has room for "
-                f"{len(self.slots)}{self._limited_by()} (--on), or start fewer ranks"
+                f"{len(self.slots)}{limited_by(self.cluster, self.slots)} (--on), or start fewer ranks"
             )
         if self.launcher is not None:
             self.world_size = max(self.world_size, world_size)
-
-    def _limited_by(self) -> str:
-        """What makes the room smaller than the cluster."""
-        whole = len(self.cluster.place())
-        if len(self.slots) >= whole:
-            return ": take a larger one"
-        nodes, places = len({slot.host for slot in self.slots}), max(slot.local_rank for slot in self.slots) + 1
-        said = [f"--nnodes {nodes} (nnodes)"] if nodes < self.cluster.num_nodes else []
-        if places < whole // self.cluster.num_nodes:
-            said.append(f"--nproc-per-node {places} (nproc_per_node)")
-        return f" of its {whole}, because of {' and '.join(said)}: lift that, take a larger one"
 
     def new_process(self, slot: Slot, environ: dict[str, str], argv: list[str], rank: int | None) -> SimProcess:
         """A process on *slot*; *rank* None where it is only a helper of a rank."""

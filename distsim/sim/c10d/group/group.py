@@ -90,9 +90,8 @@ class SimGroup(Questions):
             state=State.FAILED,
             error=error_line(error),
             rejected=True,
-            index=len(process.records),
         )
-        process.records.append(record)
+        process.made_call(record)
 
     # -- the way of every call
 
@@ -113,7 +112,7 @@ class SimGroup(Questions):
         world.ticks += 1
         task.compute(world.cluster.cpu.op_overhead_s)
         if world.schedule is not None:
-            task.compute(world.schedule.delay_s(process.rank, len(process.records)))
+            task.compute(world.schedule.delay_s(process.rank, process.calls.made))
         if self._runs_on_gpu(call):
             return self._launch(task, call, is_async, timeout, meet)
         caller = sys._getframe(2)
@@ -250,9 +249,7 @@ class SimGroup(Questions):
         kind = "p2p" if record.op in P2P else "collective"
         self._numbers[kind] += 1
         record.seq = self._numbers[kind]
-        records = self._process.records
-        record.index = len(records)
-        records.append(record)
+        self._process.made_call(record)
 
     def _tell_others(self, task: RankTask, arrival: Arrival) -> None:
         """All who look at calls: profiler, guards, a scenario's faults."""
@@ -267,9 +264,9 @@ class SimGroup(Questions):
         world.guards.on_arrival(arrival)
 
     def _collective(self, call: Call, timeout: timedelta | None) -> Work:
-        op, rank, first = call.key[0], self.rank(), call.first
+        op, rank, first = call.key[0], self._place, call.first
         flavour = self.name() if first is None else self._flavour_of(first)
-        refusals.refuse_arguments(call, rank, self.size(), flavour)
+        refusals.refuse_arguments(call, rank, self._members, flavour)
         refusals.refuse(call, flavour)
         memory = as_gloo_sees(op, rank, call.inputs, call.outputs)
         operation, communicator = OPERATIONS[op], self._communicator
@@ -291,12 +288,11 @@ class SimGroup(Questions):
         monitored_barrier(record, self._communicator.monitored, self.rank(), self.size(), limit, wait_all_ranks)
 
     def _message(self, call: Call, any_source: bool, is_async: bool) -> Work:
-        op, me = call.key[0], self.rank()
+        op, me = call.key[0], self._place
         refusals.refuse(call, self._flavour_of(call.first))
         end: Any = None if any_source else call.opts
         if end is not None:
-            refusals.refuse_peer(op, end, me, self.size())
-        if end is not None:
+            refusals.refuse_peer(op, end, me, self._members)
             self._communicator.sends_to(end)
         if op == "send":
             meet = partial(self._communicator.send, me, end, call.tag)

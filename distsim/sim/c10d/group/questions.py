@@ -26,6 +26,7 @@ class Questions(dist.ProcessGroup):
         store: Any,
     ) -> None:
         super().__init__(group_rank, len(group.ranks))
+        self._place, self._members = group_rank, len(group.ranks)  # past C++, which every call would ask
         self._group = group
         self._backends = backends
         self._timeout = timeout

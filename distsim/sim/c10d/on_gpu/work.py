@@ -13,6 +13,7 @@ from torch.futures import Future
 
 from distsim.debug.records import CallWait, State
 from distsim.debug.words.error_text import message
+from distsim.sim.c10d.on_gpu.futures import written
 from distsim.sim.c10d.on_gpu.watchdog import blocking_wait, waited_too_long
 from distsim.sim.c10d.work import NO_TIMEOUT, SimWork, drain_backward
 from distsim.sim.device.gpu import Device
@@ -94,7 +95,12 @@ class GpuWork(SimWork):
         """Done at once, as torch's is on a GPU: who waits for it makes a stream wait."""
         if self._future is None:
             self._future = Future()
-            self._future.set_result(self.result())
+            value = self.result()
+            if self.mark is not None:
+                written(value, self.mark)
+            if self.process.notes.ddp_waits_in_cpp:
+                self.wait()
+            self._future.set_result(value)
             self.record.waited = True
             self.device.in_flight.forget(self.record)
             if torch._C._current_graph_task_id() != -1:  # DDP's reducer waits for it in C++

@@ -7,8 +7,18 @@ through stores whose waits are virtual time. Each kind of store that has more to
 from __future__ import annotations
 
 from distsim.sim.c10d.stores.file_store import FileStore, close_files
+from distsim.sim.c10d.stores.meeting import meeting_patches
 from distsim.sim.c10d.stores.prefix_store import PrefixStore
 from distsim.sim.c10d.stores.store import HashStore, KeyValues, SimStore
 from distsim.sim.c10d.stores.tcp_store import TCPStore
 
-__all__ = ["FileStore", "HashStore", "KeyValues", "PrefixStore", "SimStore", "TCPStore", "close_files"]
+__all__ = [
+    "FileStore",
+    "HashStore",
+    "KeyValues",
+    "PrefixStore",
+    "SimStore",
+    "TCPStore",
+    "close_files",
+    "meeting_patches",
+]

@@ -41,6 +41,7 @@ def choice(
     square = query.shape[-2] == key.shape[-2]
     same_heads = four and query.shape[1] == key.shape[1] == value.shape[1]
     some = query.numel() > 0 and key.numel() > 0
+    last = last and head == key.shape[-1] and query.shape[0] == key.shape[0] == value.shape[0]
     half, plain = query.dtype in _HALVES, square or not causal
     fits = {
         SDPBackend.FLASH_ATTENTION: core._get_flash_sdp_enabled() and last and some and half and plain and mask is None
@@ -69,6 +70,7 @@ def _attention(
     task = current_task()
     if task is None:
         raise NotSimulated("scaled_dot_product_attention on CUDA tensors outside a rank")
+    _validate(query, key, value, attn_mask)
     if is_causal and attn_mask is not None:
         raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
     cudnn_first = task.process.accelerators.model.sdpa_kernel == "cudnn"
@@ -101,6 +103,20 @@ def _attention(
         )
     first: Tensor = made[0]
     return first
+
+
+def _validate(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+    """validate_sdpa_input (native/transformers/attention.cpp), in its own words: of tensors of nothing on the CPU."""
+    three = query, key, value
+    if (
+        len({t.dtype for t in three}) > 1
+        or min(t.dim() for t in three) < 2
+        or (mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype))
+    ):
+        nothing = [torch.empty((0,) * t.dim(), dtype=t.dtype, device="cpu") for t in three]
+        aten.scaled_dot_product_attention(
+            *nothing, None if mask is None else torch.empty((0,) * mask.dim(), dtype=mask.dtype, device="cpu")
+        )
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -1,10 +1,9 @@
 """Checkpoints: what torch.save and torch.distributed.checkpoint write and read takes time on the rank's host.
 
-A node writes 4 GB/s to the file system and reads 8 GB/s, as NVIDIA's DGX SuperPOD reference architecture with H100
-(RA-11333, guidelines for storage performance, "better") asks of one; the figures are recalled, not looked up, and are
-taken for every cluster. The ranks of a node share it: each its part in DCP, where all write at once; in turn in
-torch.save. Copies from the GPU come before that, over PCIe. Files have the right length, with holes where nobody knows
-the values.
+A node writes to the file system and reads from it as its cluster file says (node.storage_write, node.storage_read; the
+rates of presets are borrowed, cluster/graph/facts.py). The ranks of a node share it: each its part in DCP, where all
+write at once; in turn in torch.save. Copies from the GPU come before that, over PCIe. Files have the right length, with
+holes where nobody knows the values.
 """
 
 from __future__ import annotations
@@ -24,10 +23,6 @@ from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
 
 __all__ = ["checkpoint_patches", "give_back_dcp", "time_dcp"]
-
-WRITE_BYTES_PER_S = 4e9
-READ_BYTES_PER_S = 8e9
-"""Of one node."""
 
 _HOLE = 1 << 12
 """Bytes of zeros from which on a file has a hole: a page's."""
@@ -84,7 +79,7 @@ def _save(real: Callable[..., Any]) -> Callable[..., Any]:
         if task is not None and nbytes:
             free_s = _free_s.setdefault(task.world, {})
             node, now_s = task.process.slot.host, task.now_s()
-            ends_s = max(free_s.get(node, 0.0), now_s) + nbytes / WRITE_BYTES_PER_S
+            ends_s = max(free_s.get(node, 0.0), now_s) + nbytes / task.world.cluster.node.storage_write_bytes_per_s
             free_s[node] = ends_s
             _wrote(task, nbytes, ends_s - now_s)
 
@@ -95,7 +90,7 @@ def _load(real: Callable[..., Any]) -> Callable[..., Any]:
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
         task, nbytes = _saves(), _size(f)
         if task is not None and nbytes:
-            _read(task, nbytes, nbytes / READ_BYTES_PER_S)
+            _read(task, nbytes, nbytes / task.world.cluster.node.storage_read_bytes_per_s)
         return real(f, *args, **kwargs)
 
     return load
@@ -146,7 +141,7 @@ def _write_item(real: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _inside.discard(task)
         nbytes = result.size_in_bytes
-        _wrote(task, nbytes, nbytes * _neighbours(task) / WRITE_BYTES_PER_S)
+        _wrote(task, nbytes, nbytes * _neighbours(task) / task.world.cluster.node.storage_write_bytes_per_s)
         return result
 
     return write_item
@@ -159,7 +154,7 @@ def _read_data(real: Callable[..., Any]) -> Callable[..., Any]:
         if task is None:
             return real(self, plan, planner)
         nbytes = sum(self.storage_data[item.storage_index].length for item in plan.items)
-        _read(task, nbytes, nbytes * _neighbours(task) / READ_BYTES_PER_S)
+        _read(task, nbytes, nbytes * _neighbours(task) / task.world.cluster.node.storage_read_bytes_per_s)
         _inside.add(task)
         try:
             return real(self, plan, planner)

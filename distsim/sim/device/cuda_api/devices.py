@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -22,7 +23,8 @@ from distsim.sim.device.cuda_api.ranks import (
     with_gpus,
 )  # fmt: skip
 from distsim.sim.device.gpu import Device
-from distsim.sim.device.streams import accelerators_of
+from distsim.sim.device.streams import accelerators_of, current_stream
+from distsim.sim.device.timeline import Kernel
 from distsim.sim.isolation.process import RankTask, current_task, require_task
 
 __all__ = ["device_patches"]
@@ -31,6 +33,8 @@ CUDA_VERSION = "12.8"
 """What torch.version.cuda says, and the runtime."""
 CUDNN_VERSION = 91_900
 NCCL_VERSION = (2, 27, 3)
+SAMPLE_S = 1 / 6
+"""What NVML looks back on for its utilization: "between 1 second and 1/6 second, depending on the product"."""
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
 """Of torch 2.13's wheels (PYTORCH_RELEASES_CODE_CC in torch/cuda/__init__.py)."""
 
@@ -115,19 +119,17 @@ class _Tools:
     """torch._C._nvtx: ranges are marks of NVIDIA's tools, which see nothing of a simulation."""
 
     def __init__(self) -> None:
-        self._depth: dict[int, int] = {}
+        self._here = threading.local()
 
     def rangePushA(self, message: str) -> int:
-        here = id(current_task())
-        depth = self._depth.get(here, 0)
-        self._depth[here] = depth + 1
-        return depth
+        depth = getattr(self._here, "depth", 0)
+        self._here.depth = depth + 1
+        return int(depth)
 
     def rangePop(self) -> int:
-        here = id(current_task())
-        depth = self._depth.get(here, 0) - 1
-        self._depth[here] = max(0, depth)
-        return depth
+        depth = getattr(self._here, "depth", 0) - 1
+        self._here.depth = max(0, depth)
+        return int(depth)
 
     def rangeStartA(self, message: str) -> int:
         return 0
@@ -191,6 +193,31 @@ def _lazy_init(task: RankTask) -> None:
     accelerators(task)
 
 
+def _sensed(task: RankTask, device: Any) -> Device:
+    return gpu(task, torch.cuda._utils._get_device_index(device, optional=True))
+
+
+def _utilization(task: RankTask, device: Any = None) -> int:
+    """The percentage of the last sample of time in which a kernel ran, one that waits for others included."""
+    on, now_s = _sensed(task, device), task.now_s()
+    on.timeline.catch_up()
+    begin_s = max(0.0, now_s - SAMPLE_S)
+    spans = [(item.begun_s, item.ended_s) for _, item in on.timeline.done]
+    spans += [(s.items[0].begun_s, None) for s in on.streams if s.items and isinstance(s.items[0], Kernel)]
+    busy_s, until_s = 0.0, begin_s
+    for from_s, to_s in sorted((a, now_s if b is None else b) for a, b in spans if a is not None):
+        if to_s > until_s:
+            busy_s += min(to_s, now_s) - max(from_s, until_s)
+            until_s = to_s
+    return round(100 * busy_s / (now_s - begin_s)) if now_s > begin_s else 0
+
+
+def _memory_used(task: RankTask, device: Any = None) -> int:
+    """Bytes, of all processes, as nvidia-smi has them."""
+    free, total = memory_info(_sensed(task, device))
+    return total - free
+
+
 def _everywhere(name: str, value: Any, modules: list[Any]) -> list[Patch]:
     """*value* for *name* of torch.cuda, and wherever *modules* have imported it to."""
     real = getattr(torch.cuda, name)
@@ -213,9 +240,10 @@ def device_patches() -> list[Patch]:
         ("_get_generator", lambda task, device: accelerators(task).generator(indexed(task, device.index))),
     ):
         patches += _everywhere(name, for_ranks(getattr(cuda, name), ours), takers)
-    tools = "the simulated GPU has no sensors: drop the call, or guard it"
-    for name in ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage", "device_memory_used",
-                 "list_gpu_processes"):  # fmt: skip
+    for name, ours in (("utilization", _utilization), ("device_memory_used", _memory_used)):
+        patches += _everywhere(name, for_ranks(getattr(cuda, name), ours), takers)
+    tools = "the simulated GPU has no such sensor, only utilization and device_memory_used: drop the call, or guard it"
+    for name in ("temperature", "power_draw", "clock_rate", "memory_usage", "list_gpu_processes"):
         patches += _everywhere(name, refused(f"torch.cuda.{name}", tools, getattr(cuda, name)), takers)
     for name in ("jiterator._create_jit_fn", "jiterator._create_multi_output_jit_fn", "_compile_kernel"):
         holder: Any = cuda
@@ -277,7 +305,4 @@ def device_patches() -> list[Patch]:
 def _sleep(task: RankTask, cycles: int) -> None:
     """A kernel that does nothing for so many cycles of the GPU's clock, taken to be 1 GHz and a half."""
     device = gpu(task)
-    from distsim.sim.device.streams import current_stream
-    from distsim.sim.device.timeline import Kernel
-
     device.timeline.put(current_stream(task, device), Kernel(cycles / 1.5e9, task.now_s() + device.model.launch_s))

@@ -11,7 +11,7 @@ from torch import Tensor
 from distsim.errors import NotSimulated
 from distsim.kernels import Cost
 from distsim.sim.device.generator import PlainGenerator, is_for_gpu
-from distsim.sim.device.operators.torch_words import in_torchs_words
+from distsim.sim.device.operators.torch_words import MISTAKES, in_torchs_words, refuse_mixed_dtypes
 from distsim.sim.device.timeline.steps import Counted, counted
 
 __all__ = ["Made", "Plan", "key_of", "learn"]
@@ -143,6 +143,7 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
         return value
 
     refuse_mixed_devices(func, args, kwargs)
+    refuse_mixed_dtypes(func, args, kwargs)
     meta_args = tuple(twin(value, (i,)) for i, value in enumerate(args))
     meta_kwargs = {name: twin(value, (name,)) for name, value in kwargs.items() if name != "pin_memory"}
     shapes_before = [(t, t.shape) for t in twins.values()]
@@ -155,8 +156,8 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
                 f"say it with @torch.library.register_fake({_qualified(func)!r}), or run that part on CPU tensors",
             ) from None
         result = None  # it only writes to its arguments, as _fused_sgd_ does
-    except RuntimeError as error:
-        told = in_torchs_words(error, args)
+    except MISTAKES as error:
+        told = in_torchs_words(error, func, args, kwargs)
         if told is error:
             raise
         raise told from None
@@ -164,9 +165,11 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
     device = _indexed(said, current) if said is not None else devices[0] if devices else current
     whole = result if isinstance(result, list | tuple) else [result]
     outs = [_part(value, paths) for value in whole]
-    plan = Plan(
-        type(result) if isinstance(result, list | tuple) else None, outs, device, cost_of(func, args, kwargs, result)
-    )
+    try:
+        cost = cost_of(func, args, kwargs, result)
+    except IndexError as error:  # the meta kernels of softmax take any dimension
+        raise in_torchs_words(error, func, args, kwargs) from None
+    plan = Plan(type(result) if isinstance(result, list | tuple) else None, outs, device, cost)
     plan.written = _written(func, args, kwargs)
     looks = (func, _looks((meta_args, list(meta_kwargs.items()))), _looks(result))
     plan.number = _numbers.setdefault(looks, len(_numbers))

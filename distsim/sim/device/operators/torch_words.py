@@ -1,44 +1,124 @@
-"""What PyTorch says on a GPU where its kernels without data say the same in other words."""
+"""What PyTorch says on a GPU of arguments that do not fit, where its kernels without data say it in other words or not.
+
+Most of these checks are the same code for CPU and CUDA and come before any work: the CPU's kernel is given zeros of
+these shapes and says it. (Zeros of the operating system's: nothing is written, so large ones cost nothing.) What CUDA's
+kernels say otherwise is put right in the text, with its file.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["in_torchs_words"]
+__all__ = ["MISTAKES", "in_torchs_words", "refuse_mixed_dtypes"]
 
+MISTAKES = (RuntimeError, IndexError, ValueError, TypeError, AssertionError, ArithmeticError)
+"""What meta kernels raise for a program's mistake."""
+_MOST_BYTES = 1 << 34
+"""Of address space."""
+
+_ON_CUDA = (
+    (re.compile(r"\btorch\.(\w+Tensor)\b"), r"torch.cuda.\1"),
+    (re.compile(r"\bCPU(\w+Type)\b"), r"CUDA\1"),
+    # native/Convolution.cpp, check_input_same_type_as_parameters
+    (re.compile(r" or input should be a MKLDNN tensor and weight is a dense tensor$"), ""),
+    # native/cuda/Blas.cpp, addmm_out_cuda_impl
+    (re.compile(r"^expected m1 and m2 to have"), "expected mat1 and mat2 to have"),
+    # native/cuda/EmbeddingBag.cu
+    (
+        re.compile(r"\(while checking arguments for embedding_bag\)"),
+        "(while checking arguments for embedding_bag_cuda)",
+    ),
+)
+_TARGET = re.compile(r"^expected target dtype to be Long or Byte, but got (\w+)$")
 _PRODUCT = re.compile(r"a and b must have same reduction dim, but got \[(.*?)\] X \[(.*?)\]")
+_SIZE = re.compile(r"torch\.Size\((\[.*?\])\)")
+
+aten = torch.ops.aten
+_OF_ONE_DTYPE = frozenset(
+    {aten.mm.default, aten.addmm.default, aten.mv.default, aten.addmv.default, aten.bmm.default, aten.baddbmm.default,
+     aten.dot.default, aten.convolution.default, aten.complex.default, aten.index_add.default, aten.index_add_.default,
+     aten.index_copy.default, aten.index_copy_.default, aten.index_put.default, aten.index_put_.default,
+     aten.masked_scatter.default, aten.binary_cross_entropy.default}
+)  # fmt: skip
+"""Their tensors of floating point have one data type, on every device; the meta kernels of some let others pass."""
+_LOSSES = frozenset({aten.nll_loss_forward.default, aten.nll_loss2d_forward.default})
 
 
-def in_torchs_words(error: RuntimeError, args: tuple[Any, ...]) -> RuntimeError:
-    """*error*, which an operator's meta kernel raised for *args*; or as its CUDA kernel would have put it."""
-    text = str(error)
+def refuse_mixed_dtypes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """torch's error for tensors whose data types *func* does not take together."""
+    if func in _LOSSES:
+        mixed = args[1].dtype not in (torch.int64, torch.uint8)
+    elif func in _OF_ONE_DTYPE:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        mixed = len({t.dtype for t in tensors if t.dtype.is_floating_point or t.dtype.is_complex}) > 1
+    else:
+        return
+    said = _said_by_cpu(func, args, kwargs) if mixed else None
+    if said is not None:
+        raise said
+
+
+def in_torchs_words(error: Exception, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception:
+    """*error*, which the meta kernel of *func* raised for these arguments; or as its CUDA kernel would have put it."""
+    if getattr(func, "namespace", "") != "aten":  # a kernel of somebody else's does something
+        return error
+    said = _said_by_cpu(func, args, kwargs)
+    if said is not None:
+        return said
+    text = _SIZE.sub(r"\1", str(error))
     product = _PRODUCT.search(text)
     if product is not None:
         one, other = (shape.replace(", ", "x") for shape in product.groups())
-        return RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({one} and {other})")
-    if text.startswith("Attempting to broadcast a dimension"):
-        said = _broadcast([tuple(arg.shape) for arg in args if isinstance(arg, Tensor)])
-        if said is not None:
-            return RuntimeError(said)
-    return error
+        text = f"mat1 and mat2 shapes cannot be multiplied ({one} and {other})"
+    return error if text == str(error) else type(error)(text)
 
 
-def _broadcast(shapes: list[tuple[int, ...]]) -> str | None:
-    """infer_size_impl in aten/src/ATen/ExpandUtils.cpp: the last dimension in which two do not fit."""
-    if not shapes:
+def _said_by_cpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+    """What the CPU's kernel raises for such arguments, with CUDA's names; None: nothing, or it cannot be asked."""
+    left = _MOST_BYTES
+    twins: dict[int, Tensor] = {}
+
+    def twin(value: Any) -> Any:
+        nonlocal left
+        if isinstance(value, Tensor):
+            found = twins.get(id(value))
+            if found is None:
+                reach = sum((n - 1) * stride for n, stride in zip(value.shape, value.stride(), strict=True)) + 1
+                left -= reach * value.element_size()
+                if left < 0:
+                    raise MemoryError
+                zeros = torch.zeros(reach if value.numel() else 0, dtype=value.dtype, device="cpu")
+                found = twins[id(value)] = zeros.as_strided(value.shape, value.stride())
+            return found
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        if isinstance(value, list | tuple):
+            return type(value)(twin(item) for item in value)
+        return None if isinstance(value, torch.Generator) else value
+
+    try:
+        given, named = twin(args), {name: twin(value) for name, value in kwargs.items()}
+    except (RuntimeError, MemoryError):
         return None
-    whole = shapes[0]
-    for shape in shapes[1:]:
-        dims = max(len(whole), len(shape))
-        a, b = (1,) * (dims - len(whole)) + whole, (1,) * (dims - len(shape)) + shape
-        for dim in reversed(range(dims)):
-            if a[dim] != b[dim] and 1 not in (a[dim], b[dim]):
-                return (
-                    f"The size of tensor a ({a[dim]}) must match the size of tensor b ({b[dim]}) at non-singleton "
-                    f"dimension {dim}"
-                )
-        whole = tuple(y if x == 1 else x for x, y in zip(a, b, strict=True))
+    try:
+        func(*given, **named)
+    except NotImplementedError:
+        return None
+    except MISTAKES as error:
+        return _of_cuda(error, args)
     return None
+
+
+def _of_cuda(error: Exception, args: tuple[Any, ...]) -> Exception:
+    text = str(error)
+    target = _TARGET.match(text)
+    if target is not None:  # native/cuda/Loss.cu
+        what = f"nll_loss_forward_reduce_cuda_kernel_{args[0].dim()}d_index"
+        return NotImplementedError(f"\"{what}\" not implemented for '{target[1]}'")
+    for pattern, instead in _ON_CUDA:
+        text = pattern.sub(instead, text)
+    return type(error)(text)

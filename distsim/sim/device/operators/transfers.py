@@ -11,6 +11,7 @@ from distsim.debug.records import HostWait
 from distsim.sim.device.operators.handler import Handler, Mode
 from distsim.sim.device.operators.pinned import is_pinned
 from distsim.sim.device.operators.plan import learn
+from distsim.sim.device.operators.torch_words import MISTAKES, in_torchs_words
 
 __all__ = ["TRANSFERS"]
 
@@ -25,7 +26,7 @@ def _read(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     mode.synchronize(args[0])
     value = mode.values.read(args[0], "a value", mode.where).item()
     task = mode.task
-    loop = mode.values.awaits(value, len(task.process.records), mode.where)
+    loop = mode.values.awaits(value, task.process.calls.made, mode.where)
     if loop is not None:
         why = HostWait(f"{loop.expression or 'a value on its GPU'} to change")
         if any(not other.finished for other in task.process.tasks if other is not task):
@@ -108,12 +109,24 @@ def _masked(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     flat: list[Tensor | None] = []
     for index in indices:
         if _is_mask(index):
+            _refuse_mask(args[0], len(flat), index)
             with mode:
                 flat.extend(index.nonzero().unbind(1))
         else:
             flat.append(index)
     with mode:
         return func(args[0], flat, *args[2:], **kwargs)
+
+
+def _refuse_mask(source: Tensor, first: int, mask: Tensor) -> None:
+    """torch's error for a mask of another shape (invalid_mask in aten/src/ATen/native/IndexingUtils.h)."""
+    for place, length in enumerate(mask.shape):
+        dim = first + place
+        if dim < source.dim() and source.shape[dim] != length:
+            raise IndexError(
+                f"The shape of the mask {list(mask.shape)} at index {place} does not match the shape of the indexed "
+                f"tensor {list(source.shape)} at index {dim}"
+            )
 
 
 def _is_mask(index: Tensor | None) -> bool:
@@ -142,7 +155,10 @@ def _put_masked(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _masked_select(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with mode:
-        one, mask = torch.broadcast_tensors(args[0], args[1])
+        try:
+            one, mask = torch.broadcast_tensors(args[0], args[1])
+        except MISTAKES as error:
+            raise in_torchs_words(error, func, args, kwargs) from None
         return one.reshape(-1)[mask.reshape(-1)]
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import torch.distributed as dist
 
 from distsim.debug.records import CallRecord, State
 from distsim.errors import UsageError
 from distsim.sim.faults.ranks.rank_fault import RankFault, RankRule
+from distsim.text.exceptions import exception_named
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
@@ -31,10 +29,11 @@ class Raise(RankRule):
 
     def made(self) -> Exception:
         """The exception itself; `UsageError` where there is none of that name."""
-        kind = getattr(builtins, self.exception, None) or getattr(dist, self.exception, None)
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            raise UsageError(f"no exception {self.exception!r} in Python or torch.distributed; try RuntimeError")
-        return kind(self.message)
+        kind = exception_named(self.exception)
+        try:
+            return kind(self.message)
+        except TypeError:  # UnicodeDecodeError and its like want more than a text
+            raise UsageError(f"{self.exception} cannot be made of a message alone; try RuntimeError") from None
 
     def check(self, cluster: Cluster, world_size: int) -> None:
         RankRule.check(self, cluster, world_size)

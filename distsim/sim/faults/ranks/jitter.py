@@ -7,8 +7,10 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from distsim.errors import UsageError
 from distsim.sim.faults.fault import Rule, check_ranks, of_ranks
 from distsim.sim.faults.lasting import Lasting
+from distsim.text.units import format_time
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
@@ -21,7 +23,7 @@ __all__ = ["Jitter"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jitter(Rule):
-    """The operating system takes the CPU away for *pause_s* in every *period_s*: at the same moments
+    """The operating system takes the CPU away for the last *pause_s* of every *period_s*: at the same moments
     everywhere where *synchronous*, else each rank at its own."""
 
     ranks: tuple[int, ...] | None = None
@@ -36,6 +38,9 @@ class Jitter(Rule):
 
     def check(self, cluster: Cluster, world_size: int) -> None:
         check_ranks(self.ranks or (), world_size)
+        if self.pause_s >= self.period_s:
+            told = f"{format_time(self.pause_s)} and {format_time(self.period_s)}"
+            raise UsageError(f"expected pause_s below period_s, got {told}: no time would be left to compute")
 
     def planted(self, world: World, number: int, links: LinkState) -> _Jitter:
         return _Jitter(self, world, number)
@@ -49,9 +54,32 @@ class _Jitter(Lasting[Jitter]):
         phase_s = 0.0
         if not rule.synchronous:
             phase_s = random.Random(f"{self.world.seed}:{self.number}:{process.rank}").uniform(0.0, rule.period_s)
-        pauses = math.floor((start_s + seconds + phase_s) / rule.period_s)
-        pauses -= math.floor((start_s + phase_s) / rule.period_s)
-        if not pauses or not self.active:
+        begin_s = max(start_s, self._from_s)
+        rest_s = seconds - (begin_s - start_s)
+        if rest_s <= 0.0 or begin_s >= self.until_s:
+            return seconds
+        here_s, worked_s = begin_s + phase_s, self._worked_s(begin_s + phase_s)
+        end_s, over_s = self._when_s(worked_s + rest_s), self.until_s + phase_s
+        if end_s > over_s:  # it ends in the middle of the operator
+            end_s = over_s + max(0.0, rest_s - (self._worked_s(over_s) - worked_s))
+        lost_s = end_s - here_s - rest_s
+        if lost_s < 1e-9 * rule.pause_s:
             return seconds
         self.hit()
-        return seconds + pauses * rule.pause_s
+        return seconds + lost_s
+
+    host_s = compute_s
+
+    def _worked_s(self, until_s: float) -> float:
+        """How much of the time from 0 to *until_s* is left to compute."""
+        rule = self.rule
+        full, part_s = divmod(until_s, rule.period_s)
+        share_s = rule.period_s - rule.pause_s
+        return full * share_s + min(part_s, share_s)
+
+    def _when_s(self, worked_s: float) -> float:
+        """When so much has been computed."""
+        rule = self.rule
+        share_s = rule.period_s - rule.pause_s
+        full = max(0, math.ceil(worked_s / share_s - 1e-12) - 1)
+        return full * rule.period_s + (worked_s - full * share_s)

@@ -49,7 +49,7 @@ class _Straggler(Lasting[Straggler]):
     def on_call(self, task: RankTask, record: CallRecord) -> None:
         super().on_call(task, record)
         rule = self.rule
-        if record.rank in rule.ranks and rule.delay_s > 0.0 and self.active:
+        if record.rank in rule.ranks and rule.delay_s > 0.0 and self.active(task.now_s()):
             self.hit()
             task.compute(self._lost_s(record.rank))
             task.flush()
@@ -71,7 +71,9 @@ class _Straggler(Lasting[Straggler]):
                 return mean_s
 
     def compute_s(self, process: SimProcess, start_s: float, seconds: float) -> float:
-        if process.rank not in self.rule.ranks or self.rule.factor == 1.0 or not self.active:
+        if process.rank not in self.rule.ranks or self.rule.factor == 1.0 or not self.active(start_s):
             return seconds
         self.hit()
         return seconds * self.rule.factor
+
+    kernel_s = compute_s

@@ -3,13 +3,16 @@
 A simulation leads such names elsewhere, too. There are some thousand modules, and most never change: each is looked
 through once a process, and again where it has grown, or was imported anew. The user's own, whose names tests
 exchange, are looked through every time.
+
+To see that nothing has changed is no step of Python's a module: it is asked before every simulation.
 """
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -41,22 +44,60 @@ class _Aliases:
         """Name of a module -> the module, and how many names it had."""
         self._holding: dict[str, tuple[str, ...]] = {}
         """Which of our names it had."""
+        self._listed: list[str] = []
+        self._there: list[Callable[[], Any]] = []
+        self._spaces: list[dict[str, Any]] = []
+        self._sizes: list[int] = []
+        """`sys.modules` at the last look: names, modules; of those not looked through every time how many names each
+        had."""
+        self._own: list[str] = []
+        """Those that are looked through every time."""
+        self.changes = 0
+        """Counts the looks that have found something new."""
+
+    def also(self, *names: str) -> None:
+        """Look for these, too, from now on."""
+        self._names += names
+        self._seen.clear()
+        self._listed.clear()
 
     def look(self) -> None:
         """A simulation begins: look through what is new."""
-        seen = self._seen
-        for name, module in sys.modules.copy().items():
+        before = dict(self._holding)
+        if self._is_as_it_was():
+            for name in self._own:
+                self._look_through(name, sys.modules[name])
+            self.changes += self._holding != before
+            return
+        self.changes += 1
+        seen, modules = self._seen, sys.modules.copy()
+        for name, module in modules.items():
             last = seen.get(name)
             if last is None or last[0]() is not module or last[1] != len(module.__dict__):
                 self._look_through(name, module)
+        for name in self._holding.keys() - modules.keys():
+            del self._holding[name]
+        self._own = [name for name in modules if name not in seen]
+        self._listed, self._there = list(modules), [_reference(module) for module in modules.values()]
+        self._spaces = [vars(modules[name]) for name in seen if name in modules]
+        self._sizes = list(map(len, self._spaces))
+
+    def _is_as_it_was(self) -> bool:
+        modules = list(sys.modules.values())
+        return (
+            self._listed == list(sys.modules)
+            and all(map(operator.is_, map(operator.call, self._there), modules))
+            and self._sizes == list(map(len, self._spaces))
+        )
 
     def of(self, *names: str) -> Iterator[tuple[str, Any, str, Any]]:
         """Name of a module, the module, one of *names*, and what it means there."""
+        wanted = frozenset(names)
         for module_name, held in self._holding.items():
             module = sys.modules.get(module_name)
             if module is not None:
                 space = module.__dict__
-                yield from ((module_name, module, n, space[n]) for n in held if n in names and n in space)
+                yield from ((module_name, module, n, space[n]) for n in held if n in wanted and n in space)
 
     def _look_through(self, name: str, module: Any) -> None:
         self._seen.pop(name, None)
@@ -69,6 +110,13 @@ class _Aliases:
             self._holding[name] = held
         if isinstance(module, ModuleType) and not is_own_file(space.get("__file__")):
             self._seen[name] = weakref.ref(module), len(space)
+
+
+def _reference(thing: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(thing)
+    except TypeError:
+        return lambda: thing
 
 
 ALIASES = _Aliases((*CLOCKS, "getpid", "wait"))

@@ -68,6 +68,19 @@ class ModuleTable:
                     sys.modules.setdefault(name, self._held[name])
             self._seen = self._shared.collected = len(names)
 
+    def follow(self, other: ModuleTable) -> None:
+        """As `other.leave()` and `enter()`."""
+        names = len(self._shared.names)
+        if self._shared.collected < names or self._seen < names:
+            other.leave()
+            self.enter()
+            return
+        # As in `_exchange`. What the host has, the other kept until now.
+        here: Any = self._here
+        theirs: Any = other._there
+        there: Any = self._there
+        theirs.raw, here.raw, there.raw = here.raw, there.raw, theirs.raw
+
     def _exchange(self) -> None:
         # No call of Python, no allocation that the collector knows, no backward jump: neither another thread nor a
         # finalizer can see the dicts between the two stores.

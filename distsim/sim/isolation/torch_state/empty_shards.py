@@ -1,4 +1,4 @@
-"""FSDP2's empty shards: one for all ranks that have none.
+"""FSDP2's shards: an empty one for all ranks that have none, and word of it where they are not all of one size.
 
 Each rank cuts each parameter for all ranks and keeps its own part. A parameter of 4,096 rows on 16,384 GPUs has 12,288
 parts without anything in them, which torch makes one by one, twice: hours of them on the ranks that are traced.
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from distsim.sim.kernel.task import current_process
+
 __all__ = ["MODULE", "EmptyShards"]
 
 MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param"
@@ -23,6 +25,9 @@ def _chunk_with_empty(tensor: torch.Tensor, num_chunks: int, dim: int) -> list[t
     """As torch/distributed/fsdp/_fully_shard/_fsdp_common.py (2.13), whose callers take one part and drop the rest."""
     chunks = list(torch.chunk(tensor, num_chunks, dim=dim))
     missing = num_chunks - len(chunks)
+    process: Any = current_process()
+    if process is not None and (missing or chunks[-1].shape != chunks[0].shape):
+        process.world.traced.cuts_unevenly = True
     return chunks + [chunks[0].new_empty(0)] * missing if missing else chunks
 
 

@@ -24,7 +24,7 @@ REBOUND: dict[str, tuple[str, ...]] = {
     "torch.distributed._shard.sharded_tensor.api": ("_sharded_tensor_current_id",),
     "torch.distributed._symmetric_memory": ("_is_test_mode", "_mocked_group_names", "_use_implicit_mempool"),
     "torch.distributed.checkpoint._async_process_executor": ("_CHECKPOINT_PROCESS",),
-    "torch.distributed.distributed_c10d": ("_backend", "_default_pg_init_method"),
+    "torch.distributed.distributed_c10d": ("_backend", "_default_pg_init_method", "_world"),
     "torch.distributed.fsdp._fsdp_extensions": ("_extensions",),
     "torch.distributed.fsdp._fully_shard._fully_shard": ("_enable_fsdp_module_new_init",),
     "torch.distributed.rpc": ("_init_counter",),
@@ -59,6 +59,7 @@ REBOUND: dict[str, tuple[str, ...]] = {
 
 CONTENTS: dict[str, tuple[str, ...]] = {
     "torch.autograd.profiler": ("KinetoStepTracker._step_dict",),
+    "torch.distributed": ("_breakpoint_cache",),
     "torch.distributed._dist2": ("_BACKENDS",),
     "torch.distributed._shard.sharded_tensor.api": ("_sharded_tensor_map",),
     "torch.distributed._shard.sharding_spec.api": ("_CUSTOM_SHARDING_SPEC_OPS",),

@@ -1,6 +1,6 @@
 """torch's state for the whole process, kept once per simulated rank.
 
-A rank that changes none of it costs a look at each place; what a rank has changed goes with the
+A rank that changes none of it costs one look at all places (words.py); what a rank has changed goes with the
 baton (copy on write). Three ways of noticing: the names that torch binds anew and the containers it
 changes in place are looked at (torch_places.py); a torch module tells when an attribute of it is
 assigned; and CPython marks a class, with all that inherit from it, when an attribute of it is.
@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.abc
-import importlib.machinery
+import importlib
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from operator import getitem, is_not, ne
 from types import ModuleType
 from typing import Any
 
+from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.modules.modules import is_own_file
 from distsim.sim.isolation.torch_state import empty_shards, sharding_rules
 from distsim.sim.isolation.torch_state.class_guards import (
@@ -28,12 +27,15 @@ from distsim.sim.isolation.torch_state.class_guards import (
     ClassGuard,
     guards_of,
     has_guarded_classes,
+    marks_at,
     marks_of,
     may_be_guarded,
 )
-from distsim.sim.isolation.torch_state.known import Known
 from distsim.sim.isolation.torch_state.meshes import follow, forget_meshes
+from distsim.sim.isolation.torch_state.place import Content, Known, Name, Own
+from distsim.sim.isolation.torch_state.torch_imports import TorchFinder
 from distsim.sim.isolation.torch_state.torch_places import CONTENTS, GROWING, REBOUND
+from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, reader, tag_at
 from distsim.sim.kernel.task import Task, current_process, current_task
 
 __all__ = ["STATE", "Own", "TorchState"]
@@ -41,72 +43,19 @@ __all__ = ["STATE", "Own", "TorchState"]
 _set = ModuleType.__setattr__  # past what watched modules do: there are a thousand of them
 
 
-@dataclass(slots=True, eq=False)
-class _Name:
-    """A name in a namespace: a module's dictionary or a class."""
-
-    space: Any
-    name: str
-    shared: Any
-    """What those ranks find that have not changed it."""
-
-    def get(self) -> Any:
-        space = self.space
-        return (space if type(space) is dict else vars(space)).get(self.name, MISSING)
-
-    def put(self, value: Any) -> None:
-        space, name = self.space, self.name
-        if type(space) is dict:
-            if value is MISSING:
-                space.pop(name, None)
-            else:
-                space[name] = value
-        elif value is not MISSING:
-            type.__setattr__(space, name, value)
-        elif name in vars(space):
-            type.__delattr__(space, name)
-
-
-class _Content:
-    """What a dict, list, set or plain object holds; the container itself stays the one that others know."""
-
-    __slots__ = ("container", "shared")
-
-    def __init__(self, container: Any) -> None:
-        self.container = container if isinstance(container, dict | list | set) else vars(container)
-        self.shared = self.get()
-
-    def get(self) -> Any:
-        return self.container.copy()
-
-    def put(self, value: Any) -> None:
-        container = self.container
-        container.clear()
-        if isinstance(container, list):
-            container.extend(value)
-        else:
-            container.update(value)
-
-
-@dataclass(slots=True)
-class Own:
-    """What one process has changed."""
-
-    values: dict[_Name | _Content, Any] = field(default_factory=dict)
-    has_classes: bool = False
-    """Whether attributes of classes are among it."""
-
-
 class TorchState:
     """All places, with what is everyone's in them; to find them takes long: one for all simulations (`STATE`)."""
 
     def __init__(self) -> None:
-        self._names: list[_Name] = []
-        self._contents: list[_Content] = []
-        self._growing: list[tuple[Any, int, _Content]] = []
+        self._names: list[Name] = []
+        self._contents: list[Content] = []
+        self._growing: list[tuple[Any, int, Content]] = []
         self._guards: list[tuple[type, ClassGuard]] = []
-        self._attributes: dict[tuple[int, str], _Name] = {}
+        self._attributes: dict[tuple[int, str], Name] = {}
         self._watched: list[ModuleType] = []
+        self._begun_with: list[ModuleType] = []
+        self._adopted = -1
+        """Those that the last simulation began with, and how often modules had changed by then."""
         self._kind = _watched(self)
         self._known = Known()
         self.shared: dict[str, sharding_rules.SharedRules | empty_shards.EmptyShards] = {
@@ -115,23 +64,58 @@ class TorchState:
         }
         """By module: what it makes once for all ranks."""
         self.importer: Task | None = None  # of a module of torch
-        self._finder = _TorchFinder(self)
+        self._finder = TorchFinder(self)
         self.swapped_anyway: frozenset[tuple[int, str]] = frozenset()
         """(id of a module, name) of what is swapped with every hand-over (switches.PLACES)."""
-        self._line_up()
+        self._words: Callable[[], object] = object
+        self._is_stale = True
+        self._is_unmarked = False
+        """Some class was taken over that need not have a guard: nothing tells that it was not written to."""
+        self._at_enter: object = None
+        """What `_words` said when the process that runs began to."""
 
     # -- the baton
 
     def enter(self, own: Own) -> None:
         """A process begins to run: what it has changed is put in place."""
+        if self._is_stale:
+            self._line_up()
         for place, value in own.values.items():
             if value is not place.shared:
                 place.put(value)
         if own.has_classes:
             self._rest()
+        self._at_enter = self._words()
+
+    def follow(self, leaving: Own, coming: Own) -> None:
+        """As `leave` and `enter`; most of the time nobody has written anywhere, which is seen at a glance."""
+        if self._is_stale or self._words() != self._at_enter or self._plain_changed():
+            self.leave(leaving)
+            self.enter(coming)
+            return
+        before, after = leaving.values, coming.values
+        if not before and not after:
+            return
+        changes = [(place, place.shared) for place, value in before.items() if place not in after]
+        changes += after.items()
+        changes = [(place, value) for place, value in changes if value is not before.get(place, place.shared)]
+        for place, value in changes:
+            place.put(value)
+        if changes:
+            if leaving.has_classes or coming.has_classes:
+                self._rest()
+            self._at_enter = self._words()
+
+    def _plain_changed(self) -> bool:
+        """Whether a list or set, which has no number, holds anything but everyone's."""
+        containers, shared = self._plain
+        return containers != shared
 
     def leave(self, own: Own) -> None:
         """It stops: what it has changed is kept in *own*, and everyone's put back."""
+        if self._is_stale:
+            self._line_up()
+        self._at_enter = None
         assigned = self._assigned_classes()
         for guard in assigned:
             own.has_classes = True
@@ -149,11 +133,11 @@ class TorchState:
         if assigned:
             self._halve(assigned)
 
-    def _changed(self) -> list[_Name | _Content]:
-        """Of the places that are looked at. This runs at every hand-over: no step of it is Python's."""
+    def _changed(self) -> list[Name | Content]:
+        """Of the places that are looked at. No step of it is Python's."""
         spaces, names, shared = self._looked_at
         try:
-            changed: list[_Name | _Content] = [*compress(self._names, map(is_not, map(getitem, spaces, names), shared))]
+            changed: list[Name | Content] = [*compress(self._names, map(is_not, map(getitem, spaces, names), shared))]
         except KeyError:  # a name was taken away
             changed = [n for n in self._names if n.space.get(n.name) is not n.shared]
         empty, contents = self._empty
@@ -166,7 +150,8 @@ class TorchState:
         return changed
 
     def _line_up(self) -> None:
-        """What `_changed` and `_assigned_classes` go through, column by column."""
+        """What `_changed` and `_assigned_classes` go through, column by column; and what tells that they need not."""
+        self._is_stale = False
         self._looked_at = [n.space for n in self._names], [n.name for n in self._names], [n.shared for n in self._names]
         empty = [c for c in self._contents if not c.shared]
         self._empty = [c.container for c in empty], empty
@@ -177,7 +162,18 @@ class TorchState:
             [size for _, size, _ in self._growing],
             [content for _, _, content in self._growing],
         )
-        self._marks, self._at_rest = marks_of([sentinel for sentinel, _ in self._guards])
+        sentinels = [sentinel for sentinel, _ in self._guards]
+        self._marks, self._at_rest = marks_of(sentinels)
+        plain = [content for content in self._contents if not isinstance(content.container, dict)]
+        self._plain = [content.container for content in plain], [content.shared for content in plain]
+        spaces = [place.space for place in (*self._names, *self._attributes.values())]
+        spaces += [content.container for content in self._contents] + self._measured[0]
+        marks = marks_at(sentinels)
+        if TAGS_ARE_THERE and len(marks) == len(sentinels) and not self._is_unmarked:
+            dicts = {id(space): space for space in spaces if isinstance(space, dict)}
+            self._words = reader([*marks, *map(tag_at, dicts.values())])
+        else:
+            self._words = object  # never the same again: always looked at closely
 
     def _assigned_classes(self) -> list[ClassGuard]:
         """Guards of classes that somebody has assigned an attribute of."""
@@ -191,23 +187,24 @@ class TorchState:
         """A class that was assigned once will be again: DDP keeps in one the module that is in its forward. Its guard
         watches half as many classes from now on, in the end it alone, and is looked through in no time. All hold what
         is everyone's now."""
-        for guard in assigned:
+        for guard in (guard for guard in assigned if len(guard.classes) > 1):
             middle = len(guard.classes) // 2
             halves = guards_of(list(guard.classes[:middle])) + guards_of(list(guard.classes[middle:]))
-            if middle and sum(len(half.classes) for half in halves) == len(guard.classes):
+            if sum(len(half.classes) for half in halves) == len(guard.classes):
                 self._guards = [pair for pair in self._guards if pair[1] is not guard]
                 self._guards += [(half.sentinel, half) for half in halves]
-                self._line_up()
+                self._is_stale = True
 
     def _rest(self) -> None:
         for guard in self._assigned_classes():
             guard.rest()
 
-    def _attribute(self, space: Any, name: str, shared: Any) -> _Name:
+    def _attribute(self, space: Any, name: str, shared: Any) -> Name:
         key = (id(space), name)
         place = self._attributes.get(key)
         if place is None:
-            place = self._attributes[key] = _Name(space, name, shared)
+            place = self._attributes[key] = Name(space, name, shared)
+            self._is_stale = self._is_stale or isinstance(space, dict)
         return place
 
     def assigned(self, module: ModuleType, name: str, value: Any) -> None:
@@ -223,6 +220,16 @@ class TorchState:
         place = self._attribute(space, name, space.get(name, MISSING))
         process.torch_own.values.setdefault(place, None)
 
+    def take_over(self, holder: Any, name: Any) -> None:
+        """*name* of *holder* (module, class, object or dict) is about to be bound anew: for the running process."""
+        process, is_class = current_process(), isinstance(holder, type)
+        space = holder if is_class or type(holder) is dict else getattr(holder, "__dict__", None)
+        if process is not None and space is not None and self.importer is None:
+            before = (vars(space) if is_class else space).get(name, MISSING)
+            process.torch_own.values.setdefault(self._attribute(space, name, before), None)
+            process.torch_own.has_classes |= is_class
+            self._is_stale, self._is_unmarked = True, self._is_unmarked or is_class
+
     # -- modules
 
     @contextlib.contextmanager
@@ -233,7 +240,13 @@ class TorchState:
             for name, shared in self.shared.items():
                 shared.begin(sys.modules.get(name))
             self._take_as_everyones()
-            self.adopt([m for n, m in sys.modules.copy().items() if _is_shared(n, getattr(m, "__file__", None))])
+            if self._adopted != ALIASES.changes:
+                self.adopt([m for n, m in sys.modules.copy().items() if _is_shared(n, getattr(m, "__file__", None))])
+                self._adopted, self._begun_with = ALIASES.changes, list(self._watched)
+            else:
+                self._watched += self._begun_with
+                for module in self._begun_with:
+                    _set(module, "__class__", self._kind)
             sys.meta_path.insert(0, self._finder)
             yield self
         finally:
@@ -243,6 +256,7 @@ class TorchState:
                 _set(module, "__class__", ModuleType)
             self._watched.clear()
             self._attributes.clear()
+            self._is_stale, self._is_unmarked = True, False
             for shared in self.shared.values():
                 shared.end()
             forget_meshes()
@@ -265,19 +279,25 @@ class TorchState:
             self.enter(process.torch_own)
 
     def _take_as_everyones(self) -> None:
-        for place in self._changed():
+        if self._is_stale:
+            self._line_up()
+        changed, assigned = self._changed(), self._assigned_classes()
+        if not changed and not assigned:
+            return
+        for place in changed:
             place.shared = place.get()
         self._growing = [(container, len(container), c) for container, _, c in self._growing]
-        for guard in self._assigned_classes():
+        for guard in assigned:
             guard.accept()
-        self._line_up()
+        self._is_stale = True
+        self._halve(assigned)
 
     def adopt(self, modules: Sequence[ModuleType]) -> None:
         """Watch *modules*; what they hold now is everyone's. Cut short, none of it counts as known."""
         classes: list[type] = []
-        names: list[_Name] = []
-        contents: list[_Content] = []
-        growing: list[tuple[Any, int, _Content]] = []
+        names: list[Name] = []
+        contents: list[Content] = []
+        growing: list[tuple[Any, int, Content]] = []
         known: dict[int, Any] = {}
         plain = [module for module in modules if type(module) is ModuleType]
         self._watched += plain
@@ -290,13 +310,13 @@ class TorchState:
             space = vars(getattr(module, "m", module))
             for name in REBOUND.get(module.__name__, ()):
                 if name in space:
-                    names.append(_Name(space, name, space[name]))
+                    names.append(Name(space, name, space[name]))
             for path in CONTENTS.get(module.__name__, ()):
                 container = follow(module, path)
                 if container is not None:
-                    contents.append(_Content(container))
+                    contents.append(Content(container))
             for path in GROWING.get(module.__name__, ()):
-                content = _Content(follow(module, path))
+                content = Content(follow(module, path))
                 growing.append((content.container, len(content.shared), content))
             if has_guarded_classes(module.__name__):
                 for value in space.values():
@@ -308,7 +328,7 @@ class TorchState:
         self._contents += contents
         self._growing += growing
         self._guards += guards
-        self._line_up()
+        self._is_stale = True
         for found in known.values():
             self._known.add(found)
 
@@ -340,46 +360,6 @@ def _watched(state: TorchState) -> type[ModuleType]:
             return importlib.import_module, (self.__name__,)
 
     return TorchModule
-
-
-class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Sees the torch modules that a rank is the first to import."""
-
-    def __init__(self, state: TorchState) -> None:
-        self._state = state
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        process = current_process()
-        if process is None or not fullname.startswith("torch."):
-            return None
-        process.world.ticks += 1  # a sign of life
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _TorchLoader(spec.loader, self._state)
-        return spec
-
-
-class _TorchLoader(importlib.abc.Loader):
-    """Loads as *real* does; then the module is watched."""
-
-    def __init__(self, real: Any, state: TorchState) -> None:
-        self._real = real
-        self._state = state
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._real.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self._real
-        with self._state.everyones():
-            self._real.exec_module(module)
-            if module.__name__ in self._state.shared:
-                self._state.shared[module.__name__].begin(module)
-            self._state.adopt([sys.modules.get(module.__name__, module)])
 
 
 STATE = TorchState()

@@ -205,7 +205,7 @@ class SimAgent:
         while self._num_calls():
             event = self.world.env.event()
             self._quiet.append(event)
-            asked = {self._rank_of(call.to) for call in self._calls.values()}
+            asked = {self.rank_of(call.to) for call in self._calls.values()}
             task.wait(event, HostWait(purpose, tuple(sorted(asked))))
 
     def shutdown(self) -> None:
@@ -350,14 +350,24 @@ class SimAgent:
         with contextlib.suppress(RuntimeError):
             self.send(to, message, came)
 
-    def _rank_of(self, worker: int) -> int:
+    @property
+    def limits(self) -> bool:
+        """Whether the program has set how long its calls may take."""
+        return self.timeout_s not in (DEFAULT_TIMEOUT_S, INFINITE)
+
+    def name_of(self, worker: int) -> str:
+        """What a worker is called."""
+        info = self.infos.get(worker)
+        return info.name if info else str(worker)
+
+    def rank_of(self, worker: int) -> int:
+        """The rank whose process it is in."""
         agent = self.workers.agents.get(worker)
         return worker if agent is None else agent.process.rank
 
     def waits_for(self, what: str, worker: int) -> HostWait:
         """What a thread is said to wait for that wants an answer from *worker*."""
-        info = self.infos.get(worker)
-        return HostWait(f"{what} to {info.name if info else worker}", (self._rank_of(worker),))
+        return HostWait(f"{what} to {self.name_of(worker)}", (self.rank_of(worker),))
 
 
 def error_text(error: BaseException) -> str:

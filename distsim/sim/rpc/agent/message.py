@@ -35,6 +35,12 @@ class Message:
     autograd_id: int = 0
     sender: int = -1
     """Worker that sent it."""
+    request: tuple[int, int] | None = None
+    """Of a request: rank and index of its record."""
+    profile: Any = None
+    """How the sender is profiled, and with it the callee (profiling.py); None: not."""
+    events: Any = ()
+    """What a profile of the callee has seen."""
 
     @property
     def wire_kind(self) -> str:
@@ -69,8 +75,12 @@ def _nbytes(tensor: Tensor) -> int:
 
 def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors as they are now, without their history. What the host does for it is the network card's work."""
-    with torch._C._DisableTorchDispatch(), torch.no_grad():
-        return [_copy(tensor.detach()) for tensor in tensors]
+    torch.autograd._enable_record_function(False)
+    try:
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            return [_copy(tensor.detach()) for tensor in tensors]
+    finally:
+        torch.autograd._enable_record_function(True)
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ has until then. So every node runs once, with its sum of gradients, as in torch'
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import simpy
@@ -21,7 +22,7 @@ from distsim.sim.isolation.process import require_task
 from distsim.sim.rpc.agent.message import Failed, Message, copied
 from distsim.sim.rpc.autograd.context import Container, Context, Send
 
-__all__ = ["came_back", "execute", "gradients_came"]
+__all__ = ["came_back", "execute", "gradients_came", "label"]
 
 Done = Callable[["Exception | None"], None]
 _ACCUMULATE = "AccumulateGrad"
@@ -233,6 +234,17 @@ def _fitted(grad: Tensor, node: Any, number: int) -> Tensor:
     return grad.sum_to_size(meta.shape).to(meta.dtype)
 
 
+@contextmanager
+def label(name: str) -> Iterator[None]:
+    """What a profile of this process, if there is one, calls what is done meanwhile."""
+    task = require_task()
+    begun_s = task.now_s()
+    yield
+    recorder = task.process.recorder
+    if recorder is not None:
+        recorder.operator(name, begun_s, task.now_s() - begun_s, ())
+
+
 def came_back(context: Context, message: Message, grads: Sequence[Tensor]) -> None:
     """torch's engine has come to a node where tensors came in."""
     if context.backward is None:
@@ -247,6 +259,11 @@ def _on_node(container: Container, error: Exception) -> RuntimeError:
 
 def execute(container: Container, agent: Any, context_id: int, roots: Sequence[Tensor], retain_graph: bool) -> None:
     """`dist_autograd.backward`."""
+    with label("torch::distributed::autograd::backward"):
+        _execute(container, agent, context_id, roots, retain_graph)
+
+
+def _execute(container: Container, agent: Any, context_id: int, roots: Sequence[Tensor], retain_graph: bool) -> None:
     context = container.ready().retrieve(context_id)
     if not roots:
         raise RuntimeError("No tensors provided for gradient computation.")
@@ -280,7 +297,7 @@ def execute(container: Container, agent: Any, context_id: int, roots: Sequence[T
             ended,
             HostWait(
                 "dist_autograd.backward: the other workers' gradients",
-                tuple(sorted(agent._rank_of(worker) for worker in context.workers)),
+                tuple(sorted(agent.rank_of(worker) for worker in context.workers)),
             ),
         )
     if errors:
@@ -309,7 +326,8 @@ def gradients_came(container: Container, agent: Any, message: Message, done: Don
         answer = done
     current: Pass = context.backward
     try:
-        current.run(send.edges, list(message.tensors))
+        with label("torch::distributed::autograd::SendRpcBackward"):
+            current.run(send.edges, list(message.tensors))
     except Exception as error:
         current.end(error)
     if answer is not None:

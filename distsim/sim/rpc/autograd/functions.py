@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from distsim.sim.rpc.agent.message import Message
 from distsim.sim.rpc.autograd.context import NONE, Container, Context, Send
-from distsim.sim.rpc.autograd.engine import came_back
+from distsim.sim.rpc.autograd.engine import came_back, label
 
 __all__ = ["attach", "received"]
 
@@ -33,7 +33,8 @@ class _Recv(torch.autograd.Function):
             torch.zeros(meta.shape, dtype=meta.dtype, device=meta.device) if grad is None else grad
             for grad, meta in zip(grads, ctx._input_metadata, strict=True)
         ]
-        came_back(context, message, known)
+        with label("torch::distributed::autograd::RecvRpcBackward"):
+            came_back(context, message, known)
         return None, None, None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from distsim.debug.diagnosis.context import Case
-from distsim.debug.diagnosis.messages import Disagreement, disagreement
+from distsim.debug.diagnosis.pairs.messages import Disagreement, disagreement
 from distsim.debug.diagnosis.ranking import order
 from distsim.debug.diagnosis.waits.wait_graph import WaitGraph
 from distsim.debug.matching.agreement import check_pair

@@ -14,7 +14,7 @@ import pytest
 
 from distsim.debug.records.frames import is_ours
 
-__all__ = ["RankReport", "describe", "full_names"]
+__all__ = ["RankReport", "describe", "full_names", "pruned"]
 
 _CALLS = (os.path.join("torch", "distributed", "c10d_logger.py"), os.path.join("distributed", "distributed_c10d.py"))
 """What lies between the user's `dist.all_reduce(t)` and the group: the same for every error of every call."""
@@ -71,13 +71,14 @@ def _without_ours(error: BaseException, seen: set[int]) -> None:
     if id(error) in seen:
         return
     seen.add(id(error))
-    error.__traceback__ = _pruned(error.__traceback__)
+    error.__traceback__ = pruned(error.__traceback__)
     for other in (error.__cause__, error.__context__):
         if other is not None:
             _without_ours(other, seen)
 
 
-def _pruned(trace: TracebackType | None) -> TracebackType | None:
+def pruned(trace: TracebackType | None) -> TracebackType | None:
+    """*trace* without distsim's frames, and without those inside torch's call."""
     kept: list[TracebackType] = []
     while trace is not None:
         if not is_ours(trace.tb_frame.f_code.co_filename):

@@ -1,23 +1,26 @@
 """Fixtures in a body that runs on every rank: there is one of each, and many ranks.
 
-Most simply work (`tmp_path`, `caplog`, values of the user's own). These do not: `capsys` would hold what
-all ranks print, what `subtests` reports from another process is never heard of, and a model that simulated
-ranks shared would be trained by all of them at once: `on_this_rank` says what is copied and what is shared.
+Most simply work (`tmp_path`, values of the user's own). These do not: `capsys` and `caplog` would hold what all ranks
+print and log, what `subtests` reports from another process is never heard of, and a model that simulated ranks shared
+would be trained by all of them at once: `on_this_rank` says what is copied and what is shared.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import sys
 import unittest
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pytest
 
-__all__ = ["NoCopy", "RankCapture", "on_this_rank", "refuse_shared", "sub_tests_of"]
+from distsim.plugin.on_rank.instance import is_plain, on_own_instance
+
+__all__ = ["NoCopy", "RankCapture", "holds_tensors", "on_this_rank", "refuse_shared", "sub_tests_of"]
 
 _REFUSED = {
     **dict.fromkeys(
@@ -102,44 +105,78 @@ class SubTests:
 
 
 @contextlib.contextmanager
-def on_this_rank(arguments: Mapping[str, Any], *, share_memory: bool) -> Iterator[dict[str, Any]]:
-    """The body's arguments, with this rank's own in the place of those that pytest made for all.
+def on_this_rank(
+    body: functools.partial[Any], arguments: Mapping[str, Any], instance: object, *, share_memory: bool
+) -> Iterator[Callable[[], Any]]:
+    """*body* with its arguments and its `self` (*instance*), with this rank's own in the place of those that pytest
+    made for all.
 
     Where ranks *share memory*, these are copied for each: tensors, models, optimizers, learning rate schedulers, and
-    dicts, lists and tuples that have one of them inside, with all they hold. They are copied together, so that an
-    optimizer keeps its model and a scheduler its optimizer. One that cannot be copied is refused: shared, all ranks
-    would train it. Any other object, a user's own that has a model as attribute too, is shared by all ranks.
+    dicts, lists and tuples that have one of them inside, with all they hold; `self`, with its containers. They are
+    copied together, so that an optimizer keeps its model and a scheduler its optimizer. One that cannot be copied is
+    refused: shared, all ranks would train it. What `monkeypatch` sets and what `caplog` holds is this rank's. Any other
+    object, a user's own that has a model as attribute too, is shared by all ranks.
     Forked processes have copies of everything anyway.
     """
     mine = dict(arguments)
+    patch = None
     if share_memory:
-        mine.update(_copies({name: value for name, value in mine.items() if _holds_tensors(value)}))
+        from distsim.plugin.on_rank.log import rank_log
+        from distsim.plugin.on_rank.monkeypatch import RankMonkeyPatch
+
+        copies = Copies()
+        mine.update({name: copies.of(name, value) for name, value in mine.items() if holds_tensors(value)})
+        if instance is not None:
+            body, mine = on_own_instance(body, mine, instance, copies.of_attribute)
+        copies.take_gradients()
+        if isinstance(mine.get("monkeypatch"), pytest.MonkeyPatch):
+            patch = mine["monkeypatch"] = RankMonkeyPatch()
+        if isinstance(mine.get("caplog"), pytest.LogCaptureFixture):
+            mine["caplog"] = rank_log(mine["caplog"])
     if "subtests" in mine:
         mine["subtests"] = SubTests()
-    if not isinstance(mine.get("capsys"), pytest.CaptureFixture):
-        yield mine
-        return
-    capture = mine["capsys"] = RankCapture()
+    capture = None
+    if isinstance(mine.get("capsys"), pytest.CaptureFixture):
+        capture = mine["capsys"] = RankCapture()
     try:
-        yield mine
+        yield functools.partial(body, **mine)
     finally:
-        capture.end()
+        if patch is not None:
+            patch.undo()
+        if capture is not None:
+            capture.end()
 
 
-def _copies(trained: Mapping[str, Any]) -> dict[str, Any]:
-    from torch.nn import Parameter
+class Copies:
+    """One rank's copies of what all would train: what refers to one another does so among the copies, too."""
 
-    memo: dict[int, Any] = {}
-    copies: dict[str, Any] = {}
-    for name, value in trained.items():
+    def __init__(self) -> None:
+        self._memo: dict[int, Any] = {}
+
+    def of(self, name: str, value: Any) -> Any:
+        """A copy of *value*. Raises NoCopy with its *name*."""
         try:
-            copies[name] = copy.deepcopy(value, memo)
+            return copy.deepcopy(value, self._memo)
         except Exception as error:
             raise NoCopy(_no_copy(name, value, error)) from None
-    for original in list(memo.get(id(memo), ())):  # where deepcopy keeps all that it has copied
-        if isinstance(original, Parameter) and original.grad is not None:  # which torch leaves out of the copy
-            memo[id(original)].grad = copy.deepcopy(original.grad, memo)
-    return copies
+
+    def of_attribute(self, name: str, value: Any) -> Any:
+        """A copy of an attribute of `self`, where it is a tensor and its like, or a container; else it itself."""
+        if holds_tensors(value):
+            return self.of(name, value)
+        if is_plain(value):
+            with contextlib.suppress(Exception):  # a lock inside: shared, as it always was
+                return copy.deepcopy(value, self._memo)
+        return value
+
+    def take_gradients(self) -> None:
+        """torch leaves them out of the copy."""
+        from torch.nn import Parameter
+
+        memo = self._memo
+        for original in list(memo.get(id(memo), ())):  # where deepcopy keeps all that it has copied
+            if isinstance(original, Parameter) and original.grad is not None:
+                memo[id(original)].grad = copy.deepcopy(original.grad, memo)
 
 
 def _no_copy(name: str, value: object, error: Exception) -> str:
@@ -154,14 +191,15 @@ def _no_copy(name: str, value: object, error: Exception) -> str:
     return f"{expected}, got {type(error).__name__}: {why}; make it in the body"
 
 
-def _holds_tensors(value: object) -> bool:
+def holds_tensors(value: object) -> bool:
+    """Whether *value* is something that is trained, or holds it in a dict, list or tuple."""
     import torch
     from torch.optim.lr_scheduler import LRScheduler
 
     if isinstance(value, torch.Tensor | torch.nn.Module | torch.optim.Optimizer | LRScheduler):
         return True
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return any(map(_holds_tensors, inside))
+    return any(map(holds_tensors, inside))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,125 @@
+"""What remote calls, and the threads that serve them, wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from distsim.debug.matching.index import DEAD, EvidenceIndex
+from distsim.debug.matching.remote_calls import Actor, anyone, serving
+from distsim.debug.matching.secondary_errors import aftermath
+from distsim.debug.records import CallRecord, CallWait, HostWait, Phase, Wait
+
+__all__ = ["Need", "RemoteWaits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One wait: the ranks (or threads that serve) it needs, all of them or any one."""
+
+    wait: Wait
+    ranks: tuple[Actor, ...]
+    any_of: bool = False
+    mismatch: int | None = None
+    """It can never be met: number of the contradiction that the call ran into."""
+
+    @property
+    def hopeless(self) -> bool:
+        return self.mismatch is not None or (self.any_of and not self.ranks)
+
+
+class RemoteWaits:
+    """The part of a wait-for graph that is torch.distributed.rpc's. *moving*: the running ranks that are trusted."""
+
+    def __init__(self, index: EvidenceIndex, moving: Collection[int], nothing_moves: bool) -> None:
+        self._index = index
+        self._moving = frozenset(moving)
+        self._nothing_moves = nothing_moves
+        self._patience_s = 0.0 if nothing_moves else index.evidence.hang_after_s
+        self.since_s: dict[Actor, float] = {serving(one): one.issued_s for one in self.served()}
+        """Threads that serve, and workers that are to answer -> since when."""
+        self._comers: dict[tuple[Actor, ...], tuple[Actor, ...]] = {}
+
+    def served(self) -> Iterator[CallRecord]:
+        """What is served anywhere, and not answered."""
+        for calls in self._index.remote.open.values():
+            yield from calls
+
+    def to_serve(self, served: CallRecord, need_of: Callable[[CallRecord], Need | None]) -> list[Need]:
+        """What keeps a thread that serves: the calls that it waits in; nothing where nobody knows what."""
+        if self._is_gone(served.rank):
+            return [Need(CallWait(served), (served.rank,))]
+        calls = self._index.remote.waits_of(served, self._index.records(served.rank))
+        return [need for call in calls if (need := need_of(call)) is not None]
+
+    def who_comes(self, ranks: tuple[Actor, ...]) -> tuple[Actor, ...]:
+        """Who may come to a group's call of *ranks*: where a rank serves, any of its threads may. The same tuple for
+        the same ranks."""
+        serves = self._index.remote.open
+        if not serves:
+            return ranks
+        if ranks not in self._comers:
+            several = [r for r in ranks if isinstance(r, int) and r in serves and not self._is_gone(r)]
+            self._comers[ranks] = tuple(anyone(r) if r in several and isinstance(r, int) else r for r in ranks)
+        found = self._comers[ranks]
+        return ranks if found == ranks else found
+
+    def comers(self) -> dict[Actor, list[Need]]:
+        """Of a rank that serves, its threads: any one that goes on may come."""
+        return {
+            anyone(rank): [Need(HostWait("a thread"), (rank, *(serving(one) for one in calls)), any_of=True)]
+            for rank, calls in self._index.remote.open.items()
+        }
+
+    def _is_gone(self, rank: int) -> bool:
+        """Its process serves nobody. A program that stands somewhere on its host keeps no thread of RPC's from it."""
+        state = self._index.states[rank]
+        gone = state.phase in DEAD and state.phase is not Phase.HOST_STUCK
+        return rank not in self._moving and (gone or state.silent_s is not None)
+
+    def trusted(self, needs: Mapping[Actor, Sequence[Need]]) -> list[Actor]:
+        """Threads and workers of which nothing is known but that they live, and that others have not lost patience
+        with."""
+        patience_s, watched_s = self._patience_s, self._index.evidence.watched_s
+        return [
+            actor
+            for actor, since_s in self.since_s.items()
+            if not needs.get(actor) and (patience_s is None or watched_s(since_s) < patience_s)
+        ]
+
+    def need(self, call: CallRecord) -> Need | None:
+        """What a remote call lacks."""
+        assert call.remote is not None
+        to, limit_s, patience_s = call.peer, call.remote.gives_up_s, self._index.evidence.hang_after_s
+        if to is None:
+            return None
+        if call.done:  # it failed, and its rank with it
+            return Need(CallWait(call), (to,)) if self._is_gone(to) and aftermath(call.error) else None
+        if limit_s is not None and not self._nothing_moves and (patience_s is None or limit_s <= patience_s):
+            return None  # it ends by itself: the program has said when
+        if self._is_gone(to):
+            return Need(CallWait(call), (to,))
+        if self._may_be_overwritten(call, to):
+            return None
+        answer = self._index.remote.answer(call)
+        for actor in answer.actors:
+            if actor not in self.since_s:
+                self.since_s[actor] = call.issued_s
+        return Need(CallWait(call), answer.actors, any_of=answer.busy is not None)
+
+    def _may_be_overwritten(self, call: CallRecord, to: int) -> bool:
+        """Whether a call's other end may have been on record, and thousands of later ones have taken its place: a
+        trainer's whole training is a single remote call."""
+        index = self._index
+        asked, rref = index.remote.asked(call), None if call.remote is None else call.remote.rref
+        if asked is call and call.op == "to_here":
+            return rref is not None and index.truncated(rref[0])
+        if index.remote.served(asked) is not None or not index.truncated(to):
+            return False
+        records = index.records(to)
+        return not records or records[0].issued_s > asked.issued_s
+
+    def to_shut_down(self, call: CallRecord) -> Need | None:
+        """All workers have come to their shutdown: each waits until no call of any is under way."""
+        left = [one for one in self.served() if one.rank in call.group.ranks]
+        return Need(CallWait(call), tuple(serving(one) for one in left)) if left else None

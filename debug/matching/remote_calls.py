@@ -1,0 +1,133 @@
+"""Remote calls of evidence: who serves which, and what an open one waits for.
+
+Who does something here is an *actor*: a rank (its program's own threads), a thread that serves one call, or the agent
+of a worker, which takes requests and replies as long as its process lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from distsim.debug.records import CallRecord
+from distsim.debug.records.remote import SERVE
+
+__all__ = ["Actor", "Answer", "RemoteCalls", "agent", "anyone", "rank_of", "serving"]
+
+Actor = int | tuple[str, int, int]
+"""A rank, ("serving", rank, index of the record), ("agent", rank, 0), or ("anyone", rank, 0)."""
+
+
+def serving(record: CallRecord) -> Actor:
+    """The actor that serves what *record* (of `rpc_serve`) says."""
+    return "serving", record.rank, record.index
+
+
+def agent(rank: int) -> Actor:
+    """The one that takes requests and replies for *rank*."""
+    return "agent", rank, 0
+
+
+def anyone(rank: int) -> Actor:
+    """Whichever of a rank's threads, its program's or those that serve, comes to a group's call."""
+    return "anyone", rank, 0
+
+
+def rank_of(actor: Actor) -> int:
+    """Whose process it is in."""
+    return actor if isinstance(actor, int) else actor[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an open call waits for."""
+
+    actors: tuple[Actor, ...]
+    busy: int | None = None
+    """All threads of this rank's worker serve: any of *actors* that ends would do."""
+
+
+class RemoteCalls:
+    """Index of all records of remote calls."""
+
+    def __init__(self, records: Mapping[int, Sequence[CallRecord]]) -> None:
+        self._by_number: dict[tuple[int, int], CallRecord] = {}
+        self._serves: dict[tuple[int, int], CallRecord] = {}
+        """By rank and index of the request."""
+        self._makers: dict[tuple[int, int], CallRecord] = {}
+        """By RRefId: the `remote` that asked for the value."""
+        self.open: dict[int, list[CallRecord]] = {}
+        """Rank -> what it serves and has not answered."""
+        self._names: dict[int, str] = {}
+        for rank, calls in records.items():
+            for call in calls:
+                if call.remote is None:
+                    continue
+                self._by_number[rank, call.index] = call
+                self._names[rank] = call.remote.callee if call.op == SERVE else call.remote.caller
+                if call.op != SERVE:
+                    if call.op == "remote" and call.remote.rref is not None:
+                        self._makers[call.remote.rref] = call
+                    continue
+                if call.remote.request is not None:
+                    self._serves[call.remote.request] = call
+                if not call.done:
+                    self.open.setdefault(rank, []).append(call)
+
+    def request(self, served: CallRecord) -> CallRecord | None:
+        """The call that is served, as its caller has recorded it."""
+        number = served.remote.request if served.remote is not None else None
+        return self._by_number.get(number) if number is not None else None
+
+    def served(self, call: CallRecord) -> CallRecord | None:
+        """The other end of a call, where its callee has begun it."""
+        return self._serves.get((call.rank, call.index))
+
+    def asked(self, call: CallRecord) -> CallRecord:
+        """The request that an open call waits for: a fetch waits for the one that makes its value."""
+        rref = call.remote.rref if call.remote is not None and call.op == "to_here" else None
+        return call if rref is None else self._makers.get(rref, call)
+
+    def name(self, rank: int) -> str | None:
+        """What its worker is called."""
+        return self._names.get(rank)
+
+    def record(self, actor: Actor) -> CallRecord | None:
+        """What a serving actor serves."""
+        return self._by_number.get(actor[1:]) if isinstance(actor, tuple) and actor[0] == "serving" else None
+
+    def waits_of(self, served: CallRecord, calls: Sequence[CallRecord]) -> list[CallRecord]:
+        """Of *calls* of its rank those that the thread waits in that serves."""
+        if served.is_async:
+            return []
+        return [
+            call
+            for call in calls
+            if call.index > served.index
+            and call.thread == served.thread
+            and call.op != SERVE
+            and not call.done
+            and (call.waited or not call.is_async)
+        ]
+
+    def busy(self, rank: int) -> list[CallRecord]:
+        """What occupies the threads of a rank's worker, where none of them is free; else nothing."""
+        held = [one for one in self.open.get(rank, ()) if not one.is_async]
+        limit = next((one.remote.threads for one in held if one.remote is not None and one.remote.threads), 0)
+        return held if limit and len(held) >= limit else []
+
+    def answer(self, call: CallRecord) -> Answer:
+        """What must happen before *call*, which is open, comes back."""
+        remote, to = call.remote, call.peer
+        assert remote is not None
+        if to is None:
+            return Answer(())
+        asked = self.asked(call)
+        served = self._serves.get((asked.rank, asked.index))
+        if served is not None and not served.done:
+            return Answer((serving(served),))
+        if served is None and (held := self.busy(to)):
+            return Answer(tuple(serving(one) for one in held), busy=to)
+        if served is not None and asked is call and (held := self.busy(call.rank)):  # a reply takes a thread, too
+            return Answer(tuple(serving(one) for one in held), busy=call.rank)
+        return Answer((agent(to),))

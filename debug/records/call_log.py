@@ -1,0 +1,133 @@
+"""The calls that one rank has made: the last of them, and what all before them come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from distsim.debug.records.call import CallRecord, Group
+
+__all__ = ["CallLog", "CallSum", "window"]
+
+Span = tuple[float, float]
+Alike = tuple[Group, str, str, str, int | None, int, int]
+"""Group, operation, first dtype, device, peer, and two figures that only sizes of about the same order share."""
+KEPT, MOST_KEPT, LEAST_KEPT = 1 << 21, 4_000, 500
+"""Calls that are kept of all ranks together, and of one at most and at least: some 430 bytes each."""
+_ALWAYS_KEPT = frozenset({"init_process_group", "new_group"})
+"""They are few, and say which groups there are."""
+
+
+def window(num_ranks: int) -> int:
+    """How many calls of each of so many ranks are kept."""
+    return max(LEAST_KEPT, min(MOST_KEPT, KEPT // num_ranks))
+
+
+@dataclass(slots=True)
+class CallSum:
+    """Calls that are alike, together: those that have ended well."""
+
+    first: CallRecord
+    count: int = 0
+    nbytes: int = 0
+    time_s: float = 0.0
+    """From the last arrival to the end."""
+
+
+@dataclass(slots=True)
+class CallLog:
+    """In program order. What a program's last calls are not is summed up and forgotten, but for calls that are still
+    under way, or whose handle nobody has waited for."""
+
+    keep: int | None = None
+    """So many calls are kept at least, a quarter more at most; None: all."""
+    last: list[CallRecord] = field(default_factory=list)
+    made: int = 0
+    """Calls in all."""
+    sums: dict[Alike, CallSum] = field(default_factory=dict)
+    """Of the calls that are not among `last`."""
+    _left: list[CallRecord] = field(default_factory=list)
+    """Summed up, and kept all the same."""
+    _moved_s: float = 0.0
+    """In which bytes of a call that is summed up moved."""
+    _spans: list[Span] = field(default_factory=list)
+    """When such did that may have moved beside those of a call among `last`."""
+
+    def add(self, record: CallRecord, now_s: float) -> None:
+        """The rank's next call; *now_s*: none begins to move before that."""
+        record.index = self.made
+        self.made += 1
+        last = self.last
+        last.append(record)
+        if self.keep is not None and len(last) > self.keep + self.keep // 4:
+            self._forget(now_s)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some call is not among `kept`."""
+        return self.made > len(self.last) + len(self._left)
+
+    def kept(self) -> list[CallRecord]:
+        """All that are left, by number."""
+        left = [record for record in self._left if _stays(record)]
+        return sorted([*left, *self.last], key=lambda record: record.index) if left else self.last
+
+    def together(self) -> Iterator[CallSum]:
+        """All that have ended, in order: what is summed up, then one by one those of `last`."""
+        yield from self.sums.values()
+        for record in self.last:
+            if record.started_s is not None and record.completed_s is not None:
+                yield CallSum(record, 1, record.nbytes, record.completed_s - record.started_s)
+
+    def moving_s(self) -> float:
+        """Seconds in which bytes of at least one call moved."""
+        rest_s, _ = _union((*self._spans, *_spans(self.last)), float("inf"))
+        return self._moved_s + rest_s
+
+    def _forget(self, now_s: float) -> None:
+        assert self.keep is not None
+        old = self.last[: -self.keep]
+        done = [record for record in old if record.done]
+        self.last[: -self.keep] = [record for record in old if not record.done]
+        for record in done:
+            self._sum_up(record)
+        since_s = min((r.started_s for r in self.last if r.started_s is not None), default=now_s)
+        moved_s, self._spans = _union((*self._spans, *_spans(done)), min(since_s, now_s))
+        self._moved_s += moved_s
+        self._left = [record for record in (*self._left, *done) if _stays(record)]
+
+    def _sum_up(self, record: CallRecord) -> None:
+        if record.started_s is None or record.completed_s is None:
+            return
+        nbytes = record.nbytes
+        order = nbytes.bit_length(), max(0, nbytes - 1).bit_length()
+        dtype = record.dtypes[0] if record.dtypes else ""
+        key = (record.group, record.op, dtype, record.device, record.peer, *order)
+        found = self.sums.get(key)
+        if found is None:
+            found = self.sums[key] = CallSum(record)
+        found.count += 1
+        found.nbytes += nbytes
+        found.time_s += record.completed_s - record.started_s
+
+
+def _stays(record: CallRecord) -> bool:
+    return record.op in _ALWAYS_KEPT or (record.is_async and not record.waited)
+
+
+def _spans(records: Sequence[CallRecord]) -> list[Span]:
+    return [(r.started_s, r.completed_s) for r in records if r.started_s is not None and r.completed_s is not None]
+
+
+def _union(spans: Iterable[Span], until_s: float) -> tuple[float, list[Span]]:
+    """Seconds up to *until_s* that at least one of *spans* covers; and what they cover later."""
+    total, end_s = 0.0, float("-inf")
+    later: list[Span] = []
+    for begin, finish in sorted(spans):
+        if finish > until_s:
+            later.append((max(begin, until_s), finish))
+            finish = until_s
+        if finish > end_s and begin < finish:
+            total += finish - max(begin, end_s)
+            end_s = finish
+    return total, later

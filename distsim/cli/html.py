@@ -1,0 +1,72 @@
+"""`distsim html REPORT.json`: a page one can look at of a report that is there."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from distsim.errors import UsageError
+
+__all__ = ["add_parser"]
+
+LARGEST = 256 << 20
+DESCRIPTION = """\
+Make a page one can look at of a JSON report: of any --report FILE, or of the JSON that such a page has.
+
+  distsim html report.json               writes report.html
+  distsim html report.json -o page.html
+
+A --report FILE has the verdict, the times and the links; lanes, stacks and messages need the records, which only
+--html takes along (distsim run --html, diagnose --html).
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `html`."""
+    parser = subparsers.add_parser(
+        "html",
+        help="make a page one can look at of a JSON report",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("report", metavar="REPORT.json", help="a report (schema distsim.report/1)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the page (default: REPORT.html beside it)")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page; 0, whatever the report says."""
+    from distsim.report.html import check_page
+    from distsim.text.strangers import load_json, read_bytes
+
+    output = args.output or str(Path(args.report).with_suffix(".html"))
+    check_page(output, "-o" if args.output else "html")
+    try:
+        document = load_json(read_bytes(args.report, LARGEST))
+    except OSError as error:
+        raise UsageError(f"{args.report}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise UsageError(f"{args.report}: no JSON ({_line(error)})") from None
+    if not isinstance(document, dict):
+        raise UsageError(f"{args.report}: no report of distsim (expected an object, got a {type(document).__name__})")
+    from distsim.report.html.page import write_page
+    from distsim.report.html.pages import run_page
+
+    try:
+        page = run_page(document)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as error:
+        raise UsageError(f"{args.report}: no report of distsim, or a damaged one ({_line(error)})") from None
+    try:
+        write_page(page, output)
+    except OSError as error:
+        raise UsageError(f"{output}: cannot be written ({error.strerror})") from None
+    print(f"wrote {output}")
+    return 0
+
+
+def _line(error: Exception) -> str:
+    text = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, KeyError):
+        return f"it has no {text}"
+    return text[:200] or type(error).__name__

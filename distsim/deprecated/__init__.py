@@ -1,0 +1,71 @@
+"""What torch.distributed has dropped, on today's: `import distsim.deprecated as dist` in a program of torch 0.x or 1.0.
+
+Begin at functions.py, the names of that time. ranks.py gives ranks to processes that were given none, multicast.py
+finds the processes of a `tcp://` multicast address, multigpu.py has the collectives of several devices a rank,
+in_torch.py puts it all into torch.distributed itself while a program is simulated or under guard, and launch.py is
+`python -m distsim.deprecated.launch`, torch.distributed.launch's way of starting a script.
+"""
+
+from __future__ import annotations
+
+from distsim.deprecated.functions import (
+    all_gather,
+    all_reduce,
+    barrier,
+    broadcast,
+    destroy_process_group,
+    dist_backend,
+    gather,
+    get_rank,
+    get_world_size,
+    group,
+    init_master_worker,
+    init_process_group,
+    irecv,
+    is_available,
+    is_initialized,
+    isend,
+    new_group,
+    recv,
+    reduce,
+    reduce_op,
+    scatter,
+    send,
+)
+from distsim.deprecated.multigpu import (
+    all_gather_multigpu,
+    all_reduce_multigpu,
+    broadcast_multigpu,
+    reduce_multigpu,
+    reduce_scatter_multigpu,
+)
+
+__all__ = [
+    "all_gather",
+    "all_gather_multigpu",
+    "all_reduce",
+    "all_reduce_multigpu",
+    "barrier",
+    "broadcast",
+    "broadcast_multigpu",
+    "destroy_process_group",
+    "dist_backend",
+    "gather",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "init_master_worker",
+    "init_process_group",
+    "irecv",
+    "is_available",
+    "is_initialized",
+    "isend",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_multigpu",
+    "reduce_op",
+    "reduce_scatter_multigpu",
+    "scatter",
+    "send",
+]

@@ -1,0 +1,113 @@
+"""What torch.distributed had once, put back into it: for the time of a simulation, and under guard.
+
+Programs call torch's own names, so they are met there: the backend `tcp`, `init_process_group` without ranks, the
+collectives of several devices a rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from distsim.deprecated import multicast, multigpu
+from distsim.deprecated.ranks import Meeting, meeting_at, take_place
+
+__all__ = ["begins", "known_backend", "note", "torch_patches", "with_ranks"]
+
+GLOO_FOR_TCP = "backend 'tcp', which torch has dropped, is served by gloo"
+
+
+def note(text: str) -> None:
+    """Tell the user, at the line that asked, what is not as the program says. A simulation notes it in its report."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "distsim.")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)
+
+
+def begins(meeting: Meeting, rank: int) -> None:
+    """A process knows its rank, and is about to join. The guard makes its ring."""
+
+
+def known_backend(backend: Any) -> Any:
+    """*backend*, with gloo for `tcp`."""
+    if isinstance(backend, str) and backend.lower() == "tcp" and "tcp" not in c10d.Backend._plugins:
+        note(GLOO_FOR_TCP)
+        return c10d.Backend.GLOO
+    return backend
+
+
+def with_ranks(
+    backend: Any, init_method: Any, timeout: timedelta | None, world_size: int, rank: int, group_name: str
+) -> dict[str, Any]:
+    """What is to be said to torch's init_process_group instead: where the processes meet, and which rank this one is;
+    nothing where torch finds out by itself. MPI gives its ranks itself. Waits for the others at a multicast address."""
+    if isinstance(backend, str) and backend.lower() == "mpi":
+        return {}
+    meeting = meeting_at(init_method, rank, world_size, group_name)
+    if meeting is None:
+        return {}
+    if meeting.address:
+        store, rank = multicast.meet(meeting, timeout or c10d.default_pg_timeout)
+    else:
+        place, store = take_place(meeting, dist.FileStore(meeting.path, meeting.world_size))
+        rank = place if meeting.rank < 0 else meeting.rank
+    begins(meeting, rank)
+    return {"init_method": None, "store": store, "rank": rank, "world_size": meeting.world_size}
+
+
+def torch_patches() -> list[tuple[Any, str, Any]]:
+    """(holder, attribute, replacement). The public init_process_group stays the same object, for those who have
+    imported it: what is exchanged is the function within its decorator."""
+    patches: list[tuple[Any, str, Any]] = [(c10d.Backend, "__new__", _backend(c10d.Backend.__new__))]
+    public = c10d.init_process_group
+    cells = dict(zip(public.__code__.co_freevars, public.__closure__ or (), strict=True))
+    if "func" in cells:
+        patches.append((cells["func"], "cell_contents", _init(cells["func"].cell_contents)))
+    for name in multigpu.__all__:
+        if not hasattr(c10d, name):  # torch before 2.2
+            patches += [(holder, name, getattr(multigpu, name)) for holder in (c10d, dist)]
+    return patches
+
+
+def _backend(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def new(cls: type, name: Any) -> Any:
+        return original(cls, known_backend(name))
+
+    return staticmethod(new)
+
+
+def _init(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def init_process_group(
+        backend: Any = None,
+        init_method: Any = None,
+        timeout: timedelta | None = None,
+        world_size: int = -1,
+        rank: int = -1,
+        store: Any = None,
+        group_name: str = "",
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        said: dict[str, Any] = {
+            "init_method": init_method,
+            "timeout": timeout,
+            "world_size": world_size,
+            "rank": rank,
+            "store": store,
+            "group_name": group_name,
+        }
+        if store is None and c10d.GroupMember.WORLD is None:
+            said |= with_ranks(backend, init_method, timeout, world_size, rank, group_name)
+        original(backend, *said.values(), *args, **kwargs)
+
+    return init_process_group

@@ -1,0 +1,43 @@
+"""`python -m distsim.deprecated.launch [distsim run's flags] SCRIPT ...`: as torch.distributed.launch starts a script.
+
+It is told its local rank by an argument, `--local_rank=N`, unless `--use_env` is given; the environment has it in both
+cases.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+__all__ = ["local_rank_flag", "main"]
+
+
+def local_rank_flag(script: str, module: bool, use_env: bool) -> str | None:
+    """How *script* calls that argument: torch said `--local_rank` up to 1.13, and since says `--local-rank`. A script
+    that speaks of the second gets the second. None with *use_env*: it is told in the environment only."""
+    if use_env:
+        return None
+    path: str | None = script
+    if module:
+        try:
+            spec = find_spec(script)
+        except (ImportError, ValueError):
+            spec = None
+        path = None if spec is None else spec.origin
+    try:
+        text = Path(path or "").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    return "--local-rank" if "--local-rank" in text else "--local_rank"
+
+
+def main(argv: list[str]) -> int:
+    """`distsim run` with that argument."""
+    sys.argv[1:] = ["run", "--no-use-env", *argv]
+    return int(importlib.import_module("distsim.cli").main())  # of all parts the command line lies furthest out
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,207 @@
+"""The collectives of several devices a rank, which torch has dropped with 2.2: each rank gives a tensor on each of its
+devices, and the operation goes over all devices of all ranks.
+
+A rank's own devices are gone over first, on the device of its first tensor, and one tensor a rank goes out: backends of
+today take no more. So any backend does it, on CPU tensors too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = [
+    "all_gather_multigpu",
+    "all_reduce_multigpu",
+    "broadcast_multigpu",
+    "reduce_multigpu",
+    "reduce_scatter_multigpu",
+]
+
+SUM = dist.ReduceOp.SUM
+
+
+class MultiWork:
+    """A request whose last step, the way to the rank's other devices, is taken by whoever waits for it."""
+
+    def __init__(self, work: Any, finish: Callable[[], None]) -> None:
+        self._work = work
+        self._finish: Callable[[], None] | None = finish
+
+    def is_completed(self) -> bool:
+        """Whether what went over the network has come."""
+        return bool(self._work.is_completed())
+
+    def wait(self, *timeout: Any) -> bool:
+        """Until the tensors of all devices have what is theirs."""
+        self._work.wait(*timeout)
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+        return True
+
+
+def broadcast_multigpu(
+    tensor_list: Sequence[Tensor], src: int, group: Any = None, async_op: bool = False, src_tensor: int = 0
+) -> Any:
+    """`tensor_list[src_tensor]` of rank *src* to every tensor of every rank's list."""
+    _check("broadcast_multigpu", tensor_list)
+    is_source = dist.get_rank() == src
+    if is_source and not 0 <= src_tensor < len(tensor_list):
+        raise ValueError(f"broadcast_multigpu: src_tensor {src_tensor} of a list of {len(tensor_list)} tensors")
+    first = tensor_list[src_tensor] if is_source else tensor_list[0]
+    work = dist.broadcast(first, src, group, async_op)
+
+    def finish() -> None:
+        for tensor in tensor_list:
+            if tensor is not first:
+                tensor.copy_(first)
+
+    return _ended(work, finish, group)
+
+
+def all_reduce_multigpu(tensor_list: Sequence[Tensor], op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
+    """Every tensor of every rank's list becomes what *op* makes of all of them."""
+    _check("all_reduce_multigpu", tensor_list)
+    total = _reduced(tensor_list, op)
+    work = dist.all_reduce(total, op, group, async_op)
+
+    def finish() -> None:
+        for tensor in tensor_list:
+            tensor.copy_(total)
+
+    return _ended(work, finish, group)
+
+
+def reduce_multigpu(
+    tensor_list: Sequence[Tensor],
+    dst: int,
+    op: Any = SUM,
+    group: Any = None,
+    async_op: bool = False,
+    dst_tensor: int = 0,
+) -> Any:
+    """`tensor_list[dst_tensor]` of rank *dst* becomes what *op* makes of all tensors of all ranks' lists."""
+    _check("reduce_multigpu", tensor_list)
+    is_destination = dist.get_rank() == dst
+    if is_destination and not 0 <= dst_tensor < len(tensor_list):
+        raise ValueError(f"reduce_multigpu: dst_tensor {dst_tensor} of a list of {len(tensor_list)} tensors")
+    total = _reduced(tensor_list, op)
+    work = dist.reduce(total, dst, op, group, async_op)
+
+    def finish() -> None:
+        if is_destination:
+            tensor_list[dst_tensor].copy_(total)
+
+    return _ended(work, finish, group)
+
+
+def all_gather_multigpu(
+    output_tensor_lists: Sequence[Sequence[Tensor]],
+    input_tensor_list: Sequence[Tensor],
+    group: Any = None,
+    async_op: bool = False,
+) -> Any:
+    """Every list of *output_tensor_lists*, one a device, gets all inputs of all ranks: the j-th of rank k at place
+    `k * len(input_tensor_list) + j`."""
+    _check("all_gather_multigpu", input_tensor_list)
+    number = len(input_tensor_list)
+    size = _size(group) * number
+    wrong = [len(outputs) for outputs in output_tensor_lists if len(outputs) != size]
+    if wrong or len(output_tensor_lists) != number:
+        raise ValueError(
+            f"all_gather_multigpu: expected {number} output lists of {size} tensors (ranks times devices), got "
+            f"{len(output_tensor_lists)} of {wrong[0] if wrong else size}"
+        )
+    mine = torch.stack([tensor.to(input_tensor_list[0].device) for tensor in input_tensor_list])
+    parts = [torch.empty_like(mine) for _ in range(size // number)]
+    work = dist.all_gather(parts, mine, group, async_op)
+
+    def finish() -> None:
+        for outputs in output_tensor_lists:
+            for place, tensor in enumerate(outputs):
+                tensor.copy_(parts[place // number][place % number])
+
+    return _ended(work, finish, group)
+
+
+def reduce_scatter_multigpu(
+    output_tensor_list: Sequence[Tensor],
+    input_tensor_lists: Sequence[Sequence[Tensor]],
+    op: Any = SUM,
+    group: Any = None,
+    async_op: bool = False,
+) -> Any:
+    """The i-th output of rank k becomes what *op* makes of the inputs at place `k * len(output_tensor_list) + i` of all
+    devices' lists of all ranks."""
+    _check("reduce_scatter_multigpu", output_tensor_list)
+    number = len(output_tensor_list)
+    size = _size(group) * number
+    wrong = [len(inputs) for inputs in input_tensor_lists if len(inputs) != size]
+    if wrong or len(input_tensor_lists) != number:
+        raise ValueError(
+            f"reduce_scatter_multigpu: expected {number} input lists of {size} tensors (ranks times devices), got "
+            f"{len(input_tensor_lists)} of {wrong[0] if wrong else size}"
+        )
+    places = [_reduced(tensors, op) for tensors in zip(*input_tensor_lists, strict=True)]
+    parts = [torch.stack(places[i : i + number]) for i in range(0, size, number)]
+    mine = torch.empty_like(parts[0])
+    work = dist.reduce_scatter(mine, parts, op, group, async_op)
+
+    def finish() -> None:
+        for tensor, value in zip(output_tensor_list, mine, strict=True):
+            tensor.copy_(value)
+
+    return _ended(work, finish, group)
+
+
+_TOGETHER: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
+    dist.ReduceOp.SUM: torch.add,
+    dist.ReduceOp.AVG: torch.add,
+    dist.ReduceOp.PRODUCT: torch.mul,
+    dist.ReduceOp.MIN: torch.minimum,
+    dist.ReduceOp.MAX: torch.maximum,
+    dist.ReduceOp.BAND: torch.bitwise_and,
+    dist.ReduceOp.BOR: torch.bitwise_or,
+    dist.ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+
+def _reduced(tensors: Sequence[Tensor], op: Any) -> Tensor:
+    """One tensor, in memory of its own, on the device of the first."""
+    kind = next((known for known in _TOGETHER if op == known), None)
+    if kind is None:
+        raise ValueError(f"{op}: the collectives of several devices a rank know SUM, AVG, PRODUCT, MIN, MAX and bits")
+    total = tensors[0].detach().clone()
+    for tensor in tensors[1:]:
+        total = _TOGETHER[kind](total, tensor.detach().to(total.device))
+    return total / len(tensors) if kind == dist.ReduceOp.AVG else total
+
+
+def _check(name: str, tensors: Sequence[Tensor]) -> None:
+    if isinstance(tensors, Tensor) or not len(tensors):
+        got = "a tensor" if isinstance(tensors, Tensor) else "an empty list"
+        raise ValueError(f"{name}: expected a list with a tensor for each device of this rank, got {got}")
+    first = tensors[0]
+    for place, tensor in enumerate(tensors[1:], 1):
+        if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
+            raise ValueError(
+                f"{name}: the tensors of a list are alike, got {tuple(first.shape)} {first.dtype} and at place {place} "
+                f"{tuple(tensor.shape)} {tensor.dtype}"
+            )
+
+
+def _size(group: Any) -> int:
+    return max(int(dist.get_world_size(group)), 1)  # who is not in the group is told so by the call itself
+
+
+def _ended(work: Any, finish: Callable[[], None], group: Any) -> Any:
+    if work is not None:
+        return MultiWork(work, finish)
+    if dist.get_world_size(group) > 0:  # else: not in the group
+        finish()
+    return None

@@ -1,0 +1,45 @@
+"""`monkeypatch` of one simulated rank: what it sets is there for this rank alone, as in a process of its own."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from distsim.sim.isolation.torch_state.torch_state import STATE
+
+__all__ = ["RankMonkeyPatch"]
+
+_NOT_GIVEN: Any = object()
+
+
+class RankMonkeyPatch(pytest.MonkeyPatch):  # type: ignore[misc]  # whoever asks for one gets one
+    """Attributes of modules, classes and objects, and items of dicts. The environment, the current folder and
+    `sys.path` are each simulated rank's own anyway."""
+
+    def setattr(self, target: Any, name: Any, value: Any = _NOT_GIVEN, raising: bool = True) -> None:
+        if value is _NOT_GIVEN:  # ("module.attribute", value)
+            target, name, value = *_resolved(target), name
+        STATE.take_over(target, name)
+        super().setattr(target, name, value, raising=raising)
+
+    def delattr(self, target: Any, name: Any = _NOT_GIVEN, raising: bool = True) -> None:
+        if name is _NOT_GIVEN:
+            target, name = _resolved(target)
+        STATE.take_over(target, name)
+        super().delattr(target, name, raising=raising)
+
+    def setitem(self, dic: Mapping[Any, Any], name: Any, value: Any) -> None:
+        STATE.take_over(dic, name)
+        super().setitem(dic, name, value)
+
+    def delitem(self, dic: Mapping[Any, Any], name: Any, raising: bool = True) -> None:
+        STATE.take_over(dic, name)
+        super().delitem(dic, name, raising=raising)
+
+
+def _resolved(path: str) -> tuple[Any, str]:
+    holder, _, name = path.rpartition(".")
+    return pkgutil.resolve_name(holder), name

@@ -1,0 +1,86 @@
+"""hypothesis: one engine draws, in pytest's own thread, and all ranks run each example.
+
+As pytest-asyncio does it: what is put in the place of the body is what the engine calls, `hypothesis.inner_test`. So
+examples are drawn once, all ranks see the same, and what fails on any of them is made smaller. Where a rank rejects an
+example (`assume`), it is rejected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+__all__ = ["draws", "in_the_example", "one_engine", "refuse_draws", "rejected"]
+
+_REJECTED = "hypothesis.errors.UnsatisfiedAssumption"
+_OURS = "distsim.pytest_plugin"
+
+
+def draws(body: object) -> bool:
+    """Whether *body* is made by `@given`."""
+    return bool(getattr(body, "is_hypothesis_test", False)) and hasattr(body, "hypothesis")
+
+
+@contextlib.contextmanager
+def one_engine(item: pytest.Function, on_ranks: Callable[[Callable[..., Any]], Callable[..., None]]) -> Iterator[None]:
+    """Have the engine of *item* call what *on_ranks* makes of its test."""
+    function: Any = getattr(item.obj, "__func__", item.obj)
+    inner, settings = function.hypothesis.inner_test, function._hypothesis_internal_use_settings
+    function.hypothesis.inner_test = on_ranks(inner)
+    function._hypothesis_internal_use_settings = _for_ranks(item, settings)
+    try:
+        yield
+    except pytest.fail.Exception as failure:
+        notes, failure.__notes__ = getattr(failure, "__notes__", []), []
+        head, _, rest = str(failure.msg).partition("\n")
+        failure.msg = "\n".join([head, *notes, rest])
+        raise
+    finally:
+        function.hypothesis.inner_test = inner
+        function._hypothesis_internal_use_settings = settings
+
+
+def _for_ranks(item: pytest.Function, settings: Any) -> Any:
+    """No deadline: an example takes what ranks take to begin. And `rank` and its like are no fixtures that an example
+    could leave changed for the next."""
+    from hypothesis import HealthCheck
+    from hypothesis import settings as make
+
+    quiet = set(settings.suppress_health_check)
+    changing = {
+        fixture.func.__module__
+        for name in item._fixtureinfo.argnames
+        for fixture in (item._request._get_active_fixturedef(name),)
+        if fixture.scope == "function"
+    }
+    if changing == {_OURS}:
+        quiet.add(HealthCheck.function_scoped_fixture)
+    return make(settings, deadline=None, suppress_health_check=quiet)
+
+
+def refuse_draws(arguments: Mapping[str, Any]) -> None:
+    """`st.data()` draws inside the body: each rank would draw values of its own."""
+    for name, value in arguments.items():
+        if type(value).__name__ == "DataObject" and type(value).__module__.startswith("hypothesis."):
+            raise pytest.UsageError(
+                f"{name}=st.data() in a body that runs on every rank: each rank would draw values of its own; "
+                "draw them all in @given(...), with st.composite where one depends on another"
+            )
+
+
+def rejected(bases: tuple[str, ...]) -> bool:
+    """Whether an exception with these *bases* says that the example is none."""
+    return _REJECTED in bases
+
+
+def in_the_example() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What a rank enters so that `assume`, `note` and `event` know the example which the calling thread runs."""
+    control = sys.modules.get("hypothesis.control")
+    context = None if control is None else control._current_build_context.value
+    if control is None or context is None:
+        return contextlib.nullcontext
+    return lambda: control._current_build_context.with_value(context)

@@ -1,0 +1,128 @@
+"""The used part of the cluster as a picture: an edge's colour is the share of its bandwidth that was used on average.
+
+Many alike vertices (`n0/gpu0`, `n1/gpu0`, ...) are one, with their number; its edges show the busiest of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distsim.report.html.draw.drawing import Box, Drawing, arrow
+from distsim.text.units import format_bandwidth
+
+__all__ = ["cluster"]
+
+LAYERS = ("gpu", "cpu", "nvswitch", "pcie", "nic", "leaf", "switch", "spine")
+"""From below."""
+MOST_HOSTS, MOST_ALIKE = 2, 8
+STEPS = ((0.9, "#b2182b"), (0.6, "#e08214"), (0.3, "#d9b13b"), (0.1, "#5aae61"), (0.0, "#7f8c9a"))
+"""From that share on, that colour."""
+_NAME = re.compile(r"(?:n(\d+)/)?([A-Za-z_]+)(\d*)")
+
+
+@dataclass(slots=True)
+class Edge:
+    """Both directions of a pair, and of all pairs drawn as it."""
+
+    count: int = 0
+    mean: float = 0.0
+    peak: float = 0.0
+    bandwidth: float = 0.0
+
+
+def cluster(links: Sequence[Mapping[str, Any]]) -> Drawing | None:
+    """None where nothing moved, or the links' names do not say what they join."""
+    ends = [tuple(str(link["name"]).split("->", 1)) for link in links]
+    names = {name for pair in ends if len(pair) == 2 for name in pair}
+    drawn_as = _folded(names)
+    if not drawn_as:
+        return None
+    edges: dict[tuple[str, str], Edge] = {}
+    for link, pair in zip(links, ends, strict=True):
+        if len(pair) != 2 or not all(name in drawn_as for name in pair):
+            continue
+        one, other = sorted(drawn_as[name] for name in pair)
+        if one == other:
+            continue
+        edge = edges.setdefault((one, other), Edge())
+        edge.count += 1
+        edge.mean = max(edge.mean, float(link["mean_utilisation"] or 0.0))
+        edge.peak = max(edge.peak, float(link["peak_utilisation"] or 0.0))
+        edge.bandwidth = float(link["bandwidth_bytes_per_s"] or 0.0)
+    counts: dict[str, int] = {}
+    for name in drawn_as.values():
+        counts[name] = counts.get(name, 0) + 1
+    boxes = _placed(counts)
+    if not edges:
+        return None
+    layers = {_kind(name) for name in boxes}
+    drawing = Drawing(0.0, 0.0, boxes=list(boxes.values()))
+    for (one, other), edge in edges.items():
+        line = arrow(boxes[one], boxes[other], bend=0.0)
+        line.width = 1.5 + 3.5 * edge.mean
+        line.colour = next(colour for share, colour in STEPS if edge.mean >= share)
+        rate = format_bandwidth(edge.bandwidth) if edge.bandwidth else "unlimited"
+        line.title = f"{one} - {other}: {rate}, {edge.mean:.1%} in use on average, {edge.peak:.0%} at its peak"
+        if edge.count > 2:
+            line.title += f" (the busiest of {edge.count:,} links)"
+        drawing.arrows.append(line)
+    drawing.fit()
+    drawing.words = f"{len(names):,} parts in {len(layers)} layers, {len(links):,} links that carried bytes"
+    return drawing
+
+
+def _kind(name: str) -> str:
+    found = _NAME.match(name.replace("*", "0"))
+    return found[2] if found is not None else ""
+
+
+def _folded(names: set[str]) -> dict[str, str]:
+    """Each name -> how it is drawn: by itself, or as all hosts' or all of its kind."""
+    parts = {name: found for name in sorted(names) if (found := _NAME.fullmatch(name)) is not None}
+    hosts = {found[1] for found in parts.values() if found[1] is not None}
+    all_hosts = len(hosts) > MOST_HOSTS
+    of_kind: dict[tuple[str | None, str], int] = {}
+    for found in parts.values():
+        key = (found[1], found[2])
+        of_kind[key] = of_kind.get(key, 0) + 1
+    drawn = {}
+    for name, found in parts.items():
+        host, kind, number = found.groups()
+        if of_kind[host, kind] > MOST_ALIKE * (1 if host is None else 2):
+            number = "*"
+        prefix = "" if host is None else "n*/" if all_hosts else f"n{host}/"
+        drawn[name] = f"{prefix}{kind}{number}"
+    return drawn
+
+
+def _placed(counts: Mapping[str, int]) -> dict[str, Box]:
+    """Layers on top of each other, hosts side by side."""
+    layers: dict[str, list[str]] = {}
+    for name in sorted(counts, key=_natural):
+        layers.setdefault(_kind(name), []).append(name)
+    order = sorted(layers, key=lambda kind: -LAYERS.index(kind) if kind in LAYERS else 1)
+    boxes: dict[str, Box] = {}
+    widths = []
+    for down, kind in enumerate(order):
+        row = []
+        for name in layers[kind]:
+            many = counts[name]
+            row.append(Box(0, 34 + 74 * down, [name, f"x {many:,}"] if many > 1 else [name], title=name))
+            boxes[name] = row[-1]
+        widths.append(sum(box.width + 10 for box in row))
+    total = max(640.0, *widths) if widths else 640.0
+    for kind in order:
+        row = [boxes[name] for name in layers[kind]]
+        gap = (total - sum(box.width for box in row)) / len(row)
+        x = gap / 2
+        for box in row:
+            box.x = x + box.width / 2
+            x += box.width + gap
+    return boxes
+
+
+def _natural(name: str) -> list[object]:
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name)]

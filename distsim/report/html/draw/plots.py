@@ -1,0 +1,138 @@
+"""Bars of a sweep, its efficiency, and the curves of a bench: with units, from zero."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from distsim.report.html.draw.figure import ACCUSED, COMMUNICATION, COMPUTE, Figure, figure, label
+from distsim.report.quantities import figure_name, figure_unit, time_unit
+
+__all__ = ["Point", "bench_plot", "efficiency_plot", "sweep_plot"]
+
+RANKS = ("cluster.nodes", "on.nodes", "nnodes", "nproc_per_node")
+"""Settings that say how many ranks there are, by a factor."""
+BAR_PX = 26
+
+
+class Point(Protocol):
+    """One run of a sweep."""
+
+    @property
+    def passed(self) -> bool: ...
+    @property
+    def verdict(self) -> str: ...
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+    @property
+    def figures(self) -> Mapping[str, float]: ...
+
+
+def sweep_plot(points: Sequence[Point], name: str, links: Sequence[str]) -> Figure | None:
+    """One bar a point; those that failed in red, and said so."""
+    there = [(point, link) for point, link in zip(points, links, strict=True) if name in point.figures]
+    if not there:
+        return None
+    scale, unit = figure_unit(name, max(abs(point.figures[name]) for point, _ in there))
+    traces = []
+    for passed, colour in ((True, COMPUTE), (False, ACCUSED)):
+        chosen = [(point, link) for point, link in there if point.passed is passed]
+        if not chosen:
+            continue
+        trace = _bars("ran" if passed else "failed", colour, [point for point, _ in chosen])
+        trace["x"] = [point.figures[name] * scale for point, _ in chosen]
+        trace["customdata"] = [link or None for _, link in chosen]
+        trace["text"] = [
+            label(f"{point.figures[name] * scale:.4g}{'' if passed else f'  {point.verdict}'}") for point, _ in chosen
+        ]
+        if not passed:
+            trace["marker"]["pattern"] = {"shape": "x", "size": 5}
+        traces.append(trace)
+    return _sideways(traces, [point for point, _ in there], f"{figure_name(name)} ({unit})")
+
+
+def efficiency_plot(points: Sequence[Point], links: Sequence[str]) -> Figure | None:
+    """None where no number of ranks is varied, or the first point has no time."""
+    varied = [name for name in RANKS if points and name in points[0].settings]
+    times = [point.figures.get("virtual_time_s", 0.0) if point.passed else 0.0 for point in points]
+    if not varied or not times or not times[0]:
+        return None
+    try:
+        sizes = [_product(float(point.settings[name]) for name in varied) for point in points]
+    except (TypeError, ValueError):
+        return None
+    if not sizes[0]:
+        return None
+    traces = []
+    for name, colour in (("weak scaling", COMPUTE), ("strong scaling", COMMUNICATION)):
+        trace = _bars(name, colour, points)
+        parts = [
+            None if not time_s else 100 * times[0] / time_s * (1.0 if name == "weak scaling" else sizes[0] / size)
+            for time_s, size in zip(times, sizes, strict=True)
+        ]
+        trace["x"] = parts
+        trace["text"] = ["" if part is None else f"{part:.3g} %" for part in parts]
+        trace["customdata"] = [link or None for link in links]
+        traces.append(trace)
+    return _sideways(traces, points, "efficiency (%)", barmode="group")
+
+
+def bench_plot(rows: Sequence[Mapping[str, Any]], name: str) -> Figure:
+    """One figure over the size of the message."""
+    there = [row for row in rows if row.get(name) is not None]
+    busbw = name == "busbw_GBps"
+    top = max((float(row[name]) for row in there), default=1.0)
+    scale, unit = (1.0, "GB/s") if busbw else time_unit(top * 1e-6)
+    scale = scale if busbw else scale * 1e-6
+    trace = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "busbw" if busbw else "time",
+        "x": [row["size_bytes"] for row in there],
+        "y": [float(row[name]) * scale for row in there],
+        "hovertext": [label(f"{row.get('algo', '')} {row.get('proto', '')}".strip()) for row in there],
+        "hovertemplate": f"%{{x:,}} bytes: %{{y:.4~g}} {unit}<br>%{{hovertext}}<extra></extra>",
+        "line": {"color": COMPUTE},
+    }
+    title = f"{'bus bandwidth' if busbw else 'time'} ({unit})"
+    several = len({row["size_bytes"] for row in there}) > 1
+    axis = {"type": "log" if several and all(row["size_bytes"] for row in there) else "linear"}
+    return figure([trace], 380, "size (bytes)", xaxis=axis, yaxis={"title": {"text": title}, "rangemode": "tozero"})
+
+
+def _bars(name: str, colour: str, points: Sequence[Point]) -> dict[str, Any]:
+    names = [_name(point) for point in points]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": names,
+        "marker": {"color": colour},
+        "textposition": "outside",
+        "cliponaxis": False,
+        "hovertext": [label(f"{text}: {point.verdict}") for text, point in zip(names, points, strict=True)],
+        "hovertemplate": "%{hovertext}<br>%{x:.5~g}<extra></extra>",
+    }
+
+
+def _sideways(traces: list[dict[str, Any]], points: Sequence[Point], title: str, **layout: Any) -> Figure:
+    names = list(dict.fromkeys(_name(point) for point in points))
+    return figure(
+        traces,
+        110 + BAR_PX * len(names) * (len(traces) if layout else 1),
+        title,
+        yaxis={"autorange": "reversed", "type": "category", "categoryorder": "array", "categoryarray": names},
+        xaxis={"range": [0, 1.18 * max((x for trace in traces for x in trace["x"] if x is not None), default=1.0)]},
+        **(layout or {"barmode": "overlay"}),
+    )
+
+
+def _name(point: Point) -> str:
+    return label(", ".join(f"{name}={value}" for name, value in point.settings.items()))
+
+
+def _product(values: Any) -> float:
+    found = 1.0
+    for value in values:
+        found *= value
+    return found

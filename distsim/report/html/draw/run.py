@@ -1,0 +1,152 @@
+"""One run for the template: its parts in the order of the page, each with its figure, or why it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.report_json import diagnoses_from_json
+from distsim.debug.words.phrases import ranks_text
+from distsim.report.html.draw.arrows import arrows
+from distsim.report.html.draw.cluster import cluster
+from distsim.report.html.draw.drawing import Drawing
+from distsim.report.html.draw.figure import Figure
+from distsim.report.html.draw.heat_map import heat_map
+from distsim.report.html.draw.icicle import icicle
+from distsim.report.html.draw.tables import Table, of_run
+from distsim.report.html.draw.timeline import timeline
+from distsim.report.html.draw.verdict import Told, folded, headline, told
+from distsim.report.html.draw.wait_graph import wait_graph
+from distsim.text.units import format_time
+
+__all__ = ["Part", "RunParts", "run_parts"]
+
+BARE = "This report has no records to draw from: make it with --html, or take the JSON that such a page has."
+REAL_LINKS = "Links are the simulator's to see; a real run has no such samples."
+
+MOST_FAILURES = 20
+STACKS = "As wide as ranks are in a frame (few are drawn wider than they are); a click goes into it."
+FABRIC = (
+    "A line's colour is the share of its bandwidth that was in use on average: grey below 10 %, green from there, "
+    "yellow from 30 %, orange from 60 %, red from 90 %; a pointer on it shows the figures."
+)
+
+
+@dataclass(slots=True)
+class Part:
+    """A section of the page; *missing* says why there is nothing to see."""
+
+    name: str
+    title: str
+    hint: str = ""
+    figure: Figure | None = None
+    drawing: Drawing | None = None
+    missing: str = ""
+
+
+@dataclass(slots=True)
+class RunParts:
+    """One run."""
+
+    key: str
+    """Of its section and its figures on the page."""
+    title: str
+    facts: list[str]
+    word: str
+    mood: str
+    told: list[Told]
+    folded: list[str]
+    plain: str
+    replay: str
+    notes: list[str]
+    failures: list[dict[str, str]]
+    """`type`, `message`, `traceback`, and `who`."""
+    parts: list[Part]
+    tables: list[Table]
+    document: Mapping[str, Any]
+    calls: Sequence[Any] = ()
+    wrong: list[str] = field(default_factory=list)
+    """Of a scenario: the expectations that failed."""
+
+
+def run_parts(document: Mapping[str, Any], key: str = "run") -> RunParts:
+    """The whole of a run from its report. ValueError, KeyError, TypeError or AttributeError where it is none."""
+    diagnoses = diagnoses_from_json(document)
+    given = document.get("picture")
+    picture: dict[str, Any] | None = given if isinstance(given, dict) and given else None
+    word, mood = headline(document, diagnoses)
+    return RunParts(
+        key,
+        str(document.get("program") or "a job"),
+        _facts(document),
+        word,
+        mood,
+        told(diagnoses, picture["sources"] if picture else ()),
+        folded(diagnoses),
+        str(picture.get("text", "")) if picture else "",
+        str(picture["replay"]) if picture else "",
+        [str(note) for note in document.get("notes") or ()]
+        + [str(document[n]) for n in ("inconclusive",) if n in document],
+        [_failure(one) for one in list(document.get("failures") or ())[:MOST_FAILURES]],
+        _parts(document, picture, diagnoses),
+        of_run(document),
+        document,
+        picture["calls"] if picture else (),
+    )
+
+
+def _failure(said: Mapping[str, Any]) -> dict[str, str]:
+    found = {name: str(said[name]) for name in ("type", "message", "traceback")}
+    return found | {"who": ranks_text([int(rank) for rank in said["ranks"]])}
+
+
+def _facts(document: Mapping[str, Any]) -> list[str]:
+    found = []
+    if document.get("cluster"):
+        found.append(f"on {document['cluster']}")
+    if document.get("world_size"):
+        found.append(f"{document['world_size']:,} ranks")
+    if document.get("backend"):
+        found.append(f"backend {document['backend']}")
+    if "seed" in document:
+        found.append(f"seed {document['seed']}")
+    if isinstance(document.get("virtual_time_s"), int | float):
+        found.append(f"{format_time(document['virtual_time_s'])} of virtual time")
+    training = document.get("training") or {}
+    if training.get("step_time_s"):
+        found.append(f"{format_time(training['step_time_s'])} a training step")
+    if training.get("tokens_per_s"):
+        found.append(f"{training['tokens_per_s']:,.0f} tokens/s")
+    if training.get("mfu"):
+        found.append(f"MFU {training['mfu']:.1%}")
+    if document.get("exit_code") is not None:
+        found.append(f"exit code {document['exit_code']}")
+    return found
+
+
+def _parts(document: Mapping[str, Any], picture: dict[str, Any] | None, diagnoses: Sequence[Diagnosis]) -> list[Part]:
+    left_out = picture["left_out"] if picture else {}
+    real = "links" not in document
+    bare = "" if picture else BARE
+    lanes = Part("lanes", "What every rank did, and when", str(left_out.get("lanes", "")))
+    accused = {rank for d in diagnoses if d.exit_code for rank in d.culprits}
+    lanes.figure = timeline(picture, accused) if picture else None
+    lanes.missing = bare or "No call and no computation is on record."
+    waits = Part("waits", "Who waits for whom", str(left_out.get("waits", "")))
+    waits.drawing = wait_graph(picture, diagnoses)
+    waits.missing = "Nobody waits for anybody."
+    stacks = Part("stacks", "Where the ranks are", STACKS)
+    stacks.figure = icicle(picture) if picture else None
+    stacks.missing = bare or "No stacks were taken: nobody is stuck."
+    messages = Part("messages", "Messages", str(left_out.get("messages", "")))
+    messages.figure = arrows(picture) if picture else None
+    messages.missing = bare or "No rank sent another one a message."
+    links = Part("links", "Links over time")
+    links.figure = heat_map(picture) if picture else None
+    links.missing = bare or (REAL_LINKS if real else "Nothing moved on any link.")
+    fabric = Part("cluster", "The cluster, as far as bytes went", FABRIC)
+    fabric.drawing = cluster(document.get("links") or ())
+    fabric.missing = REAL_LINKS if real else "Nothing moved on any link."
+    return [lanes, waits, stacks, messages, links, fabric]

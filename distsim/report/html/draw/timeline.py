@@ -1,0 +1,131 @@
+"""Lanes of ranks over time: above in a lane what computes, below what communicates; open calls fade out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from distsim.report.html.draw.figure import (
+    ACCUSED,
+    COMMUNICATION,
+    COMPUTE,
+    OPEN,
+    WAITING,
+    Figure,
+    figure,
+    label,
+)
+from distsim.report.quantities import time_unit
+
+__all__ = ["LANE_PX", "lane_axis", "timeline"]
+
+LANE_PX = 26
+ARRIVAL = "#8a8f98"
+FADES = (0.85, 0.6, 0.4, 0.22, 0.1)
+"""Opacity of the pieces of an open call's tail."""
+TAIL = 0.1
+"""Of the run's length, behind its end."""
+KINDS: dict[str, tuple[str, str, str, bool]] = {
+    "compute": ("computing", COMPUTE, "", True),
+    "communication": ("communicating", COMMUNICATION, "", False),
+    "waiting": ("waiting for others", WAITING, "/", False),
+    "failed": ("failed", ACCUSED, "x", False),
+    "open": ("never ended", OPEN, "/", False),
+}
+"""Name, colour, hatching, whether it stands in the upper half of the lane."""
+
+
+def timeline(picture: dict[str, Any], accused: Collection[int] = ()) -> Figure | None:
+    """None where the records say nothing of time; names of lanes with *accused* ranks are bold."""
+    slices = picture["slices"]
+    if not slices:
+        return None
+    scale, unit = time_unit(picture["end_s"])
+    traces: list[dict[str, Any]] = []
+    for kind, (name, colour, hatching, above) in KINDS.items():
+        chosen = [one for one in slices if one[1] == kind]
+        if chosen:
+            bars = [
+                (lane, begin * scale, (end - begin) * scale, text, call) for lane, _, begin, end, text, call in chosen
+            ]
+            traces.append(_bars(bars, name, colour, hatching, above, unit))
+    tail = max(picture["end_s"] * TAIL, 1e-9) * scale / len(FADES)
+    ended = picture["end_s"] * scale
+    opened = [one for one in slices if one[1] == "open"]
+    for number, opacity in enumerate(FADES if opened else ()):
+        bars = [(lane, ended + number * tail, tail, text, call) for lane, _, _, _, text, call in opened]
+        piece = _bars(bars, KINDS["open"][0], OPEN, "", False, unit)
+        piece["marker"]["opacity"] = opacity
+        traces.append(piece | {"showlegend": False, "legendgroup": KINDS["open"][0]})
+    traces.append(_arrivals(slices, scale, unit))
+    height = 120 + LANE_PX * len(picture["lanes"])
+    return figure(
+        traces, height, f"time since the run began ({unit})", barmode="overlay", **lane_axis(picture, accused)
+    )
+
+
+def lane_axis(picture: dict[str, Any], accused: Collection[int] = ()) -> dict[str, Any]:
+    """The first lane on top; of many every second is named, or fewer."""
+    lanes = picture["lanes"]
+    every = 1 + (len(lanes) - 1) // 64
+    named = range(0, len(lanes), every)
+    axis = {
+        "range": [len(lanes) - 0.4, -0.6],
+        "tickmode": "array",
+        "tickvals": list(named),
+        "ticktext": [_named(lanes[number], accused) for number in named],
+    }
+    scale, _ = time_unit(picture["end_s"])
+    end = max(picture["end_s"], 1e-9) * scale
+    return {"yaxis": axis, "xaxis": {"range": [-0.01 * end, (1.0 + TAIL) * end]}}
+
+
+def _named(lane: dict[str, Any], accused: Collection[int]) -> str:
+    name = label(lane["name"])
+    return f"<b>{name}</b>" if any(rank in accused for rank in lane["ranks"]) else name
+
+
+def _bars(bars: list[Any], name: str, colour: str, hatching: str, above: bool, unit: str) -> dict[str, Any]:
+    marker: dict[str, Any] = {"color": colour, "line": {"width": 0}}
+    if hatching:
+        marker["pattern"] = {"shape": hatching, "size": 5, "solidity": 0.35}
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "legendgroup": name,
+        "y": [lane for lane, *_ in bars],
+        "base": [_short(begin) for _, begin, *_ in bars],
+        "x": [_short(length) for _, _, length, *_ in bars],
+        "width": 0.4,
+        "offset": -0.42 if above else 0.02,
+        "marker": marker,
+        "hovertext": [label(text) for *_, text, _ in bars],
+        "customdata": [call for *_, call in bars],
+        "hovertemplate": f"{name}: %{{hovertext}}<br>from %{{base:.6~g}} {unit}<extra></extra>",
+        "textposition": "none",
+    }
+
+
+def _arrivals(slices: list[Any], scale: float, unit: str) -> dict[str, Any]:
+    """When each call was made: its first slice begins there."""
+    firsts: dict[int, Any] = {}
+    for one in slices:
+        if one[5] is not None and (one[5] not in firsts or one[2] < firsts[one[5]][2]):
+            firsts[one[5]] = one
+    found = list(firsts.values())
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "arrival",
+        "x": [_short(one[2] * scale) for one in found],
+        "y": [one[0] + 0.22 for one in found],
+        "hovertext": [label(one[4]) for one in found],
+        "customdata": [one[5] for one in found],
+        "hovertemplate": f"arrives: %{{hovertext}}<br>at %{{x:.6~g}} {unit}<extra></extra>",
+        "marker": {"symbol": "line-ns-open", "size": 9, "color": ARRIVAL, "line": {"width": 1.5}},
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.9g}")

@@ -1,0 +1,26 @@
+"""The extra `html`: what is missing is said in one line, before the run."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from distsim.errors import UsageError
+from distsim.text.writable import check_writable
+
+__all__ = ["check_page", "needed"]
+
+
+def needed(flag: str) -> None:
+    """A UsageError where the extra is not installed."""
+    missing = [name for name in ("jinja2", "plotly") if find_spec(name) is None]
+    if missing:
+        what = " and ".join(missing)
+        verb = "is" if len(missing) == 1 else "are"
+        raise UsageError(f"{flag}: {what} {verb} not installed; pip install 'torch-distsim[html]'")
+
+
+def check_page(path: str | None, flag: str = "--html") -> None:
+    """Refuse a page that cannot be made or written there."""
+    if path is not None:
+        check_writable(path, flag, "report.html")
+        needed(flag)

@@ -1,0 +1,26 @@
+"""A result as a page's overview wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from distsim.report.html.pages import Entry
+from distsim.scenario.expect.result import Result
+
+__all__ = ["entry"]
+
+
+def entry(result: Result, settings: Mapping[str, Any] | None = None) -> Entry:
+    """*settings* are those of a point of a sweep; there what the file expects is not asked, but how the run ended."""
+    passed = result.passed if settings is None else result.ran and not result.exit_code and not result.limit
+    return Entry(
+        result.name,
+        passed,
+        result.verdict,
+        wrong=result.wrong,
+        settings=settings or {},
+        figures=result.figures,
+        wall_s=result.wall_s,
+        document=result.document,
+    )

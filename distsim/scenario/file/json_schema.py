@@ -1,0 +1,69 @@
+"""The schema of scenario files as JSON schema, for editors (taplo, VS Code) and other tools.
+
+What pydantic makes of the tables is rewritten so that an editor says in one line what is wrong: a fault is held against
+the table of its `what` alone, and not against seventeen; TOML has no null; no reference leads anywhere, so that every
+property keeps its own description. Draft 7 is what editors of TOML know.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from distsim.scenario.file.schema import ScenarioSpec
+
+__all__ = ["ID", "json_schema"]
+
+ID = "urn:distsim:schema:scenario:1"
+"""Absolute, and no address: nothing is loaded from anywhere."""
+
+
+def json_schema() -> str:
+    """The schema as JSON."""
+    made = ScenarioSpec.model_json_schema()
+    schema = _plain(made, made["$defs"])
+    schema |= {"$schema": "http://json-schema.org/draft-07/schema#", "$id": ID, "title": "A scenario of distsim"}
+    return json.dumps(schema, indent=1, sort_keys=True)
+
+
+def _plain(node: Any, tables: dict[str, Any]) -> Any:
+    """*node* without references, titles and null."""
+    if isinstance(node, list):
+        return [_plain(one, tables) for one in node]
+    if not isinstance(node, dict):
+        return node
+    if "discriminator" in node:
+        return _fault(node["discriminator"], tables)
+    node = dict(node)
+    if "$ref" in node:
+        node = {**tables[node.pop("$ref").rpartition("/")[2]], **node}
+    choices = [choice for choice in node.get("anyOf", ()) if choice != {"type": "null"}]
+    if len(choices) == 1:
+        del node["anyOf"]
+        return _plain({**choices[0], **node}, tables)
+    if choices:
+        node["anyOf"] = choices
+    table = node.get("type") == "object" and "properties" in node
+    if node.get("default", ...) is None or table:  # a table's default is those of its keys
+        node.pop("default", None)
+    if isinstance(node.get("description"), str):
+        node["description"] = " ".join(node["description"].split())
+    plain = {}
+    for key, value in node.items():
+        if key in ("properties", "patternProperties"):
+            plain[key] = {name: _plain(one, tables) for name, one in value.items()}
+        elif key != "$defs" and not (key == "title" and isinstance(value, str)):
+            plain[key] = value if key in ("default", "examples", "required", "enum") else _plain(value, tables)
+    return plain
+
+
+def _fault(discriminator: dict[str, Any], tables: dict[str, Any]) -> dict[str, Any]:
+    """A fault: its `what` says by which table it goes."""
+    whats = {what: _plain({"$ref": ref}, tables) for what, ref in discriminator["mapping"].items()}
+    told = {"description": "what goes wrong", "enum": list(whats), "type": "string"}
+    then = []
+    for what, table in whats.items():
+        table["properties"]["what"]["description"] = table["description"]
+        asked = {"type": "object", "properties": {"what": {"const": what}}, "required": ["what"]}
+        then.append({"if": asked, "then": table})
+    return {"type": "object", "properties": {"what": told}, "required": ["what"], "allOf": then}

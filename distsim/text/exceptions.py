@@ -1,0 +1,39 @@
+"""Exceptions by the names that users give them."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+
+from distsim.errors import UsageError
+from distsim.text.strangers import brief
+
+__all__ = ["exception_named"]
+
+
+def exception_named(name: str) -> type[Exception]:
+    """`ValueError`, `DistBackendError` of torch.distributed, or with its module, `torch.cuda.OutOfMemoryError`;
+    `UsageError` where there is none of that name."""
+    module, dot, last = name.rpartition(".")
+    if dot:
+        try:
+            found = getattr(importlib.import_module(module), last, None)
+        except Exception as error:  # the module's own code may raise anything
+            why = (
+                f"no module {brief(module)}" if isinstance(error, ModuleNotFoundError) else f"its module says: {error}"
+            )
+            raise UsageError(f"no exception {brief(name)!r}: {brief(why)}") from None
+        if not _is_exception(found):
+            raise UsageError(f"no exception {brief(name)!r}: {brief(module)} has none of that name")
+    else:
+        import torch.distributed as dist
+
+        found = getattr(builtins, name, None) or getattr(dist, name, None)
+        if not _is_exception(found):
+            raise UsageError(f"no exception {brief(name)!r} in Python or torch.distributed; try RuntimeError")
+    assert isinstance(found, type)
+    return found
+
+
+def _is_exception(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, Exception)

@@ -1,0 +1,52 @@
+"""Files that a flag asks for: refused before the work, not after it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from distsim.errors import UsageError
+
+__all__ = ["check_file_or_folder", "check_folder", "check_writable"]
+
+
+def check_writable(path: str | None, flag: str, example: str = "report.json") -> None:
+    """Refuse a path that cannot be written as a file; *example* is a name for one where a folder was given."""
+    if path is None:
+        return
+    target = Path(path)
+    if target.is_dir() or path.endswith(os.sep):
+        raise UsageError(f"{flag} {path}: expected a file, got a folder; try {flag} {target / example}")
+    _probe(target, path, flag)
+
+
+def check_folder(path: str, flag: str) -> None:
+    """Refuse a path that cannot be a folder of files: it may be missing, the folder that it is in may not."""
+    target = Path(path)
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{flag} {path}: expected a folder, got a file")
+    if target.exists():
+        _probe(target / ".distsim-probe", path, flag)
+    elif not target.absolute().parent.is_dir():
+        raise UsageError(f"{flag} {path}: no folder {target.parent}; create it first")
+
+
+def check_file_or_folder(path: str | None, flag: str) -> None:
+    """The same of a path that means a folder where it ends in a slash, or is one."""
+    if path is not None and (path.endswith(os.sep) or Path(path).is_dir()):
+        check_folder(path, flag)
+    else:
+        check_writable(path, flag)
+
+
+def _probe(target: Path, path: str, flag: str) -> None:
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"{flag} {path}: no folder {target.parent}; create it first")
+    existed = target.exists()
+    try:
+        with target.open("ab"):
+            pass
+        if not existed:
+            target.unlink()
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: cannot be written ({error.strerror})") from None

@@ -1,0 +1,44 @@
+"""What torch has dropped, put back into it while a process is under guard (`distsim.deprecated`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from distsim.deprecated import in_torch
+from distsim.deprecated.ranks import Meeting
+
+__all__ = ["DroppedHook"]
+
+
+class DroppedHook:
+    """`begins(rank, world_size, where)` is told of a process that was given its rank."""
+
+    def __init__(self, begins: Callable[[int, int, str], None]) -> None:
+        self._begins = begins
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def install(self) -> None:
+        if self._undo:
+            return
+        for holder, name, value in [*in_torch.torch_patches(), (in_torch, "begins", self._joins)]:
+            before = vars(holder).get(name, _ABSENT) if hasattr(holder, "__dict__") else getattr(holder, name)
+            self._undo.append((holder, name, before))
+            setattr(holder, name, value)
+
+    def remove(self) -> None:
+        while self._undo:
+            holder, name, before = self._undo.pop()
+            if before is _ABSENT:
+                delattr(holder, name)
+            else:
+                setattr(holder, name, before)
+
+    def _joins(self, meeting: Meeting, rank: int) -> None:
+        if not dist.is_initialized():
+            self._begins(rank, meeting.world_size, meeting.name)
+
+
+_ABSENT = object()

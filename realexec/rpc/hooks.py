@@ -1,0 +1,345 @@
+"""Where the guard enters torch.distributed.rpc: its public functions, and the one that C++ calls to serve a request.
+
+`rpc_sync` and its like are torch's decorator around the function proper, which it finds in a closure cell. That cell is
+what is exchanged, so a name that a script imported before is met, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed.rpc as rpc
+from torch.distributed.rpc import api, internal
+
+from distsim.debug.rings import layout as rings
+from distsim.debug.words.error_text import error_line
+from distsim.realexec.guard.recorder import GroupLog
+from distsim.realexec.process.session import Session
+from distsim.realexec.rpc.log import NO_LIMIT, Peer, RemoteLog, name_of
+from distsim.realexec.rpc.udf import Udf
+
+__all__ = ["RpcHooks"]
+
+GROUP = "rpc"
+KEY = "distsim_worker/"
+"""In the store of init_rpc, with a worker's number: the rank of its ring, and the job that this is of."""
+NOBODYS = -1
+"""The rank of a worker of which there is no record here: nothing is said of what it does."""
+TORCHS_OWN = frozenset({api.__name__, "torch.distributed.rpc.backend_registry"})
+"""Modules whose functions torch calls remotely by itself: to meet, to join, to shut down."""
+
+
+class _Here(threading.local):
+    request: tuple[int, int] | None = None
+    """Of the call that this thread is making: it goes with the function."""
+    quiet = False
+    """torch makes calls of its own."""
+
+
+class RpcHooks:
+    """Patches of torch.distributed.rpc, undone by `remove`. *open_session(rank, world, where)* makes the ring."""
+
+    def __init__(
+        self, open_session: Callable[[int, int, str], Session | None], session: Callable[[], Session | None]
+    ) -> None:
+        self._open = open_session
+        self._session = session
+        self._undo: list[Callable[[], object]] = []
+        self._here = _Here()
+        self._log: RemoteLog | None = None
+        self._members: GroupLog | None = None
+        """Of the init_rpc that goes on."""
+        self._joining: Callable[[], RemoteLog | None] | None = None
+        """Makes the log of the init_rpc that goes on."""
+
+    def install(self) -> None:
+        self._cell(api.rpc_sync, self._rpc_sync)
+        self._cell(api.rpc_async, self._rpc_async)
+        self._cell(api.remote, self._remote)
+        self._cell(api.shutdown, self._shutdown)
+        self._set(rpc, "init_rpc", self._around(rpc.init_rpc, self._init_rpc))
+        self._set(rpc, "_init_rpc_backend", self._around(rpc._init_rpc_backend, self._init_backend))
+        self._set(api, "_init_rpc_states", self._around(api._init_rpc_states, self._init_states))
+        self._set(api, "PythonUDF", self._udf(internal.PythonUDF))
+        self._set(internal, "_run_function", self._run(internal._run_function))
+        self._set(rpc.PyRRef, "to_here", self._to_here(rpc.PyRRef.to_here))
+        self._set(torch._C.Future, "wait", self._wait(torch._C.Future.wait))
+
+    def remove(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        self._log = None
+
+    def _set(self, holder: ModuleType | type, name: str, value: Any) -> None:
+        original = getattr(holder, name)
+        self._undo.append(lambda: setattr(holder, name, original))
+        setattr(holder, name, value)
+
+    def _cell(self, public: Any, way: Callable[[Any], Any]) -> None:
+        cells = dict(zip(public.__code__.co_freevars, public.__closure__ or (), strict=True))
+        cell = cells.get("func")
+        if cell is None:  # this torch decorates otherwise
+            return
+        original = cell.cell_contents
+        self._undo.append(lambda: setattr(cell, "cell_contents", original))
+        cell.cell_contents = functools.wraps(original)(way(original))
+
+    @staticmethod
+    def _around(original: Any, around: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        return patched
+
+    # -- calls
+
+    def _peer(self, to: Any) -> Peer | None:
+        """Who is called; None where nothing is to be noted: torch says what is wrong with it."""
+        log = self._log
+        if log is None or self._here.quiet:
+            return None
+        return log.peers.get(to if isinstance(to, str | int) else getattr(to, "id", None))
+
+    def _rpc_sync(self, original: Any) -> Any:
+        here, peer_of = self._here, self._peer
+
+        def rpc_sync(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = NO_LIMIT) -> Any:
+            peer, log = peer_of(to), self._log
+            if peer is None or log is None:
+                return original(to, func, args, kwargs, timeout)
+            index = log.begin("rpc_sync", peer, name_of(func), timeout, rings.WAITING)
+            if peer.guarded:
+                here.request = (log.rank, index)
+            try:
+                answer = original(to, func, args, kwargs, timeout)
+            except BaseException as error:
+                log.fail(index, error)
+                raise
+            finally:
+                here.request = None
+            log.ring.finish(index, rings.COMPLETED)
+            return answer
+
+        return rpc_sync
+
+    def _rpc_async(self, original: Any) -> Any:
+        def rpc_async(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = NO_LIMIT) -> Any:
+            peer, log = self._peer(to), self._log
+            if peer is None or log is None:
+                return original(to, func, args, kwargs, timeout)
+            index, future = self._start(log, "rpc_async", peer, original, to, func, args, kwargs, timeout)
+            log.watch(index, future)
+            return future
+
+        return rpc_async
+
+    def _remote(self, original: Any) -> Any:
+        def remote(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = NO_LIMIT) -> Any:
+            peer, log = self._peer(to), self._log
+            if peer is None or log is None:
+                return original(to, func, args, kwargs, timeout)
+            index, rref = self._start(log, "remote", peer, original, to, func, args, kwargs, timeout)
+            log.note_rref(index, rref)
+            log.watch(index, rref._get_future())
+            return rref
+
+        return remote
+
+    def _start(
+        self,
+        log: RemoteLog,
+        op: str,
+        peer: Peer,
+        original: Any,
+        to: Any,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        timeout: Any,
+    ) -> tuple[int, Any]:
+        index = log.begin(op, peer, name_of(func), timeout, rings.ASYNC)
+        if peer.guarded:
+            self._here.request = (log.rank, index)
+        try:
+            return index, original(to, func, args, kwargs, timeout)
+        except BaseException as error:
+            log.fail(index, error)
+            raise
+        finally:
+            self._here.request = None
+
+    def _udf(self, original: Any) -> Any:
+        here = self._here
+
+        def python_udf(func: Any, args: Any, kwargs: Any) -> Any:
+            request = here.request
+            return original(func, args, kwargs) if request is None else Udf(func, args, kwargs, request)
+
+        return python_udf
+
+    def _to_here(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def to_here(rref: Any, *args: Any, **kwargs: Any) -> Any:
+            log = self._log
+            peer = None if log is None else self._peer(rref.owner())
+            if log is None or peer is None:
+                return original(rref, *args, **kwargs)
+            timeout = args[0] if args else kwargs.get("timeout", NO_LIMIT)
+            index = log.begin("to_here", peer, "", timeout, rings.WAITING)
+            log.note_rref(index, rref)
+            try:
+                value = original(rref, *args, **kwargs)
+            except BaseException as error:
+                log.fail(index, error)
+                raise
+            log.ring.finish(index, rings.COMPLETED)
+            return value
+
+        return to_here
+
+    def _wait(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def wait(future: Any) -> Any:
+            log = self._log
+            return original(future) if log is None else log.wait(future, original)
+
+        return wait
+
+    # -- serving
+
+    def _run(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def run(udf: Any) -> Any:
+            log = self._log
+            function = getattr(udf, "func", None)
+            if log is None or function is None or getattr(function, "__module__", None) in TORCHS_OWN:
+                return original(udf)
+            index = log.serve(udf)
+            future = None
+            try:
+                answer = original(udf)
+                if isinstance(answer, torch._C.Future) and hasattr(function, "_wrapped_async_rpc_function"):
+                    future = answer
+                return answer
+            finally:
+                log.served(index, future)
+
+        return run
+
+    # -- init_rpc, shutdown
+
+    def _init_rpc(
+        self,
+        original: Any,
+        name: Any,
+        backend: Any = None,
+        rank: int = -1,
+        world_size: Any = None,
+        *more: Any,
+        **kw: Any,
+    ) -> Any:
+        session = self._session()
+        if session is None and world_size and rank >= 0:
+            session = self._open(rank, world_size, "")
+        if session is None or not world_size or session.rank != rank or session.world_size < world_size:
+            return original(name, backend, rank, world_size, *more, **kw)  # which ranks are to come is not known
+        members = session.recorder.group_log(GROUP, GROUP, range(world_size))
+        self._members = members
+        index = session.recorder.note(members, "init_rpc", next(members.seq))
+        try:
+            original(name, backend, rank, world_size, *more, **kw)
+        except BaseException as error:
+            session.ring.fail(index, error_line(error))
+            raise
+        finally:
+            self._members = None
+        session.ring.finish(index, rings.COMPLETED)
+        if not session.ring.words[rings.WORDS_AT // 8 + rings.W_JOINED]:
+            session.joined()
+
+    def _init_backend(
+        self, original: Any, backend: Any, store: Any, name: Any, rank: int, world_size: Any, options: Any
+    ) -> Any:
+        session = self._session()
+        if session is None:
+            return original(backend, store, name, rank, world_size, options)
+        with contextlib.suppress(Exception):  # no store: torch says so
+            store.set(f"{KEY}{rank}", f"{session.rank} {session.ring.job}")
+        self._joining = lambda: self._begin(session, store, str(name), options) if world_size else None
+        self._here.quiet = True
+        try:
+            return original(backend, store, name, rank, world_size, options)
+        except BaseException:
+            self._log = session.recorder.look = None
+            raise
+        finally:
+            self._joining = None
+            self._here.quiet = False
+
+    def _init_states(self, original: Any, agent: Any) -> Any:
+        """All workers are known, and none has left init_rpc: from here on another may call this one."""
+        answer = original(agent)
+        if self._joining is not None:
+            self._log = self._joining()
+        return answer
+
+    def _begin(self, session: Session, store: Any, name: str, options: Any) -> RemoteLog:
+        peers = {}
+        for info in api._get_current_rpc_agent().get_worker_infos():
+            ring = _ring_rank(store, info.id, session.ring.job)
+            peer = Peer(info.name, NOBODYS if ring is None else ring, ring is not None)
+            keys = (info.name, info.id, ("rank", peer.rank)) if peer.guarded else (info.name, info.id)
+            peers.update(dict.fromkeys(keys, peer))
+        members = self._members
+        ranks = tuple(sorted({p.rank for p in peers.values() if p.guarded and p.rank < session.world_size}))
+        if members is None or members.ranks != ranks:
+            members = session.recorder.group_log(GROUP, GROUP, ranks)
+        log = RemoteLog(session.recorder, name, options, members)
+        log.peers.update(peers)
+        session.recorder.look = log.look
+        return log
+
+    def _shutdown(self, original: Any) -> Any:
+        def shutdown(graceful: bool = True, *args: Any, **kwargs: Any) -> Any:
+            log = self._log
+            if log is None:
+                return original(graceful, *args, **kwargs)
+            index = log.recorder.note(log.members, "rpc_shutdown", next(log.members.seq)) if graceful else None
+            self._here.quiet = True
+            try:
+                return self._end(original, log, index, graceful, *args, **kwargs)
+            finally:
+                self._here.quiet = False
+                self._log = log.recorder.look = None
+                log.end()
+
+        return shutdown
+
+    @staticmethod
+    def _end(original: Any, log: RemoteLog, index: int | None, *args: Any, **kwargs: Any) -> Any:
+        try:
+            answer = original(*args, **kwargs)
+        except BaseException as error:
+            if index is not None:
+                log.fail(index, error)
+            raise
+        if index is not None:
+            log.ring.finish(index, rings.COMPLETED)
+        return answer
+
+
+def _ring_rank(store: Any, worker: int, job: str) -> int | None:
+    """The rank of a worker's ring; None: it is not under guard, or its ring is another job's, as where trainers have
+    met in a group of their own before: there that rank is somebody else."""
+    with contextlib.suppress(Exception):
+        if store.check([f"{KEY}{worker}"]):
+            rank, its_job = store.get(f"{KEY}{worker}").decode().split()
+            return int(rank) if its_job == job else None
+    return None

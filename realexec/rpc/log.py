@@ -1,0 +1,290 @@
+"""What one worker notes of its remote calls: those it makes, and those it serves."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+import threading
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, NamedTuple
+
+from distsim.debug.records import Site
+from distsim.debug.records.frames import Owner, owner, program_frames, shown, steps
+from distsim.debug.records.remote import SERVE, Remote
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.callsite import calling, codes_of, way_to
+from distsim.debug.rings.writer import stays
+from distsim.debug.words.error_text import error_line
+from distsim.realexec.guard.recorder import GroupLog, Recorder
+
+__all__ = ["Peer", "RemoteLog"]
+
+DEFAULT_TIMEOUT_S = 60.0
+"""rpc_timeout where a program sets none: nobody's limit."""
+RREF = re.compile(r"created_on=(\d+), local_id=(\d+)")
+OPERATORS = "_VariableFunctionsClass."
+MOST_PLACES = 512
+"""Places of threads that stand still, kept in the ring's table."""
+MOST_ERRORS, LONGEST_ERROR = 64, 2000
+"""Texts of exceptions kept in that table, which has half a MiB for them and all else."""
+NO_LIMIT = -1.0
+"""torch's UNSET_RPC_TIMEOUT."""
+
+
+class Peer(NamedTuple):
+    """Another worker."""
+
+    name: str
+    rank: int
+    """Of its ring."""
+    guarded: bool
+
+
+class Same(NamedTuple):
+    """A call that may be made again from the same line."""
+
+    body: tuple[bytes, bytes, bytes]
+    position: int
+    """Of its signature: another may have its place by then."""
+    alive: tuple[CodeType, ...] | None
+    """The code on the way to it, so that its ids stay its own."""
+
+
+class Future:
+    """A future of torch's, as the recorder polls what is outstanding."""
+
+    __slots__ = ("_forget", "_future")
+
+    def __init__(self, future: Any, forget: Callable[[int], Any]) -> None:
+        self._future = future
+        self._forget = forget
+
+    def is_completed(self) -> bool:
+        done: bool = self._future.done()
+        if done:
+            self._forget(id(self._future))
+        return done
+
+    def wait(self) -> bool:
+        return True
+
+
+class RemoteLog:
+    """From init_rpc to shutdown."""
+
+    def __init__(self, recorder: Recorder, name: str, options: Any, members: GroupLog) -> None:
+        self.recorder = recorder
+        self.ring = recorder.ring
+        self.name = name
+        self.rank = recorder.ring.rank
+        self.members = members
+        self.peers: dict[Any, Peer] = {}
+        """By worker's name and number."""
+        limit_s = float(options.rpc_timeout)
+        self.limit_s = 0.0 if limit_s == DEFAULT_TIMEOUT_S else limit_s
+        self.threads = int(getattr(options, "num_worker_threads", 0))
+        self.futures: dict[int, int] = {}
+        """id of a future that is outstanding -> index of its record."""
+        self._number = itertools.count(1)
+        self._serving: dict[int, tuple[int, int, int, bool]] = {}
+        """Index of what is served -> thread, where that stood at the last beat (number of the frame: to hold it would
+        keep its tensors alive), and whether the record says so."""
+        self._names: dict[int, str] = {}
+        self._places = 0
+        self._again: dict[tuple[Any, ...], Same] = {}
+        self._errors: set[str] = set()
+
+    # -- calls of ours
+
+    def begin(self, op: str, peer: Peer, function: str, timeout_s: float, flags: int) -> int:
+        """Record a call that is being made; answers its index."""
+        recorder = self.recorder
+        if recorder.outstanding:
+            recorder.poll()
+        me = threading.get_ident()
+        frame = calling(sys._getframe(2))
+        way = None if frame is None else way_to(frame)
+        key = op, way, function, peer.name, timeout_s, me
+        same = self._again.get(key)
+        if same is not None and same.position + rings.PAYLOAD_BYTES // 2 > self.ring.payload_end:
+            return self.ring.replay(same.body, next(self._number))
+        thread = recorder._threads.get(me) or recorder._thread(me)
+        place = recorder.sites.here(3)
+        said = op, function, self.name, peer.name, self.threads, timeout_s if timeout_s >= 0.0 else self.limit_s
+        position, print_ = self.ring.signature(said, _describe)
+        index = self.ring.issue(
+            flags | rings.ISSUED | rings.REMOTE,
+            self.members.group,
+            thread,
+            next(self._number),
+            position,
+            place[0],
+            print_,
+            place[1],
+            peer.rank,
+            0,
+        )
+        if way is not None and recorder.sites.knows(way):
+            self._keep(key, index, position, codes_of(frame))
+        return index
+
+    def _keep(self, key: tuple[Any, ...], index: int, position: int, alive: Any) -> None:
+        """What is the same in the record of a call that is made, or served, again."""
+        if len(self._again) >= MOST_PLACES:
+            self._again.clear()
+        self._again[key] = Same(stays(self.ring.template(index)), position, alive)
+
+    def watch(self, index: int, future: Any) -> None:
+        """Close the record when *future* is done; note who waits for it meanwhile."""
+        self.futures[id(future)] = index
+        self.recorder.watch(index, Future(future, self._forget), False)
+
+    def _forget(self, ident: int) -> None:
+        self.futures.pop(ident, None)
+
+    def wait(self, future: Any, original: Callable[[Any], Any]) -> Any:
+        """`future.wait()`, of a call's future or any other."""
+        index = self.futures.get(id(future))
+        if index is None:
+            return original(future)
+        self.ring.mark(index, rings.WAITING | rings.WAITED)
+        try:
+            value = original(future)
+        except BaseException as error:
+            self._say(index, error)
+            self._close(index, future, rings.FAILED)
+            raise
+        self._close(index, future, rings.COMPLETED)
+        return value
+
+    def fail(self, index: int, error: BaseException) -> None:
+        """Stamp the end of a call that raised."""
+        self._say(index, error)
+        self.ring.finish(index, rings.FAILED)
+
+    def _say(self, index: int, error: BaseException) -> None:
+        """Attach an error's text to a record. Of a worker that lives on errors (a queue that is empty) those of the
+        first ones are kept: all else that is ever to be said goes into the same table."""
+        text = error_line(error)[:LONGEST_ERROR]
+        if text not in self._errors and len(self._errors) >= MOST_ERRORS:
+            return
+        self._errors.add(text)
+        self.ring.error(index, text)
+
+    def _close(self, index: int, future: Any, state: int) -> None:
+        self.recorder.outstanding.pop(index, None)
+        self._forget(id(future))
+        self.ring.finish(index, state)
+
+    def note_rref(self, index: int, rref: Any) -> None:
+        """Which value a call makes or fetches."""
+        found = RREF.search(str(rref))
+        if found is None:
+            return
+        made_by = self.peers.get(int(found[1]))
+        self.ring.number_rref(index, int(found[1]) if made_by is None else made_by.rank, int(found[2]) + 1)
+
+    # -- calls of others
+
+    def serve(self, udf: Any) -> int:
+        """Record that this thread begins to serve a call."""
+        me = threading.get_ident()
+        rank, number = getattr(udf, "request", (-1, -1))
+        called, code = _called(udf), getattr(udf.func, "__code__", None)
+        key = SERVE, called, code, rank, me
+        same = self._again.get(key)
+        if same is not None and same.position + rings.PAYLOAD_BYTES // 2 > self.ring.payload_end:
+            index = self.ring.replay(same.body, next(self._number), number + 1)
+        else:
+            caller = self.peers.get(("rank", rank))
+            said = SERVE, called, caller.name if caller else "?", self.name, self.threads, 0.0
+            position, print_ = self.ring.signature(said, _describe)
+            index = self.ring.issue(
+                rings.ISSUED | rings.REMOTE,
+                self.members.group,
+                self.recorder._threads.get(me) or self._thread(me),
+                next(self._number),
+                position,
+                self._definition(code),
+                print_,
+                0,
+                rank,
+                0,
+                number + 1,
+            )
+            self._keep(key, index, position, None)
+        self._serving[index] = me, 0, 0, False
+        return index
+
+    def _thread(self, me: int) -> int:
+        """A thread of torch's pool, which Python knows no name of."""
+        name = self._names.setdefault(me, f"RPC {len(self._names) + 1}")
+        offset = self.recorder._threads[me] = self.ring.entry(rings.TABLE_THREAD, (me, name), [me, name])
+        self.recorder.num_serving += 1
+        return offset
+
+    def served(self, index: int, future: Any = None) -> None:
+        """The function has come back; with a *future*, the answer comes later."""
+        self._serving.pop(index, None)
+        if future is None:
+            self.ring.finish(index, rings.COMPLETED)
+        else:
+            self.ring.mark(index, rings.ASYNC)
+            self.recorder.watch(index, Future(future, self._forget), False)
+
+    def _definition(self, code: CodeType | None) -> int:
+        """Table offset of the first line of a user's function; 0: not known."""
+        if code is None or owner(code.co_filename) is Owner.MACHINERY:
+            return 0
+        site = Site(shown(code.co_filename), code.co_firstlineno, code.co_qualname)
+        return self.recorder.sites.intern([site])[0]
+
+    def look(self) -> None:
+        """Once a beat: where threads stand that have served one call for a while."""
+        if not self._serving:
+            return
+        frames = sys._current_frames()
+        for index, (thread, last, at, said) in list(self._serving.items()):
+            frame = frames.get(thread)
+            if frame is None:
+                continue
+            stands = id(frame) == last and frame.f_lasti == at
+            if stands and not said and self._places < MOST_PLACES and (place := program_frames(steps(frame))):
+                self._places += 1
+                self.ring.place(index, self.recorder.sites.intern(place)[0])
+                said = True
+            if index in self._serving:  # still
+                self._serving[index] = thread, id(frame), frame.f_lasti, said and stands
+
+    def end(self) -> None:
+        """shutdown: no future of this log is asked for any more."""
+        for index in self.futures.values():
+            self.recorder.outstanding.pop(index, None)
+            self.ring.finish(index, rings.COMPLETED)
+        self.futures.clear()
+        self._serving.clear()
+
+
+def name_of(function: Any) -> str:
+    """`Trainer.step`; of what has no name, its type's."""
+    name = getattr(function, "__qualname__", None)
+    return (name or type(function).__qualname__).removeprefix(OPERATORS)
+
+
+def _called(udf: Any) -> str:
+    """What a request calls; of a method of an RRef's value, that method."""
+    name = name_of(udf.func)
+    if name.startswith("_local_invoke") and len(udf.args) > 1:
+        return f"RRef.{udf.args[1]}"
+    return name
+
+
+Key = tuple[str, str, str, str, int, float]
+
+
+def _describe(key: Key) -> tuple[dict[str, Any], bool]:
+    op, function, caller, callee, threads, limit_s = key
+    remote = Remote(function, caller, callee, threads, limit_s or None)
+    return {"op": op, "remote": remote.to_json()}, False

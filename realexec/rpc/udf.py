@@ -1,0 +1,19 @@
+"""What a Python function travels in, with the number of the call's record: the callee says by it which call it serves.
+
+Only to workers that are under guard, too (they say so in the store of `init_rpc`): others could not unpickle it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["Udf"]
+
+
+class Udf(NamedTuple):
+    """torch's PythonUDF, and the rank and index of the caller's record."""
+
+    func: Any
+    args: Any
+    kwargs: Any
+    request: tuple[int, int]

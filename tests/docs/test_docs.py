@@ -1,0 +1,180 @@
+"""The documentation: what is made is up to date, every block of code is run or checked, every link leads somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distsim.cli.dispatch import COMMANDS, parse
+from distsim.debug.records.kinds import Kind
+from distsim.scenario import load_scenario, run_scenario
+from tests.docs.blocks import DOCS, PAGES, Block, blocks, commands
+from tests.docs.reference import PAGES as MADE
+from tests.docs.reports import SHOWN, report
+from tests.house.tree import ROOT
+from tests.kin import one_in
+
+NOT_OURS = ("pip", "pytest", "python")
+"""Commands that are not parsed here."""
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_made_is_up_to_date(name: str) -> None:
+    """The reference says what the schemas, the parsers and the docstrings say."""
+    told = (DOCS / "reference" / name).read_text(encoding="utf-8")
+    assert told == MADE[name]().rstrip() + "\n", "python -m tests.docs.generate writes it anew"
+
+
+def test_every_kind_has_its_section() -> None:
+    """With a report, cause, cure and neighbours; the JSON report names it."""
+    text = (DOCS / "kinds.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    assert list(sections) == [kind.value for kind in Kind if kind is not Kind.HEALTHY]
+    for name, section in sections.items():
+        assert SHOWN.search(section), name
+        assert re.findall(r"^\*\*(\w+)\.\*\*", section, re.MULTILINE) == ["Cause", "Cure", "Neighbours"], name
+
+
+def shown() -> list[Any]:
+    """Every report that a page shows: (page, scenario, text)."""
+    return [
+        pytest.param(page, m[1], m[2], id=f"{page.stem}-{m[1]}")
+        for page in PAGES
+        for m in SHOWN.finditer(page.read_text(encoding="utf-8"))
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")  # a program's warnings are its own
+@pytest.mark.parametrize(("page", "scenario", "text"), one_in(6, shown(), first=1))
+def test_a_report_that_is_shown_is_what_the_run_prints(page: Path, scenario: str, text: str) -> None:
+    """Word for word; how long things take changes with every model that gets better."""
+    assert untimed(report(scenario)) == untimed(text), f"{page.name}: python -m tests.docs.generate takes the new one"
+
+
+def untimed(text: str) -> str:
+    """Without times, shares and scores, and however its lines break."""
+    return " ".join(
+        re.sub(r"\bat once\b|\bafter [\d.,]+ \w+|[\d.,]+\s+(?:ns|us|ms|s)\b|[\d.]+%|score [\d.]+", "", text).split()
+    )
+
+
+def is_checked(block: Block) -> bool:
+    """Whether one of the tests here looks at it."""
+    match block.language:
+        case "shell" | "python" | "mermaid":
+            return True
+        case "toml":
+            return block.title is not None
+        case "text":
+            return block.before.startswith("<!-- report of ")
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_is_one_that_is_checked(page: Path) -> None:
+    """Shell, Python, scenarios, and reports that are taken from runs."""
+    assert [block for block in blocks(page) if not is_checked(block)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_is_one_that_the_parsers_take(page: Path) -> None:
+    """Commands and flags are those there are; files of the repository that are named are there."""
+    for block in blocks(page):
+        for words in commands(block) if block.language == "shell" else ():
+            if words[0] == "distsim":
+                assert words[1] in COMMANDS
+                parse(words[1:])
+            elif words[0] == "torchrun":
+                from torch.distributed.run import get_args_parser
+
+                get_args_parser().parse_args(words[1:])
+            else:
+                assert words[0] in NOT_OURS, words
+            for word in words:
+                if word.startswith("scenarios/"):
+                    assert (ROOT / word).exists(), word
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_runs(page: Path) -> None:
+    """What stands alone runs in this process, on simulated ranks."""
+    for block in blocks(page):
+        if block.language == "python" and block.title is None:
+            exec(compile(block.text, page.name, "exec"), {"__name__": "__main__"})
+
+
+def titled(page: Path, folder: Path) -> list[Path]:
+    """The files that a page's blocks are, written into *folder*."""
+    written = []
+    for block in blocks(page):
+        if block.title is not None:
+            written.append(folder / block.title)
+            written[-1].write_text(block.text, encoding="utf-8")
+    return written
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_scenarios_hold(page: Path, tmp_path: Path) -> None:
+    """A page's file says what comes of the page's program."""
+    for path in titled(page, tmp_path):
+        if path.suffix == ".toml":
+            assert run_scenario(load_scenario(path)).wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("distsim.test") is None, reason="the marker has another name yet")
+def test_tests_pass(tmp_path: Path) -> None:
+    """Those of the page on pytest, under pytest."""
+    files = [path for path in titled(DOCS / "pytest.md", tmp_path) if path.name.startswith("test_")]
+    assert files
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as mkdocs makes them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+def test_every_link_leads_somewhere() -> None:
+    """Pages and sections that pages name are there, and every page is in the table of contents."""
+    contents = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in DOCS.rglob("*.md"):
+        assert str(page.relative_to(DOCS)) in contents, page
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+            there = page if not target else page.parent / target
+            assert there.is_file(), f"{page.name}: {target}"
+            assert not anchor or anchor in anchors(there), f"{page.name}: {target}#{anchor}"
+
+
+def test_the_json_report_names_the_section() -> None:
+    """`see` leads to a heading of the page of kinds."""
+    path = Path(__file__).parents[1] / "debug" / "golden" / "missing_rank.json"
+    first = json.loads(path.read_text(encoding="utf-8"))["diagnoses"][0]
+    file, _, anchor = first["see"].partition("#")
+    assert (ROOT / file).is_file()
+    assert anchor == first["kind"]
+    assert anchor in anchors(ROOT / file)
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="pip install -e '.[docs]'")
+def test_the_pages_are_built(tmp_path: Path) -> None:
+    """`mkdocs build --strict`: no link without an end, no page that nobody lists."""
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
+    environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "kinds" / "index.html").is_file()

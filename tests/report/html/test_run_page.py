@@ -1,0 +1,224 @@
+"""The page of one run, without a browser: its texts, its data, that nothing in it comes from outside."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plotly import graph_objects
+
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.records.kinds import Kind
+from distsim.report.document import report_document
+from distsim.report.html.page import html
+from distsim.report.html.pages import run_page
+from distsim.report.html.reports import outcome_document, records_document
+from tests.debug.builders import all_reduce, fail, finding, play
+from tests.report.html.pages import Seen, circle, document, many_ranks, messages, seen_of, unpacked
+from tests.report.made import finished
+
+LOADING = ("src", "href", "action", "data", "poster", "srcset", "xlink:href")
+
+
+@pytest.fixture(scope="module")
+def hang() -> Seen:
+    """Two ranks in a circle, a message without an other end."""
+    return seen_of(document(circle()))
+
+
+def test_the_verdict_says_kind_ranks_lines_next_and_replay(hang: Seen) -> None:
+    """Part one: who, where, six lines of source round each place, what to do, how to see it again."""
+    assert "HANG deadlock cycle · ranks 0,1" in hang.text
+    assert "ranks 0,1 wait" in hang.text.lower() or "wait for each other" in hang.text
+    for number in range(3, 9):
+        assert f"{number} statement_{number}()" in hang.text
+    assert "next:" in hang.text
+    assert "replay: distsim diagnose DIR copy" in hang.text
+
+
+def test_lanes_have_computing_waiting_and_open_calls() -> None:
+    """Part two: a simulated run's lanes; late members make others wait, and a click finds the record."""
+    page = unpacked(seen_of(outcome_document(finished())))
+    traces = {trace["name"]: trace for trace in page["figures"]["run-lanes"]["data"]}
+    assert traces["computing"]["y"] == [0, 1]
+    assert traces["computing"]["x"] == pytest.approx([0.8, 2.8])
+    waits = traces["waiting for others"]
+    assert "all_reduce #2 on default_pg" in waits["hovertext"]
+    assert waits["marker"]["pattern"]["shape"] == "/"
+    calls = page["calls"]["run"]
+    assert calls[waits["customdata"][0]]["line"] == "train.py:12 in step"
+
+
+def test_an_open_call_fades_out_behind_the_end(hang: Seen) -> None:
+    """Part two: what never ended has a tail of falling opacity."""
+    traces = [t for t in unpacked(hang)["figures"]["run-lanes"]["data"] if t["name"] == "never ended"]
+    opacity = [trace["marker"].get("opacity", 1.0) for trace in traces]
+    assert opacity == sorted(opacity, reverse=True)
+    assert len(set(opacity)) > 3
+
+
+def test_the_wait_for_graph_has_calls_groups_and_lines(hang: Seen) -> None:
+    """Part three: the circle is red, an edge says which call on which group at which line."""
+    assert "all_reduce #1 on tp" in hang.text
+    assert "train.py:5" in hang.text
+    accused = [value for tag, name, value in hang.attributes if (tag, name) == ("path", "class") and "accused" in value]
+    assert len(accused) == 2
+
+
+def test_a_graph_is_drawn_from_the_diagnosis_alone() -> None:
+    """A plain report has no records; who waits for whom is still there, and what is lacking is said."""
+    plain = document(circle())
+    del plain["picture"]
+    seen = seen_of(plain)
+    assert "all_reduce #1" in seen.text
+    assert seen.text.count("This report has no records to draw from") == 4
+    assert "svg" in seen.tags
+
+
+def test_stacks_are_an_icicle_of_ranks() -> None:
+    """Part four: widths are ranks, and the one rank of many is wide enough to be seen."""
+    figure = unpacked(seen_of(document(many_ranks(100, 3))))["figures"]["run-stacks"]
+    (trace,) = figure["data"]
+    widths = dict(zip(trace["labels"], trace["values"], strict=True))
+    assert widths["step  train.py:5"] == 99
+    assert widths["load  data.py:9"] >= 4
+    assert "ranks 0-2,4-99" in trace["text"]
+
+
+def test_messages_are_arrows_and_the_lonely_one_dangles() -> None:
+    """Part five: one arrow from lane to lane, one end without the other."""
+    figure = unpacked(seen_of(document(messages())))["figures"]["run-messages"]
+    traces = {trace["name"]: trace for trace in figure["data"]}
+    assert traces["received"]["y"] == [0, 1, None]
+    assert traces["no other end"]["y"][0] == 1
+    assert "recv of rank 1 without its other end" in traces["no other end"]["hovertext"][0]
+
+
+def test_links_are_a_heat_map_with_faults_as_bands() -> None:
+    """Part six: percent in use by link and time; a planted fault from when to when."""
+    page = unpacked(seen_of(outcome_document(finished(), faults=[(0.003, 0.004, "link cut")])))
+    figure = page["figures"]["run-links"]
+    assert figure["data"][0]["z"][0][0] == 97
+    assert figure["data"][0]["y"] == ["n0/gpu0-&gt;n0/nvswitch0"]
+    (band,) = figure["layout"]["shapes"]
+    assert (band["x0"], band["x1"]) == pytest.approx((3.0, 4.0))
+    assert figure["layout"]["annotations"][0]["text"] == "link cut"
+
+
+def test_the_cluster_is_drawn_with_what_its_links_had_in_use() -> None:
+    """Part six: boxes of the parts that carried bytes, a line's title says how much."""
+    seen = seen_of(report_document(finished()))
+    assert {"n0/gpu0", "n0/nvswitch0", "n0/nic0", "leaf0"} <= set(seen.texts)
+    assert "50.0 GB/s, 93.0% in use on average, 100% at its peak" in seen.text
+
+
+def test_tables_sort_by_values_and_the_json_is_whole() -> None:
+    """Part seven: cells carry the number that sorting goes by; the page's JSON is the report, with its picture."""
+    report = outcome_document(finished())
+    seen = seen_of(report)
+    assert ("td", "data-v", "4096.0") in seen.attributes
+    assert unpacked(seen)["documents"]["run"] == report
+    assert {"picture", *report_document(finished())} == set(report)
+
+
+def test_nothing_is_loaded_from_anywhere(hang: Seen) -> None:
+    """No address in any attribute that a browser loads from, none in the styles, and a policy that forbids it."""
+    loaded = [value for tag, name, value in hang.attributes if name in LOADING and tag != "a"]
+    assert loaded == []
+    assert all(value.startswith("#") for tag, name, value in hang.attributes if (tag, name) == ("a", "href"))
+    policy = next(value for tag, name, value in hang.attributes if name == "content" and "default-src" in value)
+    assert "default-src 'none'" in policy
+    css = (Path(__file__).parents[3] / "distsim/report/html/templates/page.css").read_text()
+    assert not re.search(r"@import|url\((?!#)", css)
+
+
+def test_what_the_program_says_is_text() -> None:
+    """A group named <script>, a line of source with a tag, a file name with quotes: none is markup anywhere."""
+    evil = "<script>alert(1)</script>"
+    source = "\n".join([f"x = '{evil}'"] * 20)
+    found = circle(tp=evil, file_text=source)
+    for records in found.records.values():
+        for record in records:
+            record.site = replace(record.site, file='"><img src=x onerror=alert(2)>.py') if record.site else None
+    found.sources = {'"><img src=x onerror=alert(2)>.py': source}
+    page = html(run_page(document(found, replay=f"distsim run {evil}")))
+    seen = Seen(page)
+    assert seen.tags.count("script") == 3
+    assert "img" not in seen.tags
+    assert evil not in page
+    assert not any(name.startswith("on") for _, name, _ in seen.attributes)
+    assert f"all_reduce #1 on {evil}" in seen.text
+    figures = unpacked(seen)["figures"]
+    shown = [text for trace in figures["run-lanes"]["data"] for text in trace.get("hovertext", ())]
+    assert any("&lt;script&gt;" in text for text in shown)
+    assert not any("<script" in text for text in shown)
+
+
+def test_what_a_browser_would_obey_is_shown_as_it_is_written() -> None:
+    """Marks that turn the direction of text come as their escapes."""
+    seen = seen_of(document(circle(tp="tp\u202eevil")))
+    assert "\\u202e" in seen.text
+    assert "\u202e" not in seen.text
+
+
+@pytest.mark.slow
+def test_a_thousand_ranks_fit_into_six_megabytes() -> None:
+    """The budget, with a lane for ranks that do the same, and what was left out is said."""
+    page = html(run_page(document(many_ranks(1024, 6))))
+    assert len(page) < 6_000_000
+    seen = Seen(page)
+    assert "2 kinds of 1,024 ranks" in seen.text
+    assert [trace["y"] for trace in unpacked(seen)["figures"]["run-lanes"]["data"]]
+
+
+def test_more_kinds_of_ranks_than_lanes_are_counted() -> None:
+    """A hundred ranks of which no two do the same: the accused are among the lanes, the rest are counted."""
+    evidence = play(100, lambda rank: [all_reduce(3 + rank), *([fail("ValueError: no", 9)] if rank == 99 else [])])
+    made = document(evidence)
+    assert len(made["picture"]["lanes"]) == 64
+    assert any(99 in lane["ranks"] for lane in made["picture"]["lanes"])
+    assert "36 ranks of 36 more kinds are left out" in made["picture"]["left_out"]["lanes"]
+
+
+@pytest.mark.slow
+def test_ten_thousand_findings_stay_usable() -> None:
+    """A dozen in full, the others a line for each kind and place; the JSON has all."""
+    evidence = circle()
+    evidence.findings = [finding(Kind.NAN, 2, text=f"gradient {number} is NaN") for number in range(10_000)]
+    diagnoses = diagnose(evidence)
+    many = [d for d in diagnoses for _ in range(10_000 // len(diagnoses) + 1)][:10_000]
+    page = html(run_page(records_document(many, evidence)))
+    seen = Seen(page)
+    assert len(page) < 6_000_000
+    assert len(unpacked(seen)["documents"]["run"]["diagnoses"]) == 10_000
+    assert sum(value == "diagnosis" for _, name, value in seen.attributes if name == "class") == 12
+    assert "different)" in seen.text
+
+
+def test_a_run_with_no_record_has_a_page_that_says_so() -> None:
+    """Nothing happened: each part says in a line why it is empty, and the verdict stands."""
+    empty = replace(finished(), records={}, compute={}, links=[], link_samples=[], collectives=[])
+    seen = seen_of(outcome_document(empty))
+    assert "FINISHED" in seen.text
+    for line in ("No call and no computation", "Nobody waits", "No stacks", "No rank sent", "Nothing moved"):
+        assert line in seen.text
+
+
+@pytest.mark.parametrize("name", ["lanes", "stacks", "messages", "links"])
+def test_plotly_knows_every_name_in_a_figure(name: str) -> None:
+    """plotly.py's own check of traces and layouts, which plotly.js passes over in silence."""
+    report = outcome_document(finished(), faults=[(0.003, None, "cut")])
+    if name in ("stacks", "messages"):
+        report = document(circle())
+    figure: dict[str, Any] = unpacked(seen_of(report))["figures"][f"run-{name}"]
+    made = graph_objects.Figure(figure)
+    assert len(made.data) == len(figure["data"])
+
+
+def test_equal_reports_give_equal_pages() -> None:
+    """Nothing of the clock or of hashes is in a page."""
+    report = document(circle())
+    assert html(run_page(report)) == html(run_page(report))
