@@ -28,6 +28,7 @@ class Away:
         self._clock = clock
         self._last_ns = clock()
         self._lock = threading.Lock()
+        self._over = threading.Event()
 
     def look(self) -> int:
         """How often the monitor has been away so far."""
@@ -41,11 +42,14 @@ class Away:
             return self.times
 
     def start(self) -> None:
-        """Look from now on, ten times a second, for as long as this process lives."""
+        """Look from now on, ten times a second, until `stop`."""
         self._last_ns = self._clock()
         threading.Thread(target=self._nap, name="distsim-away", daemon=True).start()
 
+    def stop(self) -> None:
+        """Look no more; the thread ends."""
+        self._over.set()
+
     def _nap(self) -> None:
-        while True:
-            time.sleep(NAP_S)
+        while not self._over.wait(NAP_S):
             self.look()

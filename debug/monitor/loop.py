@@ -115,9 +115,12 @@ class Monitor:
     def run(self) -> int:
         """Watch until the ranks are gone; answers the exit code of the verdict."""
         self.host.away.start()
-        while not self._turn():
-            pass
-        self._farewell()
+        try:
+            while not self._turn():
+                pass
+            self._farewell()
+        finally:
+            self.host.away.stop()
         return self.exit_code
 
     def _turn(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,6 +213,10 @@ def test_a_monitor_that_gives_up_leaves_the_rings_and_says_so(
     assert list(folder.glob("rank*.ring"))
     assert (folder / "monitor.err").read_text().count("ZeroDivisionError: ") == MOST_FAULTS + 1
     assert "goes on without a guard" in capsys.readouterr().err
+    napping = [thread for thread in threading.enumerate() if thread.name == "distsim-away"]
+    for thread in napping:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in napping), "a monitor that is over looks at no clock any more"
 
 
 def test_rings_removed_unseen_accuse_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,7 +273,7 @@ def test_a_killed_launcher_is_noticed(
         aborted.append(clock[0])
 
     monkeypatch.setattr(monitor, "abort", abort)
-    monkeypatch.setattr("distsim.debug.monitor.orphans.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("distsim.debug.monitor.orphans.time", SimpleNamespace(monotonic=lambda: clock[0]))
     monitor.host.find()
     for _ in range(4):
         monitor._orphans.step(monitor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ def test_a_job_that_has_not_begun_is_waited_for(
             for path in folder.iterdir():
                 os.remove(path)
 
-    monkeypatch.setattr(watching.time, "sleep", sleep)
+    monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=sleep))  # not time.sleep itself: other threads sleep
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     assert main(["watch", str(folder), "--interval", "0.1"]) == 0
     shown = capsys.readouterr()

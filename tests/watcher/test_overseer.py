@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from distsim.watcher import overseer
 from distsim.watcher.beacon import Beacon
 from distsim.watcher.fate import Fate
 from distsim.watcher.overseer import Watch
@@ -119,7 +121,7 @@ def stuck(watch: Watch, monkeypatch: pytest.MonkeyPatch, seconds: float, looks: 
     now = time.monotonic()
     clock = iter(now + seconds * (look + 1) / looks for look in range(looks))
     watch._looked_s = now
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(overseer, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr("distsim.watcher.overseer._runnable", lambda pid, thread: False)
     found = [watch.stuck() for _ in range(looks)]
     monkeypatch.undo()
@@ -164,7 +166,7 @@ def test_a_process_that_gets_no_core_is_not_stuck(page: Beacon, monkeypatch: pyt
     now = time.monotonic()
     watch = Watch(page, os.getpid())
     clock = iter(now + 0.2 * look for look in range(1, 500))
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(overseer, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     assert not any(watch.stuck() for _ in range(100)), "20 s, of which it ran one"
     used["each"] = 0.2
     assert any(watch.stuck() for _ in range(100))
@@ -194,7 +196,7 @@ def test_a_process_that_is_stopped_or_traced_is_not_stuck(page: Beacon, monkeypa
     now = time.monotonic()
     watch = Watch(page, os.getpid())
     clock = iter(now + look for look in range(1, 50))
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(overseer, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     assert not any(watch.stuck() for _ in range(20))
 
 
