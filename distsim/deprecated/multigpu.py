@@ -111,12 +111,7 @@ def all_gather_multigpu(
     _check("all_gather_multigpu", input_tensor_list)
     number = len(input_tensor_list)
     size = _size(group) * number
-    wrong = [len(outputs) for outputs in output_tensor_lists if len(outputs) != size]
-    if wrong or len(output_tensor_lists) != number:
-        raise ValueError(
-            f"all_gather_multigpu: expected {number} output lists of {size} tensors (ranks times devices), got "
-            f"{len(output_tensor_lists)} of {wrong[0] if wrong else size}"
-        )
+    _check_lists("all_gather_multigpu", "output", output_tensor_lists, number, size)
     mine = torch.stack([tensor.to(input_tensor_list[0].device) for tensor in input_tensor_list])
     parts = [torch.empty_like(mine) for _ in range(size // number)]
     work = dist.all_gather(parts, mine, group, async_op)
@@ -141,12 +136,7 @@ def reduce_scatter_multigpu(
     _check("reduce_scatter_multigpu", output_tensor_list)
     number = len(output_tensor_list)
     size = _size(group) * number
-    wrong = [len(inputs) for inputs in input_tensor_lists if len(inputs) != size]
-    if wrong or len(input_tensor_lists) != number:
-        raise ValueError(
-            f"reduce_scatter_multigpu: expected {number} input lists of {size} tensors (ranks times devices), got "
-            f"{len(input_tensor_lists)} of {wrong[0] if wrong else size}"
-        )
+    _check_lists("reduce_scatter_multigpu", "input", input_tensor_lists, number, size)
     places = [_reduced(tensors, op) for tensors in zip(*input_tensor_lists, strict=True)]
     parts = [torch.stack(places[i : i + number]) for i in range(0, size, number)]
     mine = torch.empty_like(parts[0])
@@ -193,6 +183,16 @@ def _check(name: str, tensors: Sequence[Tensor]) -> None:
                 f"{name}: the tensors of a list are alike, got {tuple(first.shape)} {first.dtype} and at place {place} "
                 f"{tuple(tensor.shape)} {tensor.dtype}"
             )
+
+
+def _check_lists(name: str, role: str, lists: Sequence[Sequence[Tensor]], number: int, size: int) -> None:
+    """*number* lists, one a device of this rank, of *size* tensors, one for each device of every rank."""
+    length = next((len(tensors) for tensors in lists if len(tensors) != size), size)
+    if length != size or len(lists) != number:
+        raise ValueError(
+            f"{name}: expected {number} {role} lists of {size} tensors (ranks times devices), "
+            f"got {len(lists)} of {length}"
+        )
 
 
 def _size(group: Any) -> int:
