@@ -1,8 +1,9 @@
 """The process beside the ranks of a host that reads their rings and tells what is wrong.
 
-`loop.py` is its life; `host.py` what it sees; `peers/` is how monitors of several hosts act as one.
+`loop.py` is its life; `host.py` what it sees; `peers/` is how monitors of several hosts act as one; `ends/` how ranks
+are ended.
 """
 
 from __future__ import annotations
 
-__all__ = ["ask", "away", "host", "loop", "orphans", "pace", "peers", "series", "start", "steady", "suspicions"]
+__all__ = ["ask", "away", "ends", "host", "loop", "pace", "peers", "series", "start", "steady", "suspicions"]

@@ -41,12 +41,12 @@ class Away:
             self._last_ns = now_ns
             return self.times
 
-    def start(self) -> None:
-        """Look from now on, ten times a second, until `stop`."""
+    def __enter__(self) -> None:
+        """Look from now on, ten times a second."""
         self._last_ns = self._clock()
         threading.Thread(target=self._nap, name="distsim-away", daemon=True).start()
 
-    def stop(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Look no more; the thread ends."""
         self._over.set()
 

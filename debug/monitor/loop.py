@@ -11,11 +11,10 @@ import json
 import math
 import os
 import shutil
-import signal
 import sys
 import textwrap
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,13 @@ from distsim.debug.diagnosis.waits.proof import Proof, went_on
 from distsim.debug.diagnosis.waits.unwaited import unwaited
 from distsim.debug.evidence.guard_flags import findings
 from distsim.debug.evidence.procfs import look
-from distsim.debug.evidence.rank_state import build_evidence, given_up, origin_of, settle_stuck
+from distsim.debug.evidence.rank_state import build_evidence, origin_of, settle_stuck
 from distsim.debug.evidence.stack_capture import as_text, collect
 from distsim.debug.matching.comparer import Suspicion
 from distsim.debug.matching.message_comparer import PAIR
+from distsim.debug.monitor.ends.abort import end_ranks
+from distsim.debug.monitor.ends.orphans import Orphans
 from distsim.debug.monitor.host import Host
-from distsim.debug.monitor.orphans import Orphans
 from distsim.debug.monitor.pace import Pace, recent_stragglers
 from distsim.debug.monitor.peers.part import Together
 from distsim.debug.monitor.suspicions import Suspicions
@@ -114,13 +114,10 @@ class Monitor:
 
     def run(self) -> int:
         """Watch until the ranks are gone; answers the exit code of the verdict."""
-        self.host.away.start()
-        try:
+        with self.host.away:
             while not self._turn():
                 pass
             self._farewell()
-        finally:
-            self.host.away.stop()
         return self.exit_code
 
     def _turn(self) -> bool:
@@ -512,42 +509,7 @@ class Monitor:
         with contextlib.suppress(OSError):
             write_private(self.directory / "aborted.json", "{}")
         self.together.abort()
-        families = self._families()
-        leaving = {rank for rank, reader in self.host.readers.items() if given_up(reader)}
-        self.kill(signal.SIGTERM, but=leaving)
-        self._until_ended(self.grace_s, leaving)  # exit handlers save and upload what is left
-        self.kill(signal.SIGTERM)
-        self._until_ended(2.0, self.host.readers)
-        self.kill(signal.SIGKILL)
-        for leader in families:
-            with contextlib.suppress(OSError):
-                os.killpg(leader, signal.SIGKILL)
-
-    def _families(self) -> list[int]:
-        """The ranks' process groups, where each has its own, as the launcher's have: what ranks have started (a data
-        loader's workers) would outlive them, and hold the job's output open."""
-        pids, alone = [], []
-        for reader in self.host.readers.values():
-            pid, ticks = reader.header.pid, reader.header.start_ticks
-            with contextlib.suppress(OSError):
-                if look(pid, ticks) is not None:
-                    alone.append(os.getsid(pid) == pid)
-                elif look(pid) is not None:
-                    continue  # another process has the number by now
-            pids.append(pid)
-        return pids if alone and all(alone) else []
-
-    def _until_ended(self, limit_s: float, ranks: Collection[int]) -> None:
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline and not all(self.host.ended()[rank] for rank in ranks):
-            time.sleep(0.05)
-
-    def kill(self, number: int, but: Collection[int] = ()) -> None:
-        """Send a signal to every rank of this host that still lives."""
-        for rank, gone in self.host.ended().items():
-            if not gone and rank not in but:
-                with contextlib.suppress(OSError):
-                    os.kill(self.host.readers[rank].header.pid, number)
+        end_ranks(self.host, self.grace_s)
 
     def _farewell(self) -> None:
         """All ranks are gone: what they leave behind, and the rings of a healthy job go."""

@@ -17,9 +17,9 @@ from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.waits.proof import went_on
 from distsim.debug.evidence.procfs import own_process
 from distsim.debug.monitor.away import Away
+from distsim.debug.monitor.ends.orphans import ORPHANS_S
 from distsim.debug.monitor.host import Host
 from distsim.debug.monitor.loop import Monitor
-from distsim.debug.monitor.orphans import ORPHANS_S
 from distsim.debug.monitor.peers.part import Together
 from distsim.debug.monitor.steady import MOST_FAULTS, Steady
 from distsim.debug.records import Evidence
@@ -273,7 +273,7 @@ def test_a_killed_launcher_is_noticed(
         aborted.append(clock[0])
 
     monkeypatch.setattr(monitor, "abort", abort)
-    monkeypatch.setattr("distsim.debug.monitor.orphans.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("distsim.debug.monitor.ends.orphans.time", SimpleNamespace(monotonic=lambda: clock[0]))
     monitor.host.find()
     for _ in range(4):
         monitor._orphans.step(monitor)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.xdist_group("syntax trees")  # which every process woul
 MOST_ENTRIES = 13
 MOST_LINES = 400
 LONGER = {
-    "debug/monitor/loop.py": 581,
+    "debug/monitor/loop.py": 546,
     "debug/rings/reader.py": 405,
 }
 """Files over 400 lines, and how many they may have: numbers here only fall."""
