@@ -47,7 +47,7 @@ class CallLog:
     sums: dict[Alike, CallSum] = field(default_factory=dict)
     """Of the calls that are not among `last`."""
     _left: list[CallRecord] = field(default_factory=list)
-    """Summed up, and kept all the same."""
+    """Summed up, and kept all the same: `keep` at most, but for those that make groups."""
     _moved_s: float = 0.0
     """In which bytes of a call that is summed up moved."""
     _spans: list[Span] = field(default_factory=list)
@@ -94,7 +94,12 @@ class CallLog:
         since_s = min((r.started_s for r in self.last if r.started_s is not None), default=now_s)
         moved_s, self._spans = _union((*self._spans, *_spans(done)), min(since_s, now_s))
         self._moved_s += moved_s
-        self._left = [record for record in (*self._left, *done) if _stays(record)]
+        left = [record for record in (*self._left, *done) if _stays(record)]
+        surplus = len(left) - self.keep
+        if surplus > 0:  # a program that never waits: its oldest such calls are forgotten as any others
+            dropped = {id(record) for record in [r for r in left if r.op not in _ALWAYS_KEPT][:surplus]}
+            left = [record for record in left if id(record) not in dropped]
+        self._left = left
 
     def _sum_up(self, record: CallRecord) -> None:
         if record.started_s is None or record.completed_s is None:

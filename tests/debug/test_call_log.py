@@ -63,6 +63,21 @@ def test_a_window_and_all_come_to_the_same() -> None:
     assert all(abs(found[op][2] - expected[op][2]) < 1e-9 for op in expected)
 
 
+def test_a_program_that_never_waits_is_forgotten_too() -> None:
+    """Its handles do not pile up: the newest are kept, and the sums have all."""
+    log = CallLog(keep=8)
+    for record in calls(400):
+        record.is_async, record.waited = True, False
+        if record.seq == 1:
+            record.op = "new_group"
+        log.add(record, record.issued_s)
+    kept = log.kept()
+    assert kept[0].op == "new_group"
+    assert len(kept) <= 1 + 8 + 10
+    assert kept[-1].index == 399
+    assert sum(alike.count for alike in log.together()) == 400
+
+
 def test_what_is_open_stays() -> None:
     """A call under way, a handle that nobody has waited for, and the calls that make groups."""
     log = CallLog(keep=4)

@@ -30,7 +30,8 @@ def unwaited(evidence: Evidence, *, written_out: bool = False) -> list[Finding]:
     for (op, site), left in lines.items():
         ranks = tuple(sorted({record.rank for record in left}))
         each = sum(record.rank == ranks[0] for record in left)
-        calls = f"{each} {op} call{'s' if each != 1 else ''}"
+        least = "at least " if ranks[0] in evidence.cut else ""  # of older calls only the last are on record
+        calls = f"{least}{each} {op} call{'s' if each != 1 else ''}"
         found.append(
             Finding(
                 Kind.ASYNC_NEVER_WAITED,
