@@ -36,6 +36,9 @@ def plan(preset: str, nbytes: int, op: str = "all_reduce", version: str | None =
         ("mi355x:2", "all_reduce", 256 * MIB, "Ring Simple"),
         ("mi355x:2", "all_gather", 16 * 8 * MIB, "Ring LL128"),
         ("mi355x:2", "all_gather", 16 * 16 * MIB, "Ring Simple"),
+        ("mi355x:2", "reduce_scatter", 16 * (128 * KIB - 1), "Ring LL"),
+        ("mi355x:2", "reduce_scatter", 16 * 4 * MIB, "Ring LL128"),
+        ("mi355x:2", "reduce_scatter", 16 * 4 * MIB + 16, "Ring Simple"),
         ("mi355x:2", "broadcast", 32 * KIB, "Ring LL"),
     ],
 )
@@ -58,6 +61,13 @@ def test_choices(preset: str, op: str, nbytes: int, chosen: str) -> None:
 def test_choices_by_release(version: str, nbytes: int, chosen: str) -> None:
     """LL128 and ranges of protocols came with 2.25; where a ring begins between two nodes moved before."""
     made, _ = plan("mi300x:2", nbytes, version=version)
+    assert f"{made.algo} {made.proto}" == chosen
+
+
+@pytest.mark.parametrize(("nbytes", "chosen"), [(3211264, "Ring LL128"), (3211265, "Ring Simple")])
+def test_ranges_of_an_mi300x(nbytes: int, chosen: str) -> None:
+    """Bytes a rank at which a reduce_scatter leaves LL128 (same sources)."""
+    made, _ = plan("mi300x:2", 16 * nbytes, "reduce_scatter", version="2.26.6")
     assert f"{made.algo} {made.proto}" == chosen
 
 

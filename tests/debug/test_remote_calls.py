@@ -90,6 +90,7 @@ def test_a_circle_of_threads() -> None:
     assert [d.kind for d in found] == [Kind.DEADLOCK_CYCLE]
     assert found[0].culprits == (0, 1)
     assert found[0].ends_job
+    assert "num_worker_threads" in found[0].suggestion
     for said in (
         "at w0 (rank 0) the thread that serves back for w1 waits in rpc_sync of back to w1 (rank 1), at work.py:11",
         "w1 has no thread free to begin it (its only thread is busy)",
@@ -143,6 +144,7 @@ def test_a_function_that_waits_for_its_callers_collective() -> None:
     assert (found.kind, found.culprits) == (Kind.DEADLOCK_CYCLE, (0, 1))
     assert "the thread that serves step for w0 waits in all_reduce #1" in found.explanation
     assert "rpc_sync of step to w1 (rank 1), at work.py:5" in found.explanation
+    assert "must not wait for what its caller does" in found.suggestion, "more threads would not help here"
 
 
 def test_functions_that_are_served_meet_in_a_collective() -> None:
@@ -259,17 +261,21 @@ def test_a_circle_outlives_the_time_of_its_calls_where_nothing_moves() -> None:
     assert (found.kind, found.culprits) == (Kind.DEADLOCK_CYCLE, (0, 1))
 
 
-def test_a_call_that_gave_up() -> None:
+@pytest.mark.parametrize(
+    ("answered", "said"),
+    [(False, "w1 (rank 1) is still in it, at work.py:16"), (True, "w1 (rank 1) has answered since.")],
+)
+def test_a_call_that_gave_up(answered: bool, said: str) -> None:
     """Its own time was over: an exception of the caller's, with where the callee still is; no hang."""
     a, b = Worker(0, 4), Worker(1, 4)
     error = "RuntimeError: RPCErr:1:RPC ran for more than set timeout (1000 ms) and will now be marked with an error"
     call = a.call(1, "slow", 70, state=State.FAILED, completed_s=2.0, error=error, gives_up_s=1.0)
-    b.serve(call, line=16)
+    b.serve(call, line=16, **({"state": State.COMPLETED, "completed_s": 2.5} if answered else {}))
     states = [RankState(0, Phase.RAISED, exception=error, host="h"), RankState(1, Phase.RUNNING, host="h")]
     (found,) = judged([a, b], states)[0]
     assert (found.kind, found.culprits) == (Kind.RANK_RAISED, (0,))
     assert "it gave up on rpc_sync of slow to w1 (rank 1) after 1.0 s" in found.explanation
-    assert "w1 (rank 1) is still in it, at work.py:16" in found.explanation
+    assert said in found.explanation
 
 
 def test_a_worker_that_lives_and_does_not_answer() -> None:
