@@ -100,6 +100,10 @@ def wrong_meetings(rank: int, world_size: int, place: Place) -> dict[str, Any]:
         found[f"{kind}, of old"] = says(old.init_process_group, "gloo", init_method=url)
         found[f"{kind}, beyond"] = says(old.init_process_group, "gloo", init_method=url + "?rank=4", world_size=4)
     multicast = ways(rank, place)["multicast"]
+    found["multicast, a rank too many"] = says(
+        dist.init_process_group, "gloo", init_method=multicast, world_size=4, rank=4
+    )
+    assert "rank 4 of 4 processes: expected 0 to 3" in str(found["multicast, a rank too many"])
     found["no port"] = says(dist.init_process_group, "gloo", init_method="tcp://239.255.1.1", world_size=4)
     found["twice"] = says(dist.init_process_group, "gloo", init_method=multicast, world_size=4, rank=min(rank, 2))
     came = says(

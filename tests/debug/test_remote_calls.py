@@ -204,6 +204,7 @@ def test_to_here_waits_for_the_call_that_makes_the_value() -> None:
     states = [RankState(0, host="h"), RankState(1, host="h"), blocked(fetch)]
     (found,) = judged(workers, states, 5.0)[0]
     assert found.victims == (2,)
+    assert "Worker w1 (rank 1) has run never for w0" in found.explanation
     assert "Rank 2 waits for that in to_here from w1 (rank 1), at work.py:50" in found.explanation
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import xml.etree.ElementTree as ET
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,8 @@ def test_junit_is_what_jenkins_takes(tmp_path: Path) -> None:
         assert {child.tag for child in element} <= INSIDE.get(element.tag, set())
         assert re.fullmatch(r"(([0-9]{0,3},)*[0-9]{3}|[0-9]{0,3})*(\.[0-9]*)?", element.get("time", "")), element.attrib
     suite = root[0]
+    began = datetime.fromisoformat(str(suite.get("timestamp")))
+    assert began < datetime.now(UTC) - timedelta(seconds=1200), "it began before its runs took their time"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", str(suite.get("timestamp")))
     assert suite.get("hostname") == socket.gethostname()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from distsim.report.html.page import html
 from distsim.report.html.pages import Entry, suite_page, sweep_page
 from distsim.report.html.reports import outcome_document
+from distsim.scenario.expect.entries import entry
+from distsim.scenario.expect.result import NOT_RUN, Result
 from tests.report.html.pages import Seen, circle, document, unpacked
 from tests.report.made import finished
 
@@ -18,8 +20,8 @@ def entries() -> list[Entry]:
     found.append(
         Entry("s4", False, "deadlock_cycle", ["kind: wrong"], {"cluster.nodes": 4}, document=document(circle()))
     )
-    for entry, time_s in zip(found, (0.010, 0.0125, 0.001), strict=True):
-        entry.figures = {"virtual_time_s": time_s}
+    for point, time_s in zip(found, (0.010, 0.0125, 0.001), strict=True):
+        point.figures = {"virtual_time_s": time_s}
     return found
 
 
@@ -45,6 +47,19 @@ def test_a_sweep_has_bars_with_units_and_marks_what_failed() -> None:
     assert (ran["x"], ran["customdata"]) == ([10.0, 12.5], ["run-1", "run-2"])
     assert (failed["name"], failed["y"], failed["customdata"]) == ("failed", ["cluster.nodes=4"], ["run-3"])
     assert "deadlock_cycle" in failed["text"][0]
+
+
+def test_a_point_of_a_sweep_is_judged_by_how_it_ended() -> None:
+    """A scenario passes by what its file expects; a point of a sweep by its end alone: no hang, no limit."""
+    made = {
+        "well, as not expected": (Result("a", "x.toml", ["expect.kind: no"]), (False, True)),
+        "a hang, as expected": (Result("b", "x.toml", kind="missing_rank", exit_code=3), (True, False)),
+        "a limit, as expected": (Result("c", "x.toml", limit="events"), (True, False)),
+        "it could not run": (Result("d", "x.toml", ["no"], kind=NOT_RUN), (False, False)),
+    }
+    assert {name: (entry(one).passed, entry(one, {"seed": 1}).passed) for name, (one, _) in made.items()} == {
+        name: said for name, (_, said) in made.items()
+    }
 
 
 def test_efficiency_is_against_the_first_point() -> None:

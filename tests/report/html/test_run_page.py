@@ -13,6 +13,7 @@ from plotly import graph_objects
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records.kinds import Kind
 from distsim.report.document import report_document
+from distsim.report.html.collect.lanes import thinned
 from distsim.report.html.page import html
 from distsim.report.html.pages import run_page
 from distsim.report.html.reports import outcome_document, records_document
@@ -50,6 +51,18 @@ def test_lanes_have_computing_waiting_and_open_calls() -> None:
     assert waits["marker"]["pattern"]["shape"] == "/"
     calls = page["calls"]["run"]
     assert calls[waits["customdata"][0]]["line"] == "train.py:12 in step"
+
+
+def test_of_very_many_slices_short_neighbours_are_merged_but_no_open_call() -> None:
+    """A lane keeps what can be drawn: neighbours of one kind become one that says how many it is; what never ended
+    stands by itself."""
+    short = [("computing", 0.01 * n, 0.01 * n + 0.009, "compute", None) for n in range(1000)]
+    never = [("open", 9.0 + 0.001 * n, 9.0005 + 0.001 * n, f"all_reduce #{n}", None) for n in range(5)]
+    left = thinned([*short, *never], 10.0, 50)
+    assert [piece for piece in left if piece[0] == "open"] == never
+    merged = [piece for piece in left if piece[0] == "computing"]
+    assert len(merged) <= 45
+    assert sum(int(text.rpartition("and ")[2].split()[0]) + 1 for _, _, _, text, _ in merged if "and" in text) >= 900
 
 
 def test_an_open_call_fades_out_behind_the_end(hang: Seen) -> None:

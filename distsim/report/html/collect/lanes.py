@@ -15,7 +15,7 @@ from distsim.debug.report.stack_tree import format_ranks
 from distsim.debug.words.phrases import call_text, place, shape_of_call
 from distsim.report.html.collect.material import Material
 
-__all__ = ["MOST_LANES", "lanes"]
+__all__ = ["MOST_LANES", "lanes", "thinned"]
 
 MOST_LANES = 64
 MOST_SLICES = 9_000
@@ -49,7 +49,7 @@ def lanes(material: Material, left_out: dict[str, str]) -> dict[str, Any]:
     met = _meetings(material)
     each = max(20, MOST_SLICES // max(1, len(groups)))
     for lane, group in enumerate(groups):
-        for kind, begin, end, text, call in _thinned(list(_slices(material, group[0], met)), material.end_s, each):
+        for kind, begin, end, text, call in thinned(list(_slices(material, group[0], met)), material.end_s, each):
             number = None
             if call is not None:
                 if id(call) not in numbers:
@@ -145,7 +145,7 @@ def _text(record: CallRecord) -> str:
     return call_text(record) if record.is_p2p else f"{call_text(record)} on {record.group.label}"
 
 
-def _thinned(slices: list[Slice], end_s: float, most: int) -> list[Slice]:
+def thinned(slices: list[Slice], end_s: float, most: int) -> list[Slice]:
     """Short neighbours of one kind merged, ever longer ones until *most* are left."""
     slices.sort(key=lambda piece: piece[1:3])
     width = end_s / FINEST
