@@ -91,6 +91,12 @@ for what, call in {
         found[what] = "no error"
     except RuntimeError as error:
         found[what] = str(error).splitlines()[0]
+for wrong in range(2):  # each in words of its own
+    outs = [torch.ones(3 if place == wrong else 2) for place in range(world)]
+    try:
+        dist.all_gather(outs, torch.ones(2))
+    except RuntimeError as error:
+        found[f"{wrong} is longer"] = f"at {wrong}" in str(error).replace("tensor", "at").replace("index", "at")
 torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(4, 2))
 for step in range(2):
