@@ -37,3 +37,74 @@ def test_a_calls_output_is_freed_with_its_tensor(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     ran = run_program(RunRequest(program=str(tmp_path / "program.py"), on="dgx-h100:1", nproc_per_node=2))
     assert ran.exit_code == 0
+
+
+LISTS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+one = torch.ones(1 << 24, device="cuda")
+whole = torch.empty(1 << 25, device="cuda")
+parts = list(whole.chunk(2))
+MiB = 1 << 20
+
+
+def more(call):
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    start, end = torch.cuda.Event(True), torch.cuda.Event(True)
+    start.record()
+    work = call()
+    held = torch.cuda.memory_allocated() - before
+    if work is not None:
+        work.wait()
+        del work
+    end.record()
+    end.synchronize()
+    assert torch.cuda.memory_allocated() == before
+    return (torch.cuda.max_memory_allocated() - before) // MiB, held // MiB, start.elapsed_time(end)
+
+
+for single, listed in (
+    (lambda **how: dist.all_gather_into_tensor(whole, one, **how), lambda **how: dist.all_gather(parts, one, **how)),
+    (lambda **how: dist.reduce_scatter_tensor(one, whole, **how), lambda **how: dist.reduce_scatter(one, parts, **how)),
+):
+    at_once, _, quick = more(single)
+    flat, after, slow = more(listed)
+    assert (at_once, flat, after) == (0, 128, 0), (at_once, flat, after)
+    flat, meanwhile, later = more(lambda: listed(async_op=True))
+    assert (flat, meanwhile) == (128, 128), (flat, meanwhile)
+    copies = 2 * 128 * MiB / 3.35e12 * 1e3
+    assert copies < slow - quick < 2 * copies, (quick, slow, copies)
+    assert copies < later - quick < 2 * copies, (quick, later, copies)
+"""
+
+
+@pytest.mark.slow
+def test_a_list_is_gathered_into_one_tensor_and_copied_from_it(tmp_path: Path) -> None:
+    """As torch's ProcessGroupNCCL does (newLikeFlat), until the call was waited for."""
+    (tmp_path / "program.py").write_text(LISTS)
+    ran = run_program(RunRequest(program=str(tmp_path / "program.py"), on="dgx-h100:1", nproc_per_node=2))
+    assert ran.exit_code == 0, ran.diagnosis
+
+
+UNEVEN = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(dist.get_rank())
+parts = list(torch.empty(3, device="cuda").split([2, 1]))
+dist.all_gather(parts, torch.ones(2 - dist.get_rank(), device="cuda"))
+"""
+
+
+def test_a_list_of_several_sizes_is_refused_by_name(tmp_path: Path) -> None:
+    """NCCL's group has a message for each of them, gloo's an error of its own."""
+    (tmp_path / "program.py").write_text(UNEVEN)
+    ran = run_program(RunRequest(program=str(tmp_path / "program.py"), on="dgx-h100:1", nproc_per_node=2))
+    assert ran.diagnosis is not None
+    assert "all_gather of tensors that differ in size is not simulated: pad them" in ran.diagnosis.explanation

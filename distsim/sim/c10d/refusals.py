@@ -141,6 +141,11 @@ def refuse_arguments(call: Call, rank: int, size: int, flavour: str) -> None:
         case "all_reduce" | "broadcast" | "reduce":
             _single(op.replace("_", ""), inputs)
         case "all_gather":
+            if flavour == "nccl" and len({tensor.shape for tensor in outputs}) > 1:
+                raise NotSimulated(
+                    "all_gather of tensors that differ in size",
+                    "pad them to one size, or use all_to_all_single with output_split_sizes",
+                )
             _equal_lists("allgather", outputs, inputs, size)
         case "all_gather_into_tensor":
             _scaled("all_gather", outputs[0], inputs[0], size)

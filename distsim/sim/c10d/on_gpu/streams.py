@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from distsim.debug.records import P2P
+from distsim.sim.c10d.on_gpu.flat import Flat, flat_of
 from distsim.sim.c10d.on_gpu.watchdog import Watchdog, tolerant
 from distsim.sim.c10d.on_gpu.work import GpuWork
 from distsim.sim.device.gpu import Device
@@ -75,7 +76,10 @@ class GroupStreams:
             return
         peer = call.peer if call.key[0] in P2P else -1
         stream = self._stream(device, peer) if is_async else current_stream(task, device)
-        self._put(task, device, stream, [part], peer)
+        flat = flat_of(device, stream, call)
+        if flat is not None and is_async:
+            work.flat = flat
+        self._put(task, device, stream, [part], peer, flat)
 
     def _stream(self, device: Device, peer: int) -> Stream:
         """NCCL's stream of this group; of a pair of ranks for a message outside a batch, *peer* -1 where it is none."""
@@ -86,9 +90,18 @@ class GroupStreams:
             self._streams[device.index, peer] = stream
         return stream
 
-    def _put(self, task: RankTask, device: Device, stream: Stream, parts: Sequence[Part], peer: int = -1) -> None:
+    def _put(
+        self,
+        task: RankTask,
+        device: Device,
+        stream: Stream,
+        parts: Sequence[Part],
+        peer: int = -1,
+        flat: Flat | None = None,
+    ) -> None:
         """Put the calls *parts* into *stream* as one kernel, behind what the current stream has so far and behind the
-        last kernel of the same communicator: messages outside a batch have one for each pair, *peer*."""
+        last kernel of the same communicator: messages outside a batch have one for each pair, *peer*. *flat*: what the
+        call copies from or to."""
         now_s = task.now_s()
         current = current_stream(task, device)
         if stream is not current and current.items:
@@ -96,6 +109,9 @@ class GroupStreams:
         before = self._last.get((device.index, peer))
         if before is not None and before[0] is not stream:
             device.wait_for(stream, before[1], now_s)
+        if flat is not None and not flat.copies_out:
+            flat.copy(task, stream)
+            now_s = task.now_s()
         left = len(parts)
         comm: Comm
 
@@ -122,6 +138,9 @@ class GroupStreams:
             assert work.done.callbacks is not None
             work.done.callbacks.append(one_ended)
         mark: Mark = device.communicate(stream, comm)
+        if flat is not None and flat.copies_out:
+            flat.copy(task, stream)
+            mark = device.timeline.mark(stream, task.now_s())
         if device.watchdog is not None:
             device.watchdog.watch(comm)
         self._last[device.index, peer] = stream, mark

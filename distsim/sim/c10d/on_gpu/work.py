@@ -13,6 +13,7 @@ from torch.futures import Future
 
 from distsim.debug.records import CallWait, State
 from distsim.debug.words.error_text import message
+from distsim.sim.c10d.on_gpu.flat import Flat
 from distsim.sim.c10d.on_gpu.futures import written
 from distsim.sim.c10d.on_gpu.watchdog import blocking_wait, waited_too_long
 from distsim.sim.c10d.work import NO_TIMEOUT, SimWork, drain_backward
@@ -35,6 +36,8 @@ class GpuWork(SimWork):
     """The end of its kernel; None until its batch has been put into a stream."""
     stash: Sequence[Tensor] = ()
     """The call's tensors, until it was waited for: their memory is not free before."""
+    flat: Flat | None = None
+    """Of lists: the tensor that torch made of them, as long."""
     _written: Sequence[weakref.ref[Tensor]] = ()
     """Its outputs, once it was waited for."""
     host_waits = False
@@ -64,7 +67,7 @@ class GpuWork(SimWork):
                     self.record.state, self.record.error = State.FAILED, message(self._error)
             elif self.host_waits:
                 self.device.synchronize(task, self.mark)
-        self.stash = ()
+        self.stash, self.flat = (), None
         if self._outputs:  # the kernel that is still to run holds this work, and torch's holds no tensor
             self._written, self._outputs = [weakref.ref(tensor) for tensor in self._outputs], []
         for other in self.together:

@@ -28,7 +28,9 @@ class Made:
 
     def __init__(self, tensor: Tensor) -> None:
         if tensor.layout is not torch.strided:
-            raise NotSimulated(f"a tensor of layout {tensor.layout} on CUDA", "use dense tensors there")
+            raise NotSimulated(
+                f"a tensor of layout {tensor.layout} on CUDA", "use dense ones (nn.Embedding: sparse=False)"
+            )
         self.size = tuple(tensor.shape)
         self.stride = tensor.stride()
         self.dtype = tensor.dtype
