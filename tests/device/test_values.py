@@ -337,3 +337,17 @@ def test_a_file_without_holes_is_said_to_have_none(through_host: bool, tmp_path:
     outcome = on_gpu(saved, str(path), through_host)
     assert (path.stat().st_blocks * 512 >= 1 << 18) == through_host
     assert any("is written whole" in note for note in outcome.notes) == through_host
+
+
+def counted() -> None:
+    chosen = torch.randn(6000, 4, device="cuda").topk(2).indices.flatten()  # more than the values that are kept
+    assert torch.bincount(chosen, minlength=5).tolist() == [2400] * 5
+    assert torch.bincount(chosen, torch.ones(12000, device="cuda"), minlength=4).tolist() == [3000.0] * 4
+    assert torch.bincount(chosen).tolist() == [12000]
+    assert torch.bincount(torch.tensor([0, 2, 2], device="cuda"), minlength=4).tolist() == [1, 0, 2, 0]
+
+
+def test_tokens_of_unknown_choice_are_counted_evenly() -> None:
+    """A router's choice is unknown: its experts get as many each, and the report says where it was asked for."""
+    ran = on_gpu(counted)
+    assert ran.exit_code == 0, ran.diagnosis

@@ -86,8 +86,17 @@ def _copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _nonzero(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Operators whose result is as large as the values say: the host waits for their number."""
     mode.synchronize(args[0])
-    hosts = [mode.values.read(a, f"{func._overloadpacket.__name__}'s size", mode.where) if isinstance(a, Tensor)
-             and not a.is_cpu else a for a in args]  # fmt: skip
+    return _sized(mode, func, args, kwargs, [_read_for_size(mode, func, a) for a in args])
+
+
+def _read_for_size(mode: Mode, func: Any, arg: Any) -> Any:
+    if isinstance(arg, Tensor) and not arg.is_cpu:
+        return mode.values.read(arg, f"{func._overloadpacket.__name__}'s size", mode.where)
+    return arg
+
+
+def _sized(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hosts: list[Any]) -> Any:
+    """What *func* makes of *hosts*, on the device of *args*."""
     result = func(*hosts, **kwargs)
     parts = result if isinstance(result, tuple | list) else [result]
     device = args[0].device
@@ -99,6 +108,17 @@ def _nonzero(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         made.append(fresh)
     mode.launch_plain(device, sum(t.nbytes for t in made) + args[0].nbytes)
     return type(result)(made) if isinstance(result, tuple | list) else made[0]
+
+
+def _bincount(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """aten.bincount. Numbers that nobody knows are spread over the bins that there shall be at least: so a mixture of
+    experts counts its tokens, and placeholders, all 0, would send every token to the first."""
+    mode.synchronize(args[0])
+    hosts = [_read_for_size(mode, func, a) for a in args]
+    bins = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+    if bins and not args[0].is_cpu and mode.values.host(args[0]) is None:
+        hosts[0] = torch.arange(hosts[0].numel(), dtype=hosts[0].dtype).remainder_(bins).view_as(hosts[0])
+    return _sized(mode, func, args, kwargs, hosts)
 
 
 def _masked(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -197,7 +217,7 @@ TRANSFERS: dict[Any, Handler] = {
     aten._unique2.default: _nonzero,
     aten.unique_dim.default: _nonzero,
     aten.unique_consecutive.default: _nonzero,
-    aten.bincount.default: _nonzero,
+    aten.bincount.default: _bincount,
     aten.repeat_interleave.Tensor: _repeat_interleave,
     aten.index.Tensor: _masked,
     aten.index_put.default: _put_masked,
