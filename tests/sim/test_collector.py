@@ -59,6 +59,14 @@ def test_garbage_of_earlier_runs_is_looked_for(monkeypatch: pytest.MonkeyPatch) 
     assert left() is None
 
 
+def test_the_first_run_looks_for_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There was none before it: a walk through all that torch's import has made would find next to nothing."""
+    monkeypatch.setattr(collector, "YOUNG_PER_FULL", 0)
+    monkeypatch.setattr(collector, "_young_at_last_full", None)
+    monkeypatch.setattr(gc, "collect", lambda: pytest.fail("a full collection"))
+    ranks(int, 1)
+
+
 class Base:
     """A class whose attributes a program may assign."""
 

@@ -82,6 +82,16 @@ def late() -> None:
         dist.barrier()
 
 
+def profiled() -> list[str]:
+    dist.init_process_group("gloo")
+    t = torch.ones(8)
+    with torch.profiler.profile() as profile:
+        work = dist.all_reduce(t, async_op=True)
+        assert work is not None
+        work.wait()
+    return [event.name for event in profile.events() if event.name.startswith("aten::")]
+
+
 def kinds(outcome: distsim.Outcome) -> list[tuple[str, tuple[int, ...]]]:
     return [(d.kind.value, d.culprits) for d in outcome.diagnoses]
 
@@ -127,6 +137,11 @@ def test_guards_cost_no_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Guards, "on_arrival", lambda self, arrival: None)
     monkeypatch.setattr(Guards, "on_finish", lambda self, members: None)
     assert distsim.simulate(in_flight, nproc_per_node=2).virtual_time_s == looked
+
+
+def test_guards_are_not_in_the_programs_profile() -> None:
+    """To look at a buffer's bytes takes no operator of torch's."""
+    assert distsim.simulate(profiled, nproc_per_node=2).results == [[], []]
 
 
 def test_a_rank_that_is_a_second_late_at_every_step_is_a_warning() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from distsim.debug.evidence import guard_findings as seen
 from distsim.debug.records import CallRecord, Finding
@@ -82,13 +83,32 @@ def checksum(tensor: torch.Tensor) -> int | None:
     if not tensor.is_cpu:
         return None
     try:
-        raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        raw = _bytes_of(tensor)
     except (RuntimeError, TypeError, NotImplementedError):  # sparse, quantized, fake
         return None
     if raw.nbytes < LARGE_BYTES:
         return zlib.crc32(raw.data) if raw.nbytes else 0
     words = raw.nbytes // 8 * 8
     return int(raw[:words].view(np.uint64).sum(dtype=np.uint64)) ^ zlib.crc32(raw[words:].data)
+
+
+class _Memory:
+    """The bytes of a tensor where they lie, as an array sees them."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        where = (tensor.data_ptr(), True)
+        self.__array_interface__ = {"data": where, "shape": (tensor.nbytes,), "typestr": "|u1", "version": 3}
+
+
+def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """Without an operator where that can be: those of a rank pass its dispatch mode, and its profile."""
+    if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized:
+        if not tensor.numel():
+            return np.empty(0, dtype=np.uint8)
+        if tensor.is_contiguous():
+            return np.asarray(_Memory(tensor))
+    raw: NDArray[np.uint8] = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return raw
 
 
 def _writes(tensor: torch.Tensor) -> int | None:

@@ -11,7 +11,9 @@ __all__ = ["set_aside"]
 YOUNG_PER_FULL = 500
 """Collections of young objects after which garbage of earlier runs is looked for. Python's own measure for a full one
 is 11 x 11 of them and a quarter more objects than before; a process with torch has 300,000."""
-_young_at_last_full = 0
+_young_at_last_full: int | None = None
+"""None: no simulation ran in this process, so there is no garbage of one. What torch's import left is a third of a
+second's walk, and next to nothing."""
 
 
 @contextmanager
@@ -23,7 +25,9 @@ def set_aside() -> Iterator[None]:
         yield
         return
     young = gc.get_stats()[0]["collections"]
-    if young - _young_at_last_full > YOUNG_PER_FULL:
+    if _young_at_last_full is None:
+        _young_at_last_full = young
+    elif young - _young_at_last_full > YOUNG_PER_FULL:
         gc.collect()
         _young_at_last_full = young
     gc.freeze()
