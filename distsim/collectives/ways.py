@@ -56,6 +56,12 @@ class Ways:
 def joined(every: Sequence[Ways]) -> Ways:
     """The ways of one after those of another."""
     width = max(ways.rows.shape[1] for ways in every)
-    return Ways(
-        np.concatenate([np.pad(w.rows, ((0, 0), (0, width - w.rows.shape[1])), constant_values=-1) for w in every])
-    )
+    if all(ways.rows.shape[1] == width for ways in every):
+        return Ways(np.concatenate([ways.rows for ways in every]))
+    rows = np.full((sum(len(ways.rows) for ways in every), width), -1, dtype=np.int64)
+    first = 0
+    for ways in every:
+        count, columns = ways.rows.shape
+        rows[first : first + count, :columns] = ways.rows
+        first += count
+    return Ways(rows)

@@ -11,6 +11,9 @@ _MAX_CELLS = 400_000
 _MAX_BINS = 128
 _MIN_BINS = 16
 _FIRST_BIN_S = 1e-6
+_MAX_UNBINNED = 64
+"""Moves that wait to be put into bins until somebody asks for these: a short run's first one would take longer to bin
+than to simulate."""
 
 
 class Usage:
@@ -31,6 +34,8 @@ class Usage:
         self._bins = bins - bins % 2
         self._width_s = _FIRST_BIN_S
         self._cells: NDArray[np.float32] | None = None
+        self._unbinned: list[tuple[NDArray[np.int64], NDArray[np.float64], float, float]] = []
+        """Links, bytes moved over each, since when and until when."""
 
     def enter(self, links: NDArray[np.int64], now_s: float) -> None:
         """A flow begins to use *links* (no link twice)."""
@@ -58,6 +63,16 @@ class Usage:
             return
         moved = weights * progress
         self.bytes[links] += moved
+        self._unbinned.append((links, moved, since_s, now_s))
+        if len(self._unbinned) > _MAX_UNBINNED:
+            self._bin_all()
+
+    def _bin_all(self) -> None:
+        unbinned, self._unbinned = self._unbinned, []
+        for entry in unbinned:
+            self._bin(*entry)
+
+    def _bin(self, links: NDArray[np.int64], moved: NDArray[np.float64], since_s: float, now_s: float) -> None:
         while now_s >= self._bins * self._width_s:
             self._halve()
         if self._cells is None:
@@ -83,6 +98,7 @@ class Usage:
 
     def fractions(self) -> tuple[float, NDArray[np.float64]]:
         """Width of a bin in seconds, and the utilisation of every link in every bin (bins by links)."""
+        self._bin_all()
         if self._cells is None:
             return self._width_s, np.zeros((0, len(self.bytes)))
         used = np.flatnonzero(self._cells.any(axis=1))

@@ -3,21 +3,24 @@
     python -m tests.benchmarks.sim_peers [RANKS ...] [--train ddp|fsdp2]
 
 Each arm makes the same all_reduces in a process of its own, one after the other: once with 8 ranks, which imports what
-both need, then three times. The least CPU seconds of the three, and memory above what importing torch takes. torch's arms keep no clock and no record, and LocalTensorMode runs one program for all
-ranks; it needs some 18 GB for 1,024 of them, so the ranks here are 64 and 256 unless others are given.
-MultiThreadedTestCase is what its threads do (its module needs `expecttest`): one thread a rank on torch's
-threaded group. With --train, ranks train a small MLP for some steps instead, ours beside torch's threads; aim: ours
-takes at most 1.2 of their CPU for 64 ranks.
+both need, then three times. The least CPU seconds of the three, and memory above what importing torch takes. torch's
+arms keep no clock and no record, and LocalTensorMode runs one program for all ranks; it needs some 18 GB for 1,024 of
+them, so the ranks here are 64 and 256 unless others are given. MultiThreadedTestCase is what its threads do (its module
+needs `expecttest`): one thread a rank on torch's threaded group. With --train, ranks train a small MLP for some steps
+instead, ours beside torch's threads, and beside these under a dispatch mode of torch's that does nothing: the least
+that anybody pays who sees every operator from Python. Aim: ours takes at most 1.2 of the threads' CPU for 64 ranks.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import resource
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 CALLS, ELEMENTS = 10, 1_024
@@ -103,8 +106,8 @@ def _train(rank: int, model: Any) -> float:
 WORK = {"calls": _calls, "ddp": _ddp, "fsdp2": _fsdp2}
 
 
-def threads(ranks: int, work: str) -> list[float]:
-    """What torch's MultiThreadedTestCase does around a test."""
+def threads(ranks: int, work: str, mode: Callable[[], Any] = contextlib.nullcontext) -> list[float]:
+    """What torch's MultiThreadedTestCase does around a test, each rank within *mode*."""
     import torch
     import torch.distributed as dist
     from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
@@ -115,9 +118,10 @@ def threads(ranks: int, work: str) -> list[float]:
 
     def run(rank: int) -> None:
         torch.autograd.set_multithreading_enabled(False)  # a group is its thread's
-        dist.init_process_group("threaded", rank=rank, world_size=ranks, store=store)
-        results[rank] = WORK[work](rank)
-        dist.destroy_process_group()
+        with mode():
+            dist.init_process_group("threaded", rank=rank, world_size=ranks, store=store)
+            results[rank] = WORK[work](rank)
+            dist.destroy_process_group()
 
     all_threads = [threading.Thread(target=run, args=(rank,)) for rank in range(ranks)]
     for thread in all_threads:
@@ -126,6 +130,12 @@ def threads(ranks: int, work: str) -> list[float]:
         thread.join()
     _uninstall_threaded_pg()
     return results
+
+
+def seen_threads(ranks: int, work: str) -> list[float]:
+    from tests.benchmarks.sim_operator import Nothing
+
+    return threads(ranks, work, Nothing)
 
 
 def local_tensor(ranks: int, work: str) -> list[float]:
@@ -145,7 +155,12 @@ def local_tensor(ranks: int, work: str) -> list[float]:
     return results
 
 
-ARMS = {"distsim": ours, "MultiThreadedTestCase": threads, "LocalTensorMode": local_tensor}
+ARMS = {
+    "distsim": ours,
+    "MultiThreadedTestCase": threads,
+    "the same, empty mode": seen_threads,
+    "LocalTensorMode": local_tensor,
+}
 
 
 def expected(ranks: int) -> list[float]:
@@ -184,7 +199,7 @@ def main() -> None:
     if args.arm:
         measure(args.arm, args.ranks[0], args.work)
         return
-    arms = list(ARMS) if args.work == "calls" else ["distsim", "MultiThreadedTestCase"]
+    arms = [arm for arm in ARMS if arm != ("the same, empty mode" if args.work == "calls" else "LocalTensorMode")]
     for ranks in args.ranks:
         if args.work == "calls":
             print(f"{ranks:,} ranks x {CALLS} all_reduces of {ELEMENTS * 4 // 1024} KiB")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import simpy
 
+from distsim.network import usage
 from distsim.network.engine import FluidEngine
 from distsim.network.flow import Flow
 from distsim.network.max_min import max_min_rates
@@ -116,6 +117,22 @@ def test_bytes_and_busy_time_are_counted() -> None:
     width_s, fractions = usage.fractions()
     assert fractions.shape[0] <= 128
     assert float(fractions[:, 0].sum() * width_s * 10.0) == pytest.approx(200.0, rel=1e-4)
+
+
+def test_bins_are_the_same_whenever_they_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What moved is put into bins when somebody asks, to the same bytes as move by move."""
+
+    def cells(most: int) -> tuple[float, bytes]:
+        monkeypatch.setattr(usage, "_MAX_UNBINNED", most)
+        track = Track(10.0, 100.0)
+        for number in range(9):
+            track.flow(str(number), {0: 1.0, number % 2: 2.0}, 7.0 * (number + 1), at=3.1 * number)
+        track.env.run()
+        width_s, fractions = track.engine.usage.fractions()
+        return width_s, fractions.tobytes()
+
+    assert cells(0) == cells(4) == cells(1_000)
+    assert any(cells(0)[1])
 
 
 def test_equal_ends_come_in_the_order_of_starts() -> None:

@@ -371,6 +371,23 @@ def test_a_class_that_is_assigned_again_and_again() -> None:
         assert seen == [value for number in range(8) for value in ((rank, number), False)]
 
 
+def test_a_class_assigned_what_it_holds_is_not_looked_at_closely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DDP assigns one of its class twice a forward: nothing is swapped for that at a hand-over."""
+    left: list[int] = []
+    real = TorchState.leave
+    monkeypatch.setattr(TorchState, "leave", lambda self, own: (left.append(1), real(self, own))[1])
+
+    def body() -> int:
+        dist.init_process_group("gloo")
+        held: Any = nn.Linear.extra_repr
+        for _ in range(20):
+            nn.Linear.extra_repr = held  # type: ignore[method-assign]
+            dist.barrier()
+        return len(left)
+
+    assert max(ranks(body, 2).results) < 20
+
+
 @pytest.mark.parametrize(("rows", "ranks"), [(3, 8), (8, 8), (5, 3), (0, 4), (1, 1)])
 def test_the_empty_shards_of_fsdp2_are_torchs(rows: int, ranks: int) -> None:
     """What a rank takes of a parameter cut for more ranks than it has rows is what torch gives it."""

@@ -127,7 +127,8 @@ def _tree(group: Members, shape: _Shape, number: int, side: int) -> Tree:
     child, parent = in_chain(node, place), in_chain(above, np.maximum(place - 1, 0))
     out = np.array([-1 if gate.rail is None else gate.rail for gate in gates])
     rails = np.where(place > 0, -1, out[node])
-    up, down = group.ways(child, parent, rails), group.ways(parent, child, rails)
+    both = group.ways(np.concatenate([child, parent]), np.concatenate([parent, child]), np.concatenate([rails, rails]))
+    up, down = Ways(both.rows[: len(child)]), Ways(both.rows[len(child) :])
     root = int(in_chain(shape.order[-1:], np.zeros(1, dtype=np.int64))[0])
     return Tree(child, parent, shape.depth[node] + place, up, down, group.leaves_domain(child, parent), root)
 

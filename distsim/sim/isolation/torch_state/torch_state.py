@@ -35,7 +35,7 @@ from distsim.sim.isolation.torch_state.meshes import follow, forget_meshes
 from distsim.sim.isolation.torch_state.place import Content, Known, Name, Own
 from distsim.sim.isolation.torch_state.torch_imports import TorchFinder
 from distsim.sim.isolation.torch_state.torch_places import CONTENTS, GROWING, REBOUND
-from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, reader, tag_at
+from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, WORD_BYTES, reader, tag_at
 from distsim.sim.kernel.task import Task, current_process, current_task
 
 __all__ = ["STATE", "Own", "TorchState"]
@@ -89,7 +89,7 @@ class TorchState:
 
     def follow(self, leaving: Own, coming: Own) -> None:
         """As `leave` and `enter`; most of the time nobody has written anywhere, which is seen at a glance."""
-        if self._is_stale or self._words() != self._at_enter or self._plain_changed():
+        if self._is_stale or not self._is_unwritten(leaving) or self._plain_changed():
             self.leave(leaving)
             self.enter(coming)
             return
@@ -105,6 +105,25 @@ class TorchState:
             if leaving.has_classes or coming.has_classes:
                 self._rest()
             self._at_enter = self._words()
+
+    def _is_unwritten(self, running: Own) -> bool:
+        """Whether all is as it was when the process that runs began to. So it is where classes were assigned and hold
+        what they held, and nothing else was written: DDP keeps in one the module that is in its forward."""
+        words, before = self._words(), self._at_enter
+        if words == before:
+            return True
+        marks = len(self._guards) * WORD_BYTES
+        if not (isinstance(words, bytes) and isinstance(before, bytes) and words[marks:] == before[marks:]):
+            return False
+        if any(isinstance(place.space, type) for place in running.values if isinstance(place, Name)):
+            return False  # it may have assigned what is everyone's, where it had its own
+        assigned = self._assigned_classes()
+        if any(True for guard in assigned for _ in guard.changes()):
+            return False
+        for guard in assigned:
+            guard.rest()
+        self._halve(assigned)
+        return not self._is_stale
 
     def _plain_changed(self) -> bool:
         """Whether a list or set, which has no number, holds anything but everyone's."""

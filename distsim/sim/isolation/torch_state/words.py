@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["TAGS_ARE_THERE", "reader", "tag_at"]
+__all__ = ["TAGS_ARE_THERE", "WORD_BYTES", "reader", "tag_at"]
+
+WORD_BYTES = 8
+"""Of what `reader` reads."""
 
 _TAG_AT = object.__basicsize__ + 8
 """After the head and `ma_used` (CPython 3.6 to 3.13, Include/cpython/dictobject.h)."""
