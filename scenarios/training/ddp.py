@@ -61,7 +61,8 @@ def with_masters(args, device) -> None:
     model = Stage(args, 0, 1, ALONE, device)
     nanotrons = args.arch == "llama"
     parts = [(list(model.parameters()), dist.group.WORLD)]
-    optimizer = Optimizer(parts, share=not fits(model, device), overlap=args.ckpt == "none", ddp=nanotrons)
+    share, overlap = not fits(model, device), args.ckpt == "none"
+    optimizer = Optimizer(parts, share=share, overlap=overlap, ddp=nanotrons, late=nanotrons)
     torch.manual_seed(1 + dist.get_rank())
     log = Log(device, args.accum * args.mbs * args.seq)
     for step in range(1, args.steps + 1):
@@ -72,6 +73,7 @@ def with_masters(args, device) -> None:
                 optimizer.expect_last()
             loss = model(x, y) / args.accum
             (loss * (optimizer.scale / args.dp)).backward()
+            optimizer.after_backward()
         optimizer.step()
         log.step(step, loss.detach() * args.accum)
 

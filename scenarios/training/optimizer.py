@@ -5,10 +5,12 @@ Whole on every data parallel rank (all_reduce), or a share on each (ZeRO-1: redu
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
 from stages import all_gather, reduce_scatter
@@ -20,15 +22,18 @@ BUCKET = 40_000_000
 class Bucket:
     """Parameters whose gradients travel together."""
 
-    def __init__(self, params: list[nn.Parameter], group: Any, share: bool, dtype: torch.dtype, ddp: bool) -> None:
-        self.params, self.group, self.share = params, group, share
+    def __init__(
+        self, params: list[nn.Parameter], group: Any, share: bool, dtype: torch.dtype, ddp: bool, whole: bool
+    ) -> None:
+        self.params, self.group, self.share, self.whole = params, group, share, whole
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         device = params[0].device
         numel = sum(p.numel() for p in params)
-        pad = -numel % self.size if share else 0
+        pad = -numel % self.size if share and not whole else 0
         self.gradient = torch.zeros(numel + pad, dtype=dtype, device=device)
         self.ddps = torch.zeros(numel, dtype=params[0].dtype, device=device) if ddp and self.size > 1 else None
-        self.weight = torch.zeros(numel + pad, dtype=params[0].dtype, device=device) if share else None
+        flat = share and not whole
+        self.weight = torch.zeros(numel + pad, dtype=params[0].dtype, device=device) if flat else None
         self.views, start = [], 0
         for p in params:
             self.views.append(self.gradient[start : start + p.numel()].view_as(p))
@@ -44,10 +49,14 @@ class Bucket:
         each = flat.numel() // self.size
         return flat[self.rank * each : (self.rank + 1) * each]
 
+    def pieces(self, tensors: list[torch.Tensor], rank: int) -> list[torch.Tensor]:
+        """The shares of a rank where every parameter is cut for itself."""
+        return [tensor.detach().view(-1).tensor_split(self.size)[rank] for tensor in tensors]
+
     def reduce(self) -> None:
         if self.size == 1:
             return
-        if self.share:
+        if self.share and not self.whole:
             out = self.mine(self.gradient)
             self.work = reduce_scatter(out, self.gradient, group=self.group, async_op=True)
         else:
@@ -66,7 +75,9 @@ class Optimizer:
 
     Gradients add up over backward passes in float32 (in fp16: in fp16). With *overlap* each bucket is reduced as soon
     as the last micro-batch has its gradients, else all of them in step(). *ddp*: it is DistributedDataParallel's hook
-    that does so, as in nanotron, and its own buckets of 16-bit gradients are there as well.
+    that does so, as in nanotron, and its own buckets of 16-bit gradients are there as well. *late*: 16-bit gradients
+    stay until their backward pass has ended and after_backward() is called (nanotron's FP32GradientAccumulator); where
+    no DDP reduces them, they are then summed in one call, whole even where each rank needs a share.
     """
 
     def __init__(
@@ -78,24 +89,33 @@ class Optimizer:
         share: bool,
         overlap: bool,
         ddp: bool = False,
+        late: bool = False,
         lr: float = 3e-4,
     ) -> None:
-        self.overlap, self.share, self.ddp, self.last = overlap, share, ddp, False
+        self.overlap, self.share, self.ddp, self.late, self.last = overlap, share, ddp, late, False
         self.model, self.tp = model, tp
         self.fp16 = parts[0][0][0].dtype == torch.float16
         self.scale = 65536.0 if self.fp16 else 1.0
         self.buckets = [bucket for params, group in parts for bucket in self._buckets(params, group)]
         self.norm_groups = [*model, parts[0][1]] if share else list(model)
         self.cut = [p for params, _ in parts for p in params if getattr(p, "cut_sequence", False)]
-        self.masters = []
-        for bucket in self.buckets:
-            source = [bucket.mine(bucket.weight)] if share else bucket.params
-            self.masters += [part.detach().float().clone() for part in source]
+        self.masters = [master for bucket in self.buckets for master in self._masters(bucket)]
         fused = self.masters[0].device.type == "cuda"
         self.adamw = torch.optim.AdamW(self.masters, lr=lr, betas=(0.9, 0.95), weight_decay=0.1, fused=fused)
 
+    def _masters(self, bucket: Bucket) -> list[torch.Tensor]:
+        if not bucket.whole:
+            source = [bucket.mine(bucket.weight)] if self.share else bucket.params
+            return [part.detach().float().clone() for part in source]
+        parts = bucket.pieces(bucket.params, bucket.rank) if self.share else [p.detach() for p in bucket.params]
+        flat = torch.empty(sum(part.numel() for part in parts), device=parts[0].device)
+        masters = flat.split([part.numel() for part in parts])
+        torch._foreach_copy_(list(masters), [part.flatten() for part in parts])
+        return [master.view_as(part) for master, part in zip(masters, parts, strict=True)]
+
     def _buckets(self, params: list[nn.Parameter], group: Any) -> list[Bucket]:
-        limit = max(BUCKET, 1_000_000 * dist.get_world_size(group))
+        whole = self.late and not self.ddp
+        limit = inf if whole else max(BUCKET, 1_000_000 * dist.get_world_size(group))
         dtype = torch.float16 if self.fp16 else torch.float32
         made, some = [], []
         for p in reversed(params):
@@ -103,7 +123,7 @@ class Optimizer:
             if sum(q.numel() for q in some) >= limit:
                 made.append(some)
                 some = []
-        buckets = [Bucket(some, group, self.share, dtype, self.ddp) for some in [*made, some] if some]
+        buckets = [Bucket(some, group, self.share, dtype, self.ddp, whole) for some in [*made, some] if some]
         for bucket in buckets:
             for p, view in zip(bucket.params, bucket.views, strict=True):
                 p.register_post_accumulate_grad_hook(self._arrival(bucket, view))
@@ -112,8 +132,11 @@ class Optimizer:
 
     def _arrival(self, bucket: Bucket, view: torch.Tensor) -> Any:
         def arrived(p: torch.Tensor) -> None:
+            if self.late and not (self.ddp and self.last):
+                return
             view.add_(p.grad)
-            p.grad = None
+            if not self.late:
+                p.grad = None
             if self.last:
                 bucket.missing -= 1
                 if not bucket.missing and self.overlap:
@@ -131,6 +154,15 @@ class Optimizer:
         self.last = True
 
     @torch.no_grad()
+    def after_backward(self) -> None:
+        """Each backward pass has ended."""
+        for bucket in self.buckets if self.late else ():
+            for p, view in zip(bucket.params, bucket.views, strict=True):
+                if not (self.ddp and self.last):
+                    view.add_(p.grad)
+                p.grad = None
+
+    @torch.no_grad()
     def step(self) -> None:
         if self.cut:  # norms saw a part of the sequence each
             both = torch.cat([p.main_grad.flatten() for p in self.cut])
@@ -144,7 +176,11 @@ class Optimizer:
             bucket.wait()
         gradients = []
         for bucket in self.buckets:
-            gradients += [bucket.mine(bucket.gradient)] if self.share else bucket.views
+            if self.share:
+                whole = bucket.whole
+                gradients += bucket.pieces(bucket.views, bucket.rank) if whole else [bucket.mine(bucket.gradient)]
+            else:
+                gradients += bucket.views
         if self.fp16:
             gradients = [gradient.float() for gradient in gradients]
             torch._foreach_mul_(gradients, 1.0 / self.scale)
@@ -168,6 +204,8 @@ class Optimizer:
         if not self.share:
             torch._foreach_copy_([p.detach() for bucket in self.buckets for p in bucket.params], self.masters)
             return
+        if self.buckets[0].whole:
+            return self._gather_pieces()
         torch._foreach_copy_([bucket.mine(bucket.weight) for bucket in self.buckets], self.masters)
         works = []
         for bucket in self.buckets:
@@ -176,3 +214,26 @@ class Optimizer:
                 works.append(all_gather(bucket.weight, mine, group=bucket.group, async_op=True))
         for work in works:
             work.wait()
+
+    def _gather_pieces(self) -> None:
+        """As nanotron (distributed.py, all_gather_coalesced): all pieces of a rank in one tensor, and back."""
+        masters = iter(self.masters)
+        for bucket in self.buckets:
+            mine = bucket.pieces(bucket.params, bucket.rank)
+            torch._foreach_copy_(mine, [next(masters) for _ in mine])
+            if bucket.size == 1:
+                continue
+            everyones = [bucket.pieces(bucket.params, rank) for rank in range(bucket.size)]
+            longest = sum(piece.numel() for piece in everyones[0])
+            sent, received = _flat(mine, longest), [_flat(pieces, longest) for pieces in everyones]
+            dist.all_gather(received, sent, group=bucket.group)
+            for pieces, flat in zip(everyones, received, strict=True):
+                start = 0
+                for piece in pieces:
+                    piece.copy_(flat[start : start + piece.numel()])
+                    start += piece.numel()
+
+
+def _flat(pieces: list[torch.Tensor], numel: int) -> torch.Tensor:
+    flat = torch.cat(pieces)
+    return flat if flat.numel() == numel else F.pad(flat, (0, numel - flat.numel()))

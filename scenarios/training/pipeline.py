@@ -80,6 +80,7 @@ class Pipeline:
             (y * (self.optimizer.scale / self.args.dp)).backward()
         else:
             torch.autograd.backward(y, self.gradients[chunk].popleft())
+        self.optimizer.after_backward()
         return None if x is None else x.grad
 
     # Schedules.

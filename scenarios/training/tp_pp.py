@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from attention import as_published
+from attention import as_published, by_nanotron
 from log import Log, start
 from stages import Stage, Tensor
 from optimizer import Optimizer
@@ -28,7 +28,8 @@ cut = Tensor(tp, args.tp, mesh.get_local_rank("tp"), sequence=args.tp > 1 and ar
 torch.manual_seed(mesh.get_local_rank("pp") * args.tp + cut.rank)
 pipeline = Pipeline(args, pp, cut, device, lambda number, stages: Stage(args, number, stages, cut, device))
 model = tuple(group for group, size in ((pp, args.pp), (tp, args.tp)) if size > 1)
-optimizer = Optimizer([(pipeline.parameters(), dp)], model=model, tp=tp, share=False, overlap=False)
+nanotrons = args.arch == "llama" and by_nanotron(device)
+optimizer = Optimizer([(pipeline.parameters(), dp)], model=model, tp=tp, share=False, overlap=False, late=nanotrons)
 
 torch.manual_seed(1 + mesh.get_local_rank("dp"))
 log = Log(device, args.accum * args.mbs * args.seq / (args.tp * args.pp), rank=(args.pp - 1) * args.dp * args.tp)

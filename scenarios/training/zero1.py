@@ -1,7 +1,8 @@
 """Teaches: ZeRO-1, the optimizer's state cut over the data parallel ranks, with tensor parallelism inside a node.
 
-Parameters are bfloat16 and whole; gradients add up in float32, are reduce-scattered bucket by bucket under the last
-backward pass, and the updated shares are all-gathered: nanotron's and Megatron-LM's distributed optimizer.
+Parameters are bfloat16 and whole; gradients add up in float32 and are summed after the last backward pass, by nanotron
+all in one all_reduce, by Megatron-LM's distributed optimizer bucket by bucket in reduce_scatters; the updated shares
+are all-gathered.
 """
 
 import torch
@@ -25,10 +26,10 @@ cut = Tensor(tp, args.tp, mesh.get_local_rank("tp"), sequence=args.tp > 1)
 torch.manual_seed(mesh.get_local_rank("pp") * args.tp + cut.rank)
 pipeline = Pipeline(args, pp, cut, device, lambda number, stages: Stage(args, number, stages, cut, device))
 model = tuple(group for group, size in ((pp, args.pp), (tp, args.tp)) if size > 1)
-# nanotron reduces in DistributedDataParallel's hook; SimuMax's launcher has Megatron-LM reduce after the last one.
-ddp = by_nanotron(device)
+# nanotron's benchmarks (its branch bench2, 67c5ebb, trainer.py: make_ddp) have no DDP where the optimizer is cut.
+# SimuMax's launcher has Megatron-LM reduce after the last micro-batch, too.
 optimizer = Optimizer(
-    [(pipeline.parameters(), dp)], model=model, tp=tp, share=True, overlap=args.vpp == 1 and ddp, ddp=ddp
+    [(pipeline.parameters(), dp)], model=model, tp=tp, share=True, overlap=False, late=by_nanotron(device)
 )
 
 torch.manual_seed(1 + mesh.get_local_rank("dp"))

@@ -182,6 +182,13 @@ def test_a_pipeline_changes_no_number(chunks: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_ways_to_sum_and_to_cut_change_no_weight(tmp_path: Path) -> None:
+    """Gradients added at once or after the backward pass, summed in buckets or whole, state cut over ranks or not."""
+    ran = run_program(RunRequest(program=_program(tmp_path, OPTIMIZERS), on="ethernet-cpu:1", nproc_per_node=2))
+    assert ran.exit_code == 0
+
+
+@pytest.mark.slow
 def test_a_ring_of_keys_is_attention(tmp_path: Path) -> None:
     """Parts of a sequence on two ranks attend as the whole does, forward and backward."""
     ran = run_program(RunRequest(program=_program(tmp_path, RING), on="ethernet-cpu:1", nproc_per_node=2))
@@ -305,6 +312,44 @@ if rank == 1:
     torch.testing.assert_close(loss, expected)
 for name, p in names():
     torch.testing.assert_close(p.main_grad, params[name].grad, msg=lambda m: f"{name}: {m}")
+"""
+
+OPTIMIZERS = """
+import copy
+import torch
+import torch.distributed as dist
+from optimizer import Optimizer
+from torch import nn
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+start = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 7)).bfloat16()  # of no size that two ranks share evenly
+
+def trained(**how):
+    model = copy.deepcopy(start)
+    optimizer = Optimizer([(list(model.parameters()), dist.group.WORLD)], lr=0.1, **how)
+    torch.manual_seed(1 + dist.get_rank())
+    for _ in range(3):
+        optimizer.zero_grad()
+        for micro in range(2):
+            if micro:
+                optimizer.expect_last()
+            (model(torch.randn(4, 5).bfloat16()).float().square().mean() / 2).backward()
+            assert not how.get("late") or all(p.grad is not None for p in model.parameters())
+            optimizer.after_backward()
+            assert all(p.grad is None for p in model.parameters())
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+expected = trained(share=False, overlap=False)
+assert not torch.equal(expected, torch.cat([p.detach().flatten() for p in start.parameters()]))
+for how in (
+    {"share": True, "overlap": True},
+    {"share": False, "overlap": False, "late": True},
+    {"share": True, "overlap": False, "late": True},
+    {"share": False, "overlap": True, "ddp": True, "late": True},
+):
+    torch.testing.assert_close(trained(**how), expected, msg=lambda m: f"{how}: {m}")
 """
 
 RING = """
