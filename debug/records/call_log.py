@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from distsim.debug.records.call import CallRecord, Group
 
-__all__ = ["CallLog", "CallSum", "window"]
+__all__ = ["LEAST_KEPT", "CallLog", "CallSum", "window"]
 
 Span = tuple[float, float]
 Alike = tuple[Group, str, str, str, int | None, int, int]
@@ -95,10 +95,10 @@ class CallLog:
         moved_s, self._spans = _union((*self._spans, *_spans(done)), min(since_s, now_s))
         self._moved_s += moved_s
         left = [record for record in (*self._left, *done) if _stays(record)]
-        surplus = len(left) - self.keep
-        if surplus > 0:  # a program that never waits: its oldest such calls are forgotten as any others
-            dropped = {id(record) for record in [r for r in left if r.op not in _ALWAYS_KEPT][:surplus]}
-            left = [record for record in left if id(record) not in dropped]
+        handles = [record for record in left if record.op not in _ALWAYS_KEPT]
+        if len(handles) > self.keep:  # a program that never waits: the oldest are forgotten as any others
+            oldest_kept = handles[-self.keep].index
+            left = [record for record in left if record.op in _ALWAYS_KEPT or record.index >= oldest_kept]
         self._left = left
 
     def _sum_up(self, record: CallRecord) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distsim.debug.records import CallRecord, Evidence, Finding, Phase, Site
+from distsim.debug.records.call_log import LEAST_KEPT
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.phrases import are, ranks_text
 
@@ -30,7 +31,7 @@ def unwaited(evidence: Evidence, *, written_out: bool = False) -> list[Finding]:
     for (op, site), left in lines.items():
         ranks = tuple(sorted({record.rank for record in left}))
         each = sum(record.rank == ranks[0] for record in left)
-        least = "at least " if ranks[0] in evidence.cut else ""  # of older calls only the last are on record
+        least = "at least " if each >= LEAST_KEPT and ranks[0] in evidence.cut else ""  # only the newest are on record
         calls = f"{least}{each} {op} call{'s' if each != 1 else ''}"
         found.append(
             Finding(
