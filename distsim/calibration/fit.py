@@ -23,21 +23,29 @@ Vector = NDArray[np.float64]
 _HUBER = 0.15
 """Errors beyond 15 % count linearly: outliers of first touch and switching."""
 _STEP = 0.02
-_STRENGTH = 0.04
-"""What a constant one spread from its prior costs, in errors of a machine's regime of that size."""
+_STRENGTH = 0.07
+"""What a constant one spread from its prior costs, in errors of a machine's regime of that size. This and the spreads
+are such that machines that were left out are predicted best, not those that are fitted."""
+_ALONE = 0.4
+"""The same, where one machine alone asks for a constant: no other is predicted with it."""
 _SPREAD = {
     "message_LL": 3.0,
     "message_LL128": 3.0,
     "message_Simple": 3.0,
-    "hop": 0.7,
-    "efficiency": 0.3,
-    "tree_share": 0.3,
-    "loss": 0.7,
+    "message_pair": 1.0,
+    "hop": 1.0,
+    "ring_LL": 0.5,
+    "tree_Simple": 0.5,
+    "remote": 0.8,
     "remote_tiny": 1.0,
-    "p2p_efficiency": 0.4,
+    "efficiency": 0.15,
+    "tree_share": 0.12,
+    "p2p_efficiency": 0.8,
+    "loss": 0.7,
+    "ring_loss": 0.7,
 }
 """Of the logarithm of a constant around its prior, by key."""
-_USUAL_SPREAD = 0.5
+_USUAL_SPREAD = 0.25
 _LEAST = 1e-3
 
 
@@ -147,13 +155,16 @@ def _weights(benches: Sequence[Bench]) -> list[Vector]:
     return found
 
 
-def _priors(start: Constants, names: Sequence[str], priors: Mapping[str, float]) -> tuple[Vector, Vector]:
-    """The rows of a linear system that hold log constants to their priors, or to those they would borrow."""
+def _priors(
+    start: Constants, names: Sequence[str], priors: Mapping[str, float], alone: Collection[str] = ()
+) -> tuple[Vector, Vector]:
+    """The rows of a linear system that hold log constants to their priors, or to those they would borrow; the constants
+    *alone* less so."""
     places = {name: place for place, name in enumerate(names)}
     rows, values = np.zeros((len(names), len(names))), np.zeros(len(names))
     for place, name in enumerate(names):
         table, _, key = name.rpartition(".")
-        strength = _STRENGTH / _SPREAD.get(key, _USUAL_SPREAD)
+        strength = _STRENGTH / _SPREAD.get(key, _USUAL_SPREAD) * (_ALONE if name in alone else 1.0)
         rows[place, place] = strength
         if name in priors:
             values[place] = strength * np.log(priors[name])
@@ -168,6 +179,15 @@ def _priors(start: Constants, names: Sequence[str], priors: Mapping[str, float])
         else:
             values[place] = strength * np.log(start.values[below])
     return rows, values
+
+
+def _alone(machines: Sequence[str], asked: Sequence[set[str]]) -> set[str]:
+    """The constants that the tables of one machine alone ask for."""
+    owners: dict[str, set[str]] = {}
+    for machine, names in zip(machines, asked, strict=True):
+        for name in names:
+            owners.setdefault(name, set()).add(machine)
+    return {name for name, found in owners.items() if len(found) == 1}
 
 
 def fit(
@@ -185,7 +205,6 @@ def fit(
     values = np.log([start.values[name] for name in names])
     origin = values.copy()
     given = dict(priors) if priors is not None else {name: start.values[name] for name in names}
-    hold, held = _priors(start, names, given)
     damping = 1e-2
 
     def constants(point: Vector) -> Constants:
@@ -198,6 +217,7 @@ def fit(
         return float((problem.weight * huber).sum() + 0.5 * apart @ apart)
 
     errors, asked = problem.errors(constants(values))
+    hold, held = _priors(start, names, given, _alone([bench.table.machine for bench in benches], asked))
     error = np.concatenate(errors)
     best = loss(error, values)
     normal, gained, slope = np.eye(len(names)), 0.0, np.zeros((0, 0))

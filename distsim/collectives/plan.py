@@ -40,6 +40,8 @@ class Cost:
     """What moves through a tree in one piece, over all channels; infinite for as few pieces as possible."""
     cut_through: bool = False
     """A piece inside a node is passed on while it comes."""
+    parts: int = 1
+    """Into how many a piece that is passed on while it comes is cut at least."""
     intra_hop_s: float = 0.0
     """Added to the links' latency at each hop inside a node."""
     inter_hop_s: float = 0.0

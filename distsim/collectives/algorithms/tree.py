@@ -165,7 +165,7 @@ def pieces_of(nbytes: float, cost: Cost) -> int:
 
 def _parts_of(pieces: int, cost: Cost) -> int:
     """Into how many parts each of *pieces* is divided inside a node, where it is passed on while it comes."""
-    return max(1, IDEAL_PIECES // pieces) if cost.cut_through else 1
+    return max(1, IDEAL_PIECES // pieces, min(cost.parts, MAX_PIECES // pieces)) if cost.cut_through else 1
 
 
 @dataclass(frozen=True, slots=True)

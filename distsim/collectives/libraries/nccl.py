@@ -96,8 +96,8 @@ class NcclSelector:
         count = len(group.domains)
         rccl = model_of(capability) if nccl.library == "rccl" and node.ranks_per_node == 8 else 0
         if rccl:
-            intra = LINK_GBPS * node.nvlinks_per_gpu
-        channels = searched(generation, intra, nic, group.num_nics, count)
+            intra = LINK_GBPS[rccl] * node.nvlinks_per_gpu
+        channels = searched(generation, intra, nic, group.num_nics, count, self.numbers)
         if not nvlink and not many:
             channels = Channels(1, intra, intra, 2)
         return Machine(
@@ -113,14 +113,23 @@ class NcclSelector:
             nvls=node.nvls and self.settings.nvls and group.size > count,
             nvls_channels=16 if generation == 2 else 24,
             net_us=_PLUGIN_US.get((nccl.net, generation), 0.0),
-            ll128=nvlink and generation >= 1 and (not many or nccl.net in ("ib", "roce", "efa")),
+            ll128=nvlink and generation >= 1 and (not many or self._ll128_reaches_nics()),
             amd=nccl.cpu_vendor == "amd",
             collnet=nccl.collnet,
-            simple_tree=nccl.cpu_vendor == "arm",
+            simple_tree=generation >= 2 and group.num_nics * count >= group.size,
+            x86=nccl.cpu_vendor != "arm",
             version=self.numbers,
             rccl=rccl,
             slot_bytes=self.settings.slot_bytes,
         )
+
+    def _ll128_reaches_nics(self) -> bool:
+        """Whether a NIC is near enough to its GPU. On a Grace host it is behind the processor, which NCCL takes for
+        near from 2.27 on (tuning.cc v2.27.3-1: NCCL_LL128_C2C, up to PATH_P2C)."""
+        nccl = self.cluster.nccl
+        if nccl.cpu_vendor == "arm" and nccl.net in ("slingshot", "ib", "roce"):
+            return self.numbers >= (2, 27)
+        return nccl.net in ("ib", "roce", "efa")
 
     def _believed_pcie_gbps(self) -> float:
         """What NCCL takes a ring over PCIe for: a x16 slot by its generation, and the way between sockets by the

@@ -13,21 +13,31 @@ from dataclasses import dataclass
 
 from distsim.collectives.libraries.nccl_tuning import Machine
 
-__all__ = ["Channels", "searched", "sent_channels", "tree_piece_bytes"]
+__all__ = ["Channels", "nvls_tree_loop_bytes", "searched", "sent_channels", "tree_parts", "tree_piece_bytes"]
 
 _OLD_INSIDE = (40.0, 30.0, 20.0, 18.0, 15.0, 12.0, 10.0, 9.0, 7.0, 6.0, 5.0, 4.0, 3.0)
 _OLD_BETWEEN = (48.0, 30.0, 28.0, 24.0, *_OLD_INSIDE[2:], 2.4, 1.2, 0.24, 0.12)
 _HOPPER_INSIDE = (60.0, 50.0, 40.0, 30.0, 24.0, 20.0, 15.0, 12.0, 11.0, 6.0, 3.0)
 _HOPPER_BETWEEN = (48.0, 45.0, 42.0, 40.0, 30.0, 24.0, 22.0, 20.0, 17.5, 15.0, 12.0, 6.0, 3.0, 2.4, 1.2, 0.24, 0.12)
 _BLACKWELL_INSIDE = (90.0, 80.0, 70.0, 60.0, 50.0, 45.0, 40.0, 30.0, 24.0, 20.0, 19.0, 18.0)
-_BLACKWELL_BETWEEN = (96.0, 86.0, 80.0, 48.0, 45.1, *_HOPPER_BETWEEN[2:])
-_SPEEDS = (
-    (_OLD_INSIDE, _OLD_BETWEEN),
-    (_OLD_INSIDE, _OLD_BETWEEN),
-    (_HOPPER_INSIDE, _HOPPER_BETWEEN),
-    (_BLACKWELL_INSIDE, _BLACKWELL_BETWEEN),
+_BLACKWELL_BETWEEN = (
+    ((2, 30), (96.0, 86.0, 80.0, 48.0, 45.1, *_HOPPER_BETWEEN[2:])),
+    ((2, 28), (96.0, 48.0, 45.1, *_HOPPER_BETWEEN[2:])),
+    ((2, 27), (47.9, *_HOPPER_BETWEEN[1:])),
+    ((0, 0), _HOPPER_BETWEEN),
 )
-"""GB/s that the search tries for a channel, by generation: on one node, between nodes."""
+"""Since which release (sm100SpeedArrayInter at v2.25.1-1, v2.27.3-1, v2.28.3-1, v2.30.3-1)."""
+
+
+def _speeds(generation: int, version: tuple[int, int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """GB/s that the search tries for a channel: on one node, between nodes."""
+    if generation < 2:
+        return _OLD_INSIDE, _OLD_BETWEEN
+    if generation == 2:
+        return _HOPPER_INSIDE, _HOPPER_BETWEEN
+    return _BLACKWELL_INSIDE, next(speeds for since, speeds in _BLACKWELL_BETWEEN if version >= since)
+
+
 _MOST_SEARCHED = 16
 _MOST = 32
 
@@ -43,9 +53,11 @@ class Channels:
     """Each that is found is opened twice."""
 
 
-def searched(generation: int, inside_gbps: float, nic_gbps: float, num_nics: int, num_nodes: int) -> Channels:
+def searched(
+    generation: int, inside_gbps: float, nic_gbps: float, num_nics: int, num_nodes: int, version: tuple[int, int]
+) -> Channels:
     """The channels of a group: one a NIC between nodes, as many as the NVLinks carry on one node."""
-    alone, among = _SPEEDS[generation]
+    alone, among = _speeds(generation, version)
     if num_nodes == 1:
         ring = max(alone, key=lambda speed: (min(int(inside_gbps / speed + 1e-6), _MOST_SEARCHED) * speed, speed))
         found = max(1, min(int(inside_gbps / ring + 1e-6), _MOST_SEARCHED))
@@ -106,3 +118,29 @@ def tree_piece_bytes(machine: Machine, nbytes: float, proto: str) -> float:
         return float(machine.slot_bytes * used)
     depth = per_node - 1 + int(math.log2(nodes))
     return float(used * cut(cut(cut(machine.slot_bytes, depth, 8, 131072), depth, 4, 65536), depth, 1, 32768))
+
+
+_PASSED_ON = {"LL": 32 * 8, "LL128": 32 * 8 * 8 * 15 // 16, "Simple": math.inf}
+"""Bytes that a warp passes on as soon as it has them, whatever the others do (v2.21.5-1, src/device/prims_ll.h and
+prims_ll128.h: 8 bytes a thread; NCCL_LL128_SHMEM_ELEMS_PER_THREAD of 8 bytes, less their flags): the next GPU has them
+before the piece is whole."""
+
+
+def tree_parts(machine: Machine, nbytes: float, proto: str) -> int:
+    """Into how many a piece of a tree comes apart on its way."""
+    used = min(machine.channels, max(1, int(nbytes / _THREADS[proto])))
+    piece = min(tree_piece_bytes(machine, nbytes, proto), nbytes) / used
+    return max(1, math.ceil(piece / _PASSED_ON[proto]))
+
+
+def nvls_tree_loop_bytes(machine: Machine, nbytes: float) -> float:
+    """What an NVLSTree moves at once: a chunk for each head and channel (v2.21.5-1 and v2.26.2-1, src/enqueue.cc,
+    calcCollChunking: 128 KiB, 64 on many nodes, less of little). NCCL halves it from 4 nodes on; here it is from 3 on,
+    as 4 nodes are held to be no quicker than 3."""
+    at_once = machine.nvls_channels * min(machine.num_ranks / machine.num_nodes, 32)
+    chunk = 131072 if machine.num_nodes <= 2 else 65536
+    if nbytes < 4 * at_once * chunk:
+        chunk = 65536
+    if nbytes < at_once * chunk:
+        chunk = 32768
+    return float(at_once * chunk)

@@ -18,7 +18,7 @@ from distsim.collectives.algorithms.direct import all_to_all_loads, direct_phase
 from distsim.collectives.algorithms.nvls import nvls_phase, nvls_tree_phase
 from distsim.collectives.algorithms.ring import Shape, ring_hops, ring_loads, ring_phase
 from distsim.collectives.algorithms.tree import tree_hops, tree_phase
-from distsim.collectives.libraries.nccl_channels import tree_piece_bytes
+from distsim.collectives.libraries.nccl_channels import nvls_tree_loop_bytes, tree_parts, tree_piece_bytes
 from distsim.collectives.libraries.nccl_tuning import Machine
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Phase
@@ -32,7 +32,7 @@ def fabric_table(nccl: NcclFacts, version: tuple[int, int], constants: Constants
     Slingshot's NICs match messages in hardware unless FI_CXI_RX_MATCH_MODE says otherwise (a Grace host is quicker at
     either); aws-ofi-nccl sends by
     libfabric's messages on p4d and by RDMA writes from p5 on (src/platform-aws.cpp, default_protocol); sockets of 2.18
-    were measured beside those of 2.21.
+    were measured beside those of 2.21; Google's RoCE is its own plugin in virtual machines.
     """
     net = nccl.net
     if net == "none":
@@ -45,12 +45,11 @@ def fabric_table(nccl: NcclFacts, version: tuple[int, int], constants: Constants
         return "efa-sendrecv"
     if net == "tcp" and version < (2, 19):
         return "tcp-before-2_19"
+    if net == "roce" and nccl.plugin.startswith("gib"):
+        return "roce-gib"
     return net if constants.has_table(net) else "net"
 
 
-_NVLS_TREE_FULL = float(1 << 23)
-"""From here on NVLSTree moves whole chunks: smaller payloads move in smaller ones, which fill its pipeline in less time
-(NCCL v2.21.5, enqueue.cc: nvlsTree's chunkSize from 32 to 256 KiB by what there is for each channel)."""
 _GENERATIONS = ("ampere", "ampere", "hopper", "blackwell")
 
 
@@ -75,6 +74,13 @@ class NcclTiming:
     def _of(self, table: str, key: str) -> float:
         return self.constants.get(table, key)
 
+    def matching(self, machine: Machine) -> str:
+        """The fabric's table for what a rank has many messages of under way, rings and sends: a NIC of Slingshot
+        matches those of so many ranks, and leaves more to the host."""
+        if self.net == "slingshot" and machine.num_ranks > self._of(self.net, "matched_ranks"):
+            return "slingshot-software"
+        return self.net
+
     def generation(self, machine: Machine) -> str:
         """Whose constants: ampere, hopper, blackwell."""
         return _GENERATIONS[machine.generation]
@@ -94,24 +100,27 @@ class NcclTiming:
     def hops_s(self, machine: Machine, algo: str, proto: str) -> tuple[float, float]:
         """Software of a hop inside a node and of one between nodes, in a ring or a tree."""
         inside = self.generation(machine) if machine.intra == "nvlink" else "pcie"
-        hop_us = self._of(self.net, "hop")
+        net = self.matching(machine) if algo == "ring" else self.net
+        hop_us = self._of(net, "hop")
         if algo == "ring":
-            hop_us *= self._of(self.net, "ring_LL128" if proto == "LL128" else "ring_LL")
+            hop_us *= self._of(net, "ring_LL128" if proto == "LL128" else "ring_LL")
             # A receiver of Simple waits for a flag behind the data: the same on a slow network as on a quick one.
-            hop_us += self._of(self.net, "ring_more") if proto == "Simple" else 0.0
+            hop_us += self._of(net, "ring_more") if proto == "Simple" else 0.0
         elif proto != "LL":
-            hop_us *= self._of(self.net, f"tree_{proto}")
+            hop_us *= self._of(net, f"tree_{proto}")
         return self._of(inside, f"hop_{proto}") * 1e-6, hop_us * 1e-6
 
-    def net_wire(self, machine: Machine) -> float:
+    def net_wire(self, machine: Machine, ring: bool = False) -> float:
         """Bytes on a NIC's wire for each of payload: 1 / efficiency, which falls as nodes double."""
         if machine.num_nodes <= 1:
             return 1.0
-        return self.lost(machine) / self._of(self.net, "efficiency")
+        return self.lost(machine, ring) / self._of(self.net, "efficiency")
 
-    def lost(self, machine: Machine) -> float:
-        """How much longer bytes take for having to go to more nodes than two: so much for each doubling, up to 64."""
-        return 1.0 + self._of(self.net, "loss") * min(math.log2(machine.num_nodes / 2), 5.0)
+    def lost(self, machine: Machine, ring: bool = False) -> float:
+        """How much longer bytes take for having to go to more nodes than two: so much for each doubling up to 64. In a
+        ring, where each node has the same two neighbours however many there are, that is little."""
+        doublings = min(math.log2(machine.num_nodes / 2), 5.0)
+        return 1.0 + self._of(self.net, "ring_loss" if ring else "loss") * doublings
 
     def messages_s(self, machine: Machine, nbytes: float, proto: str) -> float:
         """What a step of a ring between nodes takes longer for having more than one message: one a channel in use, two
@@ -120,9 +129,10 @@ class NcclTiming:
         threshold = {"LL": 8 * machine.num_ranks * 512, "LL128": 8 * 640, "Simple": 64 * 512}[proto]
         used = min(machine.channels, max(1, int(nbytes / threshold)))
         slices = 2 if proto == "Simple" and nbytes / machine.num_ranks / used > 32768 else 1
-        each = self._of(self.net, f"message_{proto}")
-        if proto == "LL" and machine.num_nodes == 2:  # a piece leaves a node once: the next ones go beside it
-            each *= self._of(self.net, "message_pair")
+        net = self.matching(machine)
+        each = self._of(net, f"message_{proto}")
+        if proto == "LL" and machine.num_nodes == 2:  # a piece leaves a node once: a NIC takes the next ones beside it
+            each *= self._of(net, "message_pair")
         return each * (used * slices - 1) * 1e-6
 
     def step_s(self, machine: Machine, nbytes: float, proto: str, hop_s: float) -> float:
@@ -136,7 +146,7 @@ class NcclTiming:
             return hop_s + more_s
 
         nodes, per_node = machine.num_nodes, machine.num_ranks / machine.num_nodes
-        if nodes <= 2 or self._of(self.net, f"message_{proto}") * 1e-6 < hop_s:
+        if nodes <= 2 or self._of(self.matching(machine), f"message_{proto}") * 1e-6 < hop_s:
             return step(machine)
         counts = [*range(2, min(nodes, 33)), *(nodes * place // 32 for place in range(1, 32)), nodes]
         slowest: float = max(
@@ -157,11 +167,11 @@ class NcclTiming:
             return 0.0
         return self._of(self.net, "rendezvous") * 1e-6
 
-    def cost(self, machine: Machine, proto: str, ll_channels: float, local: float) -> Cost:
+    def cost(self, machine: Machine, proto: str, ll_channels: float, local: float, ring: bool = False) -> Cost:
         """What *proto* does to the bytes. LL uses *ll_channels* of its channels; *local* is how many bytes
         are read and reduced, or copied, beside each one that moves, which the transfer hides only in part."""
         name = self.generation(machine)
-        net, channels = self.net_wire(machine), machine.channels
+        net, channels = self.net_wire(machine, ring), machine.channels
         if proto == "LL":
             rate = self._of(name if machine.intra == "nvlink" else "pcie", "channel_LL") * 1e9
             used = min(max(ll_channels, 1.0), channels)
@@ -181,7 +191,7 @@ class NcclTiming:
         """A ring."""
         shape = Shape.of(op, group.size, nbytes)
         local = (1.64 if op == "all_reduce" else 1.0) * nbytes / max(shape.edge_bytes, 1.0)
-        cost = self.cost(machine, proto, nbytes / group.size / 512.0, local)
+        cost = self.cost(machine, proto, nbytes / group.size / 512.0, local, ring=True)
         inside, between = ring_hops(group, shape)
         intra_s, inter_s = self.hops_s(machine, "ring", proto)
         inter_s = self.step_s(machine, nbytes, proto, inter_s)
@@ -194,7 +204,8 @@ class NcclTiming:
     def tree(self, group: Members, machine: Machine, nbytes: float, proto: str) -> Timed:
         """The double tree of an all_reduce."""
         cost = self.cost(machine, proto, nbytes / 4096.0, 1.0)
-        cost = replace(cost, piece_bytes=tree_piece_bytes(machine, nbytes, proto), cut_through=proto != "Simple")
+        piece, parts = tree_piece_bytes(machine, nbytes, proto), tree_parts(machine, nbytes, proto)
+        cost = replace(cost, piece_bytes=piece, cut_through=proto != "Simple", parts=parts)
         inside, between = tree_hops(group)
         intra_s, inter_s = self.hops_s(machine, "tree", proto)
         if machine.num_nodes > 1:
@@ -234,15 +245,20 @@ class NcclTiming:
         name = self.generation(machine)
         cost = Cost(1.0 / self._of(name, "nvls"), self.net_wire(machine), intra_links=0.0)
         software_s = self._of(name, "nvls_base") * 1e-6
+        hop_s = self.hops_s(machine, "tree", "Simple")[1]
         if tree:
             _, between = tree_hops(group)
-            software_s += self._of(name, "nvls_tree_base") * min(nbytes / _NVLS_TREE_FULL, 1.0) * 1e-6
-            software_s += 2 * between * self.hops_s(machine, "tree", "Simple")[1]
+            software_s += 2 * between * hop_s * self._of("launch", "nvls_tree_hop")
             phase = nvls_tree_phase(group, nbytes, cost)
-        else:
-            if machine.num_nodes > 1:
-                software_s += self.hops_s(machine, "tree", "Simple")[1]
-            phase = nvls_phase(group, op, nbytes, cost)
+            # The switch adds up a chunk before it goes up the tree, and has it all when it comes down to multicast it:
+            # that of the first and of the last chunk is beside nothing.
+            loop = nvls_tree_loop_bytes(machine, nbytes)
+            alone = 2.0 * loop * nbytes / (loop + nbytes)
+            software_s += self._of("launch", "nvls_tree_fill") * alone * group.slowest_s_per_byte(phase.loads)
+            return Timed(software_s, phase, cost)
+        if machine.num_nodes > 1:
+            software_s += hop_s
+        phase = nvls_phase(group, op, nbytes, cost)
         slowest = group.slowest_s_per_byte(phase.loads)
         # The more GPUs, the smaller each one's part of a chunk: 72 fill their pipeline nine times as long as
         # 8.
@@ -252,20 +268,24 @@ class NcclTiming:
 
     def direct(self, group: Members, machine: Machine, peers: int, share: float, loads: Loads) -> tuple[float, Cost]:
         """Software and cost of grouped sends and receives of *share* bytes with *peers* peers a rank: what one costs
-        inside a node, and what a message through the NIC costs; then a chunk to everyone through one more copy."""
+        inside a node, and what a message through the NIC costs, but for the first one only where that takes longer than
+        the bytes; then a chunk to everyone through one more copy."""
         name, many = self.generation(machine), machine.num_nodes > 1
         near = min(peers, group.per_domain)
         software_s = (self._of("p2p", "base") + self._of("p2p", "per_peer") * near) * 1e-6
-        net = 1.0
+        net, later_s = 1.0, 0.0
         if many:
-            net = self.lost(machine) / self._of(self.net, "p2p_efficiency")
-            remote = self._of(self.net, "remote")
-            if share <= self._of(self.net, "tiny_bytes"):
-                remote *= self._of(self.net, "remote_tiny")
+            table = self.matching(machine)
+            net = self.lost(machine) / self._of(table, "p2p_efficiency")
+            remote = self._of(table, "remote")
+            if share <= self._of(table, "tiny_bytes"):
+                remote *= self._of(table, "remote_tiny")
             far = peers - near if peers > 1 else 1
-            software_s += (self._of(self.net, "hop") * self._of(self.net, "p2p") + remote * far) * 1e-6
+            software_s += (self._of(table, "hop") * self._of(table, "p2p") + remote) * 1e-6
+            later_s = remote * (far - 1) * 1e-6
         cost = Cost(1.0 / self._of(name, "p2p"), net, intra_links=0.0)
         if many:
-            slowest = group.slowest_s_per_byte(group.with_cost(loads, cost))
-            software_s += self._of("p2p", "fill") * min(share, 131072.0) * slowest
+            copied = group.slowest_s_per_byte(group.with_cost(loads, replace(cost, net_wire=1.0)))
+            software_s += self._of("p2p", "fill") * min(share, 131072.0) * copied
+            software_s += max(later_s - share * group.slowest_s_per_byte(group.with_cost(loads, cost)), 0.0)
         return software_s, cost

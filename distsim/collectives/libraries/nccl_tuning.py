@@ -78,6 +78,8 @@ _TREE_CORRECTION = {
         *(0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9),
     ),
 }
+_CORRECTED = 23
+"""Powers of two that are: up to 256 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,10 @@ class Machine:
     amd: bool
     collnet: bool
     simple_tree: bool = False
-    """A NIC is near one GPU only: a tree's two children and its parent all go through that one, which NCCL reckons with
-    0.85 of the bandwidth (NCCL_TOPO_PATTERN_TREE)."""
+    """A NIC is near one GPU only: from Hopper on the search then takes a tree whose two children and parent all go
+    through that one before it looks further (search.cc, "Try a simpler tree"), which NCCL reckons with 0.85 of the
+    bandwidth (NCCL_TOPO_PATTERN_TREE)."""
+    x86: bool = True
     version: tuple[int, int] = (2, 30)
     """Of NCCL: major and minor."""
     rccl: int = 0
@@ -141,7 +145,7 @@ def candidates(op: str, nbytes: float, machine: Machine) -> list[Candidate]:
             if bandwidth <= 0:
                 found.append(Candidate(algo, proto, None, "no link of this machine carries it"))
                 continue
-            if algo == "Tree":
+            if algo == "Tree" or (algo == "NVLSTree" and _corrects_nvls(machine)):
                 bandwidth *= _correction(proto, nbytes)
             if algo == "Ring" and proto == "Simple" and machine.num_nodes > 1 and op == "all_reduce":
                 if nbytes / (machine.channels * machine.num_ranks) >= 64:
@@ -152,8 +156,12 @@ def candidates(op: str, nbytes: float, machine: Machine) -> list[Candidate]:
 
 def _correction(proto: str, nbytes: float) -> float:
     place = int(math.log2(max(nbytes, 1) / 64)) if nbytes >= 64 else 0
-    table = _TREE_CORRECTION[proto]
-    return table[place] if place < len(table) else 1.0
+    return _TREE_CORRECTION[proto][place] if place < _CORRECTED else 1.0
+
+
+def _corrects_nvls(machine: Machine) -> bool:
+    """From 2.29 on NVLSTree is corrected as trees are, on Blackwell beside x86 (ncclTopoGetAlgoTime)."""
+    return machine.version >= (2, 29) and machine.generation >= 3 and machine.x86
 
 
 _SINCE = {"NVLS": (2, 17), "NVLSTree": (2, 18), "PAT": (2, 23)}

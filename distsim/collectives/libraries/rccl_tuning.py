@@ -1,6 +1,7 @@
-"""RCCL's own cost model on MI300 and MI355: which algorithm and protocol it takes. NCCL's is in `nccl_tuning`.
+"""RCCL's own cost model on MI250X, MI300 and MI355: which algorithm and protocol it takes. NCCL's is in `nccl_tuning`.
 
-Source: ROCm/rccl, src/graph/tuning.cc: tuning_model_5 and 6 (8 gfx942 or gfx950, src/graph/rome_models.cc) and, from
+Source: ROCm/rccl, src/graph/tuning.cc: tuning_model_3 (8 gfx90a and 4 NICs, Frontier's node: rome_model_63 and 74 of
+src/graph/rome_models.cc, at 0cbce2a), 5 and 6 (8 gfx942 or gfx950) and, from
 2.25 on, src/misc/rccl_wrap.cc (rcclUpdateCollectiveProtocol): both as of 2.26; before as of 0cbce2a (2.21.5). MSCCL:
 tools/msccl-algorithms (allreduce-allpairs-8n-*.xml) at 0cbce2a. Times in us, bandwidths in GB/s.
 """
@@ -15,8 +16,8 @@ from distsim.collectives.libraries.nccl_versions import Three
 
 __all__ = ["LINK_GBPS", "model_of", "ranged_protocol", "rccl_candidates"]
 
-LINK_GBPS = 48.0
-"""What RCCL takes a link between two GPUs for (src/graph/topo.h, GFX94X_XGMI_WIDTH)."""
+LINK_GBPS = {3: 36.0, 5: 48.0, 6: 48.0}
+"""What RCCL takes a link between two GPUs for, by model (src/graph/topo.h, MI200_XGMI_WIDTH and GFX94X_XGMI_WIDTH)."""
 
 _BASE_US = (12.0, 12.0, 17.0)
 _PROTOCOLS = ("LL", "LL128", "Simple")
@@ -99,7 +100,28 @@ _MI355 = replace(
         "broadcast": ((0, 2048), (2048, 16777216)),
     },
 )
-_MODELS = {5: _MI300, 6: _MI355}
+_NO_LL128 = (0.0,) * 27
+_MI250 = _Model(
+    inside_us={"Tree": (0.8, 0.0, 2.5), "Ring": (0.8, 0.0, 3.6)},
+    between_us={"Tree": (12.5, 0.0, 22.4), "Ring": (9.5, 0.0, 19.8)},
+    two_nodes={"Tree": (0.2, 0.0, 1.75), "Ring": (0.2, 0.0, 1.0)},
+    more_nodes={"Tree": (0.2, 0.0, 0.96), "Ring": (0.2, 0.0, 1.0)},
+    corrections={
+        "Tree": (
+            (*(0.1,) * 6, *_row("1 1 0.2 1 0.9 1 0.6 0.4 0.6 0.4"), *(0.3,) * 5, *(0.2,) * 6),
+            _NO_LL128,
+            (*(1.0,) * 6, *_row("0.1 0.1 0.1 0.2 1 0.8"), *(1.0,) * 9, *_row("0.8 0.7 0.8 0.9 0.7 0.7")),
+        ),
+        "Ring": (
+            (*(0.1,) * 5, *_row("0.3 0.1 0.2 0.1 0.4 0.4 0.2 0.2 0.3 0.7 0.5 0.4"), *(0.3,) * 4, *(0.2,) * 6),
+            _NO_LL128,
+            (*(0.1,) * 7, *_row("0.5 1 0.1 0.3 0.1 0.1 0.1 0.2 0.2 0.2 0.3 0.4 0.7"), *(1.0,) * 7),
+        ),
+    },
+    ranges={},
+    ll128=False,
+)
+_MODELS = {3: _MI250, 5: _MI300, 6: _MI355}
 _RING_LL_MORE = (("broadcast", "Ring", "LL"), ("reduce", "Ring", "LL"))
 _MORE_NODES = 3.8
 """The end of LL128's range of an all_reduce counts so many times on more than two nodes."""
@@ -107,7 +129,7 @@ _MORE_NODES = 3.8
 
 def model_of(compute_capability: int) -> int:
     """RCCL's tuning model for 8 GPUs of that kind in a node; 0 for those that have none here (NCCL's counts)."""
-    return {94: 5, 95: 6}.get(compute_capability, 0)
+    return {90: 3, 94: 5, 95: 6}.get(compute_capability, 0)
 
 
 def _model(machine: Machine) -> _Model:
@@ -128,7 +150,7 @@ def rccl_candidates(op: str, nbytes: float, machine: Machine) -> list[Candidate]
                 machine.intra_gbps * (model.two_nodes if machine.num_nodes <= 2 else model.more_nodes)[algo][index]
             )
             bandwidth *= machine.num_ranks / steps_of(op, machine.num_ranks) if algo == "Ring" else 0.5
-            if (op, algo, proto) in _RING_LL_MORE and machine.num_nodes == 1:
+            if (op, algo, proto) in _RING_LL_MORE and machine.num_nodes == 1 and machine.rccl != 3:
                 bandwidth *= 1.65
             if algo == "Tree" or machine.num_nodes > 1:
                 row = model.corrections[algo][index]
@@ -154,8 +176,10 @@ def _all_pairs(op: str, nbytes: float, machine: Machine) -> Iterator[Candidate]:
 def _excluded(op: str, algo: str, proto: str, machine: Machine, model: _Model) -> str:
     if algo == "Tree" and op != "all_reduce":
         return f"{op} has no tree"
-    if algo == "Tree" and proto == "Simple" and machine.num_nodes == 1:
+    if algo == "Tree" and proto == "Simple" and machine.num_nodes == 1 and machine.rccl != 3:
         return "RCCL has no Tree in Simple on one node"
+    if proto == "LL128" and machine.rccl == 3:
+        return "RCCL's model of MI250X has no LL128"
     if proto == "LL128" and (machine.num_nodes == 1 or not model.ll128):
         return "RCCL's topology for one node has no LL128" if model.ll128 else "LL128 came with RCCL 2.25"
     return ""
