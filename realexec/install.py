@@ -211,4 +211,7 @@ def _forget() -> None:
         return  # the parent was no rank itself; its child may become one
     for guard in list(_session.guards):
         guard.recorder = None
+    for hook in _hooks:
+        if hasattr(hook, "forget"):
+            hook.forget()
     _session = _settings = None

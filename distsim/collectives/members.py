@@ -3,6 +3,7 @@ NICs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -202,6 +203,12 @@ class Members:
             links.append(way)
             shares.append(share)
         return self.loads_of(Ways(padded(links)), np.array(shares))
+
+    def loads_of_one(self, way: Iterable[int]) -> Loads:
+        """The loads of one transfer over the links *way*: a few, so not looked for among all the cluster has."""
+        times = Counter(way)
+        used = sorted(times)
+        return Loads(np.array(used, dtype=np.int64), np.array([float(times[link]) for link in used]))
 
     def with_cost(self, loads: Loads, cost: Cost) -> Loads:
         """*loads* with the bytes that *cost*'s protocol puts on the wire."""

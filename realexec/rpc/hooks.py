@@ -21,8 +21,9 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.recorder import GroupLog
 from distsim.realexec.process.session import Session
-from distsim.realexec.rpc.log import NO_LIMIT, Peer, RemoteLog, name_of
-from distsim.realexec.rpc.udf import Udf
+from distsim.realexec.rpc.fast_path import calls, keep, serves
+from distsim.realexec.rpc.log import NO_LIMIT, Key, Peer, RemoteLog, name_of
+from distsim.realexec.rpc.udf import Udf, answers_later
 
 __all__ = ["RpcHooks"]
 
@@ -38,8 +39,6 @@ TORCHS_OWN = frozenset({api.__name__, "torch.distributed.rpc.backend_registry"})
 class _Here(threading.local):
     request: tuple[int, int] | None = None
     """Of the call that this thread is making: it goes with the function."""
-    quiet = False
-    """torch makes calls of its own."""
 
 
 class RpcHooks:
@@ -52,7 +51,9 @@ class RpcHooks:
         self._session = session
         self._undo: list[Callable[[], object]] = []
         self._here = _Here()
-        self._log: RemoteLog | None = None
+        self.log: RemoteLog | None = None
+        self.quiet = 0
+        """The thread in which torch makes calls of its own: to meet, to join, to shut down."""
         self._members: GroupLog | None = None
         """Of the init_rpc that goes on."""
         self._joining: Callable[[], RemoteLog | None] | None = None
@@ -74,7 +75,11 @@ class RpcHooks:
     def remove(self) -> None:
         while self._undo:
             self._undo.pop()()
-        self._log = None
+        self.log = None
+
+    def forget(self) -> None:
+        """In a forked child: the calls in the ring are its parent's."""
+        self.log = None
 
     def _set(self, holder: ModuleType | type, name: str, value: Any) -> None:
         original = getattr(holder, name)
@@ -102,19 +107,21 @@ class RpcHooks:
 
     def _peer(self, to: Any) -> Peer | None:
         """Who is called; None where nothing is to be noted: torch says what is wrong with it."""
-        log = self._log
-        if log is None or self._here.quiet:
+        log = self.log
+        if log is None or self.quiet == threading.get_ident():
             return None
         return log.peers.get(to if isinstance(to, str | int) else getattr(to, "id", None))
 
     def _rpc_sync(self, original: Any) -> Any:
-        here, peer_of = self._here, self._peer
+        here = self._here
 
-        def rpc_sync(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = NO_LIMIT) -> Any:
-            peer, log = peer_of(to), self._log
+        def long(to: Any, func: Any, args: Any, kwargs: Any, timeout: Any, key: Key | None) -> Any:
+            peer, log = self._peer(to), self.log
             if peer is None or log is None:
                 return original(to, func, args, kwargs, timeout)
             index = log.begin("rpc_sync", peer, name_of(func), timeout, rings.WAITING)
+            if key is not None:
+                keep(log, key, index, peer)
             if peer.guarded:
                 here.request = (log.rank, index)
             try:
@@ -127,11 +134,11 @@ class RpcHooks:
             log.ring.finish(index, rings.COMPLETED)
             return answer
 
-        return rpc_sync
+        return calls(self, long)
 
     def _rpc_async(self, original: Any) -> Any:
         def rpc_async(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = NO_LIMIT) -> Any:
-            peer, log = self._peer(to), self._log
+            peer, log = self._peer(to), self.log
             if peer is None or log is None:
                 return original(to, func, args, kwargs, timeout)
             index, future = self._start(log, "rpc_async", peer, original, to, func, args, kwargs, timeout)
@@ -142,7 +149,7 @@ class RpcHooks:
 
     def _remote(self, original: Any) -> Any:
         def remote(to: Any, func: Any, args: Any = None, kwargs: Any = None, timeout: float = NO_LIMIT) -> Any:
-            peer, log = self._peer(to), self._log
+            peer, log = self._peer(to), self.log
             if peer is None or log is None:
                 return original(to, func, args, kwargs, timeout)
             index, rref = self._start(log, "remote", peer, original, to, func, args, kwargs, timeout)
@@ -187,7 +194,7 @@ class RpcHooks:
     def _to_here(self, original: Any) -> Any:
         @functools.wraps(original)
         def to_here(rref: Any, *args: Any, **kwargs: Any) -> Any:
-            log = self._log
+            log = self.log
             peer = None if log is None else self._peer(rref.owner())
             if log is None or peer is None:
                 return original(rref, *args, **kwargs)
@@ -207,7 +214,7 @@ class RpcHooks:
     def _wait(self, original: Any) -> Any:
         @functools.wraps(original)
         def wait(future: Any) -> Any:
-            log = self._log
+            log = self.log
             return original(future) if log is None else log.wait(future, original)
 
         return wait
@@ -215,9 +222,8 @@ class RpcHooks:
     # -- serving
 
     def _run(self, original: Any) -> Any:
-        @functools.wraps(original)
         def run(udf: Any) -> Any:
-            log = self._log
+            log = self.log
             function = getattr(udf, "func", None)
             if log is None or function is None or getattr(function, "__module__", None) in TORCHS_OWN:
                 return original(udf)
@@ -225,13 +231,13 @@ class RpcHooks:
             future = None
             try:
                 answer = original(udf)
-                if isinstance(answer, torch._C.Future) and hasattr(function, "_wrapped_async_rpc_function"):
+                if isinstance(answer, torch._C.Future) and answers_later(function):
                     future = answer
                 return answer
             finally:
-                log.served(index, future)
+                log.end_serving(index, future)
 
-        return run
+        return functools.wraps(original)(serves(self, original, run))
 
     # -- init_rpc, shutdown
 
@@ -273,21 +279,22 @@ class RpcHooks:
         with contextlib.suppress(Exception):  # no store: torch says so
             store.set(f"{KEY}{rank}", f"{session.rank} {session.ring.job}")
         self._joining = lambda: self._begin(session, store, str(name), options) if world_size else None
-        self._here.quiet = True
+        self.quiet = threading.get_ident()
         try:
             return original(backend, store, name, rank, world_size, options)
         except BaseException:
-            self._log = session.recorder.look = None
+            self.log = session.recorder.look = None
             raise
         finally:
             self._joining = None
-            self._here.quiet = False
+            self.quiet = 0
 
     def _init_states(self, original: Any, agent: Any) -> Any:
         """All workers are known, and none has left init_rpc: from here on another may call this one."""
         answer = original(agent)
-        if self._joining is not None:
-            self._log = self._joining()
+        joining, self._joining = self._joining, None  # torch comes by twice: what is served in between is on record
+        if joining is not None:
+            self.log = joining()
         return answer
 
     def _begin(self, session: Session, store: Any, name: str, options: Any) -> RemoteLog:
@@ -308,16 +315,16 @@ class RpcHooks:
 
     def _shutdown(self, original: Any) -> Any:
         def shutdown(graceful: bool = True, *args: Any, **kwargs: Any) -> Any:
-            log = self._log
+            log = self.log
             if log is None:
                 return original(graceful, *args, **kwargs)
             index = log.recorder.note(log.members, "rpc_shutdown", next(log.members.seq)) if graceful else None
-            self._here.quiet = True
+            self.quiet = threading.get_ident()
             try:
                 return self._end(original, log, index, graceful, *args, **kwargs)
             finally:
-                self._here.quiet = False
-                self._log = log.recorder.look = None
+                self.quiet = 0
+                self.log = log.recorder.look = None
                 log.end()
 
         return shutdown

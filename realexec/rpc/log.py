@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from distsim.debug.records import Site
@@ -18,6 +18,7 @@ from distsim.debug.rings.callsite import calling, codes_of, way_to
 from distsim.debug.rings.writer import stays
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.recorder import GroupLog, Recorder
+from distsim.realexec.rpc.udf import answers_later
 
 __all__ = ["Peer", "RemoteLog"]
 
@@ -25,10 +26,14 @@ DEFAULT_TIMEOUT_S = 60.0
 """rpc_timeout where a program sets none: nobody's limit."""
 RREF = re.compile(r"created_on=(\d+), local_id=(\d+)")
 OPERATORS = "_VariableFunctionsClass."
+METHOD = "RRef."
+"""Before the name of a method of an RRef's value."""
 MOST_PLACES = 512
 """Places of threads that stand still, kept in the ring's table."""
 MOST_ERRORS, LONGEST_ERROR = 64, 2000
 """Texts of exceptions kept in that table, which has half a MiB for them and all else."""
+IDLE = -1
+"""In place of the index of a record: none."""
 NO_LIMIT = -1.0
 """torch's UNSET_RPC_TIMEOUT."""
 
@@ -42,14 +47,35 @@ class Peer(NamedTuple):
     guarded: bool
 
 
+Key = tuple[Any, ...]
+Stays = tuple[bytes, bytes, bytes]
+
+
 class Same(NamedTuple):
     """A call that may be made again from the same line."""
 
-    body: tuple[bytes, bytes, bytes]
+    body: Stays
     position: int
     """Of its signature: another may have its place by then."""
     alive: tuple[CodeType, ...] | None
     """The code on the way to it, so that its ids stay its own."""
+
+
+class Standing:
+    """A thread that serves, as `look` finds it."""
+
+    __slots__ = ("at", "index", "last", "looked", "said")
+
+    def __init__(self) -> None:
+        self.index = IDLE
+        """Of the record of what it serves."""
+        self.looked = IDLE
+        """The same at the last beat."""
+        self.last = 0
+        """The frame's number then: to hold the frame would keep its tensors alive."""
+        self.at = 0
+        self.said = False
+        """The record says where it stands."""
 
 
 class Future:
@@ -87,13 +113,17 @@ class RemoteLog:
         self.threads = int(getattr(options, "num_worker_threads", 0))
         self.futures: dict[int, int] = {}
         """id of a future that is outstanding -> index of its record."""
-        self._number = itertools.count(1)
-        self._serving: dict[int, tuple[int, int, int, bool]] = {}
-        """Index of what is served -> thread, where that stood at the last beat (number of the frame: to hold it would
-        keep its tensors alive), and whether the record says so."""
+        self.numbers = itertools.count(1)
+        self.calls: dict[Key, tuple[Stays, int, Any, Any]] = {}
+        """Of `fast_path`: a call made before -> what its record has in common with the next one's, the position of the
+        payload ring from which on its signature must be written anew, torch's WorkerInfo of the callee, and the code on
+        the way to it."""
+        self.served: dict[Key, tuple[Stays, int, Standing]] = {}
+        """Of `fast_path`: function, rank of the caller, thread -> the same of a call served before, and the thread."""
+        self._standing: dict[int, Standing] = {}
         self._names: dict[int, str] = {}
         self._places = 0
-        self._again: dict[tuple[Any, ...], Same] = {}
+        self._again: dict[Key, Same] = {}
         self._errors: set[str] = set()
 
     # -- calls of ours
@@ -109,7 +139,7 @@ class RemoteLog:
         key = op, way, function, peer.name, timeout_s, me
         same = self._again.get(key)
         if same is not None and same.position + rings.PAYLOAD_BYTES // 2 > self.ring.payload_end:
-            return self.ring.replay(same.body, next(self._number))
+            return self.ring.replay(same.body, next(self.numbers))
         thread = recorder._threads.get(me) or recorder._thread(me)
         place = recorder.sites.here(3)
         said = op, function, self.name, peer.name, self.threads, timeout_s if timeout_s >= 0.0 else self.limit_s
@@ -118,7 +148,7 @@ class RemoteLog:
             flags | rings.ISSUED | rings.REMOTE,
             self.members.group,
             thread,
-            next(self._number),
+            next(self.numbers),
             position,
             place[0],
             print_,
@@ -189,33 +219,35 @@ class RemoteLog:
     # -- calls of others
 
     def serve(self, udf: Any) -> int:
-        """Record that this thread begins to serve a call."""
+        """Record that this thread begins to serve a call; answers the record's index."""
         me = threading.get_ident()
         rank, number = getattr(udf, "request", (-1, -1))
         called, code = _called(udf), getattr(udf.func, "__code__", None)
-        key = SERVE, called, code, rank, me
-        same = self._again.get(key)
-        if same is not None and same.position + rings.PAYLOAD_BYTES // 2 > self.ring.payload_end:
-            index = self.ring.replay(same.body, next(self._number), number + 1)
-        else:
-            caller = self.peers.get(("rank", rank))
-            said = SERVE, called, caller.name if caller else "?", self.name, self.threads, 0.0
-            position, print_ = self.ring.signature(said, _describe)
-            index = self.ring.issue(
-                rings.ISSUED | rings.REMOTE,
-                self.members.group,
-                self.recorder._threads.get(me) or self._thread(me),
-                next(self._number),
-                position,
-                self._definition(code),
-                print_,
-                0,
-                rank,
-                0,
-                number + 1,
-            )
-            self._keep(key, index, position, None)
-        self._serving[index] = me, 0, 0, False
+        caller = self.peers.get(("rank", rank))
+        said = SERVE, called, caller.name if caller else "?", self.name, self.threads, 0.0
+        position, print_ = self.ring.signature(said, _describe)
+        index = self.ring.issue(
+            rings.ISSUED | rings.REMOTE,
+            self.members.group,
+            self.recorder._threads.get(me) or self._thread(me),
+            next(self.numbers),
+            position,
+            self._definition(code),
+            print_,
+            0,
+            rank,
+            0,
+            number + 1,
+        )
+        standing = self._standing.get(me)
+        if standing is None:
+            standing = self._standing[me] = Standing()
+        standing.index = index
+        if type(udf.func) is FunctionType and not (called.startswith(METHOD) or answers_later(udf.func)):
+            if len(self.served) >= MOST_PLACES:
+                self.served.clear()
+            same, expires = stays(self.ring.template(index)), position + rings.PAYLOAD_BYTES // 2
+            self.served[udf.func, rank, me] = same, expires, standing
         return index
 
     def _thread(self, me: int) -> int:
@@ -225,9 +257,11 @@ class RemoteLog:
         self.recorder.num_serving += 1
         return offset
 
-    def served(self, index: int, future: Any = None) -> None:
+    def end_serving(self, index: int, future: Any = None) -> None:
         """The function has come back; with a *future*, the answer comes later."""
-        self._serving.pop(index, None)
+        standing = self._standing.get(threading.get_ident())
+        if standing is not None:  # `end` has come before
+            standing.index = IDLE
         if future is None:
             self.ring.finish(index, rings.COMPLETED)
         else:
@@ -243,20 +277,22 @@ class RemoteLog:
 
     def look(self) -> None:
         """Once a beat: where threads stand that have served one call for a while."""
-        if not self._serving:
-            return
-        frames = sys._current_frames()
-        for index, (thread, last, at, said) in list(self._serving.items()):
+        frames = None
+        for thread, standing in list(self._standing.items()):
+            index = standing.index
+            if index == IDLE:
+                continue
+            frames = sys._current_frames() if frames is None else frames
             frame = frames.get(thread)
             if frame is None:
                 continue
-            stands = id(frame) == last and frame.f_lasti == at
+            stands = standing.looked == index and id(frame) == standing.last and frame.f_lasti == standing.at
+            said = stands and standing.said
             if stands and not said and self._places < MOST_PLACES and (place := program_frames(steps(frame))):
                 self._places += 1
                 self.ring.place(index, self.recorder.sites.intern(place)[0])
                 said = True
-            if index in self._serving:  # still
-                self._serving[index] = thread, id(frame), frame.f_lasti, said and stands
+            standing.looked, standing.last, standing.at, standing.said = index, id(frame), frame.f_lasti, said
 
     def end(self) -> None:
         """shutdown: no future of this log is asked for any more."""
@@ -264,7 +300,7 @@ class RemoteLog:
             self.recorder.outstanding.pop(index, None)
             self.ring.finish(index, rings.COMPLETED)
         self.futures.clear()
-        self._serving.clear()
+        self._standing.clear()
 
 
 def name_of(function: Any) -> str:
@@ -277,14 +313,14 @@ def _called(udf: Any) -> str:
     """What a request calls; of a method of an RRef's value, that method."""
     name = name_of(udf.func)
     if name.startswith("_local_invoke") and len(udf.args) > 1:
-        return f"RRef.{udf.args[1]}"
+        return f"{METHOD}{udf.args[1]}"
     return name
 
 
-Key = tuple[str, str, str, str, int, float]
+Said = tuple[str, str, str, str, int, float]
 
 
-def _describe(key: Key) -> tuple[dict[str, Any], bool]:
+def _describe(key: Said) -> tuple[dict[str, Any], bool]:
     op, function, caller, callee, threads, limit_s = key
     remote = Remote(function, caller, callee, threads, limit_s or None)
     return {"op": op, "remote": remote.to_json()}, False

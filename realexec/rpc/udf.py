@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["Udf"]
+__all__ = ["Udf", "answers_later"]
 
 
 class Udf(NamedTuple):
@@ -17,3 +17,8 @@ class Udf(NamedTuple):
     args: Any
     kwargs: Any
     request: tuple[int, int]
+
+
+def answers_later(function: Any) -> bool:
+    """Whether its future is the answer (`@rpc.functions.async_execution`)."""
+    return hasattr(function, "_wrapped_async_rpc_function")

@@ -6,7 +6,7 @@ import pytest
 import simpy
 
 from distsim.cluster import load_cluster
-from distsim.collectives.algorithms.direct import all_to_all_loads
+from distsim.collectives.algorithms.direct import all_to_all_loads, pair_loads
 from distsim.collectives.algorithms.ring import Shape, ring_loads, rings_of
 from distsim.collectives.algorithms.tree import double_tree, tree_loads, trees
 from distsim.collectives.members import LinkArrays, Members
@@ -35,6 +35,19 @@ def test_every_ring_visits_every_member_once(preset: str) -> None:
             at = after[at]
         assert at == 0
         assert sorted(seen) == list(range(members.size))
+
+
+@pytest.mark.parametrize(
+    ("preset", "every"), [("dgx-h100:1", 4), ("dgx-a100:2", 8), ("ethernet-cpu:2", 1), ("alps-gh200:2", 5)]
+)
+def test_the_loads_of_one_transfer_are_those_of_many(preset: str, every: int) -> None:
+    """Counted over its own few links, they are what counting over the whole cluster gives."""
+    members = group(preset, every)
+    loads = pair_loads(members)
+    expected = members.loads([(members.route(0, 1), 1.0)])
+    assert len(loads.links) > 1
+    assert (loads.links.tolist(), loads.weights.tolist()) == (expected.links.tolist(), expected.weights.tolist())
+    assert (loads.links.dtype, loads.weights.dtype) == (expected.links.dtype, expected.weights.dtype)
 
 
 @pytest.mark.parametrize("preset", ["dgx-h100:4", "dgx-a100:4", "snellius-h100:4"])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch.distributed as dist
 from torch.distributed.rpc import api
 
+from distsim.realexec import install
 from distsim.realexec.process.session import EndHooks
 from distsim.realexec.rpc.hooks import RpcHooks
 
@@ -28,17 +29,29 @@ def test_calls_are_noted_as_soon_as_others_may_make_them(monkeypatch: pytest.Mon
 
     def init_backend(*_: object) -> None:
         api._init_rpc_states(agent)
-        inside.extend((hooks._log, hooks._peer("w0")))  # what torch says here itself is not the program's
+        inside.extend((hooks.log, hooks._peer("w0")))  # what torch says here itself is not the program's
+        api._init_rpc_states(agent)
 
     hooks.install()
     try:
         options = SimpleNamespace(rpc_timeout=60.0, num_worker_threads=1)
         hooks._init_backend(init_backend, None, dist.HashStore(), "w0", 0, 1, options)
         assert inside[0] is not None
+        assert hooks.log is inside[0]  # where threads stand that serve since then
         assert inside[1] is None
         assert hooks._peer("w0") is not None
     finally:
         hooks.remove()
+
+
+def test_a_forked_child_notes_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent's ring is mapped in it, too."""
+    hooks = RpcHooks(lambda *_: None, lambda: None)
+    hooks.log = cast(Any, object())
+    for name, value in {"_session": SimpleNamespace(guards=[]), "_hooks": [hooks], "_settings": object()}.items():
+        monkeypatch.setattr(install, name, value)
+    install._forget()
+    assert hooks.log is None
 
 
 def test_the_end_is_noted_whichever_thread_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:

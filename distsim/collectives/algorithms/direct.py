@@ -15,6 +15,7 @@ __all__ = [
     "direct_phase",
     "longest_latency_s",
     "next_loads",
+    "pair_loads",
     "rooted_loads",
     "split_loads",
 ]
@@ -96,12 +97,18 @@ def next_loads(group: Members) -> Loads:
     return found
 
 
+def pair_loads(group: Members) -> Loads:
+    """Bytes over each link per byte from the first of two members to the second."""
+    found: Loads = group.cached("pair loads", lambda: group.loads_of_one(group.route(0, 1)))
+    return found
+
+
 def longest_latency_s(group: Members) -> float:
     """The links' latency between the farthest two members (of a sample, in a large group)."""
 
     def make() -> float:
         size = group.size
-        steps = [step for step in (1, 2, 3, size // 3, size // 2, size - 1) if 0 < step < size]
+        steps = {step for step in (1, 2, 3, size // 3, size // 2, size - 1) if 0 < step < size}
         members = range(0, size, max(1, size // 64))
         return max(
             (group.latency_s(group.route(a, (a + step) % size)) for a in members for step in steps),

@@ -18,6 +18,7 @@ from distsim.collectives.algorithms.direct import (
     direct_phase,
     longest_latency_s,
     next_loads,
+    pair_loads,
     rooted_loads,
     split_loads,
 )
@@ -95,7 +96,7 @@ def compile_gloo(group: Members, op: str, nbytes: float, root: int, splits: tupl
         pairs = {((m, root) if to_root else (root, m)): float(nbytes) for m in range(size) if m != root}
         return Plan("direct", "gloo", 1, launch_s, (phase,), lambda: direct_messages(group, pairs, cost))
     if op in ("send", "sendrecv"):
-        loads = next_loads(group) if op == "sendrecv" else group.loads([(group.route(0, 1), 1.0)])
+        loads = next_loads(group) if op == "sendrecv" else pair_loads(group)
         return Plan("send", "gloo", 1, launch_s, (direct_phase(group, loads, nbytes, cost),))
     return _all_to_all(group, nbytes, splits, cost, launch_s)
 

@@ -14,6 +14,7 @@ from distsim.collectives.algorithms.direct import (
     direct_phase,
     longest_latency_s,
     next_loads,
+    pair_loads,
     rooted_loads,
     split_loads,
 )
@@ -65,7 +66,7 @@ def compile_mpi(group: Members, op: str, nbytes: float, root: int, splits: tuple
         loads = rooted_loads(group, root, op == "gather")
         return Plan("linear", "mpi", 1, _LAUNCH_S, (direct_phase(group, loads, nbytes, cost),))
     if op in ("send", "sendrecv"):
-        loads = next_loads(group) if op == "sendrecv" else group.loads([(group.route(0, 1), 1.0)])
+        loads = next_loads(group) if op == "sendrecv" else pair_loads(group)
         return Plan("send", "mpi", 1, _LAUNCH_S, (direct_phase(group, loads, nbytes, cost),))
     if splits is None:
         phase = direct_phase(group, all_to_all_loads(group), nbytes / size, cost, hops=size - 1)

@@ -16,6 +16,7 @@ from distsim.collectives.algorithms.direct import (
     direct_messages,
     direct_phase,
     next_loads,
+    pair_loads,
     rooted_loads,
     split_loads,
 )
@@ -266,7 +267,7 @@ class NcclSelector:
         pairs: dict[tuple[int, int], float] = {}
         even = False
         if op == "send":
-            loads, share = group.loads([(group.route(0, 1), 1.0)]), nbytes
+            loads, share = pair_loads(group), nbytes
             pairs = {(0, 1): nbytes}
         elif op == "sendrecv":
             loads, share = next_loads(group), nbytes

@@ -86,6 +86,11 @@ def name_of(function: Any) -> str:
     return str(name or type(function).__qualname__).removeprefix(OPERATORS)
 
 
+@functools.cache
+def _workers(size: int) -> Group:
+    return Group(GROUP, GROUP, tuple(range(size)))
+
+
 def _record(
     process: SimProcess, op: str, peer: int | None, remote: Remote | None, is_async: bool, size: int = 0
 ) -> CallRecord:
@@ -93,7 +98,7 @@ def _record(
     stack = call_stack(sys._getframe(1))
     record = CallRecord(
         rank=process.rank,
-        group=Group(GROUP, GROUP, tuple(range(size or process.world.world_size))),
+        group=_workers(size or process.world.world_size),
         seq=process.next_number(GROUP if remote is not None else op, False),
         op=op,
         peer=peer,
