@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from distsim.plugin.markers import MARK, MEANINGS, SHORT, launched, marker_of, owns_world_size, sizes_of
+from distsim.plugin.markers import MARK, MEANINGS, SHORT, is_first, launched, marker_of, owns_world_size, sizes_of
 from distsim.plugin.terminal import keep_stderr
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> str | None:
-    """A line where nothing is run on ranks."""
-    return f"distsim: {_STAYS_OUT} ({launched()})" if launched() else None
+    """A line where nothing is run on ranks: one for all of the launcher's processes."""
+    return f"distsim: {_STAYS_OUT} ({launched()})" if launched() and is_first() else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -207,9 +207,13 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """On GitHub a failure of ours is a mark at its line. Of xdist's processes only the first has a summary."""
+    """On GitHub a failure of ours is a mark at its line. Of xdist's processes only the first has a summary. With -q
+    pytest has no header, so its line is here."""
     from distsim.text.github import on_github
 
+    line = None if terminalreporter.showheader else pytest_report_header()
+    if line is not None:
+        terminalreporter.write_line(line)
     if on_github(os.environ):
         from distsim.plugin.annotations import error_lines
 

@@ -99,6 +99,11 @@ class Diagnosis:
             return 1
         return 4 if self.kind in INCONSISTENT else 3
 
+    @property
+    def see(self) -> str:
+        """Where the documentation explains its kind."""
+        return f"docs/kinds.md#{self.kind.value}"
+
     def to_json(self) -> dict[str, Any]:
         """The schema of the report: stable, held by golden tests."""
         lists: dict[int, list[int]] = {}  # big groups are shared by all their stuck ranks
@@ -136,7 +141,7 @@ class Diagnosis:
             "detected_after_s": self.detected_after_s,
             "explanation": self.explanation,
             "suggestion": self.suggestion,
-            "see": f"docs/kinds.md#{self.kind.value}",
+            "see": self.see,
             **({"provisional": True} if self.provisional else {}),
             **({"warning": True} if self.only_warns else {}),
         }

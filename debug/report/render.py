@@ -200,7 +200,7 @@ def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int) -> Iterator[
         yield from _stacks(d, evidence)
         for note in evidence.notes:
             yield Line(f"note: {note}", style="dim")
-    yield Line(f"next: {d.suggestion}", style="bold")
+    yield Line(f"next: {d.suggestion} See {d.see}", style="bold")
 
 
 def _waiters(d: Diagnosis, evidence: Evidence | None) -> Iterator[Line]:

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from distsim.errors import UsageError
+from distsim.text.written import say_written
 
 __all__ = ["add_parser", "run"]
 
@@ -215,6 +216,7 @@ def _write_page(document: dict[str, Any], path: str) -> None:
         write_page(bench_page(document), path)
     except OSError as error:
         raise UsageError(f"--html {path}: cannot be written ({error.strerror})") from None
+    say_written(path)
 
 
 def _interval(row: Any) -> dict[str, Any]:

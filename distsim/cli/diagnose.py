@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.errors import UsageError
 from distsim.text.strangers import folded, printable
+from distsim.text.written import say_written
 
 if TYPE_CHECKING:
     from distsim.debug.postmortem import Found
@@ -114,6 +115,7 @@ def _write_page(results: Sequence[Found], args: argparse.Namespace) -> None:
         write_records(shown.diagnoses, shown.evidence, args.html, replay, program=str(args.directory), **more)
     except OSError as error:
         raise UsageError(f"--html {args.html}: cannot be written ({error.strerror})") from None
+    say_written(args.html)
 
 
 def _complain(complaints: list[str]) -> None:

@@ -21,6 +21,7 @@ from distsim.cli.dispatch import REAL_BACKENDS, many_imports, parse
 from distsim.deprecated.launch import local_rank_flag
 from distsim.errors import UsageError
 from distsim.text.writable import check_file_or_folder, check_writable
+from distsim.text.written import say_written
 
 if TYPE_CHECKING:
     from distsim.sim import RunRequest
@@ -384,4 +385,7 @@ def _leave(outcome: Outcome, args: argparse.Namespace) -> int:
         except OSError as error:  # a full disk: the run itself is not lost
             print(f"distsim: error: {flag} {path}: cannot be written ({error.strerror})", file=sys.stderr)
             failed = True
+        else:
+            if flag == "--html" and not args.quiet:
+                say_written(path)
     return outcome.exit_code or (2 if failed else 0)

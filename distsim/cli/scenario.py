@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.errors import DistsimError, UsageError
 from distsim.text.strangers import printable
+from distsim.text.written import say_written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -135,6 +136,7 @@ def _write_page(results: Sequence[Result], path: str) -> None:
         write_page(suite_page([entry(result) for result in results], _count(results)), path)
     except OSError as error:
         raise UsageError(f"--html {path}: cannot be written ({error.strerror})") from None
+    say_written(path)
 
 
 def _count(results: Sequence[Result]) -> str:

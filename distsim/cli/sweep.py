@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.errors import UsageError
+from distsim.text.written import say_written
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from distsim.scenario.explore.sweep import Point
 
 __all__ = ["add_parser"]
@@ -87,6 +90,7 @@ def _write_page(points: list[Point], args: argparse.Namespace) -> None:
         write_page(sweep_page(args.scenario, [entry(p.result, p.settings) for p in points], args.figure), args.html)
     except OSError as error:
         raise UsageError(f"--html {args.html}: cannot be written ({error.strerror})") from None
+    say_written(args.html)
 
 
 def _known(points: list[Point], figure: str) -> None:
@@ -97,38 +101,62 @@ def _known(points: list[Point], figure: str) -> None:
 
 
 def _table(points: list[Point]) -> None:
+    """One table; two where it is wider than the terminal, or than COLUMNS in a pipe."""
+    from distsim.debug.report.console import Console
+    from distsim.debug.report.render import piped_width
+
+    console = Console(width=None if sys.stdout.isatty() else piped_width(160))
+    times, rates = _times(points), _rates(points)
+    settings = {name: [str(point.settings[name]) for point in points] for name in points[0].settings}
+    whole = _as_table(settings | times | rates)
+    if console.measure(whole, options=console.options.update(width=10_000)).maximum <= console.width or not rates:
+        console.print(whole)
+    else:
+        console.print(_as_table(settings | times))
+        console.print(_as_table(settings | rates))
+
+
+def _as_table(columns: dict[str, list[str]]) -> Table:
     from rich import box
     from rich.table import Table
 
-    from distsim.debug.report.console import Console
-    from distsim.text.units import format_bandwidth, format_time
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in columns:
+        word = name == "outcome"
+        table.add_column(name, justify="left" if word else "right", overflow="fold", no_wrap=word)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    return table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    busbw = sorted({name for p in points for name in p.result.figures if name.startswith("busbw")})
-    for name in points[0].settings:
-        table.add_column(name, justify="right")
-    table.add_column("outcome")
-    table.add_column("time", justify="right")
-    sure = any("virtual_time_high_s" in point.result.figures for point in points)
-    if sure:
-        table.add_column("8 of 10 times within", justify="right")
+
+def _times(points: list[Point]) -> dict[str, list[str]]:
+    """Column by column."""
+    from distsim.text.units import format_time
+
+    figures = [point.result.figures for point in points]
+    columns = {"outcome": [point.result.verdict for point in points]}
+    columns["time"] = [format_time(found.get("virtual_time_s", 0.0)) for found in figures]
+    if any("virtual_time_high_s" in found for found in figures):
+        ends = [
+            [format_time(found[n]) for n in ("virtual_time_low_s", "virtual_time_high_s") if n in found]
+            for found in figures
+        ]
+        columns["8 of 10 times within"] = [" - ".join(pair) or "not measured" for pair in ends]
     for name in ("compute", "exposed", "idle"):
-        table.add_column(name, justify="right")
-    for name in busbw:
-        table.add_column(f"busbw {name.partition('.')[2]}", justify="right")
-    table.add_column("busiest link", justify="right")
-    for point in points:
-        found = point.result.figures
-        times = [format_time(found.get(n, 0.0)) for n in ("virtual_time_s", "compute_s", "exposed_s", "idle_s")]
-        if sure:
-            ends = [format_time(found[n]) for n in ("virtual_time_low_s", "virtual_time_high_s") if n in found]
-            times.insert(1, " - ".join(ends) or "not measured")
-        rates = [format_bandwidth(found[n]) if n in found else "-" for n in busbw]
-        busiest = f"{found['busiest_link']:.0%}" if "busiest_link" in found else "-"
-        settings = [str(value) for value in point.settings.values()]
-        table.add_row(*settings, point.result.verdict, *times, *rates, busiest)
-    wide = None if sys.stdout.isatty() else 160
-    Console(width=wide).print(table)
+        columns[name] = [format_time(found.get(f"{name}_s", 0.0)) for found in figures]
+    columns["busiest link"] = [f"{f['busiest_link']:.0%}" if "busiest_link" in f else "-" for f in figures]
+    return columns
+
+
+def _rates(points: list[Point]) -> dict[str, list[str]]:
+    """The bus bandwidth of each operation."""
+    from distsim.text.units import format_bandwidth
+
+    figures = [point.result.figures for point in points]
+    return {
+        f"busbw {name.partition('.')[2]}": [format_bandwidth(f[name]) if name in f else "-" for f in figures]
+        for name in sorted({name for found in figures for name in found if name.startswith("busbw")})
+    }
 
 
 def _plot(points: list[Point], path: Path, figure: str) -> None:

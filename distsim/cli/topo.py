@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
+
+from distsim.text.written import say_written
 
 __all__ = ["add_parser"]
 
@@ -78,17 +79,17 @@ def _show(args: argparse.Namespace) -> int:
         from distsim.cluster.files.node_link import to_graphml
 
         to_graphml(cluster, args.graphml)
-        _wrote(args.graphml)
+        say_written(args.graphml)
     if args.node_link:
         from distsim.cluster.files.node_link import to_node_link
 
         _write(args.node_link, json.dumps(to_node_link(cluster), indent=1) + "\n")
-        _wrote(args.node_link)
+        say_written(args.node_link)
     if args.plot:
         from distsim.cluster.show.plot import plot
 
         plot(cluster, args.plot)
-        _wrote(args.plot)
+        say_written(args.plot)
     if args.json:
         from distsim.cluster.show.summary import to_json
 
@@ -112,7 +113,3 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _wrote(path: Path) -> None:
-    print(f"wrote {path}", file=sys.stderr)

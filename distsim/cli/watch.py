@@ -11,6 +11,7 @@ from typing import Any
 
 from distsim.errors import UsageError
 from distsim.text.strangers import folded, printable
+from distsim.text.written import say_written
 
 __all__ = ["add_parser"]
 
@@ -107,6 +108,7 @@ def _write_page(name: str, args: argparse.Namespace) -> None:
         write_records(told, found.evidence, args.html, replay, snapshot=True, program=f"job {name}")
     except OSError as error:
         raise UsageError(f"--html {args.html}: cannot be written ({error.strerror})") from None
+    say_written(args.html)
 
 
 def _view(readers: Any) -> Any:

@@ -5,7 +5,7 @@ A `Transfer` goes into `compiler.py`, which asks a library which algorithm it ta
 
 from __future__ import annotations
 
-from distsim.collectives.compiler import Compiler, Explained
+from distsim.collectives.compiler import Compiler, Explained, compiler_of
 from distsim.collectives.plan import Beside, Cost, Loads, Message, Phase, Plan
 from distsim.collectives.transfer import OPS, Transfer, canonical_op
 
@@ -21,4 +21,5 @@ __all__ = [
     "Plan",
     "Transfer",
     "canonical_op",
+    "compiler_of",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 from distsim.calibration.constants import Constants, nccl_constants
 from distsim.cluster import Around, Cluster
@@ -18,7 +19,7 @@ from distsim.collectives.transfer import Transfer, canonical_op
 from distsim.errors import UsageError
 from distsim.text.strangers import brief
 
-__all__ = ["Compiler", "Explained"]
+__all__ = ["Compiler", "Explained", "compiler_of"]
 
 _MAX_PLANS = 1 << 16
 _MAX_GROUPS = 1 << 13
@@ -82,7 +83,8 @@ class Compiler:
         self._plans: dict[object, Plan] = {}
 
     def lead_around(self, down: Collection[int]) -> None:
-        """Plans made from now on avoid the links *down* where there is another way."""
+        """Plans made from now on avoid the links *down* where there is another way. Never of one that others use, too
+        (`compiler_of`)."""
         self.links.around = Around(self.cluster, down) if down else None
         self._groups.clear()
         self._plans.clear()
@@ -155,3 +157,12 @@ class Compiler:
         return [
             Explained(plan.algo, plan.proto, plan.channels, plan.alone_s(self.links.capacity), "the only way", True)
         ]
+
+
+def compiler_of(cluster: Cluster, **forced: Any) -> Compiler:
+    """A `Compiler` for *cluster*, the same for all who force the same: the plans of one simulation serve the next."""
+    asked = Compiler, *sorted(forced.items())
+    found: Compiler | None = cluster.worked_out.get(asked)
+    if found is None:
+        found = cluster.worked_out[asked] = Compiler(cluster, **forced)
+    return found

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
 
 from distsim.cluster import Cluster
-from distsim.collectives import Beside, Compiler, Loads, Phase, Plan
+from distsim.collectives import Beside, Compiler, Loads, Phase, Plan, compiler_of
 from distsim.errors import UsageError
 from distsim.network.answers import LinkBusy, Statistics, Timing, Transfer
 from distsim.network.engine import FluidEngine, detour
@@ -46,7 +46,14 @@ class FluidNetwork:
     ) -> None:
         self.env = env
         self.cluster = cluster
-        self.compiler = Compiler(cluster, algo=algo, proto=proto, nccl_version=nccl_version, launcher=launcher)
+        self._forced: dict[str, Any] = {
+            "algo": algo,
+            "proto": proto,
+            "nccl_version": nccl_version,
+            "launcher": launcher,
+        }
+        self.compiler = compiler_of(cluster, **self._forced)
+        self._is_led_around = False
         capacity = self.compiler.links.capacity
         self._pristine: NDArray[np.float64] = capacity
         self._extra_s = np.zeros(len(capacity))
@@ -109,6 +116,8 @@ class FluidNetwork:
     def lead_around(self, down: Collection[int]) -> None:
         """From now on, the fabric leads what is under way and what comes around the links *down*, where its
         switches have another way."""
+        if not self._is_led_around:
+            self.compiler, self._is_led_around = Compiler(self.cluster, **self._forced), True
         self.compiler.lead_around(down)
         for run in self.runs:
             run.lead_anew()
@@ -137,11 +146,11 @@ class FluidNetwork:
         """What each link that was used did so far, in the order of `Cluster.links`."""
         usage, now = self.engine.usage, self.env.now
         busy = usage.busy_until(now)
-        _, fractions = usage.fractions()
-        peak = fractions.max(axis=0, initial=0.0)
         rates = self.cluster.links.bandwidth_bytes_per_s
         found: list[LinkBusy] = []
-        for index in np.flatnonzero(usage.bytes).tolist():
+        used = np.flatnonzero(usage.bytes)
+        peaks = usage.peaks(used)
+        for index, peak in zip(used.tolist(), peaks.tolist(), strict=True):
             rate = float(rates[index])
             mean = float(usage.bytes[index]) / (rate * now) if now > 0 else 0.0
             found.append(
@@ -150,7 +159,7 @@ class FluidNetwork:
                     float(usage.bytes[index]),
                     float(busy[index]),
                     mean,
-                    max(mean, min(1.0, float(peak[index]))),
+                    max(mean, min(1.0, peak)),
                 )
             )
         return found

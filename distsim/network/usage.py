@@ -96,6 +96,13 @@ class Usage:
         """Busy seconds of every link, those still busy included."""
         return self.busy_s + np.where(self.users > 0, now_s - self._busy_since, 0.0)
 
+    def peaks(self, links: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The highest utilisation of each of *links* in any bin."""
+        if self._cells is None:
+            return np.zeros(len(links))
+        peaks: NDArray[np.float64] = self._cells[:, links].max(axis=0) / (self._capacity[links] * self._width_s)
+        return peaks
+
     def fractions(self) -> tuple[float, NDArray[np.float64]]:
         """Width of a bin in seconds, and the utilisation of every link in every bin (bins by links)."""
         self._bin_all()

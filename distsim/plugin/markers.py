@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["MARK", "MEANINGS", "SHORT", "launched", "marker_of", "owns_world_size", "sizes_of"]
+__all__ = ["MARK", "MEANINGS", "SHORT", "is_first", "launched", "marker_of", "owns_world_size", "sizes_of"]
 
 _ARGUMENTS = (
     "(n, on='sim', cluster=None, init=True, backend='gloo', mesh=None, mesh_dim_names=None, seed=0, "
@@ -34,6 +34,9 @@ MEANINGS = {
 _LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """How many processes it has started, as torchrun (and composer, deepspeed, accelerate), Open MPI and MPICH say it."""
 
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""Which of them this one is."""
+
 
 def launched(environ: Mapping[str, str] = os.environ) -> str:
     """`WORLD_SIZE=4` where pytest is itself one of several ranks that a launcher has started; else nothing."""
@@ -42,6 +45,11 @@ def launched(environ: Mapping[str, str] = os.environ) -> str:
         if number.isdecimal() and int(number) > 1:
             return f"{name}={number}"
     return ""
+
+
+def is_first(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this is the process of rank 0, or nothing says which rank it is."""
+    return next((environ[name] for name in _RANKS if name in environ), "0") == "0"
 
 
 def owns_world_size(config: pytest.Config) -> bool:

@@ -6,8 +6,7 @@ import contextlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from types import CellType, FunctionType
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,13 +22,12 @@ from distsim.sim.device.hooks import accepted, tested
 from distsim.sim.isolation.clock import clock_patches, datetime_clock
 from distsim.sim.isolation.effects import socket_patches
 from distsim.sim.isolation.environ import environ_patches
-from distsim.sim.isolation.logs import log_patches
-from distsim.sim.isolation.modules.aliases import ALIASES
-from distsim.sim.isolation.modules.modules import RankModules, import_patches
+from distsim.sim.isolation.logs import forget_levels, log_patches
+from distsim.sim.isolation.modules.modules import RankModules, decide, import_patches
+from distsim.sim.isolation.modules.patch_table import Patch, PatchTable
 from distsim.sim.isolation.output import StreamProxy
 from distsim.sim.isolation.process import current_task
 from distsim.sim.isolation.randomness import random_patches
-from distsim.sim.isolation.resemblance import resembling
 from distsim.sim.isolation.switches import Host, switch_patches
 from distsim.sim.isolation.torch_state.meshes import mesh_patches
 from distsim.sim.isolation.torch_state.operators import operator_patches
@@ -44,11 +42,9 @@ from distsim.sim.processes.spawn import spawn_patches
 from distsim.sim.processes.threads import thread_patches
 from distsim.sim.processes.unarmed import unarmed_patches
 from distsim.sim.processes.usage import usage_patches
-from distsim.sim.rpc.patches import rpc_patches
+from distsim.sim.rpc.patches import give_locks, rpc_patches
 
 __all__ = ["all_patches", "simulation"]
-
-Patch = tuple[Any, str, Any]
 
 
 @contextlib.contextmanager
@@ -59,7 +55,7 @@ def simulation(gpus: bool) -> Iterator[Host]:
         raise UsageError(
             "a simulation already runs in this process: distsim.simulate and run_program cannot be called by a rank"
         )
-    saved: list[Patch] = []
+    flags = _mode_flags()
     environ, argv, path = os.environ._data, sys.argv, list(sys.path)  # type: ignore[attr-defined]
     main, rng = sys.modules["__main__"], torch.get_rng_state()
     streams = sys.stdout, sys.stderr
@@ -68,10 +64,11 @@ def simulation(gpus: bool) -> Iterator[Host]:
         _active[0] = True
         register_backend()
         modules = RankModules()
-        patches = all_patches(modules)
-        saved += [(holder, name, _get(holder, name)) for holder, name, _ in patches]
-        for holder, name, value in patches:
-            setattr(holder, name, value)
+        decide(modules)
+        forget_levels()
+        all_patches()
+        _TABLE.put()
+        give_locks()
         sys.stdout, sys.stderr = StreamProxy(streams[0], "stdout"), StreamProxy(streams[1], "stderr")
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         datetime_clock(virtual=True)
@@ -87,19 +84,15 @@ def simulation(gpus: bool) -> Iterator[Host]:
         ):
             yield host
     finally:
-        for number in _told_compiler:
-            torch.jit._builtins._get_builtin_table().pop(number, None)
-        _told_compiler.clear()
         give_back_kernels()
         give_back_dcp()
         datetime_clock(virtual=False)
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         sys.stdout, sys.stderr = streams
-        for holder, name, value in reversed(saved):
-            if value is _MISSING:
-                delattr(holder, name)
-            else:
-                setattr(holder, name, value)
+        _TABLE.take_away()
+        decide(None)
+        for name, flag in flags.items():
+            setattr(torch.utils._python_dispatch, name, flag)
         _tell_guards()
         os.environ._data = os.environb._data = environ  # type: ignore[attr-defined]
         sys.argv, sys.path[:] = argv, path
@@ -109,65 +102,22 @@ def simulation(gpus: bool) -> Iterator[Host]:
         _active[0] = False
 
 
-def all_patches(modules: RankModules) -> list[Patch]:
+def all_patches() -> list[Patch]:
     """(holder, attribute, replacement) of everything that is led elsewhere. A replacement has the
     signature, names and doc of what it stands for: Lightning rebuilds a data loader by `__init__`'s."""
-    ALIASES.look()
-    patches = [*import_patches(modules), *log_patches(), *_mode_flags(), *rpc_patches()]
-    found = [*_KEPT.patches(), *((holder, name, resembling(_get(holder, name), v)) for holder, name, v in patches)]
-    _tell_compiler((_get(holder, name), value) for holder, name, value in found)
-    return found
-
-
-def _tell_compiler(replaced: Iterable[tuple[Any, Any]]) -> None:
-    """TorchScript knows some of torch's functions (torch.save) as operators: so does it what stands for them."""
-    known = torch.jit._builtins._get_builtin_table()
-    _told_compiler.update({id(ours): known[id(real)] for real, ours in replaced if id(real) in known})
-    known.update(_told_compiler)
-
-
-_told_compiler: dict[int, str] = {}
-"""Of this simulation."""
-
-
-class _Kept:
-    """Patches that know nothing of the simulation they are for: made once, and again where one of the things that they
-    stand for is another, or modules have come."""
-
-    def __init__(self, *makers: Callable[[], list[Patch]]) -> None:
-        self._makers = makers
-        self._changes = -1
-        self._patches: list[Patch] = []
-        self._real: list[Any] = []
-
-    def patches(self) -> list[Patch]:
-        stand = self._changes == ALIASES.changes
-        if not stand or any(_get(h, n) is not real for (h, n, _), real in zip(self._patches, self._real, strict=True)):
-            made = [patch for maker in self._makers for patch in maker()]
-            self._real = [_get(holder, name) for holder, name, _ in made]
-            self._patches = [(h, n, resembling(real, v)) for (h, n, v), real in zip(made, self._real, strict=True)]
-            self._changes = ALIASES.changes
-        return self._patches
+    return _TABLE.look()
 
 
 _active = [False]
-_MISSING = object()
 
 
-def _get(holder: Any, name: str) -> Any:
-    """The attribute as it stands in *holder* itself, descriptors included."""
-    if isinstance(holder, FunctionType | CellType):  # __defaults__, what a decorator is around
-        return getattr(holder, name)
-    return vars(holder).get(name, _MISSING)
-
-
-def _mode_flags() -> list[Patch]:
+def _mode_flags() -> dict[str, Any]:
     """torch counts dispatch modes for the whole process, and ours come and go in no order: put back after."""
     names = ("", "_non_infra")
     flags = [f"_is_in{name}_torch_dispatch_mode" for name in names]
     flags.append("_is_in_any_mode_without_ignore_compile_internals")
     module = torch.utils._python_dispatch
-    return [(module, flag, getattr(module, flag)) for flag in flags if hasattr(module, flag)]
+    return {flag: getattr(module, flag) for flag in flags if hasattr(module, flag)}
 
 
 def _tell_guards() -> None:
@@ -206,7 +156,7 @@ def _loader_patches() -> list[Patch]:
     return [(loader, "__init__", init)]
 
 
-_KEPT = _Kept(
+_TABLE = PatchTable(
     clock_patches,
     thread_patches,
     backend_patches,
@@ -228,4 +178,7 @@ _KEPT = _Kept(
     mesh_patches,
     _loader_patches,
     cuda_patches,
+    import_patches,
+    log_patches,
+    rpc_patches,
 )

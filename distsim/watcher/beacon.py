@@ -209,11 +209,11 @@ def light(beacon: Beacon | None) -> None:
 def crash_stack_for_this_thread() -> None:
     """Give the calling thread somewhere to run faulthandler's handler when its own stack has overflowed. All
     threads share it: one that crashes ends the process."""
-    import ctypes
-
     global _alternate_stack
-    libc = ctypes.CDLL(None)
     if _alternate_stack is None:
+        import ctypes
+
+        libc = ctypes.CDLL(None)
 
         class Stack(ctypes.Structure):
             _fields_ = (("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))

@@ -72,6 +72,16 @@ def test_under_a_launcher_the_plugin_stays_out(run: Run, monkeypatch: pytest.Mon
     run(THEIRS).assert_outcomes(passed=1, failed=1)
 
 
+@pytest.mark.parametrize("flags", [[], ["-q"], ["-qq"]])
+def test_of_a_launchers_processes_one_says_so_once(run: Run, monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
+    """Quiet or not: the first one."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, times in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        said = str(run(THEIRS, *flags, "-W", "ignore::pytest.PytestUnknownMarkWarning").stdout)
+        assert said.count("distsim: a launcher has started pytest") == times
+
+
 def test_the_marker_can_be_imported(run: Run) -> None:
     """`distsim.test.ranks` is `pytest.mark.ranks`."""
     result = run(

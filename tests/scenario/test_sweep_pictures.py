@@ -44,9 +44,32 @@ def test_a_plot_has_a_title_units_and_zero(points: list[Point], tmp_path: Path) 
         assert said in drawn
 
 
-def test_a_page_marks_the_point_that_failed(points: list[Point], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("columns", "tables"), [(80, 2), (160, 1)])
+def test_a_table_is_no_wider_than_the_pipe(
+    points: list[Point],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    columns: int,
+    tables: int,
+) -> None:
+    """Bandwidths stand below where they do not fit beside the times; no word is cut."""
+    for point in points:
+        point.result.figures.update({f"busbw.{op}": 1e9 for op in ("all_gather", "all_reduce", "reduce_scatter")})
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(SWEEP) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= columns
+    assert sum("──" in line for line in said.splitlines()) == tables
+    assert "busbw reduce_scatter" in said
+    assert "…" not in said
+
+
+def test_a_page_marks_the_point_that_failed(
+    points: list[Point], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The table and the page come from the same points."""
     assert main([*SWEEP, "--html", str(tmp_path / "p.html")]) == 0
+    assert capsys.readouterr().err == f"wrote {tmp_path}/p.html\n"
     page = (tmp_path / "p.html").read_text()
     assert "3 points of step.toml, 1 of them failed" in page
     assert '<td class="bad">deadlock_cycle</td>' in page

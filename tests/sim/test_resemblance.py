@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sim.running import HEAD, Scripts
 
-from distsim.sim.isolation.modules.modules import RankModules
-from distsim.sim.patches import _MISSING, _get, all_patches
+from distsim.sim.isolation.modules.patch_table import MISSING, attribute_of
+from distsim.sim.patches import all_patches
 
 NAMES = ("__name__", "__qualname__", "__module__", "__doc__")
 
@@ -26,7 +26,7 @@ def looks(value: Any) -> dict[str, Any]:
     return found
 
 
-PATCHES = [(holder, name, _get(holder, name), value) for holder, name, value in all_patches(RankModules())]
+PATCHES = [(holder, name, attribute_of(holder, name), value) for holder, name, value in all_patches()]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ PATCHES = [(holder, name, _get(holder, name), value) for holder, name, value in 
 )
 def test_a_patch_looks_like_what_it_replaces(holder: Any, name: str, real: Any, replacement: Any) -> None:
     """Signature, name, qualified name, module and doc are those of the function that it stands for."""
-    if real is _MISSING:  # of torch with CUDA only
+    if real is MISSING:  # of torch with CUDA only
         return
     if not callable(getattr(real, "__func__", real)):
         assert not inspect.isroutine(replacement), f"{name} was no function"

@@ -15,7 +15,7 @@ import pytest
 
 import distsim
 from distsim.cluster.files.load import preset_text
-from distsim.sim import patches
+from distsim.sim.isolation.modules import patch_table
 from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.modules.modules import is_own_file
 from distsim.sim.isolation.resemblance import resembling
@@ -115,11 +115,28 @@ def test_what_is_led_elsewhere_is_made_once(monkeypatch: pytest.MonkeyPatch) -> 
     real, made = os.uname, []
     assert [system(), system()] == [real()[0]] * 2
     with monkeypatch.context() as patch:
-        patch.setattr(patches, "resembling", lambda of, value: made.append(value) or resembling(of, value))
+        patch.setattr(patch_table, "resembling", lambda of, value: made.append(value) or resembling(of, value))
         system()
-        assert len(made) < 200
+        assert not made
         patch.setattr(os, "uname", lambda: os.uname_result(("theirs", *real()[1:])))
         assert system() == "theirs"
         assert len(made) > 300
     assert os.uname is real
     assert system() == real()[0]
+
+
+def test_a_name_that_has_its_old_meaning_again_is_led_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test may replace its module's `sleep` for one simulation, and not for the next."""
+    naps = ModuleType("naps_of_this_test")
+    naps.__file__ = __file__
+    monkeypatch.setitem(sys.modules, naps.__name__, naps)
+
+    def napped() -> float:
+        before = time.monotonic()
+        vars(naps)["sleep"](0.01)
+        return time.monotonic() - before
+
+    for sleep, least_s in ((lambda _: None, 0.0), (time.sleep, 0.01), (lambda _: None, 0.0)):
+        vars(naps)["sleep"] = sleep
+        (took_s,) = distsim.simulate(napped, nproc_per_node=1).results
+        assert least_s <= took_s < least_s + 0.005

@@ -279,7 +279,7 @@ def test_an_interrupt_before_the_patches_are_in_place_leaves_room_for_the_next_s
 ) -> None:
     """Nothing says for ever that a simulation already runs in this process."""
 
-    def interrupt(_modules: Any) -> Any:
+    def interrupt() -> Any:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distsim.cluster.graph.facts import Constant, CpuModel, NcclFacts, NodeModel
 from distsim.cluster.graph.link import Links, Slot, Vertex
@@ -85,6 +85,8 @@ class Cluster:
         self._wiring = wiring
         self.spec = spec
         self._routes: dict[tuple[str, str, int, int | None], tuple[int, ...]] = {}
+        self.worked_out: dict[Any, Any] = {}
+        """What others have worked out of it, once for all who ask (collectives/compiler.py)."""
 
     def __repr__(self) -> str:
         size = f"{_nodes(self.num_nodes)}, {len(self.devices)} devices, {len(self.links)} links"

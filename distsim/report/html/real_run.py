@@ -16,6 +16,7 @@ from distsim.debug.rings.jobdir import default_directory
 from distsim.debug.rings.private import private_folder
 from distsim.errors import UsageError
 from distsim.report.html.extra import check_page
+from distsim.text.written import say_written
 
 __all__ = ["launch_with_page"]
 
@@ -54,3 +55,4 @@ def _write(directory: Path, args: Any) -> None:
     more: dict[str, Any] = {"inconclusive": str(found.inconclusive)} if found.inconclusive else {}
     replay = shlex.join(["distsim", *args.argv])
     write_records(found.diagnoses, found.evidence, args.html, replay, program=args.training_script, **more)
+    say_written(args.html)

@@ -12,7 +12,7 @@ from typing import Any
 
 from distsim.sim.kernel.task import current_process
 
-__all__ = ["LogState", "log_patches"]
+__all__ = ["LogState", "forget_levels", "log_patches"]
 
 _manager = logging.Logger.manager
 _module: dict[str, Any] = vars(logging)
@@ -85,11 +85,15 @@ class LogState:
         logger.__dict__ = state
 
 
+def forget_levels() -> None:
+    """A simulation begins: no logger that is there remembers what it is enabled for."""
+    for logger in list(_manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger) and type(logger._cache) is not _NoMemory:  # type: ignore[attr-defined]
+            logger._cache = _NoMemory()  # type: ignore[attr-defined]
+
+
 def log_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement) of what configures a logger."""
-    for logger in list(_manager.loggerDict.values()):
-        if isinstance(logger, logging.Logger):
-            logger._cache = _NoMemory()  # type: ignore[attr-defined]
 
     def shutdown(*handlers: Any) -> None:
         process = current_process()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import random
 import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from random import Random
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -131,9 +131,6 @@ class SimProcess:
         self.stderr: RankStream | None = None
         self.tasks: list[RankTask] = []
         self.main_task: RankTask | None = None
-        self.random = random.Random(f"{world.seed}:{index}")
-        self.entropy = random.Random(f"{world.seed}:{index}:entropy")
-        """What the operating system's random numbers are in this process."""
         self.numpy_random: Any = None
         self.torch_rng: torch.Tensor | None = None
         self.torch_own = Own()
@@ -184,6 +181,16 @@ class SimProcess:
         """What it has set without effect (processes/unarmed.py)."""
         self.notes = Notes()
         """From one of our hooks to another in the same process."""
+
+    @functools.cached_property
+    def random(self) -> Random:
+        """Python's generator, made when first asked: few programs draw."""
+        return Random(f"{self.world.seed}:{self.index}")
+
+    @functools.cached_property
+    def entropy(self) -> Random:
+        """What the operating system's random numbers are in this process."""
+        return Random(f"{self.world.seed}:{self.index}:entropy")
 
     # -- the global places
 

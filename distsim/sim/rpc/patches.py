@@ -37,7 +37,7 @@ from distsim.sim.rpc.script import call_script, qualified_name, script
 from distsim.sim.rpc.serving import serve
 from distsim.sim.rpc.state import agent_here, autograd_here, rpc_here, rrefs_here
 
-__all__ = ["rpc_patches"]
+__all__ = ["give_locks", "rpc_patches"]
 
 _C_rpc: Any = torch._C._distributed_rpc
 _C_autograd: Any = torch._C._distributed_autograd
@@ -211,10 +211,17 @@ def _exchange(name: str, device_count: int, device_maps: Any, devices: Any, grou
 _OPTIMIZER = "torch.distributed.optim.optimizer"
 
 
-def _optimizer_patches() -> list[tuple[Any, str, Any]]:
-    """Of DistributedOptimizer, which may not be imported yet: that takes a second."""
+def _locks() -> list[tuple[Any, str, Any]]:
+    """DistributedOptimizer may not be imported yet: that takes a second."""
+    locks = [(api, "_all_gather_dict_lock", _reentrant()), (rpc, "_init_counter_lock", CoopLock())]
     module = sys.modules.get(_OPTIMIZER)
-    return [] if module is None else [(module._LocalOptimizer, "global_lock", CoopLock())]
+    return locks if module is None else [*locks, (module._LocalOptimizer, "global_lock", CoopLock())]
+
+
+def give_locks() -> None:
+    """New ones, when the patches are in place: a rank of the last simulation may have ended with one in its hands."""
+    for holder, name, lock in _locks():
+        setattr(holder, name, lock)
 
 
 def rpc_patches() -> list[tuple[Any, str, Any]]:
@@ -237,9 +244,7 @@ def rpc_patches() -> list[tuple[Any, str, Any]]:
         (real_rref, "__new__", staticmethod(_new_rref)),
         (backend_registry, "_init_process_group", _init_group),
         (backend_registry, "_tensorpipe_exchange_and_check_all_device_maps", _exchange),
-        (api, "_all_gather_dict_lock", _reentrant()),
-        (rpc, "_init_counter_lock", CoopLock()),
-        *_optimizer_patches(),
+        *_locks(),
         *record_patches(),
         *profiling_patches(),
         (torch.jit._script, "_script_impl", script),

@@ -385,6 +385,8 @@ class World(Scheduler):
         for task in abandoned:
             task.stop_asking()
         self.leave()
+        for process in self.processes:  # a world waits for the collector, and a list of all modules is long
+            process.modules = process.logs = None
 
     # -- looking
 

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from distsim.sim.isolation.modules.modules import is_own_file
+from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, reader, tag_at
 
 __all__ = ["ALIASES", "CLOCKS"]
 
@@ -52,6 +53,11 @@ class _Aliases:
         had."""
         self._own: list[str] = []
         """Those that are looked through every time."""
+        self._meanings: list[Callable[[], Any]] = []
+        """What the names meant."""
+        self._tag: Callable[[], bytes] = reader([tag_at(sys.modules)] if TAGS_ARE_THERE else [])
+        self._tag_listed = b""
+        """The number of `sys.modules` (words.py), and what it was."""
         self.changes = 0
         """Counts the looks that have found something new."""
 
@@ -60,6 +66,7 @@ class _Aliases:
         self._names += names
         self._seen.clear()
         self._listed.clear()
+        self._tag_listed = b""
 
     def look(self) -> None:
         """A simulation begins: look through what is new."""
@@ -67,8 +74,12 @@ class _Aliases:
         if self._is_as_it_was():
             for name in self._own:
                 self._look_through(name, sys.modules[name])
-            self.changes += self._holding != before
+            self.changes += self._holding != before or not self._means_what_it_did()
             return
+        self._look_everywhere()
+        self._means_what_it_did()
+
+    def _look_everywhere(self) -> None:
         self.changes += 1
         seen, modules = self._seen, sys.modules.copy()
         for name, module in modules.items():
@@ -81,14 +92,35 @@ class _Aliases:
         self._listed, self._there = list(modules), [_reference(module) for module in modules.values()]
         self._spaces = [vars(modules[name]) for name in seen if name in modules]
         self._sizes = list(map(len, self._spaces))
+        self._tag_listed = self._tag()
 
     def _is_as_it_was(self) -> bool:
-        modules = list(sys.modules.values())
-        return (
-            self._listed == list(sys.modules)
-            and all(map(operator.is_, map(operator.call, self._there), modules))
-            and self._sizes == list(map(len, self._spaces))
-        )
+        return self._has_the_same() and self._sizes == list(map(len, self._spaces))
+
+    def _has_the_same(self) -> bool:
+        """Whether `sys.modules` holds what it did."""
+        tag = self._tag()
+        if not tag or tag != self._tag_listed:
+            modules = list(sys.modules.values())
+            if self._listed != list(sys.modules) or not all(
+                map(operator.is_, map(operator.call, self._there), modules)
+            ):
+                return False
+            self._tag_listed = tag
+        return True
+
+    def _means_what_it_did(self) -> bool:
+        """A test may have put something else in the place of its module's `sleep`, or have put it back."""
+        found = [
+            space.get(name)
+            for module, held in self._holding.items()
+            if (space := getattr(sys.modules.get(module), "__dict__", None)) is not None
+            for name in held
+        ]
+        stands = len(found) == len(self._meanings) and all(map(operator.is_, map(operator.call, self._meanings), found))
+        if not stands:
+            self._meanings = [*map(_reference, found)]
+        return stands
 
     def of(self, *names: str) -> Iterator[tuple[str, Any, str, Any]]:
         """Name of a module, the module, one of *names*, and what it means there."""

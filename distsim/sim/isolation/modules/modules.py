@@ -29,7 +29,7 @@ from distsim.sim.isolation.modules.module_body import ModuleBodies
 from distsim.sim.isolation.modules.module_table import SharedImports
 from distsim.sim.kernel.task import current_process
 
-__all__ = ["RankModules", "import_patches", "is_own_file"]
+__all__ = ["RankModules", "decide", "import_patches", "is_own_file"]
 
 
 def _with_separator(paths: set[str]) -> tuple[str, ...]:
@@ -143,12 +143,16 @@ class RankModules:
 
     def __init__(self) -> None:
         self.shared = SharedImports((_TEST_BODIES,))
-        self._loaded = frozenset(sys.modules)
+        self._loaded: frozenset[str] | None = None
+        """What was there when the first import came: there may be none, and a thousand names."""
         self._own: dict[str, bool] = {}
         self._extensions: dict[str, _OnceLoader] = {}
+        self.bodies = ModuleBodies()
 
     def found(self, fullname: str, spec: importlib.machinery.ModuleSpec) -> None:
         """A process, or the host, is about to import *fullname*."""
+        if self._loaded is None:
+            self._loaded = frozenset(sys.modules)
         own = self._own.get(fullname)
         if own is None:
             own = self._own[fullname] = self._is_own(fullname, spec)
@@ -172,21 +176,28 @@ class RankModules:
             return False
         if parent and getattr(sys.modules.get(parent), "__file__", None) is not None:  # part of a package
             return self._own.get(parent, False)
-        if fullname in self._loaded or fullname.partition(".")[0] in _needed():
+        if fullname in (self._loaded or ()) or fullname.partition(".")[0] in _needed():
             return False
         if spec.origin is None:  # what its parts are, each decides
             return True
         return not folders or not _is_compiled(folders[0])
 
 
-def import_patches(modules: RankModules) -> list[tuple[Any, str, Any]]:
-    """*modules* hears of every import, whatever finder there is for it. Import locks are per process: a
+_deciding: list[RankModules] = []
+
+
+def decide(modules: RankModules | None) -> None:
+    """*modules* hears of every import from now on; None: nobody does."""
+    _deciding[:] = [] if modules is None else [modules]
+
+
+def import_patches() -> list[tuple[Any, str, Any]]:
+    """Who decides hears of every import, whatever finder there is for it. Import locks are per process: a
     module that calls a collective while it is imported must not block the same import in another rank.
     And installed code is read once for all."""
     real_find, real_lock = bootstrap._find_spec, bootstrap._get_module_lock  # type: ignore[attr-defined]
     loader = bootstrap_external._LoaderBasics
     real_run = loader.exec_module
-    bodies = ModuleBodies()
 
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         process = current_process()
@@ -194,7 +205,8 @@ def import_patches(modules: RankModules) -> list[tuple[Any, str, Any]]:
             process.world.ticks += 1
         spec = real_find(name, path, target) or stand_in(name)
         if spec is not None:
-            modules.found(name, spec)
+            for modules in _deciding:
+                modules.found(name, spec)
         return spec
 
     def module_lock(name: str) -> Any:
@@ -207,7 +219,7 @@ def import_patches(modules: RankModules) -> list[tuple[Any, str, Any]]:
             real_run(self, module)
         else:
             name = module.__name__
-            bodies.run(module, path, lambda: self.get_code(name), lambda: self.get_source(name))
+            _deciding[0].bodies.run(module, path, lambda: self.get_code(name), lambda: self.get_source(name))
 
     return [
         (bootstrap, "_find_spec", find_spec),

@@ -12,8 +12,9 @@ import contextlib
 import functools
 import importlib
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import compress
+from itertools import compress, repeat
 from operator import getitem, is_not, ne
 from types import ModuleType
 from typing import Any
@@ -40,7 +41,14 @@ from distsim.sim.kernel.task import Task, current_process, current_task
 
 __all__ = ["STATE", "Own", "TorchState"]
 
-_set = ModuleType.__setattr__  # past what watched modules do: there are a thousand of them
+
+def _make_all(modules: Sequence[ModuleType], kind: type[ModuleType]) -> None:
+    """All are of *kind* from now on. There are a thousand of them: past what watched modules do, and no step of
+    Python's for each."""
+    deque(map(_set_class, modules, repeat(kind)), maxlen=0)
+
+
+_set_class = object.__dict__["__class__"].__set__
 
 
 class TorchState:
@@ -264,18 +272,17 @@ class TorchState:
                 self._adopted, self._begun_with = ALIASES.changes, list(self._watched)
             else:
                 self._watched += self._begun_with
-                for module in self._begun_with:
-                    _set(module, "__class__", self._kind)
+                _make_all(self._begun_with, self._kind)
             sys.meta_path.insert(0, self._finder)
             yield self
         finally:
             if self._finder in sys.meta_path:
                 sys.meta_path.remove(self._finder)
-            for module in self._watched:
-                _set(module, "__class__", ModuleType)
+            _make_all(self._watched, ModuleType)
             self._watched.clear()
-            self._attributes.clear()
-            self._is_stale, self._is_unmarked = True, False
+            if self._attributes or self._is_unmarked:
+                self._attributes.clear()
+                self._is_stale, self._is_unmarked = True, False
             for shared in self.shared.values():
                 shared.end()
             forget_meshes()
@@ -303,12 +310,13 @@ class TorchState:
         changed, assigned = self._changed(), self._assigned_classes()
         if not changed and not assigned:
             return
-        for place in changed:
-            place.shared = place.get()
-        self._growing = [(container, len(container), c) for container, _, c in self._growing]
         for guard in assigned:
             guard.accept()
-        self._is_stale = True
+        if changed:
+            for place in changed:
+                place.shared = place.get()
+            self._growing = [(container, len(container), c) for container, _, c in self._growing]
+            self._is_stale = True
         self._halve(assigned)
 
     def adopt(self, modules: Sequence[ModuleType]) -> None:
@@ -320,8 +328,7 @@ class TorchState:
         known: dict[int, Any] = {}
         plain = [module for module in modules if type(module) is ModuleType]
         self._watched += plain
-        for module in plain:
-            _set(module, "__class__", self._kind)
+        _make_all(plain, self._kind)
         for module in self._known.others(modules):
             if not isinstance(module, ModuleType) or id(module) in known:
                 continue
