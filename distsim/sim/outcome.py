@@ -103,6 +103,8 @@ class Outcome:
     """Time, place in `links` and utilisation, where a trace was asked for."""
     compute: dict[int, list[tuple[float, float, str]]] = field(default_factory=dict)
     """Each rank's operators on its CPU (begin, end, name), where a trace was asked for."""
+    step_ends: dict[int, list[float]] = field(default_factory=dict)
+    """When each rank's training steps on its CPU ended, where a trace was asked for."""
     for_trace: bool = True
     """Whether all is there that a trace shows."""
     training: Training | None = None

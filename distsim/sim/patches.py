@@ -78,7 +78,7 @@ def simulation(gpus: bool) -> Iterator[Host]:
             prepare(time_dcp)
         host = Host(environ, modules.shared)
         with (
-            noticed() if gpus else contextlib.nullcontext(),
+            noticed(),
             host.torch.watching(),
             accepted() if gpus else contextlib.nullcontext(),
         ):

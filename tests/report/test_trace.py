@@ -142,7 +142,25 @@ def test_a_call_that_never_ended_lasts_to_the_end_of_the_run(tmp_path: Path) -> 
     assert [(event["cat"], event["ts"], event["dur"]) for event in slices] == [
         ("kernel", 2000.0, 8000.0),
         ("wait", 2000.0, 8000.0),
+        ("cpu_op", 2000.0, 0.0),
     ]
+
+
+def test_a_cpu_has_steps_and_what_it_computed_in_them(tmp_path: Path) -> None:
+    """HTA leaves out every kernel that no operator of the host launched in a step: all are told by their number."""
+    ran = outcome(1, records={0: [call(0, "all_reduce", 1, 0.002, 0.002, 0.003)]})
+    ran.compute = {0: [(0.0, 0.001, "aten::mm"), (0.001, 0.002, "aten::add"), (0.004, 0.005, "aten::mm")]}
+    ran.step_ends = {0: [0.003, 0.005]}
+    write_trace(ran, str(tmp_path / "trace.json"))
+    slices = _slices(json.loads((tmp_path / "trace.json").read_text()))
+    for kind in ("user_annotation", "gpu_user_annotation"):
+        steps = [(e["name"], e["ts"], e["dur"]) for e in slices if e["cat"] == kind]
+        assert steps == [("ProfilerStep#1", 0.0, 3000.0), ("ProfilerStep#2", 3000.0, 2000.0)]
+    kernels = {e["args"]["correlation"]: e["ts"] for e in slices if e["cat"] == "kernel"}
+    assert sorted(kernels.values()) == [0.0, 2000.0, 4000.0]
+    assert min(kernels) > 1 << 16, "HTA takes the smallest type that holds them, and puts numbers of events into it"
+    host = {e["args"]["correlation"]: e["ts"] for e in slices if e["cat"] == "cpu_op" and "correlation" in e["args"]}
+    assert host == kernels
 
 
 def test_a_run_without_events_is_a_valid_trace(tmp_path: Path) -> None:

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 from distsim.debug.records import CallRecord
 from distsim.report.tracing.arrows import Placed
 from distsim.report.tracing.events import Event, meta, slice_event
-from distsim.report.tracing.kineto import collective_args, is_kernel, kernel_name
+from distsim.report.tracing.kineto import call_name, collective_args, is_kernel, kernel_name
 
 if TYPE_CHECKING:
     from distsim.sim.observe.figures import GpuTrack, KernelSlice
 
-__all__ = ["FIRST_STREAM", "STREAMS_A_GPU", "gpu_events"]
+__all__ = ["FIRST_CORRELATION", "FIRST_STREAM", "STREAMS_A_GPU", "gpu_events", "step_events"]
 
 FIRST_STREAM = 20
 """Track of the first stream; host threads come before it. HTA takes any stream but -1 for the device's."""
 STREAMS_A_GPU = 200
+FIRST_CORRELATION = 1 << 30
+"""Of a kernel and what launched it. HTA takes the smallest type that holds these, for numbers of events, too."""
 STEPS = 19
 """Track of the steps as the device had them."""
 HOST = 1
@@ -37,12 +39,12 @@ def gpu_events(rank: int, tracks: list[GpuTrack], placed: list[Placed]) -> Itera
             name = f"GPU {track.index} stream {stream}: {track.streams[stream]}"
             yield meta(rank, "thread_name", tid=first + stream, name=name)
             yield meta(rank, "thread_sort_index", tid=first + stream, sort_index=first + stream)
-        for correlation, piece in enumerate(track.slices, 1):
+        for correlation, piece in enumerate(track.slices, FIRST_CORRELATION):
             if piece.records:
-                yield from _communication(rank, first, track.index, piece, placed)
+                yield from _communication(rank, first, track.index, piece, correlation, placed)
             else:
                 yield from _kernel(rank, first, track.index, piece, correlation)
-        yield from _steps(rank, track)
+        yield from step_events(rank, f"GPU {track.index} steps", track.steps)
 
 
 def _kernel(rank: int, first: int, device: int, piece: KernelSlice, correlation: int) -> Iterator[Event]:
@@ -56,17 +58,21 @@ def _kernel(rank: int, first: int, device: int, piece: KernelSlice, correlation:
     yield slice_event(rank, HOST, f"aten::{piece.name}", "cpu_op", called_s, piece.launched_s, host)
 
 
-def _communication(rank: int, first: int, device: int, piece: KernelSlice, placed: list[Placed]) -> Iterator[Event]:
+def _communication(
+    rank: int, first: int, device: int, piece: KernelSlice, correlation: int, placed: list[Placed]
+) -> Iterator[Event]:
     """One kernel; a batch of messages is one, too, named after its first."""
     tid = first + piece.stream
     records: list[CallRecord] = [record for record in piece.records if is_kernel(record)]
     if not records:
         return
-    args: dict[str, Any] = collective_args(records[0], tid) | {"device": device}
+    args: dict[str, Any] = collective_args(records[0], tid) | {"device": device, "correlation": correlation}
     if len(records) > 1:
         args["Calls"] = ", ".join(f"{record.op} {record.peer}" for record in records)
     placed.extend(Placed(record, tid) for record in records)
     yield slice_event(rank, tid, kernel_name(records[0]), "kernel", piece.begun_s, piece.ended_s, args)
+    called_s, host = piece.launched_s - piece.host_s, {"correlation": correlation}
+    yield slice_event(rank, HOST, call_name(records[0]), "cpu_op", called_s, piece.launched_s, host)
     started_s = min((r.started_s for r in records if r.started_s is not None), default=piece.ended_s)
     if started_s - piece.begun_s > 1e-9:
         peer = "any rank" if records[0].peer is None else f"rank {records[0].peer}"
@@ -74,12 +80,12 @@ def _communication(rank: int, first: int, device: int, piece: KernelSlice, place
         yield slice_event(rank, tid, what, "wait", piece.begun_s, min(started_s, piece.ended_s), {})
 
 
-def _steps(rank: int, track: GpuTrack) -> Iterator[Event]:
-    """`ProfilerStep#n` as torch's profiler has it: of the host, and of the device."""
-    if not track.steps:
+def step_events(rank: int, label: str, steps: list[tuple[float, float]]) -> Iterator[Event]:
+    """`ProfilerStep#n` as torch's profiler has it: of the host, and of the device; *steps* ended there and there."""
+    if not steps:
         return
-    yield meta(rank, "thread_name", tid=STEPS, name=f"GPU {track.index} steps")
-    for number, (before, after) in enumerate(zip([(0.0, 0.0), *track.steps], track.steps, strict=False), 1):
+    yield meta(rank, "thread_name", tid=STEPS, name=label)
+    for number, (before, after) in enumerate(zip([(0.0, 0.0), *steps], steps, strict=False), 1):
         name = f"ProfilerStep#{number}"
         yield slice_event(rank, HOST, name, "user_annotation", before[0], after[0], {})
         yield slice_event(rank, STEPS, name, "gpu_user_annotation", before[1], after[1], {})

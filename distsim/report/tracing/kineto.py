@@ -13,7 +13,7 @@ from typing import Any
 from distsim.debug.records import CallRecord
 from distsim.debug.records.arguments import FIELDS
 
-__all__ = ["collective_args", "is_kernel", "kernel_name"]
+__all__ = ["call_name", "collective_args", "is_kernel", "kernel_name"]
 
 _COLLECTIVE_NAMES = {
     "all_reduce": "allreduce",
@@ -73,6 +73,11 @@ _SCALAR_TYPES = {
     "complex64": "ComplexFloat",
     "complex128": "ComplexDouble",
 }
+
+
+def call_name(record: CallRecord) -> str:
+    """What the host calls."""
+    return f"c10d::{record.op}"
 
 
 def is_kernel(record: CallRecord) -> bool:

@@ -24,8 +24,8 @@ from distsim.debug.words.phrases import call_text
 from distsim.errors import UsageError
 from distsim.report.tracing.arrows import Placed, arrows
 from distsim.report.tracing.events import Event, meta, slice_event, us
-from distsim.report.tracing.gpu import FIRST_STREAM, gpu_events
-from distsim.report.tracing.kineto import collective_args, is_kernel, kernel_name
+from distsim.report.tracing.gpu import FIRST_CORRELATION, FIRST_STREAM, gpu_events, step_events
+from distsim.report.tracing.kineto import call_name, collective_args, is_kernel, kernel_name
 from distsim.report.tracing.tracks import Tracks
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ __all__ = ["rank_events", "trace_events", "write_trace"]
 
 CPU_STREAM = FIRST_STREAM - 2
 """Track of what a rank computes on its CPU: a stream to HTA."""
+CALLS = 3 << 29
+"""Correlation of the first of the calls that ran on no simulated GPU, behind all kernels."""
 BESIDE_GPUS = 10_000
 """Of the first stream of calls that ran on no simulated GPU, where the rank has some."""
 LINKS_PID = 1_000_000
@@ -100,22 +102,31 @@ def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[E
         end_s = outcome.virtual_time_s if record.completed_s is None else record.completed_s
         slices.append((record.issued_s, end_s, record))
     slices.sort(key=lambda item: item[:2])
+    spans = [] if tracks else _spans([piece[:2] for _, _, piece in slices if not isinstance(piece, CallRecord)])
+    begun = {begun_s: number for number, (begun_s, _) in enumerate(spans, FIRST_CORRELATION)}
+    numbers = itertools.count(CALLS)
     events: list[Event] = []
     for start_s, end_s, item in slices:
         if not isinstance(item, CallRecord):
             tid = host.place("MainThread", start_s, end_s)
-            events.append(slice_event(rank, tid, item[2], "cpu_op", start_s, end_s, {}))
+            number = begun.pop(start_s, None)
+            launches = {} if number is None else {"correlation": number}
+            events.append(slice_event(rank, tid, item[2], "cpu_op", start_s, end_s, launches))
         elif is_kernel(item):
-            tid = streams.place(f"stream of {item.group.label}", start_s, end_s)
+            tid, number = streams.place(f"stream of {item.group.label}", start_s, end_s), next(numbers)
             placed.append(Placed(item, tid))
-            events.extend(_kernel_events(item, tid, end_s))
+            events.extend(_kernel_events(item, tid, end_s, number))
+            at = host.place(item.thread, start_s, start_s)
+            events.append(slice_event(rank, at, call_name(item), "cpu_op", start_s, start_s, {"correlation": number}))
         else:
             tid = host.place(item.thread, start_s, end_s)
             args = {"Process Group Name": item.group.name, "Seq": item.seq}
-            name = f"c10d::{item.op}" if item.remote is None else call_text(item)
+            name = call_name(item) if item.remote is None else call_text(item)
             events.append(slice_event(rank, tid, name, "cpu_op", start_s, end_s, args))
     if not tracks:
-        events.extend(_computing(rank, [piece[:2] for _, _, piece in slices if not isinstance(piece, CallRecord)]))
+        steps = [(end_s, end_s) for end_s in outcome.step_ends.get(rank, ())]  # where the CPU is the device
+        events.extend(step_events(rank, "CPU steps", steps))
+        events.extend(_computing(rank, spans))
     computing = [] if tracks or not outcome.compute.get(rank) else [(CPU_STREAM, "CPU computing")]
     for tid, label in (*host.labels(), *computing, *streams.labels()):
         yield meta(rank, "thread_name", tid=tid, name=label)
@@ -124,22 +135,28 @@ def rank_events(outcome: Outcome, rank: int, placed: list[Placed]) -> Iterator[E
     yield from gpu_events(rank, tracks, placed)
 
 
-def _computing(rank: int, pieces: list[tuple[float, float]]) -> Iterator[Event]:
-    """Where the CPU is the device, what it computed without a break, as HTA finds a GPU's kernels. Not one an operator:
-    HTA cuts every time to whole microseconds, and many operators are shorter."""
+def _spans(pieces: list[tuple[float, float]]) -> list[list[float]]:
+    """What a CPU computed without a break. Not one an operator: HTA cuts every time to whole microseconds, and many
+    operators are shorter."""
     spans: list[list[float]] = []
     for begun_s, ended_s in pieces:
         if spans and begun_s - spans[-1][1] < 1e-9:
             spans[-1][1] = max(spans[-1][1], ended_s)
         else:
             spans.append([begun_s, ended_s])
-    for number, (begun_s, ended_s) in enumerate(spans, 1):
+    return spans
+
+
+def _computing(rank: int, spans: list[list[float]]) -> Iterator[Event]:
+    """Where the CPU is the device, its computing, as HTA finds a GPU's kernels: those of steps are those whose
+    correlation an operator of the host has, too."""
+    for number, (begun_s, ended_s) in enumerate(spans, FIRST_CORRELATION):
         args = {"stream": CPU_STREAM, "device": 0, "correlation": number}
         yield slice_event(rank, CPU_STREAM, "computing", "kernel", begun_s, ended_s, args)
 
 
-def _kernel_events(record: CallRecord, stream: int, end_s: float) -> Iterator[Event]:
-    args = collective_args(record, stream)
+def _kernel_events(record: CallRecord, stream: int, end_s: float, correlation: int) -> Iterator[Event]:
+    args = collective_args(record, stream) | {"correlation": correlation}
     yield slice_event(record.rank, stream, kernel_name(record), "kernel", record.issued_s, end_s, args)
     started_s = end_s if record.started_s is None else min(record.started_s, end_s)
     if us(started_s) > us(record.issued_s):

@@ -157,6 +157,8 @@ class SimProcess:
         self.idle_s = 0.0
         self.compute_s = 0.0
         self.slices: list[tuple[float, float, str]] = []
+        self.step_ends: dict[int, list[float]] = {}
+        """For a trace: when the steps of each of its optimizers on the CPU ended, by the optimizer's id."""
         self.at_exit: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
         self.signals: dict[Any, Any] = {}
         """The handlers it has set."""

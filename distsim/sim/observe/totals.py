@@ -82,6 +82,7 @@ def summing_up(
         links=_links(world, virtual_s),
         link_samples=_link_samples(world) if request.trace else (),
         compute={p.rank: p.slices for p in ranks},
+        step_ends={p.rank: max(p.step_ends.values(), key=len) for p in ranks if p.step_ends},
         for_trace=request.trace,
         training=training,
         gpu_tracks=GpuTracks(ranks),

@@ -73,6 +73,8 @@ def noticed() -> Iterator[None]:
                 steps.modules.begin()
             elif steps.num_ended > 1:
                 steps.modules.end()
+        elif task.world.keeps_slices:
+            task.process.step_ends.setdefault(id(optimizer), []).append(task.now_s())
         task.world.traced.ended_step(task.process)
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
