@@ -3,7 +3,8 @@
 A way is every position on the stack from the call outward, so a helper that is reached from two places, however
 far above it, has two sites. Looking a way up costs a third of a microsecond a frame, and ten times that where the
 caches are cold; so what is beyond a frame is left there for the next time. What started the program, below the
-module's own frame, is not walked.
+module's own frame, is not walked. Whether a way is one that is known already costs a third of looking it up
+(`standing`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from distsim.debug.records.frames import Owner, owner, program_frames, steps, to
 from distsim.debug.rings.layout import TABLE_BYTES, TABLE_SITE, W_TABLE_USED, WORDS_AT
 from distsim.debug.rings.writer import RingWriter
 
-__all__ = ["CallSites", "Place", "calling", "codes_of", "way_to"]
+__all__ = ["CallSites", "Place", "Standing", "calling", "codes_of", "leave_marks", "standing", "stands", "way_to"]
 
 Place = tuple[int, int, str]
 
@@ -70,6 +71,13 @@ _outward: dict[Way, tuple[_Outward, tuple[CodeType, ...]]] = {}
 
 def way_to(frame: FrameType) -> Way:
     """Every position on the stack from *frame* outward. Code is told by its id: hashing it would hash its constants."""
+    way = _walk(frame)
+    if len(way) > FAR:
+        _leave(frame, way)
+    return tuple(way)
+
+
+def _walk(frame: FrameType) -> list[Any]:
     way: list[Any] = []
     bottom = _bottom
     walk: FrameType | None = frame
@@ -82,9 +90,7 @@ def way_to(frame: FrameType) -> Way:
             way.append(left)
             break
         walk = walk.f_back
-    if len(way) > FAR:
-        _leave(frame, way)
-    return tuple(way)
+    return way
 
 
 def _leave(frame: FrameType, way: Sequence[Any]) -> None:
@@ -97,13 +103,61 @@ def _leave(frame: FrameType, way: Sequence[Any]) -> None:
     # A generator may be resumed from elsewhere.
     if at is None or at.f_trace is not None or at.f_code.co_flags & RESUMED or sys.gettrace() is not None:
         return
-    beyond = tuple(way[2 * half + 2 :])
+    at.f_trace = _mark_of(way[2 * half + 2 :], at.f_back)
+
+
+def _mark_of(way: Sequence[Any], frame: FrameType | None) -> _Outward:
+    """The mark that stands for the way to a frame."""
+    beyond = tuple(way)
     known = _outward.get(beyond)
     if known is None:
         if len(_outward) >= MOST:
             _outward.clear()
-        known = _outward[beyond] = (_Outward(), codes_of(at.f_back))
-    at.f_trace = known[0]
+        known = _outward[beyond] = (_Outward(), codes_of(frame))
+    return known[0]
+
+
+def leave_marks(frame: FrameType | None) -> None:
+    """Leave at each frame outward what is beyond it, as far as no other call has: those that are still on the stack
+    at the next call from here are not walked again."""
+    if sys.gettrace() is not None:
+        return
+    walked: list[FrameType] = []
+    while frame is not None and frame.f_trace is None:
+        walked.append(frame)
+        if frame is _bottom:
+            break
+        frame = frame.f_back
+    for at in reversed(walked):
+        if not at.f_code.co_flags & RESUMED:
+            outer = None if at is _bottom else at.f_back
+            at.f_trace = _mark_of(_walk(outer) if outer is not None else (), outer)
+
+
+Standing = tuple[tuple[tuple[CodeType, int], ...], _Outward]
+"""Code and position of the frames outward from a frame's caller to the first that has a mark, and that mark."""
+
+
+def standing(frame: FrameType) -> Standing | None:
+    """By what `stands` tells a frame again; None: no mark could be left on the way to it."""
+    steps: list[tuple[CodeType, int]] = []
+    walk: FrameType = frame
+    while not isinstance(walk.f_trace, _Outward):
+        if walk.f_back is None:
+            return None
+        walk = walk.f_back
+        steps.append((walk.f_code, walk.f_lasti))
+    return tuple(steps), walk.f_trace
+
+
+def stands(frame: Any, there: Standing) -> bool:
+    """Whether the callers of a frame stand as they did, all the way outward."""
+    steps, mark = there
+    for code, position in steps:
+        frame = frame.f_back
+        if frame is None or frame.f_code is not code or frame.f_lasti != position:
+            return False
+    return frame.f_trace is mark
 
 
 def codes_of(frame: FrameType | None) -> tuple[CodeType, ...]:

@@ -135,6 +135,8 @@ class RingWriter:
         self._counter = itertools.count()
         self._table: dict[tuple[int, Any], int] = {}
         self._payload: dict[Any, tuple[int, int]] = {}
+        self.payload_end = 0
+        """Where the next signature goes; one that lies further back than the payload ring is long is lost."""
         self._rows = 0
         self._header(W_OPENED, now)
         self._header(W_BEAT, now)
@@ -190,7 +192,7 @@ class RingWriter:
         *describe(key)* answers its content for JSON and whether equal calls may still not fit.
         """
         found = self._payload.get(key)
-        end = self.words[WORDS_AT // 8 + W_PAYLOAD_END]
+        end = self.payload_end
         if found is not None and found[0] + PAYLOAD_BYTES // 2 > end:
             return found
         if len(self._payload) > RECORDS:
@@ -203,6 +205,7 @@ class RingWriter:
             need = (_PAYLOAD.size + len(data) + 7) & ~7
         if end % PAYLOAD_BYTES + need > PAYLOAD_BYTES:
             end += PAYLOAD_BYTES - end % PAYLOAD_BYTES
+        self.payload_end = end + need
         self._header(W_PAYLOAD_END, end + need)
         at = PAYLOAD_AT + end % PAYLOAD_BYTES
         _PAYLOAD.pack_into(self._buffer, at, len(data), zlib.crc32(data))
@@ -210,11 +213,6 @@ class RingWriter:
         found = (end, fingerprint(content, pairwise))
         self._payload[key] = found
         return found
-
-    @property
-    def payload_end(self) -> int:
-        """Where the next signature goes; one that lies further back than the payload ring is long is lost."""
-        return self.words[WORDS_AT // 8 + W_PAYLOAD_END]
 
     # Every call ------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ __all__ = [
     "fast_path",
     "group",
     "handle",
+    "method_path",
     "recorder",
     "tensor_checks",
     "tracebacks",

@@ -18,12 +18,13 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch._C._distributed_c10d import Backend
 
-from distsim.realexec.guard.fast_path import Public, through
+from distsim.realexec.guard.fast_path import MISSED, Public, learn, through
 from distsim.realexec.guard.group import BACKEND_NAMES
 
 __all__ = ["Shortcuts"]
 
 SUM = dist.ReduceOp.SUM
+C10D = vars(c10d)
 
 
 def _backends(name: str) -> Any:
@@ -34,9 +35,13 @@ def _all_reduce(long: Public) -> Public:
     method = _backends("allreduce")
 
     def all_reduce(tensor: Any, op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
-        args = (tensor, op, group, async_op)
+        if C10D["_world"]._pg_coalesce_state:
+            return long(tensor, op, group, async_op)
         what = "all_reduce async" if async_op else "all_reduce"
-        return through(method, what, (tensor,), ([tensor],), (op,), group, async_op, long, args)
+        answer = through(method, what, (tensor,), ([tensor],), (op,), group, async_op)
+        if answer is MISSED:
+            return learn(long, (tensor, op, group, async_op), what, (tensor,), 1, (op,), group, async_op)
+        return answer
 
     return all_reduce
 
@@ -47,9 +52,12 @@ def _broadcast(long: Public) -> Public:
     def broadcast(
         tensor: Any, src: Any = None, group: Any = None, async_op: bool = False, group_src: Any = None
     ) -> Any:
-        args = (tensor, src, group, async_op, group_src)
         what = "broadcast async" if async_op else "broadcast"
-        return through(method, what, (tensor,), ([tensor],), (src, group_src), group, async_op, long, args)
+        said = (src, group_src)
+        answer = through(method, what, (tensor,), ([tensor],), said, group, async_op)
+        if answer is MISSED:
+            return learn(long, (tensor, src, group, async_op, group_src), what, (tensor,), 1, said, group, async_op)
+        return answer
 
     return broadcast
 
@@ -65,9 +73,12 @@ def _reduce(long: Public) -> Public:
         async_op: bool = False,
         group_dst: Any = None,
     ) -> Any:
-        args = (tensor, dst, op, group, async_op, group_dst)
         what = "reduce async" if async_op else "reduce"
-        return through(method, what, (tensor,), ([tensor],), (dst, op, group_dst), group, async_op, long, args)
+        said = (dst, op, group_dst)
+        answer = through(method, what, (tensor,), ([tensor],), said, group, async_op)
+        if answer is MISSED:
+            return learn(long, (tensor, dst, op, group, async_op, group_dst), what, (tensor,), 1, said, group, async_op)
+        return answer
 
     return reduce
 
@@ -76,12 +87,14 @@ def _all_gather(long: Public) -> Public:
     method = _backends("allgather")
 
     def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
-        args = (tensor_list, tensor, group, async_op)
         if type(tensor_list) is not list:
-            return long(*args)
+            return long(tensor_list, tensor, group, async_op)
         what = "all_gather async" if async_op else "all_gather"
-        lead = ([tensor_list], [tensor])
-        return through(method, what, (tensor, *tensor_list), lead, (), group, async_op, long, args)
+        tensors = (tensor, *tensor_list)
+        answer = through(method, what, tensors, ([tensor_list], [tensor]), (), group, async_op)
+        if answer is MISSED:
+            return learn(long, (tensor_list, tensor, group, async_op), what, tensors, 2, (), group, async_op)
+        return answer
 
     return all_gather
 
@@ -90,10 +103,14 @@ def _all_gather_single(long: Public) -> Public:
     method = _backends("all_gather_single")
 
     def all_gather_single(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Any:
-        args = (output_tensor, input_tensor, group, async_op)
+        if C10D["_world"]._pg_coalesce_state:
+            return long(output_tensor, input_tensor, group, async_op)
         both = (output_tensor, input_tensor)
         what = "all_gather_single async" if async_op else "all_gather_single"
-        return through(method, what, both, both, (), group, async_op, long, args)
+        answer = through(method, what, both, both, (), group, async_op)
+        if answer is MISSED:
+            return learn(long, (output_tensor, input_tensor, group, async_op), what, both, 2, (), group, async_op)
+        return answer
 
     return all_gather_single
 
@@ -102,10 +119,14 @@ def _reduce_scatter_single(long: Public) -> Public:
     method = _backends("reduce_scatter_single")
 
     def reduce_scatter_single(output: Any, input: Any, op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
-        args = (output, input, op, group, async_op)
+        if C10D["_world"]._pg_coalesce_state:
+            return long(output, input, op, group, async_op)
         both = (output, input)
         what = "reduce_scatter_single async" if async_op else "reduce_scatter_single"
-        return through(method, what, both, both, (op,), group, async_op, long, args)
+        answer = through(method, what, both, both, (op,), group, async_op)
+        if answer is MISSED:
+            return learn(long, (output, input, op, group, async_op), what, both, 2, (op,), group, async_op)
+        return answer
 
     return reduce_scatter_single
 
@@ -126,8 +147,9 @@ def _all_to_all_single(long: Public) -> Public:
         if type(outs) is not list or type(ins) is not list or not all(type(one) is int for one in (*outs, *ins)):
             return long(*args)
         what = "all_to_all_single async" if async_op else "all_to_all_single"
-        lead, said = (output, input, outs, ins), (tuple(outs), tuple(ins))
-        return through(method, what, (output, input), lead, said, group, async_op, long, args)
+        both, said = (output, input), (tuple(outs), tuple(ins))
+        answer = through(method, what, both, (output, input, outs, ins), said, group, async_op)
+        return learn(long, args, what, both, 4, said, group, async_op) if answer is MISSED else answer
 
     return all_to_all_single
 
@@ -136,11 +158,13 @@ def _barrier(long: Public) -> Public:
     method = _backends("barrier")
 
     def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: Any = None) -> Any:
-        args = (group, async_op, device_ids, timeout)
         if device_ids is not None:
-            return long(*args)
+            return long(group, async_op, device_ids, timeout)
         what = "barrier async" if async_op else "barrier"
-        return through(method, what, (), (), (timeout,), group, async_op, long, args)
+        answer = through(method, what, (), (), (timeout,), group, async_op)
+        if answer is MISSED:
+            return learn(long, (group, async_op, device_ids, timeout), what, (), 0, (timeout,), group, async_op)
+        return answer
 
     return barrier
 
@@ -150,11 +174,13 @@ def _send(name: str) -> Callable[[Public], Public]:
 
     def way(long: Public) -> Public:
         def send(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Any:
-            args = (tensor, dst, group, tag, group_dst)
             if type(tag) is not int or not (type(dst) is int or type(group_dst) is int):
-                return long(*args)
+                return long(tensor, dst, group, tag, group_dst)
             what = (name, dst, group_dst, tag)
-            return through(method, what, (tensor,), ([tensor],), (), group, later, long, args)
+            answer = through(method, what, (tensor,), ([tensor],), (), group, later)
+            if answer is MISSED:
+                return learn(long, (tensor, dst, group, tag, group_dst), what, (tensor,), 1, (), group, later)
+            return answer
 
         return send
 
@@ -166,11 +192,12 @@ def _recv(name: str) -> Callable[[Public], Public]:
 
     def way(long: Public) -> Public:
         def recv(tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> Any:
-            args = (tensor, src, group, tag, group_src)
             if type(tag) is not int or not (type(src) is int or (later and type(group_src) is int)):
-                return long(*args)
+                return long(tensor, src, group, tag, group_src)
             what = (name, src, group_src, tag)
-            answer = through(method, what, (tensor,), ([tensor],), (), group, later, long, args)
+            answer = through(method, what, (tensor,), ([tensor],), (), group, later)
+            if answer is MISSED:
+                return learn(long, (tensor, src, group, tag, group_src), what, (tensor,), 1, (), group, later)
             return src if answer is None and not later else answer
 
         return recv

@@ -7,8 +7,10 @@ that came out well the last time and depends only on what is compared here, so i
 saves pays for the record. The record itself is copied from the one before, and is in the ring before gloo
 hears of the call.
 
-There are two ways in. `through` is for torch's public functions (`entrances` says what each hands over); `again` is for
-methods of a group, by which C++ comes (DDP's reducer, functional collectives) and coalesced calls.
+There are two ways in: torch's public functions (`entrances` says what each hands over), and methods of a group
+(`method_path`). A call is remembered when it is made the second time: the first one leaves marks on the stack
+(`callsite`), so only the frames between the call and the loop that it is in are compared later. All that is compared is
+written out in one function: where the caches are cold, one more costs as much as half of what it does.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from functools import partial
 from sys import _getframe as frame_above
 from sys import exception as exception_on_its_way
 from threading import get_ident
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -28,20 +31,20 @@ from torch._C import _len_torch_function_stack as function_modes
 from torch._C._autograd import _profiler_enabled as profiler_enabled
 from torch.nn import Parameter
 
-from distsim.debug.records.arguments import Call
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.callsite import calling, codes_of, way_to
+from distsim.debug.rings.callsite import Standing, calling, leave_marks, standing, stands, way_to
 from distsim.debug.rings.writer import stays
 from distsim.debug.words.error_text import error_line
-from distsim.realexec.guard.handle import MessageHandle, SyncHandle
+from distsim.realexec.guard.handle import MessageHandle
 from distsim.realexec.guard.recorder import GroupLog, Made
 
-__all__ = ["MISSED", "Public", "again", "keep", "through"]
+__all__ = ["MISSED", "Public", "learn", "looks_of", "may_be_kept", "remember", "through"]
 
 C10D = vars(c10d)
 MOST = 4096
 """Calls that are remembered for a group."""
-PAYLOAD_END = rings.WORDS_AT // 8 + rings.W_PAYLOAD_END
+OTHERS = 7
+"""Of one key that are looked through: a helper is seldom called from more lines in turn."""
 STRIDED = torch.strided
 LEARNT = frozenset({rings.WAITING, rings.ASYNC, rings.WAITING | rings.P2P_CALL, rings.ASYNC | rings.P2P_CALL})
 """What a record may say besides that the call is made: no race, no exception on its way, nothing found in its data."""
@@ -56,19 +59,23 @@ class Seen:
     """A call as it was recorded the long way."""
 
     __slots__ = (
-        "codes",
+        "code",
         "done",
         "end",
         "expires",
+        "others",
         "owned",
         "print_",
         "said",
         "same",
         "tail",
+        "there",
         "thread",
     )
 
-    def __init__(self, made: Made, num_lead: int, said: Any, codes: Any) -> None:
+    def __init__(
+        self, made: Made, num_lead: int, said: Any, code: CodeType, there: Standing, others: tuple[Seen, ...]
+    ) -> None:
         self.thread = made.thread
         self.same = stays(made.body)
         flags = made.flags
@@ -86,83 +93,162 @@ class Seen:
         """Fingerprint, by which strict ranks compare their calls."""
         self.expires = int.from_bytes(made.body[5 * 8 : 6 * 8], "little") + rings.PAYLOAD_BYTES // 2
         """Position of the payload ring from which on the signature must be written anew."""
-        self.codes = codes
-        """Kept alive, so that their ids stay theirs."""
+        self.there = there
+        """Where the caller stood."""
+        self.code = code
+        """The caller's, kept alive: its id is in the key."""
+        self.others = others
+        """Of the same key, where the caller was called from elsewhere, or said something else."""
+
+
+def _other(found: Seen, said: Any, caller: FrameType) -> Seen | None:
+    for other in found.others:
+        if _is(other, said, caller):
+            return other
+    return None
+
+
+def _is(seen: Seen, said: Any, caller: FrameType) -> bool:
+    return bool(seen.said == said and seen.thread == get_ident() and stands(caller, seen.there))
 
 
 def through(
     method: Any,
     what: Any,
-    tensors: tuple[Any, ...],
+    tensors: Sequence[Any],
     lead: tuple[Any, ...],
     said: tuple[Any, ...],
     group: Any,
     later: bool,
-    long: Public,
-    args: tuple[Any, ...],
 ) -> Any:
-    """Make a public function's call by the short way or with `long(*args)`; synchronous calls have ended then.
+    """Make a public function's call the short way: its answer, or MISSED where the call must take the long way; a
+    synchronous call has ended then.
 
     *method* of the backend is called with *lead* and what torch makes of the other arguments, *said*. *what* tells
     calls of one line apart besides the shapes of *tensors*, all there are; the caller goes on if *later*.
     """
     world = C10D["_world"]
     guard = world._default_pg if group is None else group
-    if getattr(guard, "fast", None) is None or world._pg_coalesce_state:
-        return long(*args)
-    caller = frame_above(2).f_back
-    if caller is None or guard.recorder is None:  # no frame of Python's calls it; the guard was taken off
-        return long(*args)
-    looks = _looks(tensors)
-    if looks is None:
-        return long(*args)
+    fast = getattr(guard, "fast", None)
+    if fast is None or world._pg_coalesce_state:
+        return MISSED
+    dtype, looks = None, []
+    for tensor in tensors:
+        kind = type(tensor)
+        if (kind is not Tensor and kind is not Parameter) or not tensor.is_cpu:
+            return MISSED
+        if tensor.layout is not STRIDED or tensor.is_neg():
+            return MISSED
+        if tensor.dtype is not dtype:
+            if dtype is not None:
+                return MISSED
+            looks.append(dtype := tensor.dtype)
+        looks.append(tensor.shape)
+    try:
+        caller = frame_above(3)  # who called the public function: the entrance and torch's decorator are between
+    except ValueError:
+        return MISSED
     log: GroupLog = guard.group_log
-    key = (way_to(caller), what, looks)
-    seen = log.seen.get(key)
-    if seen is None or seen.said != said or not _holds(guard, log, seen):
-        return _long_way(guard, key, lead, tensors, said, later, long, args, caller)
-    work, index = _make(guard, log, seen, later, tensors, method, (*lead, *seen.tail))
+    seen = log.seen.get((what, id(caller.f_code), caller.f_lasti, *looks))
+    if seen is None:
+        return MISSED
+    if seen.said != said or seen.thread != get_ident() or not stands(caller, seen.there):
+        seen = _other(seen, said, caller)
+    recorder = guard.recorder
+    if (
+        seen is None
+        or recorder is None  # the guard was taken off
+        or log.busy
+        or log.last is not None
+        or seen.expires <= recorder.ring.payload_end
+        or exception_on_its_way() is not None
+        or function_modes()
+        or dispatch_modes()
+        or profiler_enabled()
+    ):
+        return MISSED
+    if guard.strict is not None:
+        return _strictly(guard, log, seen, later, tensors, method, (*lead, *seen.tail))
+    ring, end = recorder.ring, seen.end
+    if end is None:
+        if not later:
+            log.busy = seen.thread
+        index = ring.replay(seen.same, next(log.seq))
+    else:
+        ordinal = log.ordinals[end] = log.ordinals.get(end, 0) + 1
+        index = ring.replay(seen.same, next(log.p2p), ordinal)
+    if recorder.outstanding:
+        recorder.poll()
+    try:
+        work = method(fast, *lead, *seen.tail)
+    except BaseException as error:
+        recorder.not_issued(log, end, index, error_line(error))
+        raise
     if later:
-        return work
+        return (guard.later if end is None else MessageHandle)(work, recorder, log, index, seen.owned)
     try:
         work.wait()
     except BaseException as error:
-        guard.recorder.ring.fail(index, error_line(error))
-        if seen.end is None:
+        ring.fail(index, error_line(error))
+        if end is None:
             log.busy = 0
         raise
-    if guard.strict is None:
-        guard.recorder.ring.finish_as(index, seen.done)
-    else:
-        guard.recorder.ring.finish(index, rings.COMPLETED)  # it may have been marked as not held
-    if seen.end is None:
+    ring.finish_as(index, seen.done)
+    if end is None:
         log.busy = 0
     return None
 
 
-def again(guard: Any, method: Any, call: Call, args: tuple[Any, ...], caller: Any) -> tuple[Any, Any]:
-    """Make a call of a group's method by the short way: its handle, or MISSED; and the key by which to `keep` it.
-    Synchronous ones are torch's own, which waits for them at once."""
-    if caller is None or not (call.is_async or caller.f_globals is C10D):
-        return MISSED, None
-    log: GroupLog = guard.group_log
-    key = (way_to(caller), call.key, call.is_async, call.peer, call.tag)
-    seen = log.seen.get(key)
-    tensors = (*call.inputs, *call.outputs) if call.inputs is not call.outputs else call.inputs
-    if seen is None or _looks(tensors) is None or not _holds(guard, log, seen):
-        return MISSED, key
-    work, index = _make(guard, log, seen, call.is_async, tensors, method, args)
-    return work if call.is_async else SyncHandle(work, guard.recorder.ring, log, index), key
+def _strictly(
+    guard: Any,
+    log: GroupLog,
+    seen: Seen,
+    later: bool,
+    tensors: Sequence[Any],
+    method: Any,
+    args: tuple[Any, ...],
+) -> Any:
+    """The rest of `through` where ranks compare what they call."""
+    strict, recorder, end = guard.strict, guard.recorder, seen.end
+    if not strict.ready(log, end):
+        return MISSED
+    if end is None:
+        if not later:
+            log.busy = seen.thread
+        index: int = recorder.ring.replay(seen.same, next(log.seq))
+    else:
+        ordinal = log.ordinals[end] = log.ordinals.get(end, 0) + 1
+        index = recorder.ring.replay(seen.same, next(log.p2p), ordinal)
+    if recorder.outstanding:
+        recorder.poll()
+    issue = partial(method, guard.fast, *args)
+    work = strict.hold_again(guard, end, seen.print_, index, later, tensors, issue)
+    if work is not None:
+        if later:
+            work._touched = not seen.owned
+            return work
+    else:
+        try:
+            work = issue()
+        except BaseException as error:
+            recorder.not_issued(log, end, index, error_line(error))
+            raise
+        if later:
+            return (guard.later if end is None else MessageHandle)(work, recorder, log, index, seen.owned)
+    try:
+        work.wait()
+    except BaseException as error:
+        recorder.ring.fail(index, error_line(error))
+        if end is None:
+            log.busy = 0
+        raise
+    recorder.ring.finish(index, rings.COMPLETED)  # it may have been marked as not held
+    if end is None:
+        log.busy = 0
+    return None
 
 
-def keep(guard: Any, key: tuple[Any, ...], made: Made, caller: Any) -> None:
-    """Remember a call of a method, which has just been made the long way."""
-    if _may_be_kept(guard, made, made.call.is_async, caller):
-        if _looks((*made.call.inputs, *made.call.outputs)) is not None:
-            _keep(guard.group_log, key, Seen(made, 0, None, codes_of(caller)))
-
-
-def _looks(tensors: Sequence[Any]) -> tuple[Any, ...] | None:
+def looks_of(tensors: Sequence[Any]) -> tuple[Any, ...] | None:
     """Dtype and shapes of plain tensors on the host; None where one may take another way in torch."""
     looks = []
     dtype = None
@@ -184,70 +270,24 @@ def _looks(tensors: Sequence[Any]) -> tuple[Any, ...] | None:
     return tuple(looks)
 
 
-def _holds(guard: Any, log: GroupLog, seen: Seen) -> bool:
-    """Whether all is as it was when the call was recorded, besides what its key says."""
-    return (
-        seen.thread == get_ident()
-        and seen.expires > guard.recorder.ring.words[PAYLOAD_END]
-        and not log.busy
-        and exception_on_its_way() is None
-        and not function_modes()
-        and not dispatch_modes()
-        and not profiler_enabled()
-        and (guard.strict is None or guard.strict.ready(log, seen.end))
-    )
-
-
-def _make(
-    guard: Any,
-    log: GroupLog,
-    seen: Seen,
-    later: bool,
-    tensors: Sequence[Any],
-    method: Any,
-    args: tuple[Any, ...],
-) -> tuple[Any, int]:
-    """Record the call and make it: the backend's work, or our handle around it if the caller goes on; the index."""
-    recorder = guard.recorder
-    end = seen.end
-    if end is None:
-        if not later:
-            log.busy = seen.thread
-        index: int = recorder.ring.replay(seen.same, next(log.seq))
-    else:
-        ordinal = log.ordinals[end] = log.ordinals.get(end, 0) + 1
-        index = recorder.ring.replay(seen.same, next(log.p2p), ordinal)
-    if recorder.outstanding:
-        recorder.poll()
-    if guard.strict is not None:
-        issue = partial(method, guard.fast, *args)
-        held = guard.strict.hold_again(guard, end, seen.print_, index, later, tensors, issue)
-        if held is not None:
-            if later:
-                held._touched = not seen.owned
-            return held, index
-    try:
-        work = method(guard.fast, *args)
-    except BaseException as error:
-        recorder.not_issued(log, end, index, error_line(error))
-        raise
-    if later:
-        work = (guard.later if end is None else MessageHandle)(work, recorder, log, index, seen.owned)
-    return work, index
-
-
-def _long_way(
-    guard: Any,
-    key: tuple[Any, ...],
-    lead: tuple[Any, ...],
-    tensors: tuple[Any, ...],
-    said: tuple[Any, ...],
-    later: bool,
+def learn(
     long: Public,
     args: tuple[Any, ...],
-    caller: Any,
+    what: Any,
+    tensors: tuple[Any, ...],
+    num_lead: int,
+    said: tuple[Any, ...],
+    group: Any,
+    later: bool,
 ) -> Any:
-    """Make the call by torch's own function, and remember how it was recorded."""
+    """Make a call that `through` missed by torch's own function, and remember how it was recorded."""
+    world = C10D["_world"]
+    guard = world._default_pg if group is None else group
+    if getattr(guard, "fast", None) is None or world._pg_coalesce_state or guard.recorder is None:
+        return long(*args)
+    looks, caller = looks_of(tensors), frame_above(2).f_back
+    if looks is None or caller is None:  # no frame of Python's calls it
+        return long(*args)
     log = guard.group_log
     asked, log.last = log.last, ()
     try:
@@ -260,14 +300,14 @@ def _long_way(
         log.last = made  # `send` calls `isend`: both are asked about
     same = (*made.call.inputs, *made.call.outputs)
     if (
-        _may_be_kept(guard, made, later, caller)
+        may_be_kept(guard, made, later, caller)
         and all(any(tensor is one for one in same) for tensor in tensors)  # no view of it, as of complex numbers
     ):
-        _keep(log, key, Seen(made, len(lead), said, codes_of(caller)))
+        remember(log, (what, id(caller.f_code), caller.f_lasti, *looks), made, num_lead, said, caller)
     return answer
 
 
-def _may_be_kept(guard: Any, made: Made, later: bool, caller: Any) -> bool:
+def may_be_kept(guard: Any, made: Made, later: bool, caller: Any) -> bool:
     user = calling(caller)
     return (
         made.thread == get_ident()
@@ -280,7 +320,21 @@ def _may_be_kept(guard: Any, made: Made, later: bool, caller: Any) -> bool:
     )
 
 
-def _keep(log: GroupLog, key: tuple[Any, ...], seen: Seen) -> None:
+def remember(log: GroupLog, key: tuple[Any, ...], made: Made, num_lead: int, said: Any, caller: FrameType) -> None:
+    if len(log.marked) > MOST:
+        log.marked.clear()
+    if key not in log.marked:  # the next call finds marks on the frames that are still there
+        log.marked.add(key)
+        leave_marks(caller)
+        return
+    log.marked.discard(key)
+    there = standing(caller)
+    if there is None:
+        return
     if len(log.seen) > MOST:
         log.seen.clear()
-    log.seen[key] = seen
+    before = log.seen.get(key)
+    others = () if before is None else (before, *before.others)[:OTHERS]
+    log.seen[key] = Seen(made, num_lead, said, caller.f_code, there, others)
+    if before is not None:
+        before.others = ()

@@ -24,8 +24,9 @@ from distsim.debug.records import P2P
 from distsim.debug.records.arguments import FIELDS, METHODS, Call, Reader
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
-from distsim.realexec.guard.fast_path import MISSED, again, keep
+from distsim.realexec.guard.fast_path import MISSED
 from distsim.realexec.guard.handle import Handle, HostHandle, MessageHandle, SyncHandle
+from distsim.realexec.guard.method_path import again, keep, words_of
 from distsim.realexec.guard.recorder import GroupLog, Made, Recorder
 from distsim.realexec.guard.tensor_checks import Checksums, find_nan
 
@@ -113,8 +114,9 @@ BACKEND_NAMES = {
 """Methods that a backend still has under the old name."""
 
 
-def _method(name: str, read: Reader) -> Callable[..., Any]:
+def _method(op: str, name: str, read: Reader) -> Callable[..., Any]:
     of_backend = getattr(Backend, BACKEND_NAMES.get(name, name), None)
+    words = words_of(op, read)
 
     def raw(self: GuardedGroup, said: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The group goes through torch's dispatcher, which sparse and fake tensors, negated and conjugated views,
@@ -143,6 +145,12 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
         if recorder is None:
             return getattr(self.inner, name)(*args, **kwargs)
         log = self.group_log
+        key = None
+        caller = sys._getframe().f_back  # None: a thread of C++ calls, with nothing of Python below
+        if self.fast is not None and log.last is None and not kwargs and of_backend is not None and caller is not None:
+            work, key = again(self, of_backend, name, words, args, caller)
+            if work is not MISSED:
+                return work
         try:
             said = read(log.ranks, args, kwargs)
         except (
@@ -152,12 +160,6 @@ def _method(name: str, read: Reader) -> Callable[..., Any]:
             LookupError,
         ):  # arguments of no such method: torch says so in its words
             return getattr(self.inner, name)(*args, **kwargs)
-        key = None
-        caller = sys._getframe().f_back  # None: a thread of C++ calls, with nothing of Python below
-        if self.fast is not None and said.direct and log.last is None and not kwargs and of_backend is not None:
-            work, key = again(self, of_backend, said, args, caller)
-            if work is not MISSED:
-                return work
         place = recorder.sites.here(2 if caller is not None else 1)
         index, is_async, seq, fingerprint = recorder.begin(log, said, place)
         op, device, owned = said.key[0], said.key[8], place[2] in PUBLIC
@@ -228,9 +230,10 @@ def _pass_through(name: str) -> Callable[..., Any]:
 
 
 def _install_methods() -> None:
-    for name, read in METHODS.items():
-        if hasattr(ProcessGroup, name):
-            setattr(GuardedGroup, name, _method(name, read))
+    for op, fields in FIELDS.items():
+        for name in fields.methods:
+            if hasattr(ProcessGroup, name):
+                setattr(GuardedGroup, name, _method(op, name, METHODS[name]))
     for name in PASSED_THROUGH:
         if hasattr(ProcessGroup, name):
             setattr(GuardedGroup, name, _pass_through(name))

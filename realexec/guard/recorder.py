@@ -50,7 +50,7 @@ class Made(NamedTuple):
 class GroupLog:
     """One group's log in this process: its members, the numbers its next calls take, the call that goes on."""
 
-    __slots__ = ("busy", "group", "key", "last", "name", "ordinals", "p2p", "ranks", "seen", "seq")
+    __slots__ = ("busy", "group", "key", "last", "marked", "name", "ordinals", "p2p", "ranks", "seen", "seq")
 
     def __init__(self, name: str, ranks: Sequence[int], group: int, generation: int = 0) -> None:
         self.name = name
@@ -63,6 +63,8 @@ class GroupLog:
         self.ordinals: dict[tuple[str, int, int], int] = {}
         self.seen: dict[tuple[Any, ...], Any] = {}
         """Calls made before, by line and shape: see `fast_path`."""
+        self.marked: set[tuple[Any, ...]] = set()
+        """Of those that are not kept yet: marks were left on the way to them."""
         self.last: Made | tuple[()] | None = None
         """The call just made the long way. Empty: `fast_path` wants to know; None: nobody does, and no tensor is to be
         kept alive."""
@@ -238,6 +240,10 @@ class Recorder:
         """Stamp the asynchronous calls at the head of the queue that have ended."""
         outstanding = self.outstanding
         try:
+            for work, _ in outstanding.values():
+                if not work.is_completed():
+                    return
+                break
             heads = list(islice(outstanding, 4))
         except RuntimeError:  # a finalizer made calls just now
             return

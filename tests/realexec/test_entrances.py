@@ -201,6 +201,34 @@ def test_a_call_made_again_is_recorded_as_the_first_was(level: str, zygote: Zygo
         assert ends == {(op, tag): list(range(1, n + 1)) for op in ("send", "recv") for tag, n in ((0, 8), (5, 4))}
 
 
+COUNTED = (
+    OPERATIONS
+    + """
+from distsim.realexec.guard.recorder import Recorder
+
+begin, long_ways = Recorder.begin, []
+Recorder.begin = lambda *args: long_ways.append(args) or begin(*args)
+for call in ALL + MESSAGES:
+    counts = []
+    for number in range(5):
+        before = len(long_ways)
+        call()
+        counts.append(len(long_ways) - before)
+    assert counts[0] and not any(counts[2:]), (call.__name__, counts)
+dist.destroy_process_group()
+"""
+)
+
+
+@pytest.mark.slow
+def test_the_third_call_of_a_line_goes_the_short_way(zygote: Zygote, folder: Path) -> None:
+    """Of every operation that training makes: only the first two are recorded at length."""
+    program = folder / "program.py"
+    program.write_text(COUNTED)
+    result = zygote.run(program, 2, directory=folder)
+    assert result.codes == {0: 0, 1: 0}, result.outputs
+
+
 FAULTY = (
     OPERATIONS
     + """

@@ -181,6 +181,89 @@ dist.destroy_process_group()
 """
 
 
+WAYS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+
+
+def helper():
+    dist.all_reduce(torch.ones(3))
+
+
+def one():
+    helper()
+
+
+def two():  # the same bytes as one's
+    helper()
+
+
+def deeper(function):
+    function()
+
+
+def lines():
+    for function in (one, two, one, two, two):
+        function()
+        deeper(function)
+
+
+def resumed():
+    while True:
+        helper()
+        yield
+
+
+def epoch():
+    for _ in range(3):
+        one()
+        next(generator)
+
+
+def elsewhere():
+    next(generator)
+
+
+generator = resumed()
+copies = {}
+for name in ("first.py", "second.py"):  # equal code, of two files
+    exec(compile("def copied(call):\\n    call()\\n", name, "exec"), copies.setdefault(name, {}))
+for _ in range(3):
+    lines()
+    epoch()
+    elsewhere()
+    for members in copies.values():
+        members["copied"](helper)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_line_is_recorded_with_the_way_that_led_to_it_each_time(zygote: Zygote, folder: Path) -> None:
+    """Functions alike byte for byte, equal code of two files, a function called anew, a generator resumed from
+    elsewhere: each call has its own callers in its record, in the third round as in the first."""
+    program = folder / "program.py"
+    program.write_text(WAYS)
+    result = zygote.run(program, 2, directory=folder)
+    assert result.codes == {0: 0, 1: 0}, result.outputs
+    reader = RingReader(next(iter(folder.glob("rank*.ring"))))
+    calls = [reader.decode(record, 0) for record in reader.since(0)[0]]
+    stacks = [call.stack for call in calls if call.op == "all_reduce"]
+    ways = [[frame.function for frame in stack[1:]] for stack in stacks]
+    ways = [way[: way.index("<module>") + 1] for way in ways]  # beyond it is what runs these tests
+    files = [Path(stack[1].file).name for stack in stacks]
+    expected = []
+    for name in ("one", "two", "one", "two", "two"):
+        expected += [[name, "lines", "<module>"], [name, "deeper", "lines", "<module>"]]
+    expected += [["one", "epoch", "<module>"], ["resumed", "epoch", "<module>"]] * 3
+    expected += [["resumed", "elsewhere", "<module>"], ["copied", "<module>"], ["copied", "<module>"]]
+    assert ways == expected * 3
+    copied = [file for way, file in zip(ways, files, strict=True) if way[0] == "copied"]
+    assert copied == ["first.py", "second.py"] * 3
+
+
 @pytest.mark.slow
 def test_the_thread_is_the_one_that_calls(zygote: Zygote, folder: Path) -> None:
     """What one thread has learnt of a line is not said of another thread's calls."""
