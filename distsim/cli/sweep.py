@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser"]
 
+WHOLE = 16
+"""Up to this width a column of a setting is not broken."""
 DESCRIPTION = """\
 Run one scenario under every combination of some settings, and compare.
 
@@ -108,22 +110,24 @@ def _table(points: list[Point]) -> None:
     console = Console(width=None if sys.stdout.isatty() else piped_width(160))
     times, rates = _times(points), _rates(points)
     settings = {name: [str(point.settings[name]) for point in points] for name in points[0].settings}
-    whole = _as_table(settings | times | rates)
+    whole = _as_table(settings, times | rates)
     if console.measure(whole, options=console.options.update(width=10_000)).maximum <= console.width or not rates:
         console.print(whole)
     else:
-        console.print(_as_table(settings | times))
-        console.print(_as_table(settings | rates))
+        console.print(_as_table(settings, times))
+        console.print(_as_table(settings, rates))
 
 
-def _as_table(columns: dict[str, list[str]]) -> Table:
+def _as_table(settings: dict[str, list[str]], figures: dict[str, list[str]]) -> Table:
     from rich import box
     from rich.table import Table
 
+    columns = settings | figures
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in columns:
         word = name == "outcome"
-        table.add_column(name, justify="left" if word else "right", overflow="fold", no_wrap=word)
+        whole = word or (name in settings and max(map(len, (name, *columns[name]))) <= WHOLE)
+        table.add_column(name, justify="left" if word else "right", overflow="fold", no_wrap=whole)
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     return table
