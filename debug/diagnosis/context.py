@@ -66,6 +66,11 @@ class Case:
                 return Stuck(wait.what, (), None, file, line)
         return Stuck("unknown", (), None, file, line)
 
+    def any_raised(self, ranks: Iterable[int]) -> bool:
+        """Whether an exception has ended one of *ranks*."""
+        states = self.index.states
+        return any(states[rank].phase is Phase.RAISED for rank in ranks if rank in states)
+
     def unknown(self, rank: int) -> bool:
         """It left no record, and nobody saw it end: it may be anywhere."""
         evidence = self.index.evidence

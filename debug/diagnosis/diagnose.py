@@ -19,14 +19,14 @@ from distsim.debug.diagnosis.pairs.messages import disagreeing, disagreement, un
 from distsim.debug.diagnosis.pairs.remote_calls import unanswered
 from distsim.debug.diagnosis.ranking import merge_findings, order
 from distsim.debug.diagnosis.waits.patience import lateness, patience
-from distsim.debug.diagnosis.waits.proof import Proof
+from distsim.debug.diagnosis.waits.proof import PROOFS, Proof
 from distsim.debug.diagnosis.waits.wait_graph import Contradictions, Need, WaitGraph
 from distsim.debug.diagnosis.waits.weigh import Weigher
 from distsim.debug.divergence.find import Divergence, find_divergences
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.records import CallRecord, CallWait, Evidence, Phase, State
 from distsim.debug.records.diagnosis import Call, Diagnosis, Stuck
-from distsim.debug.records.errors import CollectiveMismatch
+from distsim.debug.records.errors import was_refused
 from distsim.debug.records.kinds import INCONSISTENT, Kind
 from distsim.debug.words.phrases import exception_text
 
@@ -36,8 +36,6 @@ ENDED = "SIGTERM"
 """How launchers end the ranks that are left when one has failed."""
 MANY = 8
 """Diagnoses of ranks that raised, with all who wait for them."""
-REFUSED = f"{CollectiveMismatch.__name__}: "
-"""So begins the error of a call that strict did not let go out."""
 
 
 def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnosis]:
@@ -74,7 +72,7 @@ def diagnose(evidence: Evidence, *, nothing_moves: bool = False) -> list[Diagnos
     if nothing_moves and blocked and not found:
         found = [_blocked_alone(case, blocked[0], blocked[1:])]
     weigher = Weigher(index, moving, _of_content(contradictions, divergences))
-    weighed = [d if d.proof is Proof.MET else replace(d, proof=weigher.proof(d)) for d in found]
+    weighed = [d if d.proof in (Proof.MET, Proof.REFUSED) else replace(d, proof=weigher.proof(d)) for d in found]
     return _told_once(order(index, weighed))
 
 
@@ -216,7 +214,8 @@ def _with_refused(case: Case, told: Diagnosis) -> Diagnosis:
 
 
 def _not_made(case: Case, told: Diagnosis) -> Diagnosis:
-    """Nobody is stuck in a call that strict did not let go out: who is still in it is about to be told."""
+    """Nobody is stuck in a call that strict did not let go out: who is still in it is about to be told. While none has
+    ended of it, nothing says that the job cannot go on: a program may catch what strict raises."""
     group, call = told.group, told.call
     if group is None or call is None or told.pair is not None:
         return told
@@ -224,10 +223,12 @@ def _not_made(case: Case, told: Diagnosis) -> Diagnosis:
         record.seq
         for rank in group.ranks
         for record in case.index.records(rank)
-        if record.group == group and record.state is State.FAILED and (record.error or "").startswith(REFUSED)
+        if record.group == group and was_refused(record)
     }
     left = {r: at for r, at in told.stuck.items() if at.seq not in refused or at.group_ranks != group.ranks}
-    return told if len(left) == len(told.stuck) else replace(told, stuck=left)
+    told = told if len(left) == len(told.stuck) else replace(told, stuck=left)
+    may_go_on = call.seq in refused and Proof.REFUSED in PROOFS[told.kind] and not case.any_raised(group.ranks)
+    return replace(told, proof=Proof.REFUSED) if may_go_on and told.proof is Proof.MET else told
 
 
 def _refused(case: Case, rank: int, told: Diagnosis) -> bool:
@@ -236,7 +237,7 @@ def _refused(case: Case, rank: int, told: Diagnosis) -> bool:
         return False
     words = f"{state.traceback}\n{state.exception}"  # the program may have raised something else from it
     return any(
-        call.state is State.FAILED and (call.error or "").startswith(REFUSED) and str(call.error) in words
+        was_refused(call) and str(call.error) in words
         for call in case.index.records(rank)
         if call.group == told.group and call.is_p2p == (told.pair is not None)
     )

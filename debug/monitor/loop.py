@@ -12,7 +12,6 @@ import math
 import os
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,7 +39,7 @@ from distsim.debug.records import Evidence, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.records.report_json import diagnoses_from_json, diagnoses_to_json
-from distsim.debug.report.news import news_key, still
+from distsim.debug.report.news import news_key, say, still
 from distsim.debug.report.whereabouts import MARKER, where_ranks_were
 from distsim.debug.rings.jobdir import default_directory, verdict_path
 from distsim.debug.rings.private import create_private, write_private
@@ -48,7 +47,7 @@ from distsim.debug.settings import Level, OnHang, Settings
 from distsim.debug.words.phrases import ranks_text
 from distsim.text.strangers import printable
 
-__all__ = ["Monitor"]
+__all__ = ["RAISE_S", "Monitor"]
 
 BUSY_POLL_S = 0.1
 QUIET_POLL_S = 0.05
@@ -59,6 +58,8 @@ DEATH_SETTLE_S = 0.35
 """After a death: its peers' own errors arrive, and the launcher's word how it died."""
 ON_THEIR_WAY_S = 1.5
 """A death is told without anybody who waits for it only after this long: the others may come to their next call."""
+RAISE_S = 5.0
+"""What strict has to raise, on a busy host, before calls that do not fit are taken for ones that nobody holds."""
 BACK_S = 1.0
 """What ranks have, after the monitor was away, to show that they are there (a heartbeat takes a tenth of it)."""
 WITHDRAW_S = 0.5
@@ -93,6 +94,7 @@ class Monitor:
         self._delay = SETTLE_S
         self._first_death: float | None = None
         self._first_found: float | None = None
+        self._first_met: float | None = None
         """When there was something to tell, though nobody waited for anybody."""
         self._suspicions = Suspicions()
         self.aborted = False
@@ -187,7 +189,8 @@ class Monitor:
         self.told.clear()
         self.diagnoses = []
         self._suspicions = Suspicions()
-        self._first_death, self._first_found, self._closing, self.aborted = None, None, False, False
+        self._first_death = self._first_found = self._first_met = None
+        self._closing = self.aborted = False
 
     def _answer(self) -> None:
         """The launcher saw a rank fail and waits for a last look before it ends the others."""
@@ -351,11 +354,16 @@ class Monitor:
             self._write()
 
     def _premature(self, found: Sequence[Diagnosis], evidence: Evidence) -> bool:
-        """A rank is gone, or stopped, and nobody waits for it yet, but some are on their way to their next call."""
+        """A rank is gone, or stopped, and nobody waits for it yet, but some are on their way to their next call. Or
+        calls do not fit that strict holds: it raises as soon as its threads get to run."""
+        now = time.monotonic()
+        if self.settings.level is Level.STRICT and any(d.ends_job and d.proof is Proof.MET for d in found):
+            self._first_met = self._first_met or now
+            if now - self._first_met <= RAISE_S:
+                return True
         if not found or any(diagnosis.victims for diagnosis in found):
             self._first_found = None
             return False
-        now = time.monotonic()
         self._first_found = self._first_found or self._first_death or now
         running = any(state.phase is Phase.RUNNING for state in evidence.ranks.values())
         return running and now - self._first_found <= ON_THEIR_WAY_S
@@ -462,15 +470,7 @@ class Monitor:
 
     @staticmethod
     def _say(note: str) -> None:
-        """One line, wrapped on a terminal as the reports are; whole in a log, where it is looked for."""
-        said, width = f"distsim: {printable(note)}", 0
-        with contextlib.suppress(OSError, ValueError):
-            width = os.get_terminal_size(sys.stderr.fileno()).columns
-        if width:
-            words = textwrap.TextWrapper(max(width, 20), "", "  ", break_long_words=False, break_on_hyphens=False)
-            said = words.fill(said)
-        with contextlib.suppress(OSError):
-            print(said, file=sys.stderr, flush=True)
+        say(note)
 
     def _write(self) -> None:
         report: dict[str, Any] = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distsim.debug.records import CallRecord
+from distsim.debug.records import CallRecord, State
 from distsim.errors import DistsimError
 
-__all__ = ["CollectiveMismatch"]
+__all__ = ["CollectiveMismatch", "was_refused"]
 
 
 class CollectiveMismatch(DistsimError, RuntimeError):
@@ -20,3 +20,8 @@ class CollectiveMismatch(DistsimError, RuntimeError):
         super().__init__(message)
         self.records = tuple(records)
         """What each rank called."""
+
+
+def was_refused(call: CallRecord) -> bool:
+    """Whether strict did not let *call* go out."""
+    return call.state is State.FAILED and (call.error or "").startswith(f"{CollectiveMismatch.__name__}: ")

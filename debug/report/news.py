@@ -1,13 +1,18 @@
-"""Which diagnoses say the same: what a monitor has told already, and what of it still holds."""
+"""What a monitor says: which diagnoses are news, which hold still, and how a line is said."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+import textwrap
 from typing import Any
 
 from distsim.debug.diagnosis.pairs.suspected_messages import ends
 from distsim.debug.records.diagnosis import Diagnosis
+from distsim.text.strangers import printable
 
-__all__ = ["news_key", "still"]
+__all__ = ["news_key", "say", "still"]
 
 
 def news_key(diagnosis: Diagnosis) -> tuple[Any, ...]:
@@ -29,3 +34,15 @@ def news_key(diagnosis: Diagnosis) -> tuple[Any, ...]:
 def still(told: Diagnosis, now: Diagnosis) -> bool:
     """What was told still holds, maybe of more ranks."""
     return told.kind is now.kind and set(told.culprits) <= set(now.culprits) and told.call == now.call
+
+
+def say(note: str) -> None:
+    """One line on stderr, wrapped on a terminal as the reports are; whole in a log, where it is looked for."""
+    said, width = f"distsim: {printable(note)}", 0
+    with contextlib.suppress(OSError, ValueError):
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+    if width:
+        words = textwrap.TextWrapper(max(width, 20), "", "  ", break_long_words=False, break_on_hyphens=False)
+        said = words.fill(said)
+    with contextlib.suppress(OSError):
+        print(said, file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +15,12 @@ import numpy as np
 import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.diagnosis.waits.proof import went_on
+from distsim.debug.diagnosis.waits.proof import Proof, went_on
 from distsim.debug.evidence.procfs import own_process
 from distsim.debug.monitor.away import Away
 from distsim.debug.monitor.ends.orphans import ORPHANS_S
 from distsim.debug.monitor.host import Host
-from distsim.debug.monitor.loop import Monitor
+from distsim.debug.monitor.loop import RAISE_S, Monitor
 from distsim.debug.monitor.peers.part import Together
 from distsim.debug.monitor.steady import MOST_FAULTS, Steady
 from distsim.debug.records import Evidence
@@ -193,6 +194,21 @@ def rank(folder: Path, number: int = 0) -> RingWriter:
     """The ring of a rank that lives: this process."""
     path = ring_path(folder, number, 0, "job")
     return RingWriter(path, rank=number, world_size=2, local_rank=number, job="job", attempt=0)
+
+
+def test_strict_has_time_to_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that do not fit and that strict holds are no proof before it had time to raise; elsewhere they are."""
+    clock = [100.0]
+    monkeypatch.setattr("distsim.debug.monitor.loop.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    evidence = play(2, lambda r: [all_reduce(10, shape=(4 + r,))])
+    found = [replace(one, proof=Proof.MET) for one in diagnose(evidence)]
+    early = {}
+    for level in ("strict", "check"):
+        monitor = Monitor(tmp_path, Settings.read({"level": level}, {}), None)
+        seen = [monitor._premature(found, evidence)]
+        clock[0] += RAISE_S + 0.1
+        early[level] = [*seen, monitor._premature(found, evidence)]
+    assert early == {"strict": [True, False], "check": [False, False]}
 
 
 def test_a_monitor_that_gives_up_leaves_the_rings_and_says_so(

@@ -8,7 +8,7 @@ import pytest
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.diagnosis.waits.proof import END_A_JOB, PROOFS, Proof, ends
-from distsim.debug.records import CallWait, Evidence, Phase, RankState, Site
+from distsim.debug.records import CallWait, Evidence, Phase, RankState, Site, State
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import INCONSISTENT, WARNINGS, Kind
 from distsim.debug.records.report_json import diagnoses_from_json, diagnoses_to_json
@@ -54,7 +54,7 @@ def test_every_kind_has_a_row(kind: Kind) -> None:
 def test_the_table_has_no_row_too_many() -> None:
     """Kinds that are gone leave the table."""
     assert set(PROOFS) == set(Kind)
-    assert END_A_JOB.isdisjoint({Proof.SEEN, Proof.NOT_YET, Proof.NOTHING})
+    assert END_A_JOB.isdisjoint({Proof.SEEN, Proof.REFUSED, Proof.NOT_YET, Proof.NOTHING})
 
 
 def live(last: Step, *before: Step, waited_s: float = 5.0, size: int = 3) -> Evidence:
@@ -125,6 +125,40 @@ def test_calls_that_met_are_proof() -> None:
     evidence.hang_after_s = PATIENCE_S
     (told,) = diagnose(evidence)
     assert (told.kind, told.culprits, told.proof, told.ends_job) == (Kind.SHAPE_MISMATCH, (1,), Proof.MET, True)
+
+
+REFUSED = "CollectiveMismatch: shape_mismatch: ..."
+
+
+@pytest.mark.parametrize("of_two", [False, True])
+def test_what_strict_refused_a_program_may_catch(of_two: bool) -> None:
+    """The contradiction is told; that somebody is late later on is no proof that the job cannot go on. Where the
+    exception has ended a rank, or the calls went out, it is one."""
+
+    def body(r: int) -> list[Step]:
+        shape = (4 + r,)
+        if not of_two:
+            bad = all_reduce(10, is_async=True, shape=shape)
+        else:
+            bad = send(1, 10, shape=shape, is_async=True) if r == 0 else recv(0, 10, shape=shape, is_async=True)
+        return [bad, all_reduce(12) if r == 0 else run(11)]
+
+    def told(error: str | None, raised: bool = False) -> tuple[Kind, Proof | None, bool, int]:
+        evidence = play(2, body)
+        evidence.hang_after_s = PATIENCE_S
+        for rank in (0, 1):
+            if error:
+                call = evidence.records[rank][0]
+                call.state, call.error = State.FAILED, error
+        if raised:
+            evidence.ranks[1].phase, evidence.ranks[1].exception = Phase.RAISED, REFUSED
+        first = diagnose(evidence)[0]
+        return first.kind, first.proof, first.ends_job, first.exit_code
+
+    kind = Kind.P2P_SIZE_MISMATCH if of_two else Kind.SHAPE_MISMATCH
+    assert told(REFUSED) == (kind, Proof.REFUSED, False, 4)
+    assert told(REFUSED, raised=True) == (kind, Proof.MET, True, 4)
+    assert told(None) == (kind, Proof.MET, True, 4)
 
 
 def test_lines_alone_prove_nothing() -> None:

@@ -65,7 +65,7 @@ def test_a_caught_mismatch_leaves_the_group_usable(zygote: Zygote, folder: Path)
     script = folder / "caught.py"
     script.write_text(CAUGHT)
     result = zygote.run(script, 2, directory=folder, level="strict")
-    assert result.codes == {0: 0, 1: 0}, result.outputs
+    assert result.codes == {0: 0, 1: 0}, (result.outputs, result.report)
     assert all(output.startswith("caught 2") for output in result.outputs.values()), result.outputs
 
 
@@ -115,7 +115,7 @@ def test_callbacks_may_wait_for_each_other(zygote: Zygote, folder: Path) -> None
     script = folder / "nested.py"
     script.write_text(NESTED)
     result = zygote.run(script, 2, directory=folder, level="strict")
-    assert result.codes == {0: 0, 1: 0}, result.outputs
+    assert result.codes == {0: 0, 1: 0}, (result.outputs, result.report)
     assert all(output.startswith("refused True") for output in result.outputs.values()), result.outputs
 
 

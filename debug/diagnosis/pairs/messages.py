@@ -11,6 +11,7 @@ from distsim.debug.matching.agreement import Mismatch, check_pair, payload_text
 from distsim.debug.matching.index import EvidenceIndex
 from distsim.debug.records import CallRecord, CallWait, Phase
 from distsim.debug.records.diagnosis import Diagnosis
+from distsim.debug.records.errors import was_refused
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.advice import no_record_advice
 from distsim.debug.words.phrases import call_text, place
@@ -172,7 +173,8 @@ def disagreement(case: Case, found: Disagreement, victims: Sequence[int]) -> Dia
         pair=(send.rank, recv.rank),
         sites={r.rank: r.site for r in (send, recv) if r.site is not None},
     )
-    return replace(told, proof=Proof.MET)
+    caught = was_refused(send) and was_refused(recv) and not case.any_raised(told.pair or ())
+    return replace(told, proof=Proof.REFUSED if caught else Proof.MET)
 
 
 def _suffers(case: Case, rank: int) -> bool:

@@ -27,6 +27,7 @@ class Proof(enum.Enum):
     CIRCLE = "ranks wait for each other in a closed circle"
     GONE = "a rank that others need has ended"
     PATIENCE = "others have waited for it as long as they were told to"
+    REFUSED = "strict raised at every rank before anything went out; the program may catch it"
     SEEN = "a guard saw it happen; the job goes on all the same"
     NOT_YET = "it may still go on by itself"
     NOTHING = "worth saying, no more"
@@ -45,15 +46,15 @@ PROOFS: dict[Kind, frozenset[Proof]] = {
     Kind.GROUP_CREATION_ORDER: frozenset({Proof.GONE, Proof.CIRCLE, Proof.PATIENCE, Proof.MET}),
     Kind.P2P_UNMATCHED: frozenset({Proof.GONE, Proof.CIRCLE, Proof.PATIENCE}),
     # Two calls of one meeting, or the two ends of a message. Lines that were swapped between calls that fit
-    # each other are seen, and stop nobody.
-    Kind.WRONG_ORDER: frozenset({Proof.MET, Proof.SEEN}),
-    Kind.OP_MISMATCH: frozenset({Proof.MET}),
-    Kind.SHAPE_MISMATCH: frozenset({Proof.MET}),
-    Kind.DTYPE_MISMATCH: frozenset({Proof.MET}),
-    Kind.REDUCE_OP_MISMATCH: frozenset({Proof.MET}),
-    Kind.ROOT_MISMATCH: frozenset({Proof.MET}),
-    Kind.SPLITS_MISMATCH: frozenset({Proof.MET}),
-    Kind.P2P_SIZE_MISMATCH: frozenset({Proof.MET}),
+    # each other are seen, and stop nobody. What strict did not let go out a program may catch.
+    Kind.WRONG_ORDER: frozenset({Proof.MET, Proof.SEEN, Proof.REFUSED}),
+    Kind.OP_MISMATCH: frozenset({Proof.MET, Proof.REFUSED}),
+    Kind.SHAPE_MISMATCH: frozenset({Proof.MET, Proof.REFUSED}),
+    Kind.DTYPE_MISMATCH: frozenset({Proof.MET, Proof.REFUSED}),
+    Kind.REDUCE_OP_MISMATCH: frozenset({Proof.MET, Proof.REFUSED}),
+    Kind.ROOT_MISMATCH: frozenset({Proof.MET, Proof.REFUSED}),
+    Kind.SPLITS_MISMATCH: frozenset({Proof.MET, Proof.REFUSED}),
+    Kind.P2P_SIZE_MISMATCH: frozenset({Proof.MET, Proof.REFUSED}),
     Kind.DEADLOCK_CYCLE: frozenset({Proof.CIRCLE, Proof.PATIENCE}),
     # The process is over. Where nobody needs it, that ends nothing: its launcher decides.
     Kind.RANK_EXITED: frozenset({Proof.GONE}),
