@@ -247,13 +247,14 @@ def nobody_comes(rank: int, world_size: int, place: Place) -> dict[str, Any]:
     """A rendezvous with too few ranks ends with the store's error."""
     if rank > 1:
         return {"rank": rank}
+    meet(place, "nobody", 2)  # a rank that comes later than the timeout hears that there is no server
     said = error_of(
         dist.init_process_group,
         "gloo",
         init_method=f"tcp://{os.environ['MASTER_ADDR']}:{place.ports[0]}",
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=1),
+        timeout=timedelta(seconds=2),
     )
     return {"says": said}
 
