@@ -161,7 +161,7 @@ LINE = table_line("all_reduce", 8, 1 << 20, 60.0)
         (log("all_reduce", TIMES).replace("(us)", "(ms)"), ": left out: line 17 has (ms) where (us) is expected"),
         (
             log("all_reduce", TIMES).replace("  60.00  ", "   0.06  ").replace(" 500.00  ", "   0.50  "),
-            ": left out: its algbw is not size / time in bytes and us (line 18): other units?",
+            ": left out: its algbw is not size / time in bytes and us (line 20): other units?",
         ),
         (
             log("all_reduce", TIMES).replace("all_reduce_perf", "all_gather_perf"),
@@ -262,6 +262,16 @@ def test_a_folder_without_logs(tmp_path: Path) -> None:
         read_logs(tmp_path)
     with pytest.raises(UsageError, match="no such folder: "):
         read_logs(tmp_path / "no")
+
+
+def test_why_a_run_is_left_out_comes_before_a_lines_reason(tmp_path: Path) -> None:
+    """A cut line above the fault that makes the whole run useless is not what has to be mended."""
+    lines = log("all_reduce", TIMES).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.split()[:1] == [str(TIMES[0][0])])
+    cut = " ".join(lines[first].split()[:-2])
+    (tmp_path / "a.log").write_text("\n".join([*lines[: first + 3], cut, *lines[first + 1 :]]))
+    with pytest.raises(UsageError, match=r"in 1 file \(a\.log: left out: \d+ bytes come after \d+: lines of two runs"):
+        read_logs(tmp_path)
 
 
 @pytest.mark.parametrize(

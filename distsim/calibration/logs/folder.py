@@ -24,6 +24,7 @@ _APART = 1.25
 """Runs of one configuration whose times differ more than this in the median of a regime contradict each other."""
 _KNOWN = ((2, 16), (2, 30))
 """The releases whose tuning is in collectives/libraries/nccl_versions.py."""
+_OF_A_LINE = re.compile(r"^[^\n]*?:\d+: left out: ")
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def read_logs(folder: Path) -> Logs:
         runs += found
         notes += said
     if not runs:
-        why = f" ({notes[0]})" if notes else ""
+        whole = [note for note in notes if not _OF_A_LINE.search(note)]  # why a run is left out says more than a line's
+        why = f" ({[*whole, *notes][0]})" if notes else ""
         files = f"{len(paths)} file{'s' * (len(paths) != 1)}"
         raise UsageError(f"{folder}: no log of nccl-tests or rccl-tests with a table in {files}{why}")
     return Logs(tuple(runs), tuple(notes))

@@ -303,7 +303,9 @@ def _disordered(run: _Open) -> str | None:
 
 def _unsound(run: _Open, op: str, size: int) -> str | None:
     """Bandwidths that do not follow from sizes and times are in other units, or another operation's."""
-    off, factors = [], []
+    off: list[bool] = []
+    factors: list[float] = []
+    wrong_at: int | None = None
     for number, line in run.lines:
         for time_us, algbw, busbw in line.bandwidths():
             if time_us <= 0:
@@ -311,11 +313,12 @@ def _unsound(run: _Open, op: str, size: int) -> str | None:
             own = line.size_bytes / time_us / 1e3
             if own > _WORTH or algbw > _WORTH:
                 off.append(abs(algbw / own - 1) > _UNEVEN)
+                if off[-1] and wrong_at is None:
+                    wrong_at = number
             if algbw > _WORTH and busbw > 0:
                 factors.append(busbw / algbw)
     if off and sum(off) > len(off) / 2:
-        number, line = next((n, one) for n, one in run.lines if one.size_bytes / one.times_us[0] / 1e3 > 0)
-        return f"its algbw is not size / time in bytes and us (line {number}): other units?"
+        return f"its algbw is not size / time in bytes and us (line {wrong_at}): other units?"
     if factors:
         middle = sorted(factors)[len(factors) // 2]
         if abs(middle / busbw_factor(op, size) - 1) > _AGREED:
