@@ -19,7 +19,7 @@ import torch.distributed.distributed_c10d as c10d
 from distsim.deprecated import multicast, multigpu
 from distsim.deprecated.ranks import Meeting, meeting_at, take_place
 
-__all__ = ["begins", "known_backend", "note", "torch_patches", "with_ranks"]
+__all__ = ["asked", "begins", "known_backend", "note", "torch_patches", "with_ranks"]
 
 GLOO_FOR_TCP = "backend 'tcp', which torch has dropped, is served by gloo"
 
@@ -34,6 +34,10 @@ def note(text: str) -> None:
 
 def begins(meeting: Meeting, rank: int) -> None:
     """A process knows its rank, and is about to join. The guard makes its ring."""
+
+
+def asked(backend: Any) -> None:
+    """A program asks for its default group on *backend*, as it said it. A simulation learns what it will use."""
 
 
 def known_backend(backend: Any) -> Any:
@@ -106,6 +110,7 @@ def _init(original: Callable[..., Any]) -> Callable[..., Any]:
             "store": store,
             "group_name": group_name,
         }
+        asked(backend)
         if store is None and c10d.GroupMember.WORLD is None:
             said |= with_ranks(backend, init_method, timeout, world_size, rank, group_name)
         original(backend, *said.values(), *args, **kwargs)

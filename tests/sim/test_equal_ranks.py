@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -245,6 +246,46 @@ def test_what_is_not_seen_is_said_with_the_verdict(tmp_path: Path, monkeypatch: 
     shown = io.StringIO()
     print_summary(outcome, shown)
     assert "\nnot seen: what ranks 1-7 may do otherwise after step 1 (--ranks all " in shown.getvalue()
+
+
+def test_ranks_of_nccl_are_known_as_equal_before_the_first_waits(tmp_path: Path) -> None:
+    """A model made on the host, then the group (as Hugging Face's trainer does it): one rank of each kind makes it."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(f"""\
+            import os, torch, torch.distributed as dist
+            with open("{tmp_path}/begun", "a") as begun:
+                begun.write(os.environ["RANK"] + "\\n")
+            dist.init_process_group("nccl")
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            dist.all_reduce(torch.ones(3, device="cuda"))
+            """)
+    )
+    outcome = run_program(RunRequest(program=str(script), on="dgx-h100:2", trace_equal_once=True))
+    assert outcome.exit_code == 0
+    assert (tmp_path / "begun").read_text().split() == ["0", "15"]
+
+
+@pytest.mark.parametrize("late", ["", "dist.barrier(device_ids=[local])\n"], ids=["before its group", "after it"])
+def test_of_a_few_ranks_that_compute_long_on_the_host_two_go_on(
+    late: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight models on one host would not fit into its memory: the first and the last make theirs."""
+    monkeypatch.setattr(equal_ranks, "WORTH_HOST_S", 1e-3)
+    model = (
+        'weights = torch.ones(1 << 20)\nfor _ in range(20):\n    weights.normal_()\nprint("a model on rank", rank)\n'
+    )
+    if late:
+        text = HEAD + model + late
+    else:
+        text = HEAD.splitlines(keepends=True)[0] + 'rank = int(os.environ["RANK"])\n' + model + HEAD
+    script = tmp_path / "train.py"
+    script.write_text(text + 'dist.all_reduce(torch.ones(3, device="cuda"))\n')
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        outcome = run_program(RunRequest(program=str(script), on="dgx-h100:1", trace_equal_once=True))
+    assert outcome.exit_code == 0
+    assert sorted(re.findall(r"a model on rank (\d+)", out.getvalue())) == ["0", "7"]
+    assert any("ranks 0,7 of 8 were traced" in note for note in outcome.notes)
 
 
 def test_calls_meet_when_some_of_their_ranks_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

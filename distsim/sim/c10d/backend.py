@@ -186,6 +186,13 @@ def _begins(meeting: Meeting, rank: int) -> None:
     require_task().process.notes.job = meeting.name
 
 
+def _asked(backend: Any) -> None:
+    """NCCL alone works on GPUs: that its ranks may be equal is known before the first waits for another."""
+    task = current_task()
+    if task is not None and task.process.accelerators is not None and str(backend).lower() in ("nccl", "cuda:nccl"):
+        task.process.accelerators.begin_work()
+
+
 _real_message = c10d_logger._get_msg_dict
 _ON_RECORD = frozenset(module.__file__ for module in (barrier, communicator, work))
 
@@ -307,6 +314,7 @@ def backend_patches() -> list[tuple[Any, str, Any]]:
         (c10d, "rendezvous", _rendezvous),
         (c10d, "default_pg_nccl_timeout", timedelta(minutes=10)),
         (c10d_logger, "_get_msg_dict", _raised),
+        (in_torch, "asked", _asked),
         (in_torch, "begins", _begins),
         *in_torch.torch_patches(),
         *stores.meeting_patches(),

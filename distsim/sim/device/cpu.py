@@ -97,6 +97,9 @@ class CpuRates:
         if process.recorder is not None:
             process.recorder.operator(name, task.now_s(), seconds, args)
         task.debt_s += seconds
+        equal = world.traced.equal
+        if equal is not None and not equal.sampled:
+            world.traced.computed(process)
         return result
 
 

@@ -25,6 +25,10 @@ FEW = 8
 WORTH_IT = 50_000
 """Operators that all of a few ranks would make together: a program with more is not small (5 s or so), and a sample of
 them is traced on."""
+WORTH_HOST_S = 0.8
+"""Seconds of computing on the host that all of a few ranks would make together: a program with more is not small. Eight
+ranks that each fill the weights of 300 million parameters on the host, as a model is made before it is moved to its
+GPU, take as long: they would hold ten gigabytes here at a time."""
 LONG = 5_000
 """Operators of a step: with so many one is enough to compare by, it repeats itself (layers, micro-batches)."""
 
@@ -88,6 +92,8 @@ class EqualRanks:
     """A rank that does the same brings other values to calls."""
     operators: dict[int, int] = field(default_factory=dict)
     """By traced rank: how many so far."""
+    host_s: float = 0.0
+    """The longest that a traced rank has computed on the host so far, in its virtual time."""
     speaks_until: dict[int, int] = field(default_factory=dict)
     """By traced rank: its operator by which it has told of its first step."""
     sampled: bool = False
@@ -200,9 +206,10 @@ class EqualRanks:
 
     @property
     def is_no_longer_small(self) -> bool:
-        """Whether so many operators are to come that of a few ranks not all are traced."""
+        """Whether so much is to come that of a few ranks not all are traced."""
         made = max(self.operators.get(leader, 0) for leader in self.leaders.values())
-        return not self.sampled and made * len(self.kinds) >= WORTH_IT
+        size = len(self.kinds)
+        return not self.sampled and (made * size >= WORTH_IT or self.host_s * size >= WORTH_HOST_S)
 
     @property
     def are_all_traced(self) -> bool:

@@ -91,6 +91,9 @@ class Traced:
         self._may_be_equal = False
         job = self._job
         equal = EqualRanks.of_one_kind(job.world_size)
+        equal.host_s = max(process.compute_s for process in job.processes)
+        if equal.is_no_longer_small:
+            equal.sample()
         if not job.only_first_has_begun():
             job.crash = StartAgain(equal, "the program uses GPUs")
             return
@@ -110,6 +113,15 @@ class Traced:
             self._sample()
         elif equal.is_believed:
             self._go_on_with_few(equal)
+
+    def computed(self, process: SimProcess) -> None:
+        """A traced rank has computed on its host: all of a few would, and hold what they make of it, before any of them
+        moves it to its GPU."""
+        equal = self.equal
+        if equal is not None and process.rank in self._ranks:
+            equal.host_s = max(equal.host_s, process.compute_s)
+            if equal.is_no_longer_small:
+                self._sample()
 
     def _sample(self) -> None:
         """The program is not a small one: of its few ranks only one of each kind and one to compare it with go on."""
