@@ -14,7 +14,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from distsim import __version__
 from distsim.errors import DistsimError, UsageError
@@ -60,6 +60,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """The flags that a shortened one may be. Before 3.12 Python complains of a word that may be several wherever it
+        stands: also among a script's own arguments, which are not looked at for flags of ours."""
+        found: list[Any] = super()._get_option_tuples(option_string)
+        theirs = any(action.nargs == argparse.REMAINDER for action in self._actions)
+        return [] if theirs and len(found) > 1 else found
 
 
 def main(argv: Sequence[str] | None = None) -> int:

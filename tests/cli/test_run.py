@@ -90,6 +90,16 @@ def test_without_on_it_is_one_node_and_says_so(
     assert "no --on given: simulated on dgx-h100:1" in capsys.readouterr().out
 
 
+def test_a_scripts_flags_may_begin_as_ours_do(
+    script: str, simulator: Simulator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--num` and `--n` are its own, though they would be short for several of torchrun's."""
+    assert main(["run", script, "--num", "3", "--n", "4", "--f"]) == 0
+    assert simulator.request.args == ["--num", "3", "--n", "4", "--f"]
+    assert main(["run", "--nu", "3", script]) == 2
+    assert "distsim run does not know --nu" in capsys.readouterr().err
+
+
 def test_our_flags_reach_the_simulator(script: str, simulator: Simulator) -> None:
     """Cluster, seed, fidelity, algorithm, protocol, NCCL's version, the watchdog."""
     flags = "--on dgx-h100:4 --seed 3 --fidelity message --algo ring --proto LL --nccl-version 2.27"

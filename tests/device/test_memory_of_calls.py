@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
 from distsim.sim import RunRequest, run_program
+from distsim.sim.device.gpu import Device
+from distsim.sim.device.timeline import Mark
+from distsim.sim.isolation.process import RankTask
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the collective has another name since torch 2.13
 
@@ -108,3 +112,76 @@ def test_a_list_of_several_sizes_is_refused_by_name(tmp_path: Path) -> None:
     ran = run_program(RunRequest(program=str(tmp_path / "program.py"), on="dgx-h100:1", nproc_per_node=2))
     assert ran.diagnosis is not None
     assert "all_gather of tensors that differ in size is not simulated: pad them" in ran.diagnosis.explanation
+
+
+BATCHES = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+me = dist.get_rank()
+torch.cuda.set_device(me)
+most = []
+for times in (1, 6):
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    for _ in range(times):
+        out, there = torch.zeros(1 << 24, device="cuda"), torch.empty(1 << 24, device="cuda")
+        both = [dist.P2POp(dist.isend, out, 1 - me), dist.P2POp(dist.irecv, there, 1 - me)]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+        del both, work, out, there
+        assert torch.cuda.memory_allocated() == before
+    most.append(torch.cuda.max_memory_allocated() - before)
+assert most == [2 << 26, 2 << 26], most
+"""
+
+
+@pytest.mark.slow
+def test_a_waited_batch_of_messages_keeps_none_of_its_tensors(tmp_path: Path) -> None:
+    """All of them have one handle: who waits for it has waited for each."""
+    (tmp_path / "program.py").write_text(BATCHES)
+    ran = run_program(RunRequest(program=str(tmp_path / "program.py"), on="dgx-h100:1", nproc_per_node=2))
+    assert ran.exit_code == 0
+
+
+MOVED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("nccl")
+me = dist.get_rank()
+torch.cuda.set_device(me)
+model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)])
+weights = sum(p.nbytes for p in model.parameters())
+begun = torch.cuda.Event(True)
+begun.record()
+model.cuda()
+ended = torch.cuda.Event(True)
+ended.record()
+print("moved", me, flush=True)
+ended.synchronize()
+assert begun.elapsed_time(ended) > weights / 11e9 * 1e3, begun.elapsed_time(ended)  # gpus/h100.toml: pageable
+dist.barrier()
+"""
+
+
+def test_ranks_move_their_models_to_their_gpus_one_after_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in turns, weight by weight: this host would have to hold all of them at a time."""
+    (tmp_path / "program.py").write_text(MOVED)
+    turns: list[int] = []
+    copied = Device.copied_to
+
+    def noted(self: Device, task: RankTask, mark: Mark) -> None:
+        turns.append(self.process.rank)
+        copied(self, task, mark)
+
+    monkeypatch.setattr(Device, "copied_to", noted)
+    ran = run_program(RunRequest(program=str(tmp_path / "program.py"), on="dgx-h100:1", nproc_per_node=4))
+    assert ran.exit_code == 0
+    assert len(turns) == 4 * 4
+    assert len(list(groupby(turns))) == 4

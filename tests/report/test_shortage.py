@@ -15,6 +15,7 @@ GIB = 1 << 30
 def advised(ranks: int = 2, in_backward: bool = False, sharded: bool = False, **facts: Any) -> str:
     """Of a GPU of 80 GiB; *facts*: GiB held by kind, what was `asked` for and `asked_as`, what is `coming`."""
     asked, asked_as = facts.pop("asked", 1) * GIB, facts.pop("asked_as", "activations")
+    one = facts.pop("one_sequence", False)
     gradients, optimizer = facts.pop("coming", (0, None))
     kinds = ("parameters", "gradients", "optimizer", "activations", "communication", "other")
     held = {kind: facts.pop(kind, 0) * GIB for kind in kinds}
@@ -34,6 +35,7 @@ def advised(ranks: int = 2, in_backward: bool = False, sharded: bool = False, **
         asked_as,
         gradients * GIB,
         coming,
+        one,
     )
     return "\n".join(remedies(short, Training("h100", ranks, 80 * GIB, 0)))
 
@@ -73,3 +75,11 @@ def test_without_activations_no_second_number_is_too_much() -> None:
     text = advised(parameters=40, gradients=40, asked_as="optimizer", coming=(0, 120))
     assert "no smaller micro-batch: no activations are held" in text
     assert "too much" not in text
+
+
+def test_one_sequence_is_not_told_to_be_fewer() -> None:
+    """A micro-batch of one cannot be smaller; its sequence can be shorter."""
+    assert "a micro-batch of at most 84% of this one" in advised(parameters=10, activations=78)
+    text = advised(parameters=10, activations=78, one_sequence=True)
+    assert "the micro-batch is one sequence: one of at most 84% of its length" in text
+    assert "of this one" not in text

@@ -16,7 +16,6 @@ from torch.distributed.fsdp import fully_shard
 from distsim.debug.records import CallRecord, Group
 from distsim.report import Summary, print_summary, report_document
 from distsim.sim import Outcome, simulate
-from distsim.sim.device.allocator.ledger import ACTIVATIONS, GRADIENTS, OTHER, Ledger
 from distsim.sim.device.allocator.modules import family
 from distsim.sim.device.timeline import Kernel, Mark, Timeline
 from distsim.sim.device.timeline.account import Account
@@ -149,24 +148,6 @@ def test_a_device_accounts_for_all_its_time() -> None:
     ((at_s, then),) = seen
     assert (at_s, then.host_s, then.compute_s) == (3.0, 1.0, 2.0)
     assert timeline.account.since(then).operators == {"add": [1, 4.0]}
-
-
-def test_a_ledger_finds_the_peak_by_what_is_known_later() -> None:
-    """What was a gradient is known at the end of the step; at the peak it counts as one."""
-    ledger = Ledger()
-    ledger.born(10)
-    ledger.kind = ACTIVATIONS
-    activation, gradient = ledger.born(100), ledger.born(30)
-    ledger.died(activation)
-    gradient.kind = GRADIENTS
-    ledger.settle()
-    assert (ledger.peak_bytes, ledger.in_use) == (140, 40)
-    assert {kind: n for kind, n in ledger.peak.items() if n} == {OTHER: 10, ACTIVATIONS: 100, GRADIENTS: 30}
-    assert not ledger.has_risen
-    ledger.born(90)
-    ledger.settle()
-    assert ledger.peak_bytes == 140, "130 bytes are no new peak"
-    assert ledger.now()[ACTIVATIONS] == 90
 
 
 def remembered(steps: int) -> list[int]:

@@ -1,8 +1,9 @@
 """What a step would take if something were better, from what the ranks' steps were.
 
-Each is an estimate from the same records, not another simulation: the step of the rank that paces the others, less what
-would go. What is left is taken to stay as it is: bubbles and late ranks, which would shrink as well, and what is hidden
-so far, which might come to light. No step is said to get shorter than the longest rank's kernels take alone.
+Each is an estimate from the same records, not another simulation: the mean step of the rank that paces the others, less
+what would go (means less means: a median step has nothing of the checkpoints and evaluations that are in the means).
+What is left is taken to stay as it is: bubbles and late ranks, which would shrink as well, and what is hidden so far,
+which might come to light. No step is said to get shorter than the longest rank's kernels take alone.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def gains(training: Training) -> list[Gain]:
         ("no stragglers", "all members of a collective come at once", rank.late_s),
         ("no host overhead", "all kernels are launched in time", rank.host_s),
     ]
-    step_s = training.step_time_s
+    step_s = rank.step_s
     least_s = max(one.compute_s - one.slowed_s for one in training.ranks)
     kept = [Gain(name, how, max(least_s, step_s - less_s)) for name, how, less_s in found if less_s > FEWEST * step_s]
     return sorted(kept, key=lambda gain: gain.step_s)

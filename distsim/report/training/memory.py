@@ -26,7 +26,9 @@ def memory_table(training: Training) -> RenderableType:
     most = max(training.ranks, key=lambda rank: (rank.peak_allocated_bytes, -rank.rank))
     tables: list[RenderableType] = [_parts(most.memory, most.peak_allocated_bytes)]
     if most.modules:
-        tables += [Text("by module:"), _parts(most.modules, most.peak_allocated_bytes, MOST_MODULES)]
+        total = sum(most.modules.values())
+        when = "" if total == most.peak_allocated_bytes else f", when {format_bytes(total)} were in use in step 2"
+        tables += [Text(f"by module{when}:"), _parts(most.modules, total, MOST_MODULES)]
     waste = training.peak_reserved_bytes - training.peak_allocated_bytes
     if waste > 0.02 * training.peak_reserved_bytes:
         said = f"and {format_bytes(waste)} that the allocator reserved beyond that (fragments, other moments)"
@@ -79,9 +81,11 @@ def _of_the_batch(short: OutOfMemory) -> list[str]:
     if activations and 0 < need < activations and short.asked_as == "activations":
         share = 1 - need / activations
         bound = "" if short.in_backward else " (and less once the rest of forward has run)"
+        what = "a micro-batch of at most {} of this one{}: activations grow with it"
+        if short.one_sequence:
+            what = "the micro-batch is one sequence: one of at most {} of its length{}: activations grow with it"
         return [
-            f"a micro-batch of at most {share:.0%} of this one{bound}: activations grow with it, "
-            f"{format_bytes(activations)} were held or asked for",
+            f"{what.format(f'{share:.0%}', bound)}, {format_bytes(activations)} were held or asked for",
             "checkpointing (torch.utils.checkpoint): of a checkpointed block only its input is held, the rest is "
             "computed again in backward",
         ]

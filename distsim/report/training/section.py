@@ -18,7 +18,8 @@
   launched); `peak_allocated_bytes`, `peak_reserved_bytes`; `waits[]`: `op, group, moving_s, late_s` of what was
   exposed, `busy_s`, all that its bytes moved, `spared_s`, what of moving_s half as long calls would hide;
   `memory`: bytes allocated when they were most, by what they were for (the rule: device/allocator/ledger.py);
-  `modules`: the same by module, `layers.*.mlp`, as the second step had it; empty where the peak was in the first
+  `modules`: the same by module, `layers.*.mlp`, as the second step had it (at its own peak, where a later one
+  is little higher); empty where the peak was in the first
 - `operators[]`: those that took longest: `name, count, time_s`, a step of the mean rank
 - `critical_path[]`: of the last step: `kind` (compute, communication, host), `name, time_s`, the longest part first;
   `critical_path_share`: how much of the step, up to its end, it tells of (1, unless the step has very many kernels)

@@ -44,7 +44,7 @@ def training_parts(training: Training) -> Iterator[Part]:
             yield f"critical path of {_traced_part(training)}", _path(training)
         helps = _gains(training)
         if helps is not None:
-            yield "what would help most (estimates: the pacing rank's step less what would go)", helps
+            yield f"what would help most (estimates: the pacing rank's {_mean_step(training)}less what would go)", helps
     if training.saved.writes or training.saved.reads:
         yield "checkpoints", _saved(training)
     if training.reads:
@@ -54,6 +54,14 @@ def training_parts(training: Training) -> Iterator[Part]:
 def _steps(training: Training) -> str:
     first, last = training.first_counted, training.steps
     return f"step {last}" if first == last else f"steps {first}-{last}"
+
+
+def _mean_step(training: Training) -> str:
+    """With its length, where that is not the step's that stands above it: single steps took much longer."""
+    rank, middle_s = training.pacing, training.step_time_s
+    if rank is None or middle_s is None or abs(rank.step_s - middle_s) < 0.01 * middle_s:
+        return "step "
+    return f"mean step, {format_time(rank.step_s)}, "
 
 
 def _traced_part(training: Training) -> str:
@@ -170,8 +178,8 @@ def _why_too_much(training: Training) -> str:
             "run (forwards without backward: evaluation, generation, a frozen part)"
         )
     return (
-        "flops are the mean step's and the time is the median one's: steps differ, some end without the work of others "
-        f"(an optimizer's step is one), or part of it is not in {training.peak_dtype}"
+        "what was launched in a step of median length was not all done in it: steps differ, some end without the work "
+        f"of others (an optimizer's step is one), or part of it is not in {training.peak_dtype}"
     )
 
 
@@ -234,8 +242,8 @@ def _operators(training: Training) -> RenderableType:
     table.add_column("time", justify="right")
     table.add_column("of the step")
     for operator in training.operators[:MOST_OPERATORS]:
-        assert training.step_time_s is not None
-        share = operator.time_s / training.step_time_s
+        assert training.pacing is not None
+        share = operator.time_s / training.pacing.step_s  # means, both
         table.add_row(operator.name, f"{operator.count:,.0f}", format_time(operator.time_s), bar(share))
     return table
 
@@ -267,8 +275,8 @@ def _gains(training: Training) -> RenderableType | None:
     table.add_column("less", justify="right")
     table.add_column("that is")
     for gain in found:
-        assert training.step_time_s is not None
-        less = 1 - gain.step_s / training.step_time_s
+        assert training.pacing is not None
+        less = 1 - gain.step_s / training.pacing.step_s
         table.add_row(gain.name, format_time(gain.step_s), f"-{less:.1%}", Text(gain.how, style="dim"))
     return table
 

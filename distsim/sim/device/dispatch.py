@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distsim.kernels import Cost
+from distsim.sim.device.allocator.host_memory import moved_to_gpu
 from distsim.sim.device.carrier import carrier, under_meta
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.generator import PlainGenerator
@@ -316,8 +317,11 @@ class ComputeMode(TorchDispatchMode):
         nbytes = tensor.numel() * tensor.element_size()
         stream = current_stream(self._task, gpu)
         gpu.launch(stream, gpu.transfer_cost(nbytes, to_host, pinned=not blocking), self._task, aten.copy_.default)
-        if blocking and (to_host or nbytes > STAGED):
+        if blocking and to_host:
             self.synchronize(tensor)
+        elif blocking and nbytes > STAGED:
+            gpu.copied_to(self._task, gpu.timeline.mark(stream, self._task.now_s()))
+            moved_to_gpu(nbytes)
 
     def synchronize(self, tensor: Tensor) -> None:
         """The host waits for the current stream of *tensor*'s GPU."""

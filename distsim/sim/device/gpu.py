@@ -167,6 +167,21 @@ class Device:
         finally:
             self._waiting.remove(task)
 
+    def copied_to(self, task: RankTask, mark: Mark) -> None:
+        """The host waits until *mark*, the end of what it copies to an idle GPU. Where nobody else has a part in when
+        that is, its rank goes on at once: a model is then moved to its GPU by one rank after another, and the weights
+        of all ranks are not on this host at a time."""
+        foreseen_s = None
+        if not any(not other.finished for other in self.process.tasks if other is not task):
+            foreseen_s = self.timeline.foresee(mark)
+        if foreseen_s is None:
+            self.synchronize(task, mark)
+            return
+        self.in_flight.host_waits()
+        waited_s = max(0.0, foreseen_s - task.now_s())
+        task.compute(waited_s)
+        self.process.idle_s += waited_s
+
     def marks(self, now_s: float) -> list[Mark]:
         """The ends of all streams as they have been filled."""
         if self.timeline.before_put is not None:

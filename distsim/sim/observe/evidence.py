@@ -22,6 +22,7 @@ from distsim.sim.processes.hosts import lost_clients
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
     from distsim.sim.world import World
+    from distsim.sim.world.traced import Traced
 
 __all__ = ["evidence"]
 
@@ -42,6 +43,9 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         states = dict(sorted(states.items()))
     processes = {rank: world.rank_processes[rank] for rank in ranks if rank in world.rank_processes}
     records = {rank: process.calls.kept() for rank, process in processes.items()}
+    if world.traced.equal is not None:
+        over = {rank for rank, state in states.items() if state.phase is Phase.RAISED}
+        records = {r: _with_others(world.traced, calls) if r in over else calls for r, calls in records.items()}
     if any(state.phase is Phase.BLOCKED for state in states.values()):
         records = {rank: _met(processes[rank], calls) for rank, calls in records.items()}
         _mark_absent(states, records)
@@ -63,6 +67,12 @@ def evidence(world: World, *, asleep: bool = False, hang_after_s: float | None =
         hang_after_s=hang_after_s,
         cut=frozenset(rank for rank, process in processes.items() if process.calls.is_cut),
     )
+
+
+def _with_others(traced: Traced, calls: list[CallRecord]) -> list[CallRecord]:
+    """The calls of a rank that ended, without those that only wait for ranks which nobody traces: they have made them,
+    too, and have ended as it has."""
+    return [call for call in calls if call.done or all(rank in traced for rank in call.group.ranks)]
 
 
 def _met(process: SimProcess, calls: list[CallRecord]) -> list[CallRecord]:

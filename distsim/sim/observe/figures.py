@@ -114,6 +114,8 @@ class OutOfMemory:
     """Not there yet."""
     coming_optimizer: int | None = None
     """Not made yet, its scratch memory included; None: nobody knows, or no optimizer is there."""
+    one_sequence: bool = False
+    """The micro-batch is one."""
 
 
 @dataclass(slots=True)

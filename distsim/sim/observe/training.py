@@ -137,8 +137,9 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
         return found
     found.step_times_s = _durations(ends, stepping, found.steps)
     found.step_time_s = median(found.step_times_s[-counted:])
-    forward = _per_step(ends, alike, first, found.steps, lambda end: end.forward_flops)
-    every = _per_step(ends, alike, first, found.steps, lambda end: end.flops)
+    middle = _middle(found.step_times_s[-counted:], first)
+    forward = _per_step(ends, alike, middle, lambda end: end.forward_flops)
+    every = _per_step(ends, alike, middle, lambda end: end.flops)
     found.model_flops, found.hardware_flops = 3.0 * sum(forward.values()), sum(every.values())
     if every:
         found.peak_dtype = _dtype(max(every, key=lambda dtype: every[dtype]))
@@ -148,7 +149,7 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     if tokens_per_step is not None:
         found.tokens_per_step, found.tokens_how = tokens_per_step, "--tokens-per-step"
     else:
-        _count_tokens(found, ends, alike, first)
+        _count_tokens(found, ends, alike, middle)
     return found
 
 
@@ -229,30 +230,38 @@ def _durations(ends: dict[Any, list[StepEnd]], stepping: Sequence[SimProcess], s
     return [max(moments[k] - moments[k - 1] for moments in at) for k in range(1, steps)]
 
 
+def _middle(times_s: Sequence[float], first: int) -> list[int]:
+    """The step, or the two, whose time is the median of those from *first* on: what was done in that time is theirs,
+    not the mean step's, in which there may be an evaluation."""
+    by_time = sorted(range(len(times_s)), key=lambda i: (times_s[i], i))
+    half = len(by_time) // 2
+    return [first + i for i in (by_time[half : half + 1] if len(by_time) % 2 else by_time[half - 1 : half + 1])]
+
+
 def _per_step(
     ends: dict[Any, list[StepEnd]],
     alike: dict[SimProcess, int],
-    first: int,
-    steps: int,
+    steps: Sequence[int],
     what: Callable[[StepEnd], dict[Any, int]],
 ) -> dict[Any, float]:
-    """The mean counted step's sum over ranks, by name."""
+    """The mean sum over ranks in *steps*, by name."""
     total: dict[Any, float] = {}
     for process, num_ranks in alike.items():
-        for name, number in _between(ends[process], first, steps, what).items():
+        for name, number in _in_steps(ends[process], steps, what).items():
             total[name] = total.get(name, 0.0) + number * num_ranks
     return total
 
 
-def _between(
-    ends: Sequence[StepEnd], first: int, steps: int, what: Callable[[StepEnd], dict[Any, int]]
+def _in_steps(
+    ends: Sequence[StepEnd], steps: Sequence[int], what: Callable[[StepEnd], dict[Any, int]]
 ) -> dict[Any, float]:
-    """One rank's mean of the steps *first* to *steps*."""
-    if not ends:
-        return {}
-    before = _NOTHING if first == 1 else what(ends[first - 2])
-    after = what(ends[steps - 1])
-    return {name: (number - before.get(name, 0)) / (steps - first + 1) for name, number in after.items()}
+    """One rank's mean of *steps*."""
+    found: dict[Any, float] = {}
+    for step in steps if ends else ():
+        before = _NOTHING if step == 1 else what(ends[step - 2])
+        for name, number in what(ends[step - 1]).items():
+            found[name] = found.get(name, 0.0) + (number - before.get(name, 0)) / len(steps)
+    return found
 
 
 def _dtype(dtype: str) -> str:
@@ -315,7 +324,9 @@ def _operators(
     return sorted(found, key=lambda operator: (-operator.time_s, operator.name))[:MOST_OPERATORS]
 
 
-def _count_tokens(found: Training, ends: dict[Any, list[StepEnd]], alike: dict[SimProcess, int], first: int) -> None:
+def _count_tokens(
+    found: Training, ends: dict[Any, list[StepEnd]], alike: dict[SimProcess, int], steps: Sequence[int]
+) -> None:
     """Look-ups in the embedding that most tokens went through, once for ranks that see the same ones."""
     groups = {ranks: label for p in alike for ranks, label in p.accelerators.steps.same_tokens.items()}
     together = [set(ranks) for ranks in groups]
@@ -324,7 +335,7 @@ def _count_tokens(found: Training, ends: dict[Any, list[StepEnd]], alike: dict[S
             ranks.update(*grown)
     total = 0.0
     for process, num_ranks in alike.items():
-        tokens = max(_between(ends[process], first, found.steps, lambda end: end.tokens).values(), default=0.0)
+        tokens = max(_in_steps(ends[process], steps, lambda end: end.tokens).values(), default=0.0)
         total += tokens * num_ranks / max((len(ranks) for ranks in together if process.rank in ranks), default=1)
     if not total:
         found.tokens_how = "no embedding was looked up: --tokens-per-step N says how many tokens a step has"
@@ -376,6 +387,7 @@ def _out_of_memory(used: Sequence[SimProcess], like: dict[SimProcess, tuple[int,
                     short.asked_as,
                     claims.gradients,
                     claims.optimizer,
+                    process.accelerators.steps.micro_batch == 1,
                 )
             else:
                 known.ranks += like[process]

@@ -57,8 +57,7 @@ class GroupStreams:
         last = batch[-1][1]
         gpu = device_of(require_task(), batch[0][1].stash[0])
         self._put(require_task(), gpu, self._stream(gpu, -1), batch)
-        last.together = [arrival.record for arrival, _, _ in batch]
-        last.stash = [tensor for _, work, _ in batch for tensor in work.stash]
+        last.together = [work for _, work, _ in batch[:-1]]
         return last
 
     def finish(self, task: RankTask) -> None:

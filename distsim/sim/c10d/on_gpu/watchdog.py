@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from distsim.debug.records import CallRecord, CallWait, State
-from distsim.sim.device.timeline.timeline import NEVER, Comm
+from distsim.sim.device.timeline.items import NEVER, Comm
 from distsim.sim.observe.user_stack import user_stack
 
 if TYPE_CHECKING:

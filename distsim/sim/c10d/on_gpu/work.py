@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +21,6 @@ from distsim.sim.device.gpu import Device
 from distsim.sim.device.streams import current_stream
 from distsim.sim.device.timeline import Mark
 from distsim.sim.isolation.process import require_task
-
-if TYPE_CHECKING:
-    from distsim.debug.records import CallRecord
 
 __all__ = ["GpuWork"]
 
@@ -41,8 +38,8 @@ class GpuWork(SimWork):
     _written: Sequence[weakref.ref[Tensor]] = ()
     """Its outputs, once it was waited for."""
     host_waits = False
-    together: Sequence[CallRecord] = ()
-    """Of a batch: all its calls, which have one handle."""
+    together: Sequence[GpuWork] = ()
+    """Of a batch, on its last call, whose handle the program has: those of its other calls."""
 
     @property
     def expires_s(self) -> float:
@@ -67,15 +64,19 @@ class GpuWork(SimWork):
                     self.record.state, self.record.error = State.FAILED, message(self._error)
             elif self.host_waits:
                 self.device.synchronize(task, self.mark)
-        self.stash, self.flat = (), None
-        if self._outputs:  # the kernel that is still to run holds this work, and torch's holds no tensor
-            self._written, self._outputs = [weakref.ref(tensor) for tensor in self._outputs], []
-        for other in self.together:
-            other.waited = True
+        for work in (self, *self.together):
+            work.record.waited = True
+            work._let_go()
         if self._error is not None:
             raise self._error
         self._was_waited_for()
         return True
+
+    def _let_go(self) -> None:
+        """The kernel that is still to run holds this work, and torch's holds no tensor."""
+        self.stash, self.flat = (), None
+        if self._outputs:
+            self._written, self._outputs = [weakref.ref(tensor) for tensor in self._outputs], []
 
     def synchronize(self) -> None:
         self.wait()

@@ -16,6 +16,9 @@ __all__ = ["ACTIVATIONS", "COMMUNICATION", "GRADIENTS", "KINDS", "OPTIMIZER", "O
 KINDS = ("parameters", "gradients", "optimizer", "activations", "communication", "other")
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, COMMUNICATION, OTHER = KINDS
 
+ALIKE = 0.8
+"""From this part of the peak on the step whose allocations have names stands for it."""
+
 
 class Tag:
     """One allocation."""
@@ -43,7 +46,8 @@ class Ledger:
         self.peak: dict[str, int] = dict.fromkeys(KINDS, 0)
         """Bytes by kind when most were in use."""
         self.peak_modules: dict[str, int] = {}
-        """The same bytes by module."""
+        """The same bytes by module: those of the step with names, where a later one needs little more."""
+        self._named_bytes = 0
         self.peak_bytes = 0
         self.in_use = self.most = 0
         """Bytes now, and the most since `settle`."""
@@ -104,11 +108,16 @@ class Ledger:
     def _look(self, events: list[Tag]) -> None:
         """The peak is now, after *events*."""
         tags = {id(tag): tag for tag in (*self._alive, *events) if tag.alive}.values()
-        self.peak, self.peak_modules = dict.fromkeys(KINDS, 0), {}
+        self.peak = dict.fromkeys(KINDS, 0)
+        modules: dict[str, int] = {}
         for tag in tags:
             self.peak[tag.kind] += tag.nbytes
-            self.peak_modules[tag.module] = self.peak_modules.get(tag.module, 0) + tag.nbytes
+            modules[tag.module] = modules.get(tag.module, 0) + tag.nbytes
         self.peak_bytes = sum(self.peak.values())
+        if self.named:
+            self._named_bytes = self.peak_bytes
+        if self.named or self._named_bytes < ALIKE * self.peak_bytes:
+            self.peak_modules = modules
 
     def now(self) -> dict[str, int]:
         """Bytes in use by kind."""

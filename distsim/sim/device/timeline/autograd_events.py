@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 
-from distsim.sim.device.timeline.timeline import Mark
+from distsim.sim.device.timeline.items import Mark
 from distsim.sim.isolation.process import current_task
 
 __all__ = ["EVENT_FUNCTIONS"]

@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from distsim.sim.device.timeline.timeline import Comm, Stream
+from distsim.sim.device.timeline.items import Comm
+from distsim.sim.device.timeline.timeline import Stream
 
 __all__ = ["InFlight"]
 

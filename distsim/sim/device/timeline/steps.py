@@ -14,7 +14,8 @@ import torch
 
 from distsim.sim.device.allocator.claims import claim_of_optimizer
 from distsim.sim.device.allocator.ledger import ACTIVATIONS, Ledger
-from distsim.sim.device.timeline.timeline import Mark, Stream, Timeline
+from distsim.sim.device.timeline.items import Mark
+from distsim.sim.device.timeline.timeline import Stream, Timeline
 
 if TYPE_CHECKING:
     from distsim.debug.records import CallRecord
@@ -46,6 +47,8 @@ class Counted:
     table: tuple[int, ...] = ()
     """The shape of an embedding."""
     tokens: int = 0
+    sequences: int = 0
+    """That those tokens are; 0: nobody knows."""
 
 
 _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
@@ -55,7 +58,9 @@ _DTYPES = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", 
 def counted(func: Any, args: tuple[Any, ...], cost: Cost) -> Counted | None:
     """What a call of *func* adds; None: nothing that is counted."""
     if func is aten.embedding.default:
-        return Counted(table=tuple(args[0].shape), tokens=args[1].numel())
+        looked_up = args[1]
+        sequences = looked_up.shape[0] if looked_up.dim() == 2 else 0
+        return Counted(table=tuple(args[0].shape), tokens=looked_up.numel(), sequences=sequences)
     if not cost.flops or cost.kind not in PRODUCTS:
         return None
     dtype = next((a.dtype for a in args if isinstance(a, torch.Tensor)), torch.float32)
@@ -83,6 +88,8 @@ class Steps:
     flops: dict[str, int] = field(default_factory=dict)
     tokens: dict[tuple[int, ...], int] = field(default_factory=dict)
     """By the shape of the embedding: how many were looked up outside backward."""
+    sequences: dict[tuple[int, ...], int] = field(default_factory=dict)
+    """How many the last ones were."""
     same_tokens: dict[tuple[int, ...], str] = field(default_factory=dict)
     """Ranks that reduced activations in forward, with their group's label."""
     ends: weakref.WeakKeyDictionary[Any, list[StepEnd]] = field(default_factory=weakref.WeakKeyDictionary)
@@ -108,6 +115,12 @@ class Steps:
                 self.forward_flops[what.dtype] = self.forward_flops.get(what.dtype, 0) + what.flops
         if what.tokens and not backward:
             self.tokens[what.table] = self.tokens.get(what.table, 0) + what.tokens
+            self.sequences[what.table] = what.sequences
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences in the last one, by the embedding that most tokens went through; 0: nobody knows."""
+        return self.sequences[max(self.tokens, key=self.tokens.__getitem__)] if self.tokens else 0
 
     def allocates(self, kind: str) -> None:
         """What is allocated from now on is for."""

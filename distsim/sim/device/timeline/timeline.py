@@ -19,17 +19,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import simpy
 
 from distsim.sim.device.timeline.account import Account
+from distsim.sim.device.timeline.items import NEVER, Comm, Item, Kernel, Mark, Wait
 
-__all__ = ["Comm", "Kernel", "Load", "Mark", "Stream", "Timeline", "Wait"]
+__all__ = ["Stream", "Timeline"]
 
-NEVER = float("inf")
 LEAST_SHARE = 0.05
 """What is left to compute, however many communication kernels run: they never take the last SM."""
 
@@ -39,76 +38,11 @@ and 300 GB/s moved three times this gives 1.74 for NVIDIA/nccl issue 1428's prod
 1.83, and 2.3 for its elementwise kernels, measured at 2.5."""
 
 
+MOST_FORESEEN = 64
+"""Items in streams up to which `foresee` looks ahead: weights moved one by one have two, a training step hundreds."""
+
 MOST_DONE = 100_000
 """The last kernels of a device, which it remembers: a step of ten layers with 64 micro-batches has 80,000."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What a communication kernel takes from the kernels beside it, as shares of the device."""
-
-    multiprocessors: float = 0.0
-    memory_bandwidth: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class Kernel:
-    """Work of *seconds* on an idle device that cannot begin before the host has launched it."""
-
-    seconds: float
-    launched_s: float
-    memory_bound: bool = False
-    name: Any = ""
-    begun_s: float | None = None
-    ended_s: float | None = None
-    on_end: Callable[[Kernel], None] | None = None
-    kind: str = ""
-    """As Cost.kind."""
-
-
-@dataclass(slots=True, eq=False)
-class Mark:
-    """A point in a stream: torch.cuda.Event, or the end of what was put in."""
-
-    launched_s: float
-    reached_s: float | None = None
-    waiters: list[Callable[[], None]] = field(default_factory=list)
-    on_reach: Callable[[Mark], None] | None = None
-    """Called when it is found to be reached, later than that moment where nobody looked: for accounts."""
-
-
-@dataclass(slots=True, eq=False)
-class Wait:
-    """What follows begins when *mark*, of another stream, has been reached."""
-
-    mark: Mark
-    launched_s: float
-
-
-@dataclass(slots=True, eq=False)
-class Comm:
-    """A communication kernel: *begin* is called when its turn comes; `Timeline.end` when the network is done."""
-
-    launched_s: float
-    load: Load
-    begin: Callable[[Comm], None]
-    record: Any = None
-    """The call that it carries out."""
-    records: Sequence[Any] = ()
-    """All of them: a batch has several."""
-    expires_s: float = NEVER
-    """When the program no longer waits for it."""
-    explicit: bool = False
-    """The program has set that limit itself."""
-    behind: Mark | None = None
-    """The point in its stream at which it has ended."""
-    exposed_s: float = 0.0
-    """How long its bytes moved while nothing computed."""
-    begun_s: float | None = None
-    ended_s: float | None = None
-
-
-Item = Kernel | Mark | Wait | Comm
 
 
 def _over(_: Comm) -> None:
@@ -183,6 +117,18 @@ class Timeline:
         if mark.reached_s is None:
             self._plan()
         return mark.reached_s is not None
+
+    def foresee(self, mark: Mark) -> float | None:
+        """When *mark* is reached, where nothing but the few kernels before it can change that; the device is then
+        ahead of the simulation's clock. None: somebody else has a part in it."""
+        self._plan()
+        items = [item for stream in self._streams for item in stream.items]
+        plain = all(type(item) is Kernel or (type(item) is Mark and not item.waiters) for item in items)
+        if self._inside or self._comms or len(items) > MOST_FORESEEN or not plain:
+            return None
+        while mark.reached_s is None:
+            self._advance(self._next_s(self._running()))
+        return mark.reached_s
 
     def when_reached(self, mark: Mark, tell: Callable[[], None]) -> None:
         """Call *tell* once, at the moment at which *mark* is reached; at once if it has been."""

@@ -1,0 +1,38 @@
+"""What memory was taken for, when most of it was in use."""
+
+from __future__ import annotations
+
+from distsim.sim.device.allocator.ledger import ACTIVATIONS, GRADIENTS, OTHER, Ledger
+
+
+def test_a_ledger_finds_the_peak_by_what_is_known_later() -> None:
+    """What was a gradient is known at the end of the step; at the peak it counts as one."""
+    ledger = Ledger()
+    ledger.born(10)
+    ledger.kind = ACTIVATIONS
+    activation, gradient = ledger.born(100), ledger.born(30)
+    ledger.died(activation)
+    gradient.kind = GRADIENTS
+    ledger.settle()
+    assert (ledger.peak_bytes, ledger.in_use) == (140, 40)
+    assert {kind: n for kind, n in ledger.peak.items() if n} == {OTHER: 10, ACTIVATIONS: 100, GRADIENTS: 30}
+    assert not ledger.has_risen
+    ledger.born(90)
+    ledger.settle()
+    assert ledger.peak_bytes == 140, "130 bytes are no new peak"
+    assert ledger.now()[ACTIVATIONS] == 90
+
+
+def test_names_of_modules_outlast_a_peak_a_little_higher() -> None:
+    """Only one step's allocations have names; one that needs more by a buffer is not said to be of no module."""
+    ledger = Ledger()
+    ledger.named, ledger.module = True, "conv"
+    ledger.died(ledger.born(100))
+    ledger.settle()
+    ledger.named, ledger.module = False, ""
+    ledger.died(ledger.born(110))
+    ledger.settle()
+    assert (ledger.peak_bytes, ledger.peak_modules) == (110, {"conv": 100})
+    ledger.born(200)
+    ledger.settle()
+    assert (ledger.peak_bytes, ledger.peak_modules) == (200, {"": 200})

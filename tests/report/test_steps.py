@@ -1,0 +1,61 @@
+"""What the report says of a step where one of them took much longer than the others."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from distsim.report import Summary
+from distsim.report.training.gains import gains
+from distsim.sim import Outcome, simulate
+
+
+def evaluates_at_times() -> None:
+    """Seven steps of some milliseconds, and one in which much is computed besides."""
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    layer = torch.nn.Linear(4096, 4096).cuda()
+    model = torch.nn.parallel.DistributedDataParallel(layer)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.ones(4096, 4096, device="cuda")
+    for step in range(8):
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for _ in range(20 if step == 5 else 0):
+            x @ x
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    return simulate(evaluates_at_times, "dgx-h100:1", nproc_per_node=2)
+
+
+def test_flops_are_those_of_the_step_whose_time_it_is(outcome: Outcome) -> None:
+    """The median step's, without a single step's evaluation."""
+    assert outcome.training is not None
+    assert outcome.training.model_flops == 3 * 2 * 4096**3 * 2
+    assert outcome.training.hardware_flops == 2 * 2 * 4096**3 * 2
+
+
+def test_gains_are_of_the_mean_step(outcome: Outcome) -> None:
+    """What would go is a mean, too: less than the median step, it gave longer steps than there were."""
+    training = outcome.training
+    assert training is not None
+    assert training.pacing is not None
+    assert training.step_time_s is not None
+    mean_s = training.pacing.step_s
+    assert mean_s > 1.2 * training.step_time_s
+    found = gains(training)
+    assert found
+    assert all(gain.step_s <= mean_s for gain in found)
+    text = io.StringIO()
+    Console(file=text, width=120).print(Summary(outcome))
+    told = text.getvalue()
+    assert "the pacing rank's mean step, " in told
+    assert "--" not in told[told.index("if   ") : told.index("time by rank")]

@@ -1,0 +1,46 @@
+"""How equal ranks end, of which few were traced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distsim.debug.records.kinds import Kind
+from distsim.sim import RunRequest, run_program
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # fully_shard warns of views
+
+PREFETCHES = """
+import os, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+with torch.device("cuda"):
+    layers = [torch.nn.Embedding(512, 1024), *(torch.nn.Linear(1024, 1024) for _ in range(12))]
+model = torch.nn.Sequential(*(fully_shard(layer) for layer in layers))
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    words = torch.randint(0, 512, (1, 1 << (10 if step < 4 else 21)), device="cuda")
+    loss = model(words).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.all_reduce(loss)
+"""
+
+
+def test_all_of_a_kind_run_out_of_memory_and_none_waits_for_them(tmp_path: Path) -> None:
+    """Their next gather is under way: those that nobody traced are in it as well, and nobody lacks them."""
+    (tmp_path / "program.py").write_text(PREFETCHES)
+    ran = run_program(RunRequest(program=str(tmp_path / "program.py"), on="dgx-h100:2"))
+    (told,) = ran.diagnoses
+    assert told.kind is Kind.RANK_RAISED
+    assert told.culprits == tuple(range(16))
+    assert told.victims == ()
+    assert ran.training is not None
+    (short,) = ran.training.out_of_memory
+    assert short.ranks == tuple(range(16))
+    assert short.one_sequence
