@@ -248,10 +248,10 @@ class Recorder:
         except RuntimeError:  # a finalizer made calls just now
             return
         for index in heads:
-            if not self._look_at(index):
+            if not self.look_at(index):
                 return
 
-    def _look_at(self, index: int) -> bool:
+    def look_at(self, index: int) -> bool:
         """Stamp a call if it has ended; whether it has."""
         found = self.outstanding.get(index)
         if found is None:  # it was waited for
@@ -269,7 +269,7 @@ class Recorder:
             living = sum(thread.ident in self._threads for thread in threading.enumerate())
             self.ring.header(rings.W_THREADS, living)
         for index in list(self.outstanding):
-            self._look_at(index)
+            self.look_at(index)
 
 
 def _plain(key: tuple[str, tuple[int, ...] | None]) -> tuple[dict[str, Any], bool]:

@@ -71,6 +71,8 @@ class RpcHooks:
         self._set(internal, "_run_function", self._run(internal._run_function))
         self._set(rpc.PyRRef, "to_here", self._to_here(rpc.PyRRef.to_here))
         self._set(torch._C.Future, "wait", self._wait(torch._C.Future.wait))
+        self._set(torch._C.Future, "then", self._derives(torch._C.Future.then, lambda future, callback: [future]))
+        self._set(torch._C, "_collect_all", self._derives(torch._C._collect_all, lambda futures: futures))
 
     def remove(self) -> None:
         while self._undo:
@@ -218,6 +220,16 @@ class RpcHooks:
             return original(future) if log is None else log.wait(future, original)
 
         return wait
+
+    def _derives(self, original: Any, sources: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def derive(*args: Any, **kwargs: Any) -> Any:
+            made = original(*args, **kwargs)
+            if self.log is not None:
+                self.log.derived.made(made, sources(*args, **kwargs))
+            return made
+
+        return derive
 
     # -- serving
 

@@ -18,6 +18,7 @@ from distsim.debug.rings.callsite import calling, codes_of, way_to
 from distsim.debug.rings.writer import stays
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.recorder import GroupLog, Recorder
+from distsim.realexec.rpc.derived import Derived
 from distsim.realexec.rpc.udf import answers_later
 
 __all__ = ["Peer", "RemoteLog"]
@@ -113,6 +114,7 @@ class RemoteLog:
         self.threads = int(getattr(options, "num_worker_threads", 0))
         self.futures: dict[int, int] = {}
         """id of a future that is outstanding -> index of its record."""
+        self.derived = Derived(recorder, self.futures)
         self.numbers = itertools.count(1)
         self.calls: dict[Key, tuple[Stays, int, Any, Any]] = {}
         """Of `fast_path`: a call made before -> what its record has in common with the next one's, the position of the
@@ -178,7 +180,7 @@ class RemoteLog:
         """`future.wait()`, of a call's future or any other."""
         index = self.futures.get(id(future))
         if index is None:
-            return original(future)
+            return self.derived.wait(future, original)
         self.ring.mark(index, rings.WAITING | rings.WAITED)
         try:
             value = original(future)

@@ -65,7 +65,7 @@ ELSEWHERE = {
 
 def by_kind(cases: list[Case]) -> list[Any]:
     """Every program; the first of each kind of diagnosis runs always."""
-    always = {*{case.head["kind"]: case.path.stem for case in reversed(cases)}.values(), "rpc_circle"}
+    always = {*{case.head["kind"]: case.path.stem for case in reversed(cases)}.values(), "rpc_circle", "rpc_then_stuck"}
     return [
         pytest.param(case, id=case.path.stem, marks=[] if case.path.stem in always else pytest.mark.soak)
         for case in cases

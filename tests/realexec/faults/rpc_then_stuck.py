@@ -1,0 +1,29 @@
+# ranks: 2
+# kind: host_stuck
+# culprits: 1
+# exit: 3
+# hang_after: 1.5
+# says: Worker worker1 (rank 1) has run never for worker0
+
+import os
+import threading
+
+import torch
+import torch.distributed.rpc as rpc
+
+lock = threading.Lock()
+lock.acquire()
+
+
+def never(x):
+    with lock:  # <-
+        return x
+
+
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+if rank == 0:
+    first = rpc.rpc_async("worker1", torch.add, args=(torch.ones(1), 1))
+    second = rpc.rpc_async("worker1", never, args=(2,)).then(lambda done: done.wait()).then(lambda done: done.wait())
+    torch.futures.wait_all([first, second])
+rpc.shutdown()
