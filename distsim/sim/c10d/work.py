@@ -12,8 +12,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
-from distsim.debug.records import CallRecord, CallWait, HostWait, State
+from distsim.debug.records import CallRecord, CallWait, State
 from distsim.debug.words.error_text import message
+from distsim.sim.c10d.behind import why_it_waits
 from distsim.sim.c10d.on_gpu.futures import InBackward, callback_patches, have_stream_wait
 from distsim.sim.isolation.process import current_task, require_task
 
@@ -219,7 +220,7 @@ def _future_wait(self: Any) -> Any:
     if task is not None:
         task.process.complete_futures()
         while not self.done():
-            task.poll(HostWait("a torch.futures.Future"))
+            task.poll(why_it_waits(self))
     value = _real_wait(self)
     if task is not None:
         have_stream_wait(task, value)

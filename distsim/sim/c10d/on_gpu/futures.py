@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from distsim.sim.c10d.behind import made_of
 from distsim.sim.device.gpu import Device
 from distsim.sim.device.streams import accelerators_of, current_stream, set_current_stream
 from distsim.sim.device.timeline import Mark, Stream
@@ -144,7 +145,11 @@ def _is_a_ranks(callback: object) -> bool:
 
 
 def _then(self: Any, callback: Callable[[Any], Any]) -> Any:
-    return _real_then(self, _on_streams(callback, gives=True) if _is_a_ranks(callback) else callback)
+    if not _is_a_ranks(callback):
+        return _real_then(self, callback)
+    made = _real_then(self, _on_streams(callback, gives=True))
+    made_of(made, (self,))
+    return made
 
 
 def _add_done_callback(self: Any, callback: Callable[[Any], Any]) -> None:

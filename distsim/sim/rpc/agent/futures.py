@@ -9,6 +9,7 @@ import simpy
 import torch
 from torch.futures import Future
 
+from distsim.sim.c10d.behind import made_of
 from distsim.sim.isolation.process import current_task
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Reply(Future[Any]):
     def __init__(self, process: SimProcess, why: Wait, read: Callable[[Any], Any]) -> None:
         super().__init__()
         self._came: simpy.Event = process.world.env.event()
-        self._why = why
+        self.why = why
         self._read = read
         self._waiters = 0
         self._raw: list[Any] = []
@@ -58,7 +59,7 @@ class Reply(Future[Any]):
         if task is not None and not self.done():
             self._waiters += 1
             try:
-                task.wait(self._came, self._why)
+                task.wait(self._came, self.why)
             finally:
                 self._waiters -= 1
             while self._raw:
@@ -72,7 +73,9 @@ _real_collect_all: Any = torch._C._collect_all
 def collect_all(futures: Sequence[Any]) -> Any:
     """torch's own; with a reply that has failed it is over at once, as a failed future of C++'s would have it."""
     if current_task() is None or not any(isinstance(future, Reply) for future in futures):
-        return _real_collect_all(futures)
+        made = _real_collect_all(futures)
+        made_of(made, futures)
+        return made
     together: Future[Any] = Future()
     left = len(futures)
 
@@ -88,4 +91,5 @@ def collect_all(futures: Sequence[Any]) -> Any:
 
     for future in futures:
         future.add_done_callback(lambda _, future=future: one_more(future))
+    made_of(together, futures)
     return together
