@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
 from distsim.sim.device.allocator import host_memory
 
@@ -20,3 +23,37 @@ def test_memory_is_asked_for_once_much_was_moved(monkeypatch: pytest.MonkeyPatch
 def test_the_c_library_can_be_asked() -> None:
     """malloc_trim, where it has one: whether memory was given back is 0 or 1."""
     assert host_memory._trim()(0) in (0, 1)
+
+
+def _own_bytes() -> int:
+    """Of this process, shared with nobody."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Dirty", "Private_Clean"))) << 10
+
+
+@pytest.mark.parametrize(("number", "dtype"), [(1.0, torch.float32), (0.5, torch.bfloat16), (0, torch.int64)])
+def test_large_placeholders_share_their_pages(number: float, dtype: torch.dtype) -> None:
+    """They are what torch.full makes, also across pieces, and take no memory where nobody writes."""
+    numel = (256 << 20) // dtype.itemsize + 3
+    host_memory.filled((numel,), number, dtype)  # makes the pattern
+    before = _own_bytes()
+    one, other = (host_memory.filled((numel,), number, dtype) for _ in range(2))
+    assert bool((one == number).all())
+    assert _own_bytes() - before < numel * 3, "the comparison's answer, and not a tensor"
+    one[host_memory.PIECE // dtype.itemsize] = 7
+    assert int((one != number).sum()) == 1
+    assert bool((other == number).all())
+
+
+def test_placeholders_end_with_their_tensor() -> None:
+    """Also where only a view of them is left."""
+
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_text().count("distsim placeholders")
+
+    before = mappings()
+    view = host_memory.filled((8, 4 << 20), 1.0, torch.float32)[3:]
+    assert mappings() > before
+    assert float(view[4, -1]) == 1.0
+    del view
+    assert mappings() == before

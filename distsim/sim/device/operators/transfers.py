@@ -55,8 +55,7 @@ def _to_copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         plain = {k: v for k, v in kwargs.items() if k in ("dtype", "layout", "memory_format")}
         host = mode.values.read(source, "a copy to the host", mode.where)
         mode.copy_time(source, to_host=True, blocking=blocking)
-        result = func(host, **plain)
-        result = result.clone() if result is host else result
+        result = host if _as_it_is(host, plain) else func(host, **plain)
         if mode.values.host(source) is None and result.is_contiguous() and not result.is_inference():
             result.untyped_storage()._distsim_placeholders = result._version  # checkpoints.py leaves holes for them
         return result
@@ -66,6 +65,15 @@ def _to_copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     if mode.values.keeps(made.numel(), made.dtype) and not source.is_meta:
         mode.values.know(made, source.detach().to(dtype, copy=True))
     return made
+
+
+def _as_it_is(host: Tensor, how: dict[str, Any]) -> bool:
+    """Whether a copy of *host*, of which there is no other, would be the same once more."""
+    return (
+        how.get("dtype") in (None, host.dtype)
+        and how.get("layout") in (None, host.layout)
+        and how.get("memory_format") in (None, torch.preserve_format)
+    )
 
 
 def _copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

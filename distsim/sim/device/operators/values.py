@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from distsim.errors import NotSimulated
+from distsim.sim.device.allocator.host_memory import filled
 from distsim.sim.device.operators.plan import limit
 from distsim.sim.kernel.task import MANY_LOOKS
 
@@ -141,7 +142,7 @@ class Values:
 
     def _placeholders(self, tensor: Tensor) -> Tensor:
         number = self.placeholder if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 0
-        return torch.full(tensor.shape, number, dtype=tensor.dtype, device=_HOST)
+        return filled(tensor.shape, number, tensor.dtype)
 
     def count(self, what: str, where: Callable[[], Reading]) -> None:
         """Values that nobody knows were asked for. Raises NotSimulated where a loop may wait for one for ever."""
