@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from types import FrameType, TracebackType
+from typing import Any
 
 from distsim.debug.records import Site
 
@@ -28,6 +29,7 @@ __all__ = [
     "Frame",
     "Owner",
     "absolute",
+    "defined_at",
     "is_ours",
     "owner",
     "packaged",
@@ -276,6 +278,14 @@ def raised_at(trace: TracebackType | None) -> tuple[Site, ...]:
         frames.append((code.co_filename, trace.tb_lineno or code.co_firstlineno, code.co_qualname))
         trace = trace.tb_next
     return program_frames(reversed(frames))
+
+
+def defined_at(function: Any) -> Site | None:
+    """The first line of a function of the program's; None of anybody else's."""
+    code = getattr(getattr(function, "_wrapped_async_rpc_function", function), "__code__", None)  # async_execution's
+    if code is None or owner(code.co_filename) is Owner.MACHINERY:
+        return None
+    return Site(shown(code.co_filename), code.co_firstlineno, code.co_qualname)
 
 
 @lru_cache(maxsize=65536)

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-from distsim.debug.records import Site
-from distsim.debug.records.frames import Owner, owner, program_frames, shown, steps
+from distsim.debug.records.frames import defined_at, program_frames, steps
 from distsim.debug.records.remote import SERVE, Remote
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import calling, codes_of, way_to
@@ -224,7 +223,7 @@ class RemoteLog:
         """Record that this thread begins to serve a call; answers the record's index."""
         me = threading.get_ident()
         rank, number = getattr(udf, "request", (-1, -1))
-        called, code = _called(udf), getattr(udf.func, "__code__", None)
+        called = _called(udf)
         caller = self.peers.get(("rank", rank))
         said = SERVE, called, caller.name if caller else "?", self.name, self.threads, 0.0
         position, print_ = self.ring.signature(said, _describe)
@@ -234,7 +233,7 @@ class RemoteLog:
             self.recorder._threads.get(me) or self._thread(me),
             next(self.numbers),
             position,
-            self._definition(code),
+            self._definition(udf.func),
             print_,
             0,
             rank,
@@ -270,12 +269,10 @@ class RemoteLog:
             self.ring.mark(index, rings.ASYNC)
             self.recorder.watch(index, Future(future, self._forget), False)
 
-    def _definition(self, code: CodeType | None) -> int:
+    def _definition(self, function: Any) -> int:
         """Table offset of the first line of a user's function; 0: not known."""
-        if code is None or owner(code.co_filename) is Owner.MACHINERY:
-            return 0
-        site = Site(shown(code.co_filename), code.co_firstlineno, code.co_qualname)
-        return self.recorder.sites.intern([site])[0]
+        site = defined_at(function)
+        return 0 if site is None else self.recorder.sites.intern([site])[0]
 
     def look(self) -> None:
         """Once a beat: where threads stand that have served one call for a while."""

@@ -65,7 +65,12 @@ ELSEWHERE = {
 
 def by_kind(cases: list[Case]) -> list[Any]:
     """Every program; the first of each kind of diagnosis runs always."""
-    always = {*{case.head["kind"]: case.path.stem for case in reversed(cases)}.values(), "rpc_circle", "rpc_then_stuck"}
+    always = {
+        *{case.head["kind"]: case.path.stem for case in reversed(cases)}.values(),
+        "rpc_circle",
+        "rpc_then_stuck",
+        "rpc_later",
+    }
     return [
         pytest.param(case, id=case.path.stem, marks=[] if case.path.stem in always else pytest.mark.soak)
         for case in cases

@@ -10,6 +10,7 @@ from torch.distributed import rpc
 from torch.distributed.rpc import api
 
 from distsim.debug.records import CallRecord, Group, State
+from distsim.debug.records.frames import defined_at
 from distsim.debug.records.remote import SERVE, Remote
 from distsim.debug.words.error_text import error_line
 from distsim.sim.isolation.process import current_task, require_task
@@ -57,6 +58,7 @@ def serving(agent: SimAgent, message: Message, udf: Any) -> CallRecord | None:
     names = agent.name_of(message.sender), agent.info.name
     remote = Remote(name, *names, agent.pool.size, request=message.request)
     record = _record(agent.process, SERVE, agent.rank_of(message.sender), remote, is_async=False)
+    record.site = record.site or defined_at(udf.func)  # until it is seen elsewhere (observe/evidence.py)
     require_task().served = record
     return record
 
