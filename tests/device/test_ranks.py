@@ -68,6 +68,22 @@ def test_visible_devices_are_those_that_a_rank_leaves_itself() -> None:
         del os.environ["CUDA_VISIBLE_DEVICES"]
 
 
+@pytest.mark.parametrize(("shells", "told"), [("0,1", 1), ("", 0)])
+def test_a_shells_visible_devices_are_said_to_hide_none(
+    monkeypatch: pytest.MonkeyPatch, shells: str, told: int
+) -> None:
+    """They are the machine's that simulates; a rank that sets them itself means its node's."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shells)
+
+    def body() -> int:
+        torch.ones(1, device="cuda")
+        return torch.cuda.device_count()
+
+    outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2)
+    assert outcome.results == [8, 8]
+    assert sum("CUDA_VISIBLE_DEVICES=0,1 is taken for this machine's" in note for note in outcome.notes) == told
+
+
 def test_seeds_are_each_ranks_own() -> None:
     """Ranks that seed alike draw alike; one rank's draws leave another's alone."""
 

@@ -354,6 +354,12 @@ class Accelerators:
         if not self.works:
             self.works = True
             self.process.world.traced.uses_gpu()
+            shells = self.process.world.host.environ.get(b"CUDA_VISIBLE_DEVICES", b"").decode(errors="replace")
+            if shells and b"CUDA_VISIBLE_DEVICES" not in self.process.changed_environ:
+                self.process.world.note(
+                    f"CUDA_VISIBLE_DEVICES={shells} is taken for this machine's: a simulated node has all its "
+                    f"{self.physical} GPUs; --nproc-per-node N has fewer ranks on it"
+                )
 
     def generator(self, index: int) -> CudaGenerator:
         """The default generator of GPU *index*, which works on the host."""
