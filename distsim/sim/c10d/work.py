@@ -14,9 +14,9 @@ from torch.futures import Future
 
 from distsim.debug.records import CallRecord, CallWait, State
 from distsim.debug.words.error_text import message
-from distsim.sim.c10d.behind import why_it_waits
 from distsim.sim.c10d.on_gpu.futures import InBackward, callback_patches, have_stream_wait
 from distsim.sim.isolation.process import current_task, require_task
+from distsim.sim.kernel.behind import why_it_waits
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess

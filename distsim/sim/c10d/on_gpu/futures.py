@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from distsim.sim.c10d.behind import made_of
 from distsim.sim.device.gpu import Device
 from distsim.sim.device.streams import accelerators_of, current_stream, set_current_stream
 from distsim.sim.device.timeline import Mark, Stream
 from distsim.sim.isolation.process import RankTask, current_task
+from distsim.sim.kernel.behind import made_of
 
 __all__ = ["InBackward", "callback_patches", "have_stream_wait", "written"]
 

@@ -9,8 +9,8 @@ import simpy
 import torch
 from torch.futures import Future
 
-from distsim.sim.c10d.behind import made_of
 from distsim.sim.isolation.process import current_task
+from distsim.sim.kernel.behind import made_of
 
 if TYPE_CHECKING:
     from distsim.debug.records import Wait
