@@ -297,6 +297,7 @@ def _attempt(
                 if slot.rank not in world.traced:
                     continue
                 process = world.new_process(slot, environ_of(slot), sys.argv, rank=slot.rank)
+                process.begin()
                 world.start_process(process, enter(process))
             if request.conditions is not None:
                 request.conditions.begin(world)

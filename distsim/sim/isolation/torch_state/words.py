@@ -42,6 +42,9 @@ def reader(addresses: Sequence[int]) -> Callable[[], bytes]:
     """A function that reads the 64-bit words at *addresses*, all within objects that live on: some nanoseconds each."""
     if not addresses:
         return bytes
+    if len(addresses) == 1:
+        word = ctypes.c_uint64.from_address(addresses[0])
+        return lambda: word.value.to_bytes(WORD_BYTES, sys.byteorder)
     first = min(addresses)
     memory = np.asarray(_Memory(first, (max(addresses) - first) // 8 + 1))
     take, at = memory.take, np.array([(address - first) // 8 for address in addresses], dtype=np.intp)
