@@ -28,6 +28,7 @@ from distsim.plugin.timeouts import TimedConditions
 from distsim.plugin.tools.debugger import traces_of, wants_frames
 from distsim.plugin.tools.hypothesis import in_the_example
 from distsim.plugin.verdict import Verdict, columns, whole
+from distsim.sim.kernel.collector import set_more_aside
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.run import simulate
 from distsim.watcher import overseer
@@ -46,7 +47,8 @@ def run_simulated(
 
     errors: dict[int, BaseException] = {}
     ended: dict[int, BaseException] = {}
-    run, example = rank_body(body, kwargs, options, item.instance), in_the_example()
+    first = functools.cache(set_more_aside)  # the next rank joins when the first one is in the test
+    run, example = rank_body(body, kwargs, options, item.instance, first), in_the_example()
 
     def on_rank() -> Any:
         try:

@@ -79,7 +79,7 @@ def simulation(gpus: bool) -> Iterator[Host]:
         host = Host(environ, modules.shared)
         with (
             noticed(),
-            host.torch.watching(),
+            host.torch.watching(_TABLE.is_as_put),
             accepted() if gpus else contextlib.nullcontext(),
         ):
             yield host

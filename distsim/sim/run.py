@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import sys
@@ -28,7 +29,7 @@ from distsim.sim.isolation.environ import without_launchers
 from distsim.sim.isolation.output import Held, RankStream, open_streams
 from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.randomness import undrawn
-from distsim.sim.kernel.collector import set_aside
+from distsim.sim.kernel.collector import set_aside, set_more_aside
 from distsim.sim.kernel.interrupts import interruptible
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.lookahead import Lookahead
@@ -198,7 +199,7 @@ def _environ(slots: Sequence[Slot], per_node: int, nodes: int) -> Callable[[Slot
 
 
 def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str) -> Outcome:
-    with shown_from(os.getcwd()):
+    with shown_from(os.getcwd()), set_aside():
         return _simulate(request, enter, name)
 
 
@@ -296,12 +297,13 @@ def _attempt(
                 if slot.rank not in world.traced:
                     continue
                 process = world.new_process(slot, environ_of(slot), sys.argv, rank=slot.rank)
+                process.begin()
                 world.start_process(process, enter(process))
             if request.conditions is not None:
                 request.conditions.begin(world)
             try:
+                set_more_aside()
                 with (
-                    set_aside(),
                     world.faults.accesses(),
                     world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
                     interruptible(world),
@@ -344,6 +346,7 @@ def _is_real(data: str) -> bool:
     return data == "real"
 
 
+@functools.cache
 def _fresh_rng() -> torch.Tensor:
     """torch's generator as a new process has it: every process begins with the same default seed."""
     return torch.Generator().get_state()

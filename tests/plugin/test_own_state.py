@@ -80,6 +80,46 @@ def test_self_patches_and_logs_are_each_ranks_own(run: Run) -> None:
     run(BODIES.replace("ARMS", "'sim'")).assert_outcomes(passed=5)
 
 
+NEXT = """
+import gc, sys, types, weakref
+
+class Ring:
+    def __init__(self):
+        self.itself = self
+
+def thing():
+    return weakref.ref(Ring())
+
+@pytest.mark.ranks(2)
+def test_garbage(rank):
+    gone = thing()
+    dist.barrier()
+    gc.collect()
+    assert gone() is None
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("turn", range(3))
+def test_state(rank, turn):
+    assert not hasattr(torch, "kept") and not hasattr(torch.optim.SGD, "kept")
+    assert "kept" not in sys.modules and torch.get_default_dtype() is torch.float32
+    assert torch.rand(1).item() == torch.rand(1, generator=torch.Generator().manual_seed(torch.initial_seed())).item()
+    torch.kept = torch.optim.SGD.kept = turn
+    sys.modules["kept"] = types.ModuleType("kept")
+    torch.set_default_dtype(torch.float64)
+    dist.barrier()
+    assert torch.kept == torch.optim.SGD.kept == turn
+
+def test_plain():
+    assert type(torch) is types.ModuleType and not hasattr(torch, "kept") and not hasattr(torch.optim.SGD, "kept")
+    assert "kept" not in sys.modules and torch.get_default_dtype() is torch.float32
+"""
+
+
+def test_nothing_of_a_test_is_in_the_next(run: Run) -> None:
+    """What all simulations of a process share is worked out once; what a rank has written is in none of it."""
+    run(NEXT).assert_outcomes(passed=5)
+
+
 @pytest.mark.soak
 @pytest.mark.slow
 def test_the_same_bodies_on_gloo(run: Run) -> None:

@@ -67,6 +67,37 @@ def test_the_first_run_looks_for_no_garbage(monkeypatch: pytest.MonkeyPatch) -> 
     ranks(int, 1)
 
 
+def test_what_a_run_is_made_of_is_set_aside_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked at no more until the end; the collections that this spares count as made."""
+    monkeypatch.setattr(collector, "_spared", 0.0)
+    with collector.set_aside():
+        made = cycle()
+        spared = collector._spared
+        collector.set_more_aside()
+        gc.collect()
+        assert made() is not None
+        assert collector._spared > spared
+    gc.collect()
+    assert made() is None
+
+
+def test_nothing_is_set_aside_outside_of_a_simulation() -> None:
+    """What the surrounding program has made is its own business, also where it has set something aside itself."""
+    left = cycle()
+    collector.set_more_aside()
+    gc.collect()
+    assert left() is None
+    gc.freeze()
+    try:
+        with collector.set_aside():
+            left = cycle()
+            collector.set_more_aside()
+            gc.collect()
+            assert left() is None
+    finally:
+        gc.unfreeze()
+
+
 class Base:
     """A class whose attributes a program may assign."""
 

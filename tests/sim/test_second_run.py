@@ -12,6 +12,8 @@ from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 import pytest
+import torch
+import torch.utils.data
 
 import distsim
 from distsim.cluster.files.load import preset_text
@@ -19,6 +21,7 @@ from distsim.sim.isolation.modules import patch_table
 from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.modules.modules import is_own_file
 from distsim.sim.isolation.resemblance import resembling
+from distsim.sim.isolation.torch_state.torch_state import STATE
 
 
 def _slept_s(module: ModuleType) -> float:
@@ -140,3 +143,95 @@ def test_a_name_that_has_its_old_meaning_again_is_led_elsewhere(monkeypatch: pyt
         vars(naps)["sleep"] = sleep
         (took_s,) = distsim.simulate(napped, nproc_per_node=1).results
         assert least_s <= took_s < least_s + 0.005
+
+
+def test_a_class_that_a_test_has_changed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a class held when the last simulation ended is not taken for what it holds now."""
+    called: list[str] = []
+
+    def made() -> None:
+        torch.utils.data.DataLoader([1])
+
+    def theirs(self: Any, *args: Any, **kwargs: Any) -> None:
+        called.append("theirs")
+        real(self, *args, **kwargs)
+
+    loader = torch.utils.data.DataLoader
+    real = loader.__init__
+    for _ in range(2):
+        distsim.simulate(made, nproc_per_node=1)
+        assert loader.__init__ is real
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "__init__", theirs)
+        for runs in (1, 2):
+            distsim.simulate(made, nproc_per_node=1)
+            assert len(called) == runs
+            assert loader.__init__ is theirs
+    distsim.simulate(made, nproc_per_node=1)
+    assert len(called) == 2
+    assert loader.__init__ is real
+
+
+def test_what_a_rank_leaves_in_a_class_is_gone_in_the_next_run() -> None:
+    """Its own, which no other run finds; a test's, which all find from then on."""
+    kind = torch.optim.SGD
+
+    def mark(by: str) -> list[object]:
+        found = [getattr(kind, name, None) for name in ("of_a_rank", "of_a_test")]
+        kind.of_a_rank = by  # type: ignore[attr-defined]
+        return found
+
+    try:
+        for run in range(4):
+            if run == 2:
+                kind.of_a_test = "all"  # type: ignore[attr-defined]
+            outcome = distsim.simulate(mark, args=(f"run {run}",), nproc_per_node=2)
+            assert outcome.results == [[None, "all" if run >= 2 else None]] * 2
+            assert not hasattr(kind, "of_a_rank")
+    finally:
+        del kind.of_a_test  # type: ignore[attr-defined]
+
+
+def test_what_a_rank_leaves_among_the_modules_is_gone_in_the_next_run() -> None:
+    """Runs begin with one copy of `sys.modules`; a rank's own module is in none but its own."""
+
+    def body(put: bool) -> list[bool]:
+        found = ["of_one_rank" in sys.modules, "of_a_test" in sys.modules]
+        if put:
+            sys.modules["of_one_rank"] = ModuleType("of_one_rank")
+        return found
+
+    for put in (False, True, True, False):
+        assert distsim.simulate(body, args=(put,), nproc_per_node=2).results == [[False, False]] * 2
+    sys.modules["of_a_test"] = ModuleType("of_a_test")
+    try:
+        assert distsim.simulate(body, args=(True,), nproc_per_node=2).results == [[False, True]] * 2
+        assert "of_a_test" in sys.modules
+    finally:
+        del sys.modules["of_a_test"]
+    assert distsim.simulate(body, args=(False,), nproc_per_node=2).results == [[False, False]] * 2
+
+
+def test_modules_are_plain_again_and_their_class_is_counted() -> None:
+    """Torch's modules tell of writes while a simulation runs; one that a test has given a class of its own keeps it."""
+
+    class Lazy(ModuleType):
+        """What a program makes of a module."""
+
+    def kinds() -> set[str]:
+        return {type(module).__name__ for module in (torch, torch.optim, torch.nn)}
+
+    distsim.simulate(lambda: None, nproc_per_node=1)
+    watched = STATE._kind
+    held = sys.getrefcount(watched)
+    for _ in range(3):
+        assert distsim.simulate(kinds, nproc_per_node=1).results == [{watched.__name__}]
+        assert kinds() == {"module"}
+        assert sys.getrefcount(watched) == held
+    torch.optim.__class__ = Lazy  # type: ignore[assignment]
+    try:
+        distsim.simulate(lambda: None, nproc_per_node=1)
+        assert type(torch.nn) is ModuleType
+        assert sys.getrefcount(watched) == held
+    finally:
+        torch.optim.__class__ = ModuleType

@@ -15,9 +15,14 @@ __all__ = ["rank_body"]
 
 
 def rank_body(
-    body: functools.partial[Any], kwargs: Mapping[str, Any], options: Options, instance: object = None
+    body: functools.partial[Any],
+    kwargs: Mapping[str, Any],
+    options: Options,
+    instance: object = None,
+    joined: Callable[[], None] = lambda: None,
 ) -> Callable[[], Any]:
-    """The body as one rank runs it; *instance* is the `self` of a method. It returns what the test returns, an `async`
+    """The body as one rank runs it; *instance* is the `self` of a method. A rank calls *joined* when it has joined the
+    others and nothing of the test's own has run in it. It returns what the test returns, an `async`
     one's result, and raises what it raises; `describe` tells that afterwards."""
 
     def run() -> Any:
@@ -26,6 +31,7 @@ def rank_body(
 
         if options.init and not dist.is_initialized():
             dist.init_process_group(options.backend)
+            joined()
         with on_this_rank(body, options.values(dict(kwargs)), instance, share_memory=options.on == "sim") as mine:
             result = mine()
             if inspect.iscoroutine(result):

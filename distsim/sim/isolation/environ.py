@@ -32,6 +32,7 @@ _PER_PROCESS = re.compile(
 )
 """What torchrun, mpirun and srun tell one process about itself: untrue for a simulated rank."""
 
+_is_per_process = functools.lru_cache(1_024)(_PER_PROCESS.match)
 _real_putenv, _real_unsetenv = os.putenv, os.unsetenv
 
 
@@ -52,7 +53,7 @@ def leave_environ(host: dict[bytes, bytes], changed: dict[bytes, None]) -> None:
 def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
     """*environ* without what a launcher around this simulation said to its own worker. With torchrun's
     TORCHELASTIC_USE_AGENT_STORE a rank would wait for a store of an agent that no simulated node has."""
-    kept = {name: value for name, value in environ.items() if not _PER_PROCESS.match(name)}
+    kept = {name: value for name, value in environ.items() if not _is_per_process(name)}
     if "TORCHELASTIC_RUN_ID" in environ:
         for name in TORCHRUN:
             kept.pop(name, None)

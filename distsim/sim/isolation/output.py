@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import io
 import re
 import sys
@@ -35,10 +36,14 @@ class RankStream(io.TextIOBase):
             path.write_bytes(b"")
         self._file = None if path is None else path.open("a", encoding="utf-8", buffering=1)
         self._raw = raw
-        self.buffer = _Bytes(self)
         self.muted = False
         self.said: set[str] = set()
         """What was written to it, without numbers."""
+
+    @functools.cached_property
+    def buffer(self) -> _Bytes:
+        """What takes bytes; most programs only print."""
+        return _Bytes(self)
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
@@ -83,7 +88,8 @@ class RankStream(io.TextIOBase):
 
     def finish(self) -> None:
         """Print the last unfinished line and close the rank's file; later writes go nowhere."""
-        self.buffer.finish()
+        if "buffer" in vars(self):
+            self.buffer.finish()
         if self._partial and not self.muted:
             self._write_line(self._partial)
             self._partial = ""

@@ -196,23 +196,26 @@ class SimProcess:
 
     # -- the global places
 
+    def begin(self) -> None:
+        """Begin with what the surrounding program has, whose state is in place; the first `enter` asks for it, too."""
+        self.modules, self.logs = ModuleTable(self.world.host.imports), LogState()
+        self.torch_rng = self.world.initial_torch_rng
+
     def enter(self) -> None:
         """Put this process's state where Python and torch look for it."""
         if self.modules is None:
-            self.modules = ModuleTable(self.world.host.imports)
+            self.begin()
+        assert self.modules is not None
+        assert self.logs is not None
         self.modules.enter()
         enter_environ(self.environ, self.changed_environ)
         sys.argv = self.argv
         enter_places(self.places)
         sys.path[:] = self.sys_path
-        if self.logs is None:
-            self.logs = LogState()
         self.logs.swap()
         for switch in self.world.host.turned:
             if switch in self.switches:
                 switch.set(self.switches[switch])
-        if self.torch_rng is None:
-            self.torch_rng = self.world.initial_torch_rng
         _set_torch_rng(self.torch_rng)
         self.world.host.torch.enter(self.torch_own)
 

@@ -105,15 +105,21 @@ class Host:
     def first_places(self) -> list[Any]:
         """What a new process finds in the places: hooks and start method of the
         surrounding program are not its."""
-        fresh = {
-            PLACES.index((sys, "excepthook")): sys.__excepthook__,
-            PLACES.index((sys, "meta_path")): list(sys.meta_path),
-            PLACES.index((sys, "path_hooks")): list(sys.path_hooks),
-            PLACES.index((threading, "excepthook")): threading.__excepthook__,
-            PLACES.index((warnings, "filters")): list(warnings.filters),
-            PLACES.index((multiprocessing.context._default_context, "_actual_context")): None,
-        }
-        return [fresh.get(number, value) for number, value in enumerate(self.places)]
+        places = list(self.places)
+        for number, value in _FIRST:
+            places[number] = value()
+        return places
+
+
+_FIRST: tuple[tuple[int, Callable[[], Any]], ...] = (
+    (PLACES.index((sys, "excepthook")), lambda: sys.__excepthook__),
+    (PLACES.index((sys, "meta_path")), lambda: list(sys.meta_path)),
+    (PLACES.index((sys, "path_hooks")), lambda: list(sys.path_hooks)),
+    (PLACES.index((threading, "excepthook")), lambda: threading.__excepthook__),
+    (PLACES.index((warnings, "filters")), lambda: list(warnings.filters)),
+    (PLACES.index((multiprocessing.context._default_context, "_actual_context")), lambda: None),
+)
+"""Places, by number, in which a process finds something of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

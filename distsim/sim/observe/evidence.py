@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -220,13 +221,33 @@ def _unused(error: BaseException, text: str) -> str:
     return f"DDP {what} got no gradient in the last backward pass"
 
 
-def _sources(states: dict[int, RankState], records: dict[int, list[CallRecord]]) -> dict[str, str]:
+def _sources(states: dict[int, RankState], records: dict[int, list[CallRecord]]) -> Mapping[str, str]:
     """The text of every file that a call or a rank's stack names."""
     files = {site.file: None for state in states.values() for site in state.stack}
     for calls in records.values():
         for record in calls:
             for site in record.stack:
                 files[site.file] = None
-    for file in files:
-        linecache.checkcache(absolute(file))
-    return {file: "".join(linecache.getlines(absolute(file))) for file in files}
+    texts = _Texts(files)
+    fine = all(state.phase is Phase.FINISHED and not state.exit_code for state in states.values())
+    return texts if fine else dict(texts)
+
+
+class _Texts(Mapping[str, str]):
+    """The text of *files*, read when somebody asks: where every rank has finished hardly anybody does."""
+
+    def __init__(self, files: Iterable[str]) -> None:
+        self._files: dict[str, str | None] = dict.fromkeys(files)
+
+    def __getitem__(self, file: str) -> str:
+        text = self._files[file]
+        if text is None:
+            linecache.checkcache(absolute(file))
+            text = self._files[file] = "".join(linecache.getlines(absolute(file)))
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)

@@ -326,6 +326,8 @@ class World(Scheduler):
             self.final = self.evidence()
             self.final.findings = (*self.final.findings, *unwaited(self.final), *self._slow(self.final))
             self.diagnoses = diagnose(self.final)
+            if self.diagnoses:
+                self.final.sources = dict(self.final.sources)  # as they are now
 
     def give_up(self, task: RankTask) -> None:
         """A rank spins or blocks on the host: keep its stack and let the others go on without it."""

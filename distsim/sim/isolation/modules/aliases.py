@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -46,6 +46,7 @@ class _Aliases:
         self._holding: dict[str, tuple[str, ...]] = {}
         """Which of our names it had."""
         self._listed: list[str] = []
+        self._listed_seen: list[str] = []
         self._there: list[Callable[[], Any]] = []
         self._spaces: list[dict[str, Any]] = []
         self._sizes: list[int] = []
@@ -53,8 +54,8 @@ class _Aliases:
         had."""
         self._own: list[str] = []
         """Those that are looked through every time."""
-        self._meanings: list[Callable[[], Any]] = []
-        """What the names meant."""
+        self._meanings: dict[str, list[Callable[[], Any]]] = {}
+        """What they meant."""
         self._tag: Callable[[], bytes] = reader([tag_at(sys.modules)] if TAGS_ARE_THERE else [])
         self._tag_listed = b""
         """The number of `sys.modules` (words.py), and what it was."""
@@ -68,16 +69,24 @@ class _Aliases:
         self._listed.clear()
         self._tag_listed = b""
 
-    def look(self) -> None:
-        """A simulation begins: look through what is new."""
-        before = dict(self._holding)
-        if self._is_as_it_was():
-            for name in self._own:
-                self._look_through(name, sys.modules[name])
-            self.changes += self._holding != before or not self._means_what_it_did()
+    def look(self, written: Collection[str] | None = None) -> None:
+        """A simulation begins: look through what is new. *written*: the modules out of `spaces` that were written to
+        since the last look, where that is known."""
+        if not (self._is_as_it_was() if written is None else self._is_as_large(written)):
+            self._look_everywhere()
+            self._means_what_it_did(list(self._meanings.keys() | self._holding.keys()))
             return
-        self._look_everywhere()
-        self._means_what_it_did()
+        before = [self._holding.get(name) for name in self._own]
+        for name in self._own:
+            self._look_through(name, sys.modules[name])
+        looked_at = list(self._holding) if written is None else [*self._own, *written]
+        is_the_same = before == [self._holding.get(name) for name in self._own]
+        self.changes += not self._means_what_it_did(looked_at) or not is_the_same
+
+    @property
+    def spaces(self) -> dict[str, dict[str, Any]]:
+        """The names of the modules that are not looked through every time."""
+        return dict(zip(self._listed_seen, self._spaces, strict=True))
 
     def _look_everywhere(self) -> None:
         self.changes += 1
@@ -90,12 +99,17 @@ class _Aliases:
             del self._holding[name]
         self._own = [name for name in modules if name not in seen]
         self._listed, self._there = list(modules), [_reference(module) for module in modules.values()]
-        self._spaces = [vars(modules[name]) for name in seen if name in modules]
+        self._listed_seen = [name for name in seen if name in modules]
+        self._spaces = [vars(modules[name]) for name in self._listed_seen]
         self._sizes = list(map(len, self._spaces))
         self._tag_listed = self._tag()
 
     def _is_as_it_was(self) -> bool:
         return self._has_the_same() and self._sizes == list(map(len, self._spaces))
+
+    def _is_as_large(self, written: Iterable[str]) -> bool:
+        """The same, where only modules *written* may have grown."""
+        return self._has_the_same() and all(self._seen[name][1] == len(vars(sys.modules[name])) for name in written)
 
     def _has_the_same(self) -> bool:
         """Whether `sys.modules` holds what it did."""
@@ -109,17 +123,17 @@ class _Aliases:
             self._tag_listed = tag
         return True
 
-    def _means_what_it_did(self) -> bool:
-        """A test may have put something else in the place of its module's `sleep`, or have put it back."""
-        found = [
-            space.get(name)
-            for module, held in self._holding.items()
-            if (space := getattr(sys.modules.get(module), "__dict__", None)) is not None
-            for name in held
-        ]
-        stands = len(found) == len(self._meanings) and all(map(operator.is_, map(operator.call, self._meanings), found))
-        if not stands:
-            self._meanings = [*map(_reference, found)]
+    def _means_what_it_did(self, names: Iterable[str]) -> bool:
+        """Of modules *names*. A test may have put something else in the place of its module's `sleep`, or have put it
+        back."""
+        stands = True
+        for name in names:
+            space = getattr(sys.modules.get(name), "__dict__", {})
+            found = [space.get(alias) for alias in self._holding.get(name, ())]
+            meant = self._meanings.get(name, ())
+            if len(found) != len(meant) or not all(map(operator.is_, map(operator.call, meant), found)):
+                self._meanings[name] = [*map(_reference, found)]
+                stands = False
         return stands
 
     def of(self, *names: str) -> Iterator[tuple[str, Any, str, Any]]:

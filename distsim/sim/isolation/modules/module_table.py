@@ -35,8 +35,6 @@ class SharedImports:
         self.apart = apart
         """Packages that the host may have imported and no process has from it: their parts are each process's own, and
         would be attributes of one for all."""
-        self._copy: dict[str, Any] = {}
-        self._number = 0
 
     @property
     def may_be_lent(self) -> bool:
@@ -45,17 +43,30 @@ class SharedImports:
 
     def lend(self) -> int:
         """The number of the host's `sys.modules`, of which there is a copy from now on."""
-        if self._number != _tag.value:
-            self._copy, self._number = dict(sys.modules), _tag.value
-        return self._number
+        number: int = _tag.value
+        if _copy.number != number:
+            _copy.held, _copy.number = dict(sys.modules), number
+        return number
 
     def take_back(self) -> dict[str, Any]:
         """The host's is as it was when it was lent; what its process has made of it."""
-        changed = self._copy
+        changed = _copy.held
         here, there = _body(sys.modules), _body(changed)
         _exchange(here, there)
-        self._copy, self._number = {}, 0
+        _copy.held, _copy.number = {}, 0
         return changed
+
+
+class _Copy:
+    """Of the host's `sys.modules` when its number was *number*. Good for every simulation of a process until something
+    is imported: to make one, all modules are gone through."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, Any] = {}
+        self.number = 0
+
+
+_copy = _Copy()
 
 
 class ModuleTable:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
-from operator import call, is_, setitem
+from operator import call, setitem
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from distsim.sim.isolation.modules.aliases import ALIASES
 from distsim.sim.isolation.resemblance import resembling
+from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, reader, space_of, tag_at
 
 __all__ = ["MISSING", "Patch", "PatchTable", "attribute_of"]
 
@@ -57,13 +59,39 @@ class PatchTable:
         self._operators: dict[int, str] = {}
         self._known_operators = -1
         self._is_put = False
+        self._writes = _Writes([])
+        """Who was written to since the last look: first the modules of these names, then other holders."""
+        self._modules: list[str] = []
+        self._holders: list[Any] = []
+        self._held: dict[int, list[int]] = {}
+        """The patches that each of those holds, by number."""
+        self._unwatched: list[int] = []
+        self._watched: set[int] = set()
+        """Patches of holders that are not among them, and holders (`id`) that are."""
+        self._anew: frozenset[int] | None = None
+        """Holders (`id`) whose own attributes may be others than when this was put in place last; None: all."""
 
     def look(self) -> list[Patch]:
         """A simulation begins: what stands for what."""
-        ALIASES.look()
-        if self._changes != ALIASES.changes or not self._stands():
+        written = self._writes.found()
+        if written is None:
+            ALIASES.look()
+            stands, self._anew = self._stand(range(len(self._real))), None
+        else:
+            ALIASES.look([self._modules[number] for number in written if number < len(self._modules)])
+            stands = self._stand(self._unwatched + [n for number in written for n in self._held.get(number, ())])
+            self._anew = frozenset(id(self._holders[n]) for number in written for n in self._held.get(number, ()))
+        if self._changes != ALIASES.changes or not stands:
             self._make()
+            self._watch()
+            self._anew = None
+        elif written is not None:
+            self._writes.seen()
         return self.patches
+
+    def is_as_put(self, holder: Any) -> bool:
+        """Whether *holder*, which is watched, has what it had when this was put in place for the last simulation."""
+        return self._anew is not None and id(holder) in self._watched and id(holder) not in self._anew
 
     def put(self) -> None:
         """In place; `look` has been there."""
@@ -73,12 +101,17 @@ class PatchTable:
         for holder, name, replacement, _ in self._others:
             setattr(holder, name, replacement)
         self._tell_compiler()
+        self._writes.begin()
 
     def take_away(self) -> None:
         """What was there is there again, also where not all had been put."""
         if not self._is_put:
             return
         self._is_put = False
+        with self._writes.of_ours():
+            self._take_away()
+
+    def _take_away(self) -> None:
         known = torch.jit._builtins._get_builtin_table()
         for number in self._operators:
             known.pop(number, None)
@@ -93,8 +126,31 @@ class PatchTable:
                 with contextlib.suppress(AttributeError):
                     delattr(holder, name)
 
-    def _stands(self) -> bool:
-        return all(map(is_, map(call, self._readers, self._names, repeat(MISSING)), self._real))
+    def _stand(self, numbers: Sequence[int]) -> bool:
+        """Whether patches *numbers* stand for what they stood for."""
+        return all(self._readers[n](self._names[n], MISSING) is self._real[n] for n in numbers)
+
+    def _watch(self) -> None:
+        """The modules that may have other names, and who holds a patch."""
+        modules = ALIASES.spaces
+        self._modules = list(modules)
+        spaces = {id(space): space for space in modules.values()}
+        if len(spaces) != len(modules):  # two names of one module
+            self._modules = [name for name, space in modules.items() if spaces.pop(id(space), None) is not None]
+            spaces = {id(modules[name]): modules[name] for name in self._modules}
+        holding: dict[int, list[int]] = {}
+        self._unwatched, self._watched = [], set()
+        self._holders = [holder for holder, _, _ in self.patches]
+        for number, holder in enumerate(self._holders):
+            space = None if isinstance(holder, FunctionType | CellType) else space_of(holder)
+            if type(space) is not dict:
+                self._unwatched.append(number)
+            else:
+                spaces[id(space)] = space
+                holding.setdefault(id(space), []).append(number)
+                self._watched.add(id(holder))
+        self._held = {number: holding[at] for number, at in enumerate(spaces) if at in holding}
+        self._writes = _Writes(list(spaces.values()))
 
     def _make(self) -> None:
         made = {(id(holder), name): (holder, name, value) for maker in self._makers for holder, name, value in maker()}
@@ -125,6 +181,41 @@ class PatchTable:
             pairs = zip(self._real, self.patches, strict=True)
             self._operators = {id(ours): known[id(real)] for real, (_, _, ours) in pairs if id(real) in known}
         known.update(self._operators)
+
+
+class _Writes:
+    """Which of *spaces* were written to, by others than a patch table: each write gives a dictionary another number
+    (words.py)."""
+
+    def __init__(self, spaces: Sequence[dict[str, Any]]) -> None:
+        self._spaces = spaces
+        self._tags = reader([tag_at(space) for space in spaces] if TAGS_ARE_THERE else [])
+        self._known = self._now = self._begun = self._read()
+
+    def _read(self) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        return np.frombuffer(self._tags(), dtype=np.uint64)
+
+    def found(self) -> list[int] | None:
+        """The numbers of those written to since the last look; None: that is not known."""
+        if not len(self._known):
+            return None
+        self._now = self._read()
+        return [int(number) for number in np.flatnonzero(self._now != self._known)]
+
+    def seen(self) -> None:
+        """What `found` has found is known."""
+        self._known = self._now
+
+    def begin(self) -> None:
+        """Patches have been put in place."""
+        self._begun = self._read()
+
+    @contextlib.contextmanager
+    def of_ours(self) -> Iterator[None]:
+        """Within this, patches are taken away: who was not written to since they were put is as before."""
+        quiet = self._read() == self._begun
+        yield
+        self._known = np.where(quiet, self._read(), self._known)
 
 
 def _exhaust(steps: Iterable[Any]) -> None:

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from distsim.sim.isolation.torch_state.torch_places import MODULES_OF_CLASSES
-from distsim.sim.isolation.torch_state.words import reader
+from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, reader, space_of, tag_at
 
 __all__ = [
     "MISSING",
@@ -73,11 +73,13 @@ class ClassGuard:
     def __init__(self, sentinel: type, classes: Sequence[type]) -> None:
         self.sentinel = sentinel
         self.classes = classes
-        self._before = [(cls, dict(vars(cls))) for cls in classes]
-        self.rest()
+        spaces = [space_of(cls) for cls in classes] if TAGS_ARE_THERE else []
+        self._tags = reader([tag_at(space) for space in spaces])
+        """Changes with what one of *classes* holds itself, and not with what it inherits."""
+        self.accept()
 
     def rest(self) -> None:
-        getattr(self.sentinel, "_looked_up", None)
+        _ = self.sentinel._looked_up  # type: ignore[attr-defined]
 
     def changes(self) -> Iterator[tuple[type, str, Any]]:
         """Class, name and former value of what was assigned."""
@@ -92,7 +94,22 @@ class ClassGuard:
     def accept(self) -> None:
         """What the classes hold now is everyone's."""
         self._before = [(cls, dict(vars(cls))) for cls in self.classes]
+        self._accepted = self._tags()
         self.rest()
+
+    def is_as_accepted(self, is_known: Callable[[type], bool]) -> bool:
+        """Whether all classes hold what they held: what was assigned was of one that they inherit from, or it
+        *is_known* to be as before."""
+        accepted, tags = self._accepted, self._tags()
+        if not tags:
+            return False
+        if tags != accepted:
+            pairs = zip(self.classes, memoryview(accepted).cast("Q"), memoryview(tags).cast("Q"), strict=True)
+            if not all(is_known(cls) for cls, before, now in pairs if before != now):
+                return False
+            self._accepted = tags
+        self.rest()
+        return True
 
 
 def guards_of(classes: list[type]) -> list[ClassGuard]:
@@ -115,7 +132,7 @@ def guards_of(classes: list[type]) -> list[ClassGuard]:
 def _heirs(classes: list[type]) -> list[ClassGuard]:
     """The mark of a class comes back with the next look-up in it; nobody looks into an heir but us."""
     try:
-        heir = type(classes[0])("_Heir", tuple(classes), {})
+        heir = type(classes[0])("_Heir", tuple(classes), {"_looked_up": None})  # found at once, and nowhere else
     except TypeError:  # no common order of resolution, or a class that has no heirs
         half = len(classes) // 2
         return _heirs(classes[:half]) + _heirs(classes[half:]) if half else []

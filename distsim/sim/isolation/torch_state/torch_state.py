@@ -36,7 +36,7 @@ from distsim.sim.isolation.torch_state.meshes import follow, forget_meshes
 from distsim.sim.isolation.torch_state.place import Content, Known, Name, Own
 from distsim.sim.isolation.torch_state.torch_imports import TorchFinder
 from distsim.sim.isolation.torch_state.torch_places import CONTENTS, GROWING, REBOUND
-from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, WORD_BYTES, reader, tag_at
+from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, WORD_BYTES, Kinds, reader, tag_at
 from distsim.sim.kernel.task import Task, current_process, current_task
 
 __all__ = ["STATE", "Own", "TorchState"]
@@ -62,6 +62,7 @@ class TorchState:
         self._attributes: dict[tuple[int, str], Name] = {}
         self._watched: list[ModuleType] = []
         self._begun_with: list[ModuleType] = []
+        self._kinds = Kinds([], ModuleType, ModuleType)
         self._adopted = -1
         """Those that the last simulation began with, and how often modules had changed by then."""
         self._kind = _watched(self)
@@ -179,6 +180,20 @@ class TorchState:
     def _line_up(self) -> None:
         """What `_changed` and `_assigned_classes` go through, column by column; and what tells that they need not."""
         self._is_stale = False
+        self._line_up_values()
+        sentinels = [sentinel for sentinel, _ in self._guards]
+        self._marks, self._at_rest = marks_of(sentinels)
+        spaces = [place.space for place in (*self._names, *self._attributes.values())]
+        spaces += [content.container for content in self._contents] + self._measured[0]
+        marks = marks_at(sentinels)
+        if TAGS_ARE_THERE and len(marks) == len(sentinels) and not self._is_unmarked:
+            dicts = {id(space): space for space in spaces if isinstance(space, dict)}
+            self._words = reader([*marks, *map(tag_at, dicts.values())])
+        else:
+            self._words = object  # never the same again: always looked at closely
+
+    def _line_up_values(self) -> None:
+        """What is everyone's in the places."""
         self._looked_at = [n.space for n in self._names], [n.name for n in self._names], [n.shared for n in self._names]
         empty = [c for c in self._contents if not c.shared]
         self._empty = [c.container for c in empty], empty
@@ -189,18 +204,8 @@ class TorchState:
             [size for _, size, _ in self._growing],
             [content for _, _, content in self._growing],
         )
-        sentinels = [sentinel for sentinel, _ in self._guards]
-        self._marks, self._at_rest = marks_of(sentinels)
         plain = [content for content in self._contents if not isinstance(content.container, dict)]
         self._plain = [content.container for content in plain], [content.shared for content in plain]
-        spaces = [place.space for place in (*self._names, *self._attributes.values())]
-        spaces += [content.container for content in self._contents] + self._measured[0]
-        marks = marks_at(sentinels)
-        if TAGS_ARE_THERE and len(marks) == len(sentinels) and not self._is_unmarked:
-            dicts = {id(space): space for space in spaces if isinstance(space, dict)}
-            self._words = reader([*marks, *map(tag_at, dicts.values())])
-        else:
-            self._words = object  # never the same again: always looked at closely
 
     def _assigned_classes(self) -> list[ClassGuard]:
         """Guards of classes that somebody has assigned an attribute of."""
@@ -260,24 +265,26 @@ class TorchState:
     # -- modules
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[TorchState]:
+    def watching(self, is_known: Callable[[type], bool] = lambda cls: False) -> Iterator[TorchState]:
         """For the time of a simulation: torch's modules, and whatever else all ranks share, tell when they
-        are written to."""
+        are written to. *is_known*: whether a class that was assigned to holds what it held when the last one began."""
         try:
             for name, shared in self.shared.items():
                 shared.begin(sys.modules.get(name))
-            self._take_as_everyones()
+            self._take_as_everyones(is_known)
             if self._adopted != ALIASES.changes:
                 self.adopt([m for n, m in sys.modules.copy().items() if _is_shared(n, getattr(m, "__file__", None))])
-                self._adopted, self._begun_with = ALIASES.changes, list(self._watched)
-            else:
-                self._watched += self._begun_with
+                self._adopted, self._begun_with, self._watched = ALIASES.changes, self._watched, []
+                self._kinds = Kinds(self._begun_with, ModuleType, self._kind)
+            elif not self._kinds.give():
                 _make_all(self._begun_with, self._kind)
             sys.meta_path.insert(0, self._finder)
             yield self
         finally:
             if self._finder in sys.meta_path:
                 sys.meta_path.remove(self._finder)
+            if not self._kinds.take_back():
+                _make_all(self._begun_with, ModuleType)
             _make_all(self._watched, ModuleType)
             self._watched.clear()
             if self._attributes or self._is_unmarked:
@@ -304,19 +311,19 @@ class TorchState:
             self._take_as_everyones()
             self.enter(process.torch_own)
 
-    def _take_as_everyones(self) -> None:
+    def _take_as_everyones(self, is_known: Callable[[type], bool] = lambda cls: False) -> None:
         if self._is_stale:
             self._line_up()
         changed, assigned = self._changed(), self._assigned_classes()
         if not changed and not assigned:
             return
         for guard in assigned:
-            guard.accept()
-        if changed:
-            for place in changed:
-                place.shared = place.get()
-            self._growing = [(container, len(container), c) for container, _, c in self._growing]
-            self._is_stale = True
+            if not guard.is_as_accepted(is_known):
+                guard.accept()
+        for place in changed:
+            place.shared = place.get()
+        self._growing = [(container, len(container), c) for container, _, c in self._growing]
+        self._line_up_values()
         self._halve(assigned)
 
     def adopt(self, modules: Sequence[ModuleType]) -> None:
