@@ -131,8 +131,9 @@ class RingWriter:
         self.world_size = world_size
         self.job = job
         self.words = memoryview(self._map).cast("Q")
-        self._buffer = memoryview(self._map)
-        self._counter = itertools.count()
+        self.buffer = memoryview(self._map)
+        self.numbers = itertools.count()
+        """Of the records to come; taken by whoever writes one."""
         self._table: dict[tuple[int, Any], int] = {}
         self._payload: dict[Any, tuple[int, int]] = {}
         self.payload_end = 0
@@ -167,8 +168,8 @@ class RingWriter:
         # Reserve before writing: a second thread then appends behind this entry.
         self._header(W_TABLE_USED, used + need)
         at = TABLE_AT + used
-        _ENTRY.pack_into(self._buffer, at, len(data), kind)
-        self._buffer[at + _ENTRY.size : at + _ENTRY.size + len(data)] = data
+        _ENTRY.pack_into(self.buffer, at, len(data), kind)
+        self.buffer[at + _ENTRY.size : at + _ENTRY.size + len(data)] = data
         return used + 1
 
     def group(self, name: str, description: str, ranks: Sequence[int], generation: int = 0) -> int:
@@ -208,8 +209,8 @@ class RingWriter:
         self.payload_end = end + need
         self._header(W_PAYLOAD_END, end + need)
         at = PAYLOAD_AT + end % PAYLOAD_BYTES
-        _PAYLOAD.pack_into(self._buffer, at, len(data), zlib.crc32(data))
-        self._buffer[at + _PAYLOAD.size : at + _PAYLOAD.size + len(data)] = data
+        _PAYLOAD.pack_into(self.buffer, at, len(data), zlib.crc32(data))
+        self.buffer[at + _PAYLOAD.size : at + _PAYLOAD.size + len(data)] = data
         found = (end, fingerprint(content, pairwise))
         self._payload[key] = found
         return found
@@ -233,12 +234,12 @@ class RingWriter:
         _pack: Any = RECORD_BODY.pack_into,
     ) -> int:
         """Write a record of a call that is being made; answers its index."""
-        index: int = next(self._counter)
+        index: int = next(self.numbers)
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         words = self.words
         words[word] = 0
         _pack(
-            self._buffer,
+            self.buffer,
             word * 8 + 8,
             _now(),
             0,
@@ -267,7 +268,7 @@ class RingWriter:
     def template(self, index: int) -> bytes:
         """The body of a record that was just written, for `replay`."""
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
-        return bytes(self._buffer[word * 8 + 8 : (word + RECORD_WORDS) * 8])
+        return bytes(self.buffer[word * 8 + 8 : (word + RECORD_WORDS) * 8])
 
     def replay(
         self,
@@ -278,11 +279,11 @@ class RingWriter:
         _pack: Any = AGAIN.pack_into,
     ) -> int:
         """Write a record that differs from an earlier one only in time and numbers; *same* is what `stays`."""
-        index: int = next(self._counter)
+        index: int = next(self.numbers)
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         words = self.words
         words[word] = 0
-        _pack(self._buffer, word * 8 + 8, _now(), same[0], seq, same[1], ordinal, same[2])
+        _pack(self.buffer, word * 8 + 8, _now(), same[0], seq, same[1], ordinal, same[2])
         words[word] = words[WORDS_AT // 8] = index + 1
         return index
 
@@ -347,13 +348,13 @@ class RingWriter:
         """The sender of a receive from any source is known now."""
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         if self.words[word] == index + 1:
-            struct.pack_into("<i", self._buffer, (word + WORD_PEER) * 8, peer)
+            struct.pack_into("<i", self.buffer, (word + WORD_PEER) * 8, peer)
 
     def number_rref(self, index: int, rank: int, number: int) -> None:
         """Which value a remote call makes or fetches: of the rank that asked for it, and its number there, plus one."""
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         if self.words[word] == index + 1:
-            struct.pack_into("<i", self._buffer, (word + WORD_PEER) * 8 + 4, rank)
+            struct.pack_into("<i", self.buffer, (word + WORD_PEER) * 8 + 4, rank)
             self.words[word + WORD_ORDINAL] = number
 
     def place(self, index: int, site: int) -> None:
@@ -372,7 +373,7 @@ class RingWriter:
         word = WORDS_AT // 8 + W_POSITION
         self.words[word] += 1
         self.words[POSITION_AT // 8] = len(data)
-        self._buffer[POSITION_AT + 8 : POSITION_AT + 8 + len(data)] = data
+        self.buffer[POSITION_AT + 8 : POSITION_AT + 8 + len(data)] = data
         self.words[word] += 1
 
     def beat(self) -> None:
@@ -384,5 +385,5 @@ class RingWriter:
         if sys.is_finalizing():
             return
         self.words.release()
-        self._buffer.release()
+        self.buffer.release()
         self._map.close()

@@ -11,11 +11,13 @@ public function stays the same object, by which torch.compile and `P2POp` know i
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import CellType, FunctionType
+from types import CellType, FunctionType, NoneType
 from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+from torch._C import _len_torch_function_stack as function_modes
 from torch._C._distributed_c10d import Backend
 
 from distsim.realexec.guard.fast_path import MISSED, Public, learn, through
@@ -23,12 +25,35 @@ from distsim.realexec.guard.group import BACKEND_NAMES
 
 __all__ = ["Shortcuts"]
 
+SEND, RECV = Backend.send, Backend.recv
+P2POp = dist.P2POp
 SUM = dist.ReduceOp.SUM
+RedOpType = type(SUM)
 C10D = vars(c10d)
+ALL_GATHER, REDUCE_SCATTER = "all_gather_single", "reduce_scatter_single"
+if not hasattr(c10d, ALL_GATHER):  # torch 2.11
+    ALL_GATHER, REDUCE_SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
 
 
 def _backends(name: str) -> Any:
     return getattr(Backend, BACKEND_NAMES.get(name, name))
+
+
+def _listed(name: str, source: Any, out: Any, op: Any, group: Any, async_op: bool) -> bool:
+    """Add a call inside a coalescing block to torch's list, as the function *name* would; False: that is for torch to
+    do. The group's own method, which is called at the block's end, is what is recorded."""
+    world = C10D["_world"]
+    calls = world._pg_coalesce_state.get(world._default_pg if group is None else group)
+    if (
+        calls is None
+        or async_op is not False
+        or type(op) is not (NoneType if name == ALL_GATHER else RedOpType)
+        or function_modes()
+        or any(type(tensor) is not Tensor or tensor.is_complex() for tensor in (source, out) if tensor is not None)
+    ):
+        return False
+    calls.append(C10D["_CollOp"](C10D[name], source, out, op, None))
+    return True
 
 
 def _all_reduce(long: Public) -> Public:
@@ -36,6 +61,8 @@ def _all_reduce(long: Public) -> Public:
 
     def all_reduce(tensor: Any, op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
         if C10D["_world"]._pg_coalesce_state:
+            if _listed("all_reduce", tensor, None, op, group, async_op):
+                return None
             return long(tensor, op, group, async_op)
         what = "all_reduce async" if async_op else "all_reduce"
         answer = through(method, what, (tensor,), ([tensor],), (op,), group, async_op)
@@ -104,6 +131,8 @@ def _all_gather_single(long: Public) -> Public:
 
     def all_gather_single(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Any:
         if C10D["_world"]._pg_coalesce_state:
+            if _listed(ALL_GATHER, input_tensor, output_tensor, None, group, async_op):
+                return None
             return long(output_tensor, input_tensor, group, async_op)
         both = (output_tensor, input_tensor)
         what = "all_gather_single async" if async_op else "all_gather_single"
@@ -120,6 +149,8 @@ def _reduce_scatter_single(long: Public) -> Public:
 
     def reduce_scatter_single(output: Any, input: Any, op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
         if C10D["_world"]._pg_coalesce_state:
+            if _listed(REDUCE_SCATTER, input, output, op, group, async_op):
+                return None
             return long(output, input, op, group, async_op)
         both = (output, input)
         what = "reduce_scatter_single async" if async_op else "reduce_scatter_single"
@@ -170,7 +201,7 @@ def _barrier(long: Public) -> Public:
 
 
 def _send(name: str) -> Callable[[Public], Public]:
-    method, later = Backend.send, name == "isend"
+    method, later = SEND, name == "isend"
 
     def way(long: Public) -> Public:
         def send(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Any:
@@ -188,7 +219,7 @@ def _send(name: str) -> Callable[[Public], Public]:
 
 
 def _recv(name: str) -> Callable[[Public], Public]:
-    method, later = Backend.recv, name == "irecv"
+    method, later = RECV, name == "irecv"
 
     def way(long: Public) -> Public:
         def recv(tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> Any:
@@ -205,6 +236,38 @@ def _recv(name: str) -> Callable[[Public], Public]:
     return way
 
 
+def _batch(long: Public) -> Public:
+    """Each operation as `isend` or `irecv` would make it; torch's own checks come before the first."""
+    longs: dict[str, Any] = {name: getattr(C10D.get(HIDDEN + name), "long", None) for name in ("isend", "irecv")}
+    if None in longs.values():
+        return long  # this torch writes them otherwise
+
+    def batch_isend_irecv(p2p_op_list: Any) -> Any:
+        if type(p2p_op_list) is not list or not p2p_op_list or getattr(p2p_op_list[0], "group", None) is None:
+            return long(p2p_op_list)
+        group, sends, receives = p2p_op_list[0].group, C10D["isend"], C10D["irecv"]
+        if getattr(group, "fast", None) is None:
+            return long(p2p_op_list)
+        for one in p2p_op_list:
+            if type(one) is not P2POp or one.group is not group or type(one.tag) is not int:
+                return long(p2p_op_list)
+            if one.op is not sends and one.op is not receives:
+                return long(p2p_op_list)
+        works = []
+        for one in p2p_op_list:
+            tensor, peer, tag = one.tensor, one.group_peer, one.tag
+            method, name = (SEND, "isend") if one.op is sends else (RECV, "irecv")
+            what = (name, None, peer, tag)
+            work = through(method, what, (tensor,), ([tensor],), (), group, True)
+            if work is MISSED:
+                work = learn(longs[name], (tensor, None, group, tag, peer), what, (tensor,), 1, (), group, True)
+            if work is not None:
+                works.append(work)
+        return works
+
+    return batch_isend_irecv
+
+
 def isend(tensor, dst=None, group=None, tag=0, group_dst=None):  # type: ignore[no-untyped-def]
     return _distsim_isend(tensor, dst, group, tag, group_dst)  # type: ignore[name-defined]  # noqa: F821
 
@@ -213,24 +276,26 @@ def irecv(tensor, src=None, group=None, tag=0, group_src=None):  # type: ignore[
     return _distsim_irecv(tensor, src, group, tag, group_src)  # type: ignore[name-defined]  # noqa: F821
 
 
+def batch_isend_irecv(p2p_op_list):  # type: ignore[no-untyped-def]
+    return _distsim_batch_isend_irecv(p2p_op_list)  # type: ignore[name-defined]  # noqa: F821
+
+
 WAYS: dict[str, Callable[[Public], Public]] = {
     "all_reduce": _all_reduce,
     "broadcast": _broadcast,
     "reduce": _reduce,
     "all_gather": _all_gather,
-    "all_gather_single": _all_gather_single,
-    "reduce_scatter_single": _reduce_scatter_single,
+    ALL_GATHER: _all_gather_single,
+    REDUCE_SCATTER: _reduce_scatter_single,
     "all_to_all_single": _all_to_all_single,
     "barrier": _barrier,
     "send": _send("send"),
     "recv": _recv("recv"),
 }
-if not hasattr(c10d, "all_gather_single"):  # torch 2.11
-    WAYS["all_gather_into_tensor"] = WAYS.pop("all_gather_single")
-    WAYS["reduce_scatter_tensor"] = WAYS.pop("reduce_scatter_single")
 BARE: dict[str, tuple[Any, Callable[[Public], Public]]] = {
     "isend": (isend, _send("isend")),
     "irecv": (irecv, _recv("irecv")),
+    "batch_isend_irecv": (batch_isend_irecv, _batch),
 }
 """Without decorator: code that calls what it finds in torch's module under `HIDDEN`, and the entrance put there."""
 HIDDEN = "_distsim_"
@@ -258,7 +323,9 @@ class Shortcuts:
             named = theirs.co_varnames[: theirs.co_argcount]
             if named == ours.co_varnames[: ours.co_argcount] and not theirs.co_freevars:
                 long = FunctionType(theirs, vars(c10d), name, public.__defaults__)
-                setattr(c10d, HIDDEN + name, _opaque(way(long)))
+                entrance = _opaque(way(long))
+                entrance.long = long
+                setattr(c10d, HIDDEN + name, entrance)
                 public.__code__ = ours
                 self._undo.append(_code_back(public, theirs))
 

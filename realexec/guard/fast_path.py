@@ -20,6 +20,7 @@ from functools import partial
 from sys import _getframe as frame_above
 from sys import exception as exception_on_its_way
 from threading import get_ident
+from time import monotonic_ns
 from types import CodeType, FrameType
 from typing import Any
 
@@ -35,7 +36,7 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import Standing, calling, leave_marks, standing, stands, way_to
 from distsim.debug.rings.writer import stays
 from distsim.debug.words.error_text import error_line
-from distsim.realexec.guard.handle import MessageHandle
+from distsim.realexec.guard.handle import MessageHandle, watched
 from distsim.realexec.guard.recorder import GroupLog, Made
 
 __all__ = ["MISSED", "Public", "learn", "looks_of", "may_be_kept", "remember", "through"]
@@ -46,6 +47,9 @@ MOST = 4096
 OTHERS = 7
 """Of one key that are looked through: a helper is seldom called from more lines in turn."""
 STRIDED = torch.strided
+FIRST, RECORDS, EACH = rings.RECORDS_AT // 8, rings.RECORDS, rings.RECORD_WORDS
+COUNT = rings.WORDS_AT // 8 + rings.W_COUNT
+pack = rings.AGAIN.pack_into
 LEARNT = frozenset({rings.WAITING, rings.ASYNC, rings.WAITING | rings.P2P_CALL, rings.ASYNC | rings.P2P_CALL})
 """What a record may say besides that the call is made: no race, no exception on its way, nothing found in its data."""
 
@@ -63,18 +67,27 @@ class Seen:
         "done",
         "end",
         "expires",
+        "made",
+        "mark",
         "others",
         "owned",
         "print_",
         "said",
         "same",
+        "steps",
         "tail",
-        "there",
         "thread",
     )
 
     def __init__(
-        self, made: Made, num_lead: int, said: Any, code: CodeType, there: Standing, others: tuple[Seen, ...]
+        self,
+        log: GroupLog,
+        made: Made,
+        num_lead: int,
+        said: Any,
+        code: CodeType,
+        there: Standing,
+        others: tuple[Seen, ...],
     ) -> None:
         self.thread = made.thread
         self.same = stays(made.body)
@@ -89,12 +102,13 @@ class Seen:
         """A user gets the handle, and is told of one that he drops."""
         call = made.call
         self.end = (call.key[0], call.peer, call.tag) if flags & rings.P2P_CALL else None
+        self.made: list[int] = log.ordinals[self.end] if self.end is not None else []
         self.print_: int = rings.RECORD_BODY.unpack(made.body)[8]
         """Fingerprint, by which strict ranks compare their calls."""
         self.expires = int.from_bytes(made.body[5 * 8 : 6 * 8], "little") + rings.PAYLOAD_BYTES // 2
         """Position of the payload ring from which on the signature must be written anew."""
-        self.there = there
-        """Where the caller stood."""
+        self.steps, self.mark = there
+        """Where the caller stood, as `stands` tells it again."""
         self.code = code
         """The caller's, kept alive: its id is in the key."""
         self.others = others
@@ -109,7 +123,7 @@ def _other(found: Seen, said: Any, caller: FrameType) -> Seen | None:
 
 
 def _is(seen: Seen, said: Any, caller: FrameType) -> bool:
-    return bool(seen.said == said and seen.thread == get_ident() and stands(caller, seen.there))
+    return bool(seen.said == said and seen.thread == get_ident() and stands(caller, (seen.steps, seen.mark)))
 
 
 def through(
@@ -132,7 +146,11 @@ def through(
     fast = getattr(guard, "fast", None)
     if fast is None or world._pg_coalesce_state:
         return MISSED
-    dtype, looks = None, []
+    try:
+        caller = frame_above(3)  # who called the public function: the entrance and torch's decorator are between
+    except ValueError:
+        return MISSED
+    dtype, looks = None, [what, id(caller.f_code), caller.f_lasti]
     for tensor in tensors:
         kind = type(tensor)
         if (kind is not Tensor and kind is not Parameter) or not tensor.is_cpu:
@@ -144,23 +162,26 @@ def through(
                 return MISSED
             looks.append(dtype := tensor.dtype)
         looks.append(tensor.shape)
-    try:
-        caller = frame_above(3)  # who called the public function: the entrance and torch's decorator are between
-    except ValueError:
-        return MISSED
     log: GroupLog = guard.group_log
-    seen = log.seen.get((what, id(caller.f_code), caller.f_lasti, *looks))
+    seen = log.seen.get(tuple(looks))
     if seen is None:
         return MISSED
-    if seen.said != said or seen.thread != get_ident() or not stands(caller, seen.there):
-        seen = _other(seen, said, caller)
+    frame: Any = caller
+    for code, position in seen.steps:
+        frame = frame.f_back
+        if frame is None or frame.f_code is not code or frame.f_lasti != position:
+            seen = _other(seen, said, caller)
+            break
+    else:
+        if frame.f_trace is not seen.mark or seen.said != said or seen.thread != get_ident():
+            seen = _other(seen, said, caller)
     recorder = guard.recorder
     if (
         seen is None
         or recorder is None  # the guard was taken off
         or log.busy
         or log.last is not None
-        or seen.expires <= recorder.ring.payload_end
+        or seen.expires <= (ring := recorder.ring).payload_end
         or exception_on_its_way() is not None
         or function_modes()
         or dispatch_modes()
@@ -169,14 +190,22 @@ def through(
         return MISSED
     if guard.strict is not None:
         return _strictly(guard, log, seen, later, tensors, method, (*lead, *seen.tail))
-    ring, end = recorder.ring, seen.end
+    end = seen.end
     if end is None:
         if not later:
             log.busy = seen.thread
-        index = ring.replay(seen.same, next(log.seq))
+        seq, ordinal = next(log.seq), 0
     else:
-        ordinal = log.ordinals[end] = log.ordinals.get(end, 0) + 1
-        index = ring.replay(seen.same, next(log.p2p), ordinal)
+        made = seen.made
+        ordinal = made[0] = made[0] + 1
+        seq = next(log.p2p)
+    # `ring.replay`, written out.
+    index = next(ring.numbers)
+    word, words = FIRST + index % RECORDS * EACH, ring.words
+    words[word] = 0
+    first, second, third = seen.same
+    pack(ring.buffer, word * 8 + 8, monotonic_ns(), first, seq, second, ordinal, third)
+    words[word] = words[COUNT] = index + 1
     if recorder.outstanding:
         recorder.poll()
     try:
@@ -184,8 +213,18 @@ def through(
     except BaseException as error:
         recorder.not_issued(log, end, index, error_line(error))
         raise
-    if later:
-        return (guard.later if end is None else MessageHandle)(work, recorder, log, index, seen.owned)
+    if later:  # `watched`, written out
+        if end is None:
+            handle = guard.later()
+            recorder.outstanding[index] = work
+        else:
+            handle = MessageHandle()
+        handle._inner = work
+        handle._recorder = recorder
+        handle._group_log = log
+        handle._index = index
+        handle._touched = not seen.owned
+        return handle
     try:
         work.wait()
     except BaseException as error:
@@ -217,7 +256,8 @@ def _strictly(
             log.busy = seen.thread
         index: int = recorder.ring.replay(seen.same, next(log.seq))
     else:
-        ordinal = log.ordinals[end] = log.ordinals.get(end, 0) + 1
+        made = seen.made
+        ordinal = made[0] = made[0] + 1
         index = recorder.ring.replay(seen.same, next(log.p2p), ordinal)
     if recorder.outstanding:
         recorder.poll()
@@ -234,7 +274,7 @@ def _strictly(
             recorder.not_issued(log, end, index, error_line(error))
             raise
         if later:
-            return (guard.later if end is None else MessageHandle)(work, recorder, log, index, seen.owned)
+            return watched(guard.later if end is None else MessageHandle, work, recorder, log, index, seen.owned)
     try:
         work.wait()
     except BaseException as error:
@@ -335,6 +375,6 @@ def remember(log: GroupLog, key: tuple[Any, ...], made: Made, num_lead: int, sai
         log.seen.clear()
     before = log.seen.get(key)
     others = () if before is None else (before, *before.others)[:OTHERS]
-    log.seen[key] = Seen(made, num_lead, said, caller.f_code, there, others)
+    log.seen[key] = Seen(log, made, num_lead, said, caller.f_code, there, others)
     if before is not None:
         before.others = ()

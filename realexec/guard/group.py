@@ -25,7 +25,7 @@ from distsim.debug.records.arguments import FIELDS, METHODS, Call, Reader
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.fast_path import MISSED
-from distsim.realexec.guard.handle import Handle, HostHandle, MessageHandle, SyncHandle
+from distsim.realexec.guard.handle import Handle, HostHandle, MessageHandle, MessageWork, SyncHandle, watched
 from distsim.realexec.guard.method_path import again, keep, words_of
 from distsim.realexec.guard.recorder import GroupLog, Made, Recorder
 from distsim.realexec.guard.tensor_checks import Checksums, find_nan
@@ -208,8 +208,9 @@ def _method(op: str, name: str, read: Reader) -> Callable[..., Any]:
             if caller.f_globals is C10D:
                 return SyncHandle(work, recorder.ring, log, index)
         if is_async and on_host and after is None:
-            kind = MessageHandle if op in P2P else self.later
-            return kind(work, recorder, log, index, owned)
+            by_torch = caller is not None and caller.f_globals is C10D  # one of its public functions
+            message = MessageHandle if by_torch else MessageWork
+            return watched(message if op in P2P else self.later, work, recorder, log, index, owned)
         handle = Handle(work, recorder, log, index, is_async, on_host, owned, op in P2P)
         handle._after = after
         return handle

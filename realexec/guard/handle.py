@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from datetime import timedelta
-from typing import Any
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import Work
 
@@ -13,77 +14,27 @@ from distsim.debug.rings.writer import RingWriter
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 
-__all__ = ["Handle", "HostHandle", "MessageHandle", "SyncHandle"]
+__all__ = ["Handle", "HostHandle", "MessageHandle", "MessageWork", "SyncHandle", "watched"]
 
 
-class Handle(Work):
-    """Wraps the Work of a real backend. C++ (DDP, functional collectives) calls `wait` and `get_future`."""
+FIRST, RECORDS, EACH = rings.RECORDS_AT // 8, rings.RECORDS, rings.RECORD_WORDS
+FLAGS, ENDED = rings.WORD_FLAGS, rings.WORD_COMPLETED
+WAITS, DONE, GOES_ON = rings.WAITING | rings.WAITED, rings.COMPLETED, rings.STATE_MASK | rings.WAITING
 
-    __slots__ = (
-        "_after",
-        "_again",
-        "_group_log",
-        "_index",
-        "_inner",
-        "_is_async",
-        "_on_host",
-        "_polled",
-        "_recorder",
-        "_touched",
-    )
 
-    def __init__(
-        self,
-        inner: Any,
-        recorder: Recorder,
-        log: GroupLog,
-        index: int,
-        is_async: bool,
-        on_host: bool,
-        owned: bool,
-        p2p: bool = False,
-    ) -> None:
-        Work.__init__(self)
-        self._inner = inner
-        self._recorder = recorder
-        self._group_log = log
-        self._index = index
-        self._is_async = is_async
-        self._on_host = on_host
-        """wait() returns when the data are there (CPU tensors); on an accelerator the stream waits."""
-        self._again = on_host and not p2p
-        """wait() may be called twice: gloo's send and receive block for ever the second time."""
-        self._touched = not (is_async and owned)
-        """Nothing is to be said if the handle is dropped: it was waited for, or torch's own code holds it."""
-        self._after: Any = None
-        """Called once when the first wait() has come back (NaN watch, checksums)."""
-        self._polled = not p2p or not on_host
-        """gloo's sends and receives say that they have ended only after wait()."""
-        if is_async and self._polled:
-            recorder.watch(index, inner, self._again)
+class _Noted:
+    """What all handles do alike: pass on to torch's Work, and note that somebody looked."""
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        recorder, index = self._recorder, self._index
-        ring = recorder.ring
-        if self._is_async:
-            self._touched = True
-            ring.mark(index, rings.WAITING | rings.WAITED)
-        try:
-            answer = self._inner.wait() if timeout is None else self._inner.wait(timeout)
-        except BaseException as error:
-            self._failed(error)
-            raise
-        if self._on_host or self._inner.is_completed():
-            ring.finish(index, rings.COMPLETED)
-        else:
-            ring.unmark(index, rings.WAITING)
-            if not self._is_async and self._polled:
-                recorder.watch(index, self._inner, self._again)
-        self._free()
-        if self._after is not None:
-            after, self._after = self._after, None
-            after()
-        return bool(answer)
+    if not TYPE_CHECKING:
+        __slots__ = ()  # a base beside Work can have none
+    _inner: Any
+    _recorder: Recorder
+    _group_log: GroupLog
+    _index: int
+    _touched: bool
+    _is_async: bool
+    _polled: bool
+    _again: bool
 
     def _failed(self, error: BaseException) -> None:
         self._recorder.ring.fail(self._index, error_line(error))
@@ -153,47 +104,180 @@ class Handle(Work):
                 self._recorder.ring.mark(self._index, rings.DROPPED)
 
 
+class Handle(_Noted, Work):
+    """Wraps the Work of a real backend. C++ (DDP, functional collectives) calls `wait` and `get_future`."""
+
+    __slots__ = (
+        "_after",
+        "_again",
+        "_group_log",
+        "_index",
+        "_inner",
+        "_is_async",
+        "_on_host",
+        "_polled",
+        "_recorder",
+        "_touched",
+    )
+
+    def __init__(
+        self,
+        inner: Any,
+        recorder: Recorder,
+        log: GroupLog,
+        index: int,
+        is_async: bool,
+        on_host: bool,
+        owned: bool,
+        p2p: bool = False,
+    ) -> None:
+        Work.__init__(self)
+        self._inner = inner
+        self._recorder = recorder
+        self._group_log = log
+        self._index = index
+        self._is_async = is_async
+        self._on_host = on_host
+        """wait() returns when the data are there (CPU tensors); on an accelerator the stream waits."""
+        self._again = on_host and not p2p
+        """wait() may be called twice: gloo's send and receive block for ever the second time."""
+        self._touched = not (is_async and owned)
+        """Nothing is to be said if the handle is dropped: it was waited for, or torch's own code holds it."""
+        self._after: Any = None
+        """Called once when the first wait() has come back (NaN watch, checksums)."""
+        self._polled = not p2p or not on_host
+        """gloo's sends and receives say that they have ended only after wait()."""
+        if is_async and self._polled:
+            recorder.watch(index, inner, self._again)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        recorder, index = self._recorder, self._index
+        ring = recorder.ring
+        if self._is_async:
+            self._touched = True
+            ring.mark(index, rings.WAITING | rings.WAITED)
+        try:
+            answer = self._inner.wait() if timeout is None else self._inner.wait(timeout)
+        except BaseException as error:
+            self._failed(error)
+            raise
+        if self._on_host or self._inner.is_completed():
+            ring.finish(index, rings.COMPLETED)
+        else:
+            ring.unmark(index, rings.WAITING)
+            if not self._is_async and self._polled:
+                recorder.watch(index, self._inner, self._again)
+        self._free()
+        if self._after is not None:
+            after, self._after = self._after, None
+            after()
+        return bool(answer)
+
+
 class HostHandle(Handle):
-    """The handle of an asynchronous collective on the host's tensors."""
+    """The handle of an asynchronous collective on the host's tensors; made by `watched`."""
 
     __slots__ = ()
+    __init__ = Work.__init__
     _is_async = True
     _on_host = True
     _again = True
     _polled = True
     _after = None
 
-    def __init__(self, inner: Any, recorder: Recorder, log: GroupLog, index: int, owned: bool) -> None:
-        Work.__init__(self)
-        self._inner = inner
-        self._recorder = recorder
-        self._group_log = log
-        self._index = index
-        self._touched = not owned
-        if self._polled:
-            recorder.outstanding[index] = (inner, True)
-
     def wait(self, timeout: timedelta | None = None) -> bool:
+        # The ring's `mark` and `finish`, written out: whoever comes here has waited, and finds its caches cold.
         self._touched = True
         recorder, index = self._recorder, self._index
-        ring = recorder.ring
-        ring.mark(index, rings.WAITING | rings.WAITED)
+        words, word = recorder.ring.words, FIRST + index % RECORDS * EACH
+        if words[word] == index + 1:
+            words[word + FLAGS] |= WAITS
         try:
-            answer = self._inner.wait() if timeout is None else self._inner.wait(timeout)
+            answer: bool = self._inner.wait() if timeout is None else self._inner.wait(timeout)
         except BaseException as error:
             self._failed(error)
             raise
         recorder.outstanding.pop(index, None)
-        ring.finish(index, rings.COMPLETED)
-        return bool(answer)
+        if words[word] == index + 1:
+            words[word + ENDED] = monotonic_ns()
+            words[word + FLAGS] = words[word + FLAGS] & ~GOES_ON | DONE
+        return answer
+
+    def get_future(self) -> Any:
+        self._touched = True
+        index = self._index
+        words, word = self._recorder.ring.words, FIRST + index % RECORDS * EACH
+        if words[word] == index + 1:
+            words[word + FLAGS] |= rings.FUTURE
+        return self._inner.get_future()
 
 
-class MessageHandle(HostHandle):
-    """The handle of `isend` or `irecv`: gloo's may be waited for but once, and end only with that."""
+class MessageHandle(_Noted):
+    """The handle of `isend` or `irecv`: gloo's may be waited for but once, and end only with that.
+
+    Python alone gets it, from torch's public functions, so it says that it is a Work and is none: to make an object
+    that C++ can take costs as much as half of the record. A group's methods answer a `MessageWork`."""
+
+    __slots__ = ("_group_log", "_index", "_inner", "_recorder", "_touched")
+    _is_async = True
+    _again = False
+    _polled = False
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return Work
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        # As of a `HostHandle`.
+        self._touched = True
+        index = self._index
+        words, word = self._recorder.ring.words, FIRST + index % RECORDS * EACH
+        if words[word] == index + 1:
+            words[word + FLAGS] |= WAITS
+        try:
+            answer: bool = self._inner.wait() if timeout is None else self._inner.wait(timeout)
+        except BaseException as error:
+            self._failed(error)
+            raise
+        if words[word] == index + 1:
+            words[word + ENDED] = monotonic_ns()
+            words[word + FLAGS] = words[word + FLAGS] & ~GOES_ON | DONE
+        return answer
+
+    def boxed(self) -> Any:
+        return self._inner.boxed()
+
+
+class MessageWork(HostHandle):
+    """A `MessageHandle` that C++ can take."""
 
     __slots__ = ()
     _again = False
     _polled = False
+    wait = MessageHandle.wait
+
+    @classmethod
+    def of(cls, handle: MessageHandle) -> MessageWork:
+        """In the place of *handle*."""
+        owned, handle._touched = not handle._touched, True
+        made: MessageWork = watched(cls, handle._inner, handle._recorder, handle._group_log, handle._index, owned)
+        return made
+
+
+def watched(
+    kind: type[HostHandle | MessageHandle], work: Any, recorder: Recorder, log: GroupLog, index: int, owned: bool
+) -> Any:
+    """The handle of a call that has just gone out. (Not by `__init__`: a call of Python's for each costs a microsecond
+    where the caches are cold.)"""
+    handle = kind()
+    handle._inner = work
+    handle._recorder = recorder
+    handle._group_log = log
+    handle._index = index
+    handle._touched = not owned
+    if kind._polled:
+        recorder.outstanding[index] = work
+    return handle
 
 
 class SyncHandle:

@@ -11,6 +11,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from distsim.debug.records.arguments import FIELDS, Reader
 from distsim.realexec.guard.fast_path import MISSED, looks_of, may_be_kept, remember, through
+from distsim.realexec.guard.handle import MessageHandle, MessageWork
 from distsim.realexec.guard.recorder import Made
 
 __all__ = ["Words", "again", "keep", "words_of"]
@@ -76,7 +77,11 @@ def again(
     answer = through(method, name, tensors, args, said, guard, later)
     if answer is MISSED:
         return MISSED, (name, tensors, said)
-    return ENDED if answer is None else answer, None
+    if answer is None:
+        return ENDED, None
+    if type(answer) is MessageHandle and caller.f_globals is not C10D:
+        answer = MessageWork.of(answer)
+    return answer, None
 
 
 def keep(guard: Any, by: tuple[str, Sequence[Any], Any], made: Made, caller: FrameType) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from itertools import count, islice
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 from distsim.debug.matching.secondary_errors import aftermath
@@ -19,6 +19,10 @@ from distsim.debug.rings.writer import RingWriter
 from distsim.debug.words.error_text import error_traceback, last_line
 
 __all__ = ["GroupLog", "Made", "Recorder"]
+
+COMPLETED, FAILED = rings.COMPLETED, rings.FAILED
+HEADS = range(4)
+"""How many calls that have ended are stamped at each new one: more than one, or the queue would not grow shorter."""
 
 
 class Completable(Protocol):
@@ -60,7 +64,8 @@ class GroupLog:
         self.group = group
         self.seq = count(1)
         self.p2p = count(1)
-        self.ordinals: dict[tuple[str, int, int], int] = {}
+        self.ordinals: dict[tuple[str, int, int], list[int]] = {}
+        """How many messages there were, by operation, peer and tag: lists of one number, which `fast_path` keeps."""
         self.seen: dict[tuple[Any, ...], Any] = {}
         """Calls made before, by line and shape: see `fast_path`."""
         self.marked: set[tuple[Any, ...]] = set()
@@ -85,7 +90,7 @@ class Recorder:
         self.look: Callable[[], None] | None = None
         """Called once a beat: where threads that serve remote calls stand."""
         self._pending: BaseException | None = None
-        self.outstanding: dict[int, tuple[Completable, bool]] = {}
+        self.outstanding: dict[int, Completable] = {}
         """Asynchronous calls whose end nobody has seen yet, by index, in their order."""
         self._creations: GroupLog | None = None
         self._generations: dict[tuple[str, tuple[int, ...]], int] = {}
@@ -111,7 +116,8 @@ class Recorder:
             flags = rings.ISSUED | rings.P2P_CALL
             seq = next(log.p2p)
             end = (op, peer, tag)
-            ordinal = log.ordinals[end] = log.ordinals.get(end, 0) + 1
+            sent = log.ordinals.setdefault(end, [0])
+            ordinal = sent[0] = sent[0] + 1
             is_async = place[2] not in SYNCHRONOUS_P2P
         else:
             flags = rings.ISSUED
@@ -145,7 +151,7 @@ class Recorder:
                 log.seq = count(seq)
             else:
                 log.p2p = count(seq)
-                log.ordinals[end] -= 1
+                log.ordinals[end][0] -= 1
         if end is None:
             log.busy = 0
 
@@ -233,33 +239,47 @@ class Recorder:
         self.ring.finish(index, state)
 
     def watch(self, index: int, work: Completable, again: bool) -> None:
-        """Look at an asynchronous call now and then until it has ended."""
-        self.outstanding[index] = (work, again)
+        """Look at an asynchronous call now and then until it has ended; *again*: one that has ended may be waited for
+        once more, to learn how."""
+        self.outstanding[index] = work if again else _Once(work)
 
     def poll(self) -> None:
         """Stamp the asynchronous calls at the head of the queue that have ended."""
         outstanding = self.outstanding
-        try:
-            for work, _ in outstanding.values():
+        for _ in HEADS:
+            try:
+                for index, work in outstanding.items():  # noqa: B007  (the first is wanted)
+                    break
+                else:
+                    return
+            except RuntimeError:  # a finalizer, or another thread, made calls just now
+                return
+            # `look_at`, written out: each call of the program comes here while one before it goes on.
+            state = COMPLETED
+            try:
                 if not work.is_completed():
                     return
-                break
-            heads = list(islice(outstanding, 4))
-        except RuntimeError:  # a finalizer made calls just now
-            return
-        for index in heads:
-            if not self.look_at(index):
-                return
+                work.wait()
+            except RuntimeError:
+                state = FAILED
+            if outstanding.pop(index, None) is not None:
+                self.ring.finish(index, state)
 
     def look_at(self, index: int) -> bool:
         """Stamp a call if it has ended; whether it has."""
-        found = self.outstanding.get(index)
-        if found is None:  # it was waited for
+        work = self.outstanding.get(index)
+        if work is None:  # it was waited for
             return True
-        state = _how_ended(*found)
-        if state and self.outstanding.pop(index, None) is not None:
+        state = COMPLETED
+        try:
+            if not work.is_completed():
+                return False
+            work.wait()  # it has ended, so this only says how
+        except RuntimeError:
+            state = FAILED  # the caller's own wait() says so to whom it concerns
+        if self.outstanding.pop(index, None) is not None:  # else it was waited for just now
             self.ring.finish(index, state)
-        return bool(state)
+        return True
 
     def sweep(self) -> None:
         """Look at every asynchronous call once, and how many threads that make calls still live."""
@@ -277,13 +297,13 @@ def _plain(key: tuple[str, tuple[int, ...] | None]) -> tuple[dict[str, Any], boo
     return ({"op": op} if ranks is None else {"op": op, "new": list(ranks)}), False
 
 
-def _how_ended(work: Completable, again: bool) -> int:
-    """COMPLETED, FAILED, or 0 while it is under way."""
-    try:
-        if not work.is_completed():
-            return 0
-        if again:
-            work.wait()  # it has ended, so this only says how; some may be waited for but once
-        return rings.COMPLETED
-    except RuntimeError:
-        return rings.FAILED  # the caller's own wait() says so to whom it concerns
+class _Once:
+    """A work that may be waited for but once: that is the program's to do."""
+
+    __slots__ = ("is_completed",)
+
+    def __init__(self, work: Completable) -> None:
+        self.is_completed = work.is_completed
+
+    def wait(self) -> bool:
+        return True

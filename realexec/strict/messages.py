@@ -62,7 +62,7 @@ class Messages:
                     self._recorder.ring.publish(any_row, 1, 0, index)
             return None  # or to a rank that the group has not: the backend refuses it
         payload = payload_print((said.key[1] or said.key[2])[0], said.key[3])
-        end, ordinal = (op, peer, tag), log.ordinals[(op, peer, tag)]
+        end, ordinal = (op, peer, tag), log.ordinals[op, peer, tag][0]
         return self.meet(log, end, ordinal, payload, index, is_async, said.key[8].type == "cpu", issue)
 
     def meet(

@@ -145,7 +145,7 @@ class Strict:
         log: GroupLog = guard.group_log
         if end is not None:
             payload = payload_print(tensors[0].shape, tensors[0].dtype)
-            return self._messages.meet(log, end, log.ordinals[end], payload, index, later, True, issue)
+            return self._messages.meet(log, end, log.ordinals[end][0], payload, index, later, True, issue)
         queue, number = self._queues[id(log)], self._recorder.ring.number(index)
         if later and not self._over:
             if self._goes_at_once(queue, number, print_, index, None):

@@ -444,3 +444,137 @@ def test_handles_and_futures_are_as_torchs(level: str, zygote: Zygote, folder: P
     )
     assert len(expected[0]) > 20, plain.outputs
     assert said == expected, guarded.outputs
+
+
+BLOCKS = """
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager as block
+from torch.overrides import TorchFunctionMode
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+other, said = 1 - rank, []
+alone = dist.new_group([rank], use_local_synchronization=True)
+SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
+gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Own(torch.Tensor):
+    pass
+
+
+class Watching(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__module__", "").startswith("torch.distributed"):
+            said.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def ones(n=2, dtype=torch.float32):
+    return torch.ones(n, dtype=dtype) * (1 + rank)
+
+
+def told(call):
+    for _ in range(4):  # the third goes the short way
+        try:
+            said.append(call())
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+            dist.distributed_c10d._world.pg_coalesce_state.clear()
+
+
+def coalesced(call, **how):
+    def made():
+        with block(**how) as manager:
+            answer = call()
+        if how:
+            manager.wait()
+        return [t.tolist() if isinstance(t, torch.Tensor) else t for t in answer]
+
+    return made
+
+
+def reduced(make=ones, op=SUM, **how):
+    def call():
+        many = [make(), make(3)]
+        return many + [dist.all_reduce(t, op=op, **how) for t in many]
+
+    return call
+
+
+def gathered():
+    outs = [torch.zeros(2 * world), torch.zeros(3 * world)]
+    return outs + [gather(outs[0], ones()), gather(outs[1], ones(3))]
+
+
+def scattered(op=SUM):
+    outs = [torch.zeros(1), torch.zeros(2)]
+    return outs + [scatter(outs[0], ones(world), op), scatter(outs[1], ones(2 * world), op=op)]
+
+
+for call in (reduced(), reduced(op=MAX), gathered, scattered, lambda: scattered(MAX)):
+    told(coalesced(call))
+    told(coalesced(call, async_ops=True))
+told(coalesced(lambda: reduced()() + gathered()))
+told(coalesced(lambda: [dist.all_reduce(ones(), async_op=True).wait()]))
+for op in ("SUM", None):
+    told(coalesced(reduced(op=op)))
+for make in (lambda n=2: ones(n, torch.complex64), lambda n=2: ones(n).as_subclass(Own), lambda n=2: [ones(n)]):
+    told(coalesced(reduced(make)))
+told(coalesced(lambda: [dist.all_reduce(ones(), group=alone)]))  # of another group: it goes out at once
+with Watching():
+    told(coalesced(reduced()))
+
+
+def batch(*ways, group=None):
+    def call():
+        ops, outs = [], []
+        for way, tag in ways:
+            outs.append(ones() * (1 + tag) if way is dist.isend else torch.zeros(2))
+            ops.append(dist.P2POp(way, outs[-1], other, tag=tag, group=group))
+        works = dist.batch_isend_irecv(ops)
+        answers = [(isinstance(work, dist.Work), work.wait()) for work in works]
+        return [t.tolist() for t in outs] + answers
+
+    return call
+
+
+S, R = dist.isend, dist.irecv
+told(batch((S, 0), (R, 0)))
+told(batch((R, 0), (S, 0)))
+told(batch((S, 1), (S, 2), (S, 1), (R, 1), (R, 2), (R, 1)))
+told(lambda: dist.batch_isend_irecv([]))
+told(lambda: dist.batch_isend_irecv([dist.P2POp(S, ones(), other), "text"]))
+told(lambda: dist.batch_isend_irecv((dist.P2POp(S, ones(), other),)))
+told(lambda: dist.batch_isend_irecv([dist.P2POp(S, ones(), other), dist.P2POp(S, ones(), rank, group=alone)]))
+with Watching():
+    told(batch((S, 0), (R, 0)))
+for _ in range(4):  # a group's own methods: C++ calls them, and takes nothing but a Work
+    got, group = torch.zeros(2), dist.group.WORLD
+    works = [group.send([ones()], other, 3), group.recv([got], other, 3)]
+    said.append([(dist.Work in type(work).__mro__, work.wait()) for work in works] + got.tolist())
+for work in (dist.isend(ones(), other), dist.irecv(torch.zeros(2), other)):
+    said.append((isinstance(work, dist.Work), work.wait(), work.is_success()))
+print("\\n".join(f"said {one}" for one in said), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_blocks_and_batches_are_as_torchs(zygote: Zygote, folder: Path) -> None:
+    """Coalesced calls and batches of messages, made right and wrong: values, errors and handles are those of a program
+    without a guard."""
+    program = folder / "program.py"
+    program.write_text(BLOCKS)
+    alone = folder / "alone"
+    alone.mkdir()
+    guarded = zygote.run(program, 2, directory=folder)
+    plain = zygote.run(program, 2, directory=alone, guarded=False)
+    said, expected = (
+        {rank: re.findall("(?m)^said .*$", out) for rank, out in one.outputs.items()} for one in (guarded, plain)
+    )
+    assert len(expected[0]) > 100, plain.outputs
+    assert [pair for rank in said for pair in zip(said[rank], expected[rank], strict=True) if pair[0] != pair[1]] == []
