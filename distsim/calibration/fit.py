@@ -35,7 +35,7 @@ _SPREAD = {
     "message_pair": 1.0,
     "hop": 1.0,
     "ring_LL": 0.5,
-    "tree_Simple": 0.5,
+    "tree_more": 0.5,
     "remote": 0.8,
     "remote_tiny": 1.0,
     "efficiency": 0.15,

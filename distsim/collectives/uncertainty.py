@@ -2,9 +2,8 @@
 
 A regime is a fabric (or none, inside a node), a class of nodes and a class of sizes. For a cluster whose file was
 calibrated it is the spread of its own logs; for a preset that is one fitted machine that of its fabric's tables; for
-any other that of machines that a fit had left out: in that fabric where it was measured on enough of them, else in all
-fabrics that were measured on other machines, or in all that were not, as this one was or was not. The spreads are
-`errors.csv` beside the fitted constants, made when these are.
+any other that of machines that a fit had left out, in that fabric, held to what others show by how few machines have
+it. The spreads are `errors.csv` beside the fitted constants, made when these are.
 """
 
 from __future__ import annotations
@@ -17,17 +16,14 @@ from distsim.calibration.constants import data_folder
 from distsim.cluster import Cluster
 
 __all__ = [
-    "ANY",
-    "BORROWED",
-    "KNOWN",
     "NODE_CLASSES",
+    "OTHERS",
     "SIZES",
     "Interval",
     "around",
     "interval",
     "node_class",
     "size_class",
-    "widening",
 ]
 
 SIZES = ("< 64 KiB", "64 KiB - 16 MiB", "> 16 MiB")
@@ -35,8 +31,8 @@ _LEAST = (0, 1 << 16, (1 << 24) + 1)
 _NODES = ((1, "1 node"), (2, "2 nodes"), (31, "3 to 31"), (1 << 30, "32 and more"))
 NODE_CLASSES = tuple(name for _, name in _NODES)
 OWN, FITTED, LEFT_OUT = "own logs", "fitted", "left out"
-KNOWN, BORROWED, ANY = "measured elsewhere", "not measured", "any"
-"""In place of a fabric: the errors of all that other machines have, of all that no other machine has, and of both."""
+OTHERS = "others"
+"""In place of a fabric that was measured on no machine: the errors of all but InfiniBand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +45,19 @@ class Interval:
     """own logs: the cluster's file was calibrated; fitted: tables of this machine are among the fitted; left out: the
     errors of machines that a fit had not seen."""
     fabric: str
-    """Whose errors these are: a fabric as NCCL names it, none inside a node, one of `KNOWN`, `BORROWED`, `ANY` where
-    too few were measured."""
+    """Whose errors these are: a fabric as NCCL names it, none inside a node, `OTHERS` where it was never measured."""
     nodes: str
     size: str
 
     @property
     def borrowed(self) -> bool:
         """The errors are those of other fabrics."""
-        return self.fabric in (KNOWN, BORROWED, ANY)
+        return self.fabric == OTHERS
 
     @property
     def basis(self) -> str:
         """In words."""
-        words = {"none": "inside a node", KNOWN: "fabrics measured on other machines", BORROWED: "fabrics not measured"}
-        where = words.get(self.fabric, f"{self.fabric} fabric" if self.fabric == ANY else self.fabric)
+        where = {"none": "inside a node", OTHERS: "all fabrics but InfiniBand"}.get(self.fabric, self.fabric)
         what = {OWN: "this cluster's logs", FITTED: "this machine's tables", LEFT_OUT: "machines left out of the fit"}
         return f"{what[self.origin]}, {where}, {self.nodes}"
 
@@ -112,20 +106,12 @@ def interval(cluster: Cluster, nbytes: float, num_nodes: int, time_s: float, fla
     return around(cluster.name, fabric, nodes, size, time_s)
 
 
-def around(name: str, fabric: str, nodes: str, size: str, time_s: float, known: bool | None = None) -> Interval | None:
-    """That of a cluster of this name in one regime; an empty name is that of a cluster that nobody fitted. *known* says
-    whether the fabric was measured on any machine, which is looked up by default."""
+def around(name: str, fabric: str, nodes: str, size: str, time_s: float) -> Interval | None:
+    """That of a cluster of this name in one regime; an empty name is that of a cluster that nobody fitted."""
     preset, spreads = name.partition(":")[0], _spreads()
-    if known is None:
-        known = any(whose == fabric for _, whose, _, _ in spreads)
-    for origin, whose in ((FITTED, fabric), *((LEFT_OUT, whose) for whose in widening(fabric, known))):
+    for origin, whose in ((FITTED, fabric), (LEFT_OUT, fabric), (LEFT_OUT, OTHERS)):
         spread = spreads.get((origin, whose, nodes, size))
         if spread is None or (origin == FITTED and preset not in spread.presets):
             continue
         return Interval(time_s * spread.low, time_s * spread.high, origin, whose, nodes, size)
     return None
-
-
-def widening(fabric: str, known: bool) -> tuple[str, ...]:
-    """Whose errors stand for those of *fabric*, the nearest first."""
-    return (fabric, KNOWN if known else BORROWED, ANY)

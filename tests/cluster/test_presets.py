@@ -43,6 +43,8 @@ WANTED = {
     "mi355x",
     "leonardo",
     "frontier",
+    "perlmutter",
+    "kestrel",
 }
 
 # By hand from the makers' figures: GPUs a node, GB/s of a GPU's NVLinks (specified, one direction), NICs a
@@ -78,6 +80,8 @@ FIGURES = {
     "mi355x": (8, 537.6, 8, 400),
     "leonardo": (4, 300, 4, 100),
     "frontier": (8, 350, 4, 200),
+    "perlmutter": (4, 300, 4, 200),
+    "kestrel": (4, 450, 2, 200),
 }
 
 # By hand, GB/s: (cluster, halves' cut).

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from distsim.calibration.compare import Bench
 from distsim.calibration.constants import data_folder
+from distsim.calibration.tables import read_tables
 from distsim.cluster import load_cluster
-from distsim.collectives import Compiler
+from distsim.collectives import Compiler, Transfer
 from distsim.collectives.libraries.nccl_channels import nvls_tree_loop_bytes, searched, tree_parts
 from distsim.collectives.libraries.nccl_tuning import Machine
 from tests.collectives.test_mechanisms import GIB, KIB, MIB, plan
@@ -132,3 +136,45 @@ def test_frontier_takes_rccls_tuning_model_3(nbytes: int, chosen: str) -> None:
     """8 GCDs of MI250X and 4 NICs: rome_model_74 (RCCL 0cbce2a, rome_models.cc and tuning.cc)."""
     made, _ = plan("frontier:8", "all_reduce", nbytes)
     assert f"{made.algo} {made.proto}" == chosen
+
+
+def test_a_ring_in_ll_opens_a_channel_for_each_4_kib_a_rank() -> None:
+    """enqueue.cc: 8 bytes a thread of 512, times the ranks of a ring. One process drives 8 A100s."""
+    bench = Bench.of(next(table for table in read_tables() if table.name == "superbench_a100_n1x8_all_reduce"))
+    few, many = (Transfer("all_reduce", "nccl", bench.devices, size) for size in (64 * KIB, 768 * KIB))
+    compiled = [bench.compiler.compile(one) for one in (few, many)]
+    assert [plan.proto for plan in compiled] == ["LL", "LL"]
+    (fewer,), (more,) = (plan.phases for plan in compiled)
+    assert more.cap_bytes_per_s / fewer.cap_bytes_per_s == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize(("on", "gbps"), [("polaris:8", 37.3), ("perlmutter:2", 74.4), ("kestrel:16", 45.7)])
+def test_a_nic_across_the_root_ports_of_pcie_4_reads_less(on: str, gbps: float) -> None:
+    """Slingshot carries 18.6 GB/s a NIC where it is on the processor's own lanes of PCIe 4, 22.9 beside a switch or on
+    PCIe 5: 36.0 GB/s of bus bandwidth on 8 nodes of Polaris, 74.4 on 2 of Perlmutter, 45.7 on 16 of Kestrel."""
+    cluster = load_cluster(on)
+    op = "all_gather" if on != "perlmutter:2" else "all_reduce"
+    _, us = plan(on, op, GIB, algo="ring")
+    ranks = len(cluster.devices)
+    factor = (ranks - 1) / ranks * (2 if op == "all_reduce" else 1)
+    assert GIB * factor / us / 1e3 == pytest.approx(gbps, rel=0.06)
+
+
+def test_a_trees_receiver_waits_as_long_for_a_flag_on_a_slow_network() -> None:
+    """Simple takes NCCL's 9 us a hop more than LL (tuning.cc: 14 and 5), on whatever a hop is: not a multiple of it."""
+    timing = {on: Compiler(load_cluster(on))._nccl.timing for on in ("dgx-h100:2", "gcp-a4:2")}
+    more = [
+        one.hops_s(machine(on, "2.26.2"), "tree", "Simple")[1] - one.hops_s(machine(on, "2.26.2"), "tree", "LL")[1]
+        for on, one in timing.items()
+    ]
+    assert more == pytest.approx([9e-6, 9e-6], rel=0.2)
+
+
+def test_messages_of_a_step_are_dealt_to_the_nics() -> None:
+    """With a NIC a GPU twice as many channels send beside each other; sockets send one after the other all the same."""
+    four, two = machine("perlmutter:2", "2.21.5"), machine("polaris:2", "2.21.5")
+    assert (four.nics, two.nics, four.channels, two.channels) == (4, 2, 8, 4)
+    fast = Compiler(load_cluster("perlmutter:2"))._nccl.timing
+    slow = Compiler(load_cluster("polaris:setup1:2"))._nccl.timing
+    assert fast.messages_s(replace(four, nics=8), MIB, "LL") == pytest.approx(fast.messages_s(four, MIB, "LL") / 2)
+    assert slow.messages_s(replace(two, nics=8), MIB, "LL") == pytest.approx(slow.messages_s(two, MIB, "LL"))

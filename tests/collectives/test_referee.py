@@ -45,9 +45,15 @@ def differs(preset: str, op: str, algo: str | None, size: int, version: str | No
     one_in(5, [pytest.param(*case, size, version) for size in SIZES for case in QUICK for version in (None, "ideal")]),
 )
 def test_fluid_agrees_with_messages(preset: str, op: str, algo: str | None, size: int, version: str | None) -> None:
-    """Ring, tree and all-to-all take the same time within 1 %, small or large, in NCCL's terms and in plain ones; 3 %
+    """Ring, tree and all-to-all take the same time within 1 %, small or large, in NCCL's terms and in plain ones; 2.5 %
     where pieces are as long on the way between nodes as in their queue there: the fluid has the longer of the two."""
-    assert differs(preset, op, algo, size, version) < (0.03 if preset == "snellius-h100:2" else 0.01)
+    plain = (preset, version) == ("snellius-h100:2", "ideal")
+    assert differs(preset, op, algo, size, version) < (0.025 if plain else 0.01)
+
+
+def test_edges_that_are_nearly_as_slow_as_the_slowest_bound_a_ring_too() -> None:
+    """NVLink carries LL128 in as long as EFA does, but for 7 %."""
+    assert differs("aws-p5:2", "all_reduce", "ring", 1 << 22, None) < 0.005
 
 
 @pytest.mark.slow
@@ -56,6 +62,6 @@ def test_fluid_agrees_with_messages(preset: str, op: str, algo: str | None, size
     one_in(15, [pytest.param(*case, size) for size in SIZES for case in LONG], first=4),
 )
 def test_fluid_agrees_with_messages_up_to_64_ranks(preset: str, op: str, algo: str | None, size: int) -> None:
-    """The same on 40 and 64 ranks; 3 % for trees of Hopper nodes, whose pieces are as long on the
+    """The same on 40 and 64 ranks; 2.5 % for trees of Hopper nodes, whose pieces are as long on the
     way as in their queue."""
-    assert differs(preset, op, algo, size, None) < (0.03 if (preset, algo) == ("dgx-h100:8", "tree") else 0.01)
+    assert differs(preset, op, algo, size, None) < (0.025 if (preset, algo) == ("dgx-h100:8", "tree") else 0.01)

@@ -26,7 +26,8 @@ _KEYS = {
     "tree": "a tree's hop between nodes, in hops of LL",
     "ring": "a ring's hop between nodes, in hops of LL",
     "ring_more": "what a ring's hop between nodes takes beyond one in LL, us",
-    "message": "each further message of a ring's step, us",
+    "tree_more": "what a tree's hop between nodes takes beyond one in LL, us",
+    "message": "each further message of a ring's step, us over the NICs",
     "message_pair": "the same where there are two nodes, times",
     "growth": "how much longer a hop gets up to 64 KiB",
     "remote": "each further message of an all-to-all, us",
@@ -38,7 +39,8 @@ _KEYS = {
     "tree_share": "what a tree gets of it",
     "p2p_efficiency": "what sends and receives get of the links",
     "channel": "one channel, GB/s",
-    "rate": "the most {where}, GB/s",
+    "rate": "the most a GPU sends by its NIC, GB/s",
+    "root": "what a PCIe slot gives from one device to another across the root ports",
     "local": "memory traffic beside what moves, of its time",
     "nvls": "what NVLink SHARP gives, of the links",
     "nvls_base": "starting NVLink SHARP, us",
@@ -88,6 +90,8 @@ def bounds(name: str, start: Constants, cluster: Cluster) -> tuple[float, float]
         else:
             given = node.nic_bytes_per_s / node.nic_spec_bytes_per_s if node.nic_spec_bytes_per_s else 1.0
         return low, max(value, 1.0 / given)
+    if name == "pcie.root":
+        return low, 1.0
     if key.startswith(("hop", "base", "per_peer", "process", "shared_process", "nvls")):
         low = max(low, _LEAST_US)
     return min(low, value), high

@@ -16,15 +16,16 @@ from distsim.calibration.tables import REGIMES
 __all__ = ["BOUNDS", "MACHINE_BOUND", "Errors", "Summary", "summarise"]
 
 BOUNDS = {
-    "machine left out": (0.20, 0.25, 0.08),
-    "more nodes left out": (0.25, 0.30, 0.15),
-    "fitted": (0.12, 0.15, 0.06),
+    "machine left out": (0.12, 0.15, 0.06),
+    "more nodes left out": (0.12, 0.20, 0.10),
+    "fitted": (0.06, 0.10, 0.05),
 }
 """Median absolute error by regime of size, every machine with the same weight, at most."""
 _LEAST_MACHINES = 5
 """A median over fewer is held to nothing."""
-MACHINE_BOUND = 0.40
-"""Median absolute error of any fitted machine in any regime, at most."""
+MACHINE_BOUND = {"machine left out": 0.45, "fitted": 0.25}
+"""Median absolute error of any machine in any regime, at most. The aim for a machine left out is 0.40: Perlmutter's
+middle sizes miss it, where a NIC a GPU sends LL's messages for less than on other Slingshot machines."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,9 @@ def _broken(predictions: Sequence[Prediction]) -> Iterator[str]:
         for name, median, bound in zip(REGIMES, cell.median, BOUNDS[cell.kind], strict=True):
             if median is not None and median > bound:
                 yield f"{cell.kind}, {name}: median error {median:.1%}, expected at most {bound:.0%}"
-    for place, name in enumerate(REGIMES):
-        for median, machine in worst_machines(predictions, "fitted", place):
-            if median > MACHINE_BOUND:
-                yield f"{machine}, {name}: median error {median:.1%}, expected at most {MACHINE_BOUND:.0%}"
+    for kind, bound in MACHINE_BOUND.items():
+        for place, name in enumerate(REGIMES):
+            worst = worst_machines(predictions, kind, place)
+            for median, machine in worst if kind == "fitted" or len(worst) >= _LEAST_MACHINES else ():
+                if median > bound:
+                    yield f"{kind}, {machine}, {name}: median error {median:.1%}, expected at most {bound:.0%}"

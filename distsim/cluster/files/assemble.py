@@ -160,6 +160,7 @@ def _node(spec: ClusterSpec, ranks: int) -> NodeModel:
         nic_spec_bytes_per_s=nic.bandwidth if nic else 0.0,
         nic_latency_s=nic.latency if nic else 0.0,
         gpu_direct_rdma=bool(nic and nic.gpu_direct and gpu),
+        nics_beyond_root=bool(gpu) and not node.pcie.switches and node.pcie.c2c is None,
         storage_write_bytes_per_s=node.storage_write,
         storage_read_bytes_per_s=node.storage_read,
     )

@@ -110,6 +110,8 @@ class NodeModel:
     nic_latency_s: float
     """Host to host over one cable, one way."""
     gpu_direct_rdma: bool
+    nics_beyond_root: bool = False
+    """A GPU reaches its NIC through the processor's root ports only: no PCIe switch has both, and no C2C."""
     storage_write_bytes_per_s: float = STORAGE_WRITE_BYTES_PER_S
     storage_read_bytes_per_s: float = STORAGE_READ_BYTES_PER_S
     """All ranks of the node together, to where checkpoints lie."""

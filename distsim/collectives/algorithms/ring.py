@@ -224,7 +224,8 @@ def ring_phase(group: Members, shape: Shape, cost: Cost) -> Phase:
     each_s = np.where(hops.inter, cost.hop_s(hops.latency_s, True), cost.hop_s(hops.latency_s, False))
     wire = np.where(hops.inter, cost.net_wire, cost.wire)
     s_per_byte = np.maximum(hops.s_per_byte[0] * wire, least)
-    slow = s_per_byte >= s_per_byte.max(initial=0.0) * (1.0 - 1e-9)
+    # Edges that are nearly as slow do not wait for the slowest: they bound the ring with them.
+    slow = s_per_byte >= s_per_byte.max(initial=0.0) * (1.0 - _NEARLY)
     last_s = float(each_s[slow].max(initial=0.0))
     way_s = _longest(each_s + piece * s_per_byte, shape.steps)
     spare_s = way_s - last_s - flow_s
@@ -267,6 +268,9 @@ def ring_phase(group: Members, shape: Shape, cost: Cost) -> Phase:
     return replace(slowly, beside=beside)
 
 
+_NEARLY = 0.1
+"""Of the slowest edge's time for a byte. Two nodes of H100s on EFA: fluid and messages differ by 0.4 % at most with it,
+by 1.8 % without."""
 _MOST_PIECES = 16
 """A ring of more steps has pieces that are small beside all it carries."""
 _PARTS = 3

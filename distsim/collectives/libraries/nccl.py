@@ -121,6 +121,7 @@ class NcclSelector:
             x86=nccl.cpu_vendor != "arm",
             version=self.numbers,
             rccl=rccl,
+            nics=group.num_nics,
             slot_bytes=self.settings.slot_bytes,
         )
 

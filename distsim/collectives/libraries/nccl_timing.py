@@ -50,6 +50,9 @@ def fabric_table(nccl: NcclFacts, version: tuple[int, int], constants: Constants
     return net if constants.has_table(net) else "net"
 
 
+_BY_THE_HOST = ("tcp", "tcp-before-2_19", "tcpx")
+"""Fabrics whose messages go through the host's sockets one after the other, whichever NIC they leave by."""
+
 _GENERATIONS = ("ampere", "ampere", "hopper", "blackwell")
 
 
@@ -104,17 +107,26 @@ class NcclTiming:
         hop_us = self._of(net, "hop")
         if algo == "ring":
             hop_us *= self._of(net, "ring_LL128" if proto == "LL128" else "ring_LL")
-            # A receiver of Simple waits for a flag behind the data: the same on a slow network as on a quick one.
-            hop_us += self._of(net, "ring_more") if proto == "Simple" else 0.0
-        elif proto != "LL":
-            hop_us *= self._of(net, f"tree_{proto}")
+        elif proto == "LL128":
+            hop_us *= self._of(net, "tree_LL128")
+        if proto == "Simple":
+            # A receiver waits for a flag behind the data: the same on a slow network as on a quick one.
+            hop_us += self._of(net, f"{algo}_more")
         return self._of(inside, f"hop_{proto}") * 1e-6, hop_us * 1e-6
 
     def net_wire(self, machine: Machine, ring: bool = False) -> float:
         """Bytes on a NIC's wire for each of payload: 1 / efficiency, which falls as nodes double."""
         if machine.num_nodes <= 1:
             return 1.0
-        return self.lost(machine, ring) / self._of(self.net, "efficiency")
+        return max(self.lost(machine, ring) / self._of(self.net, "efficiency"), self.root_wire())
+
+    def root_wire(self) -> float:
+        """The same where a NIC reads and writes a GPU's memory across the processor's root ports: they carry less
+        from one device to another than from either to memory."""
+        node = self.cluster.node
+        if not (node.nics_beyond_root and node.gpu_direct_rdma):
+            return 0.0
+        return node.nic_bytes_per_s / (node.pcie_bytes_per_s * self._of("pcie", "root"))
 
     def lost(self, machine: Machine, ring: bool = False) -> float:
         """How much longer bytes take for having to go to more nodes than two: so much for each doubling up to 64. In a
@@ -133,7 +145,8 @@ class NcclTiming:
         each = self._of(net, f"message_{proto}")
         if proto == "LL" and machine.num_nodes == 2:  # a piece leaves a node once: a NIC takes the next ones beside it
             each *= self._of(net, "message_pair")
-        return each * (used * slices - 1) * 1e-6
+        beside = 1 if self.net in _BY_THE_HOST else machine.nics
+        return each * (used * slices - 1) / beside * 1e-6
 
     def step_s(self, machine: Machine, nbytes: float, proto: str, hop_s: float) -> float:
         """A ring's step between nodes. With more ranks NCCL opens fewer channels and so sends fewer messages; where a
@@ -175,7 +188,8 @@ class NcclTiming:
         if proto == "LL":
             rate = self._of(name if machine.intra == "nvlink" else "pcie", "channel_LL") * 1e9
             used = min(max(ll_channels, 1.0), channels)
-            limit = self._of(self.net, "rate_LL") * 1e9 if machine.num_nodes > 1 else math.inf
+            # LL's buffers are in the host's memory, which a GPU that has a NIC writes and reads over its own slot.
+            limit = self._of(self.net, "rate_LL") * machine.nics * 1e9 if machine.num_nodes > 1 else math.inf
             return Cost(2.0, 2.0 * net, min(rate * used, limit), intra_links=0.0)
         efficiency = self._of(name, f"efficiency_{proto}")
         wire = 1.0 / efficiency
@@ -191,7 +205,7 @@ class NcclTiming:
         """A ring."""
         shape = Shape.of(op, group.size, nbytes)
         local = (1.64 if op == "all_reduce" else 1.0) * nbytes / max(shape.edge_bytes, 1.0)
-        cost = self.cost(machine, proto, nbytes / group.size / 512.0, local, ring=True)
+        cost = self.cost(machine, proto, nbytes / group.size / 4096.0, local, ring=True)
         inside, between = ring_hops(group, shape)
         intra_s, inter_s = self.hops_s(machine, "ring", proto)
         inter_s = self.step_s(machine, nbytes, proto, inter_s)
@@ -224,7 +238,7 @@ class NcclTiming:
         """An all_reduce of GPUs that are linked pairwise: each sends every other its part, adds up its own and sends
         that to all (MSCCL)."""
         share = 2 * nbytes / group.size
-        cost = self.cost(machine, proto, nbytes / group.size / 512.0, 1.64)
+        cost = self.cost(machine, proto, nbytes / group.size / 4096.0, 1.64)
         software_s = (self._of("launch", proto) + 2 * self._of(self.generation(machine), f"hop_{proto}")) * 1e-6
         cost = replace(cost, edge_bytes_per_s=math.inf)
         return Timed(software_s, direct_phase(group, all_to_all_loads(group), share, cost, hops=2.0), cost)
@@ -248,14 +262,20 @@ class NcclTiming:
         hop_s = self.hops_s(machine, "tree", "Simple")[1]
         if tree:
             _, between = tree_hops(group)
-            software_s += 2 * between * hop_s * self._of("launch", "nvls_tree_hop")
+            there_and_back_s = 2 * hop_s * self._of("launch", "nvls_tree_hop")
             phase = nvls_tree_phase(group, nbytes, cost)
-            # The switch adds up a chunk before it goes up the tree, and has it all when it comes down to multicast it:
-            # that of the first and of the last chunk is beside nothing.
-            loop = nvls_tree_loop_bytes(machine, nbytes)
-            alone = 2.0 * loop * nbytes / (loop + nbytes)
-            software_s += self._of("launch", "nvls_tree_fill") * alone * group.slowest_s_per_byte(phase.loads)
-            return Timed(software_s, phase, cost)
+            slowest = group.slowest_s_per_byte(phase.loads) * self._of("launch", "nvls_tree_fill")
+
+            def fill_s(at: Machine) -> float:
+                # The switch adds up a chunk before it goes up the tree, and has it all when it comes down to multicast
+                # it: that of the first and of the last chunk is beside nothing.
+                loop = nvls_tree_loop_bytes(at, nbytes)
+                return 2.0 * loop * nbytes / (loop + nbytes) * slowest
+
+            # Smaller chunks on more nodes are held to make up for no more than the longer way.
+            pair = replace(machine, num_nodes=2, num_ranks=2 * machine.num_ranks // machine.num_nodes)
+            fill = max(fill_s(machine), fill_s(pair) - (between - 1) * there_and_back_s)
+            return Timed(software_s + between * there_and_back_s + fill, phase, cost)
         if machine.num_nodes > 1:
             software_s += hop_s
         phase = nvls_phase(group, op, nbytes, cost)
@@ -276,7 +296,7 @@ class NcclTiming:
         net, later_s = 1.0, 0.0
         if many:
             table = self.matching(machine)
-            net = self.lost(machine) / self._of(table, "p2p_efficiency")
+            net = max(self.lost(machine) / self._of(table, "p2p_efficiency"), self.root_wire())
             remote = self._of(table, "remote")
             if share <= self._of(table, "tiny_bytes"):
                 remote *= self._of(table, "remote_tiny")

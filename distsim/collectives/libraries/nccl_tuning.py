@@ -117,6 +117,8 @@ class Machine:
     """Of NCCL: major and minor."""
     rccl: int = 0
     """RCCL's tuning model; 0 where the library is NCCL, or an RCCL of which NCCL's model stands."""
+    nics: int = 1
+    """Those that the ranks of a node use."""
     slot_bytes: int = 1 << 19
     """Of the eight that a channel's buffer of Simple has."""
 
