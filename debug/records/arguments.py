@@ -38,6 +38,12 @@ class Call(NamedTuple):
     opts: Any = None
     """torch's options object, or what was given in its place (a root, a reduce op); None: nothing."""
 
+    def is_for_host(self) -> bool:
+        """Whether the CPU's backend serves it, where a group has several: by the first tensor, as torch dispatches;
+        a barrier says it in its options (distributed_c10d.py, `barrier`)."""
+        device = getattr(self.opts, "device", None) if self.first is None else self.first.device
+        return device is None or device.type == "cpu"
+
 
 Ranks = Sequence[int]
 """Global ranks of the group, in its order."""

@@ -101,6 +101,12 @@ class Group:
         """The name for people: the description where there is one."""
         return self.description if self.description not in ("", "undefined") else self.name
 
+    def on_host(self) -> Group:
+        """The backend of its tensors on the CPU where those on the GPU have another (`cpu:gloo,cuda:nccl`). The calls
+        of each meet by themselves and have their own numbers, as in torch: in records it is a group of its own. So
+        torch.distributed.checkpoint gathers its plans in a thread while the main thread trains."""
+        return Group(f"{self.name}/cpu", f"{self.label} (cpu)", self.ranks)
+
 
 @dataclass(slots=True)
 class CallRecord:

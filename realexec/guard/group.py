@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -56,6 +57,8 @@ class GuardedGroup(ProcessGroup):
         """The handle of an asynchronous collective on the host."""
         self.backends: dict[str, Any] = {}
         """By type of device; empty where *inner* is a group of Python's."""
+        self.on_host: GuardedGroup | None = None
+        """The backend of tensors on the CPU, where they have one of their own (`Group.on_host`)."""
         bound = inner.bound_device_id
         if bound is not None:
             self.bound_device_id = bound
@@ -84,10 +87,15 @@ class GuardedGroup(ProcessGroup):
         """Global ranks in group order."""
         return self.group_log.ranks
 
+    def has_two_backends(self) -> bool:
+        """Whether the CPU's differs from the others'."""
+        host = self.backends.get("cpu")
+        return host is not None and any(backend.name() != host.name() for backend in self.backends.values())
+
     def decide_way(self) -> None:
         """Settle whether calls may take the short way; after the opt-in looks are chosen."""
         gloo = self.backends.get("cpu")
-        plain = not self.nan and self.checksums is None
+        plain = not self.nan and self.checksums is None and self.on_host is None
         self.later = HostHandle if self.strict is None else self.strict.handle
         self.fast = gloo if plain and type(gloo).__name__ == "ProcessGroupGloo" else None
 
@@ -141,6 +149,9 @@ def _method(op: str, name: str, read: Reader) -> Callable[..., Any]:
         return getattr(self.inner, name)(*args, **kwargs)
 
     def call(self: GuardedGroup, *args: Any, **kwargs: Any) -> Any:
+        if self.on_host is not None:
+            with suppress(TypeError, ValueError, AttributeError, LookupError):  # torch says so below
+                self = self.on_host if read(self.ranks, args, kwargs).is_for_host() else self
         recorder = self.recorder
         if recorder is None:
             return getattr(self.inner, name)(*args, **kwargs)

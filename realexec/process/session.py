@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from distsim.debug.records import Site
+from distsim.debug.records import Group, Site
 from distsim.debug.records.frames import program_frames, raised_at, steps
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import default_directory, job_name, ring_path, stack_path
@@ -116,17 +116,27 @@ class Session:
 
     def guard(self, pg: Any, ranks: tuple[int, ...]) -> Any:
         """A guarded group in the place of *pg*."""
+        group = Group(str(pg.group_name), str(pg.group_desc), ranks)
+        guard = self._guard(pg, group)
+        made = [guard]
+        if guard.has_two_backends():
+            guard.on_host = self._guard(pg, group.on_host())
+            made.append(guard.on_host)
+        for one in made:
+            one.decide_way()
+            self.guards.add(one)
+        return guard
+
+    def _guard(self, pg: Any, group: Group) -> Any:
         from distsim.realexec.guard.group import GuardedGroup
         from distsim.realexec.guard.tensor_checks import Checksums
 
-        log = self.recorder.group_log(str(pg.group_name), str(pg.group_desc), ranks)
+        log = self.recorder.group_log(group.name, group.description, group.ranks)
         guard = GuardedGroup(pg, log, self.recorder)
         if self.strict is not None:
             guard.strict = self.strict
         guard.nan = self.settings.nan
         guard.checksums = Checksums(self.recorder) if self.settings.checksum else None
-        guard.decide_way()
-        self.guards.add(guard)
         return guard
 
     def joined(self) -> None:

@@ -22,6 +22,12 @@ SIZE = 4096
 NBYTES = 4 * SIZE * SIZE
 
 
+def _own_bytes() -> int:
+    """Of this process, shared with nobody, and of what it has written to in shared memory."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Dirty", "Private_Clean"))) << 10
+
+
 def test_torch_save_takes_the_time_of_the_file_system(tmp_path: Path) -> None:
     """A rank's host writes and reads at the stated rate; ranks of one node write in turn; none on other nodes waits."""
 
@@ -120,3 +126,57 @@ def test_what_the_program_has_written_over_is_kept(tmp_path: Path) -> None:
         return copied[0, 0].item(), copied[-1, -1].item()
 
     assert distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1).results == [(7.0, 7.0)]
+
+
+@pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned and shared"])
+def test_an_asynchronous_checkpoint_takes_no_memory_here(tmp_path: Path, pinned: bool) -> None:
+    """All is staged on the host at once: of every rank on this one. Its files have holes as well; what is known and
+    what the program writes over comes back."""
+
+    def body() -> Any:
+        import torch.distributed as dist
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+        rank = dist.get_rank()
+        state = {f"unknown{rank}.{i}": torch.randn(SIZE, SIZE, device=f"cuda:{rank}") for i in range(4)}
+        state["few"] = torch.arange(5, device=f"cuda:{rank}")
+        stager = DefaultStager(StagingOptions(pinned, pinned, False, False))
+        before = _own_bytes()
+        saving = dcp.async_save(state, checkpoint_id=tmp_path / "there", async_stager=stager)
+        grown = _own_bytes() - before
+        saving.result()
+        few = {"few": torch.zeros(5, dtype=torch.int64)}
+        dcp.load(few, checkpoint_id=tmp_path / "there")
+        return grown, few["few"].tolist()
+
+    outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2)
+    for grown, few in outcome.results:
+        assert grown < NBYTES
+        assert few == [0, 1, 2, 3, 4]
+    files = [path.stat() for path in (tmp_path / "there").glob("*.distcp")]
+    assert sum(file.st_size for file in files) > 8 * NBYTES
+    assert sum(512 * file.st_blocks for file in files) < 1 << 20
+    assert not any("written whole" in note for note in outcome.notes), "DCP leaves holes"
+
+
+def test_what_is_written_to_a_staged_checkpoint_is_kept(tmp_path: Path) -> None:
+    """It was unknown when it was staged; by torch.save and by DCP."""
+
+    def body() -> Any:
+        import torch.distributed.checkpoint as dcp
+
+        gpu = torch.randn(SIZE, SIZE, device="cuda")
+        here = torch.full((SIZE, SIZE), 7.0)
+        here.untyped_storage().copy_(gpu.untyped_storage())
+        was = here.any().item()
+        here[-1, -1] = 3.0
+        warnings.simplefilter("ignore")  # that no other ranks are there
+        torch.save(here, tmp_path / "here.pt")
+        dcp.save({"x": here}, checkpoint_id=tmp_path / "there", no_dist=True)
+        again = {"x": torch.zeros(SIZE, SIZE)}
+        dcp.load(again, checkpoint_id=tmp_path / "there", no_dist=True)
+        return was, torch.load(tmp_path / "here.pt")[-1, -1].item(), again["x"][-1, -1].item()
+
+    assert distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1).results == [(False, 3.0, 3.0)]

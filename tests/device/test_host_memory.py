@@ -57,3 +57,34 @@ def test_placeholders_end_with_their_tensor() -> None:
     assert float(view[4, -1]) == 1.0
     del view
     assert mappings() == before
+
+
+def test_erasing_gives_the_pages_back() -> None:
+    """Of memory of this process' own, from the first byte to the last, and no byte beside."""
+    around = torch.full(((64 << 20) + 10_007,), 7, dtype=torch.uint8)
+    before = _own_bytes()
+    host_memory.erase(around[5_003:-5_004])
+    assert before - _own_bytes() > 60 << 20
+    assert not bool(around[5_003:-5_004].any())
+    assert bool((around[:5_003] == 7).all())
+    assert bool((around[-5_004:] == 7).all())
+
+
+def test_erasing_shared_memory_is_seen_by_all(tmp_path: Path) -> None:
+    """Where a stager shares it with its process, and where it is a file's."""
+    shared = torch.full((8 << 20,), 7, dtype=torch.uint8).share_memory_()
+    host_memory.erase(shared)
+    assert not bool(shared.any())
+    file = tmp_path / "mapped"
+    file.write_bytes(b"\7" * (2 << 20))
+    for is_shared in (True, False):
+        mapped = torch.from_file(str(file), shared=is_shared, size=2 << 20, dtype=torch.uint8)
+        host_memory.erase(mapped)
+        assert not bool(mapped.any()), "also of pages that would come anew from the file"
+
+
+def test_erasing_placeholders() -> None:
+    """What shares its pages is no zeros once they are given back."""
+    ones = host_memory.filled((32 << 20,), 1.0, torch.float32)
+    host_memory.erase(ones)
+    assert not bool(ones.any())

@@ -75,7 +75,15 @@ def test_level_off_leaves_nothing(case: Case, zygote: Zygote, folder: Path) -> N
     assert list(folder.glob("*.ring")) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["check", "strict"])
+def test_each_backend_of_a_group_has_its_own_calls(way: str, zygote: Zygote, folder: Path) -> None:
+    """Neither a thread race nor calls in the wrong order: neither knows of the other."""
+    runs_without_an_alarm(Case.read(HERE / "healthy" / "two_backends.py"), way, zygote, folder)
+
+
 NOT_SIMULATED = {
+    "two_backends": "torch's fake backend is refused by its name; tests/device/test_two_backends.py has NCCL's",
     "replaces_itself": "os.execv would replace all ranks at once, and is refused by its name",
 }
 

@@ -270,8 +270,8 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     key = (notes.job, group.name, ranks, notes.groups_made[group.name])
     backends = dict(c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map())
     if str(backend) == "undefined":
-        backends = {"cpu": "gloo", "cuda": "nccl"}
-    flavour = algorithms(next(iter(backends.values())))
+        backends = {"cpu": "gloo", "cuda": "nccl"} if world.cluster.node.num_gpus else {"cpu": "gloo"}
+    flavour = algorithms(backends.get("cuda") or next(iter(backends.values())))
     communicator = world.communicators.get(key)
     if communicator is None:
         communicator = world.communicators[key] = Communicator(world, group, flavour)

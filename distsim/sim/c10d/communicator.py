@@ -70,6 +70,7 @@ class Communicator:
         self._awaited = self._who_comes()
         self.has_messages = False
         """Whether members have sent to each other."""
+        self._on_host: Communicator | None = None
 
     def _who_comes(self) -> Sequence[int]:
         """The places of those whom a collective waits for."""
@@ -102,6 +103,13 @@ class Communicator:
         return (
             min(inside, node.nic_bytes_per_s * max(1, min(local, node.num_nics))) if local > 1 else node.nic_bytes_per_s
         )
+
+    def on_host(self, flavour: str) -> Communicator:
+        """Where the calls of the group's other backend meet (`Group.on_host`)."""
+        if self._on_host is None:
+            self._on_host = Communicator(self.world, self.group.on_host(), flavour)
+            self.world.communicators[self, "cpu"] = self._on_host
+        return self._on_host
 
     # -- collectives
 

@@ -28,12 +28,12 @@ from distsim.sim.c10d.arrival import Arrival
 from distsim.sim.c10d.buffers import as_gloo_sees
 from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.c10d.data import Tensors
-from distsim.sim.c10d.group.questions import Questions
+from distsim.sim.c10d.group.questions import Questions, own_timeout
 from distsim.sim.c10d.monitored_barrier import monitored_barrier
 from distsim.sim.c10d.on_gpu.streams import GroupStreams, device_of
 from distsim.sim.c10d.on_gpu.values import known_of, pend
 from distsim.sim.c10d.on_gpu.work import GpuWork
-from distsim.sim.c10d.operations import OPERATIONS
+from distsim.sim.c10d.operations import OPERATIONS, algorithms
 from distsim.sim.c10d.work import SimWork
 from distsim.sim.device.allocator.claims import claim_buffers
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task, require_task
@@ -63,6 +63,7 @@ class SimGroup(Questions):
         self._process = process
         self._communicator = communicator
         self._on_gpu = GroupStreams(communicator)
+        self.on_host: SimGroup | None = None
 
     def shared_places(self, places: dict[int, int]) -> dict[int, int]:
         """The one map of the group's members that says the same as *places*."""
@@ -92,6 +93,16 @@ class SimGroup(Questions):
             rejected=True,
         )
         process.made_call(record)
+
+    def _backend_for(self, call: Call) -> SimGroup:
+        if not call.is_for_host():
+            return self
+        if self.on_host is None:
+            process, cpu = self._process, {"cpu": self._backends["cpu"]}
+            there = self._communicator.on_host(algorithms(cpu["cpu"]))
+            self.on_host = SimGroup(process, there, self._place, cpu, self._timeout, self._explicit, self._store)
+            process.group_objects.append(self.on_host)
+        return self.on_host
 
     # -- the way of every call
 
@@ -171,7 +182,7 @@ class SimGroup(Questions):
 
     def _runs_on_gpu(self, call: Call) -> bool:
         if call.first is None:
-            return self.name() == "nccl"
+            return self.has_two_backends or self.name() == "nccl"
         return bool(call.first.is_cuda)
 
     def _launch(
@@ -346,38 +357,36 @@ class SimGroup(Questions):
 
 
 def _inside(task: RankTask, record: CallRecord) -> CallRecord | None:
-    """The synchronous collective in which a thread is, of the group on which another makes *record*."""
+    """The synchronous collective in which a thread is, of the group on which another makes *record*. (A thread that
+    waits for its GPU may wait for a call that another has launched.)"""
     why = task.wait_reason
     if task.finished or record.is_p2p or not isinstance(why, CallWait):
         return None
     other = why.record
-    return other if not (other.is_async or other.is_p2p) and other.group == record.group else None
-
-
-def _timeout(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> timedelta | None:
-    """The call's own: of its options, or given by itself."""
-    found = getattr(call.opts, "timeout", None)
-    if found is None:
-        found = next((given for given in (*args, *kwargs.values()) if isinstance(given, timedelta)), None)
-    return found
+    if other.is_async or other.is_p2p or other.group != record.group or other.thread != task.name:
+        return None
+    return other
 
 
 def _method(name: str, read: Reader) -> Callable[..., Any]:
-    def asked(self: SimGroup, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def asked(self: SimGroup, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[SimGroup, Call]:
         try:
-            return read(self._group.ranks, args, kwargs)
+            call = read(self._group.ranks, args, kwargs)
         except (TypeError, ValueError, AttributeError, LookupError):
             raise refusals.argument_error(name) from None
+        return (self._backend_for(call) if self.has_two_backends else self), call
 
     def collective(self: SimGroup, *args: Any, **kwargs: Any) -> Work:
-        call = asked(self, args, kwargs)
-        return self._collective(call, _timeout(call, args, kwargs))
+        group, call = asked(self, args, kwargs)
+        return group._collective(call, own_timeout(call, args, kwargs))
 
     def message(self: SimGroup, *args: Any, **kwargs: Any) -> Work:
-        return self._message(asked(self, args, kwargs), name == "recv_anysource", not waits_itself(sys._getframe(1)))
+        group, call = asked(self, args, kwargs)
+        return group._message(call, name == "recv_anysource", not waits_itself(sys._getframe(1)))
 
     def monitored(self: SimGroup, *args: Any, **kwargs: Any) -> None:
-        self._monitored_barrier(asked(self, args, kwargs), *args, **kwargs)
+        group, call = asked(self, args, kwargs)
+        group._monitored_barrier(call, *args, **kwargs)
 
     ways = {"send": message, "recv": message, "recv_anysource": message, "monitored_barrier": monitored}
     call: Callable[..., Any] = ways.get(name, collective)

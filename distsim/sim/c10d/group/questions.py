@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from distsim.debug.records import Group
+from distsim.debug.records.arguments import Call
 
-__all__ = ["Questions"]
+__all__ = ["Questions", "own_timeout"]
 
 
 class Questions(dist.ProcessGroup):
@@ -29,6 +31,10 @@ class Questions(dist.ProcessGroup):
         self._place, self._members = group_rank, len(group.ranks)  # past C++, which every call would ask
         self._group = group
         self._backends = backends
+        host, gpu = backends.get("cpu"), backends.get("cuda")
+        self.has_two_backends = host is not None and gpu is not None and host != gpu
+        self.on_host: Questions | None = None
+        """The backend of tensors on the CPU, where they have one of their own; made when first used."""
         self._timeout = timeout
         self._explicit = explicit_timeout
         self._store = store
@@ -98,6 +104,8 @@ class Questions(dist.ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
         self._explicit = True
+        if self.on_host is not None:
+            self.on_host.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
 
@@ -117,3 +125,11 @@ class Questions(dist.ProcessGroup):
         pass
 
     abort = shutdown
+
+
+def own_timeout(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> timedelta | None:
+    """The timeout that *call* has of its own: of its options, or given by itself."""
+    found = getattr(call.opts, "timeout", None)
+    if found is None:
+        found = next((given for given in (*args, *kwargs.values()) if isinstance(given, timedelta)), None)
+    return found

@@ -10,16 +10,19 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
-__all__ = ["filled", "moved_to_gpu"]
+__all__ = ["erase", "filled", "moved_to_gpu", "still_unknown"]
 
 EVERY = 256 << 20
 """Bytes moved between two looks: a look takes milliseconds."""
 PIECE = 16 << 20
 """Bytes of one pattern: a checkpoint of 100 GB has 6,000 mappings of 65,530 that a process may have
 (vm.max_map_count)."""
+ERASED = 1 << 20
+"""Bytes from which on zeros are taken from the system: below, writing them is as quick."""
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000  # of x86 and Arm (asm-generic/mman.h); not among Python's
 FAILED = ctypes.c_void_p(-1).value
 
@@ -51,6 +54,44 @@ def filled(shape: Sequence[int], number: float, dtype: torch.dtype) -> Tensor:
     if memory is None:
         return torch.full(tuple(shape), number, dtype=dtype, device="cpu")
     return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
+
+
+def erase(tensor: Tensor) -> None:
+    """As tensor.zero_(), of a contiguous one on the host. A large one gives its pages back: what is staged for an
+    asynchronous checkpoint was allocated first and is copied to then, all ranks' on this one host."""
+    _erase(tensor.data_ptr(), tensor.nbytes)
+
+
+def still_unknown(storage: UntypedStorage) -> bool:
+    """Whether *storage*, of the host, was copied from a GPU whose values nobody knew, and is all zeros still."""
+    if "_distsim_unknown" not in storage.__dict__:
+        return False
+    begin, nbytes = storage.data_ptr(), storage.nbytes()
+    for at in range(0, nbytes, PIECE):
+        size = min(PIECE, nbytes - at)
+        if _any(begin + at, size):
+            return False
+        _erase(begin + at, size)  # pages of shared memory have come because they were read
+    return True
+
+
+def _erase(begin: int, nbytes: int) -> None:
+    """Past torch, whose operators would take the rank's time."""
+    first, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, (begin + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    # Shared memory (what a stager shares with its process) has a hole then, which reads as zeros; a process' own pages
+    # come anew as zeros. madvise(2): neither is so for a file's pages that are private, hence the look.
+    if nbytes < ERASED or (
+        _libc().madvise(first, end - first, mmap.MADV_REMOVE)
+        and (_libc().madvise(first, end - first, mmap.MADV_DONTNEED) or _any(first, end - first))
+    ):
+        ctypes.memset(begin, 0, nbytes)
+    else:
+        ctypes.memset(begin, 0, first - begin)
+        ctypes.memset(end, 0, begin + nbytes - end)
+
+
+def _any(begin: int, nbytes: int) -> bool:
+    return bool(np.frombuffer(memoryview((ctypes.c_char * nbytes).from_address(begin)), dtype=np.uint8).any())
 
 
 @functools.lru_cache(maxsize=64)
@@ -90,4 +131,5 @@ def _libc() -> ctypes.CDLL:
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *([ctypes.c_int] * 3), ctypes.c_long]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc

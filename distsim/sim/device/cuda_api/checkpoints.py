@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distsim.sim.device.allocator.host_memory import still_unknown
 from distsim.sim.device.cuda_api.ranks import Patch
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
@@ -98,7 +99,8 @@ def _load(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def _unknown(data: Tensor) -> bool:
     """Whether it is a GPU's tensor whose values nobody knows, copied to the host and not written to since."""
-    return bool(data.untyped_storage().__dict__.get("_distsim_placeholders") == data._version)
+    storage = data.untyped_storage()
+    return storage.__dict__.get("_distsim_placeholders") == data._version or still_unknown(storage)
 
 
 def _zeros(data: Tensor) -> Tensor:
@@ -106,6 +108,7 @@ def _zeros(data: Tensor) -> Tensor:
     nbytes = data.numel() * data.element_size()
     there = torch.from_numpy(np.zeros(nbytes, dtype=np.uint8))
     made = torch.empty(0, dtype=data.dtype, device="cpu")
+    there.untyped_storage()._distsim_holes = True
     return made.set_(there.untyped_storage(), 0, data.shape, data.stride())
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from distsim.sim.device.allocator.host_memory import still_unknown
 from distsim.sim.device.allocator.ledger import COMMUNICATION
 from distsim.sim.device.carrier import under_meta
 from distsim.sim.device.cuda_api.ranks import Patch, gpu
@@ -114,11 +115,12 @@ def _to_host(storage: UntypedStorage, what: str) -> UntypedStorage:
 
 def _write(writer: Any, name: str, data: Any, size: int) -> None:
     """One part of a file of torch.save."""
-    if size >= _SPARSE and isinstance(data, UntypedStorage) and "_distsim_unknown" in data.__dict__:
+    if size >= _SPARSE and isinstance(data, UntypedStorage) and still_unknown(data):
         writer.write_record_metadata(name, size)
     else:
         task = current_task()
-        if size >= _SPARSE and task is not None and task.process.accelerators is not None:
+        holes = isinstance(data, UntypedStorage) and "_distsim_holes" in data.__dict__  # DCP's file leaves them
+        if size >= _SPARSE and not holes and task is not None and task.process.accelerators is not None:
             values = task.process.accelerators.values
             if task.process.accelerators.used and not values.everything:
                 task.world.note(
@@ -145,7 +147,10 @@ def _to_device(storage: UntypedStorage, device: torch.device, non_blocking: bool
 
 def _copy(storage: UntypedStorage, source: UntypedStorage, non_blocking: bool) -> UntypedStorage:
     to = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-    to.copy_(torch.empty(0, dtype=torch.uint8, device=source.device).set_(source), non_blocking=bool(non_blocking))
+    there = torch.empty(0, dtype=torch.uint8, device=source.device).set_(source)
+    to.copy_(there, non_blocking=bool(non_blocking))
+    if storage.device.type == "cpu" and _mode().values.host(there) is None:
+        storage._distsim_unknown = True
     return storage
 
 

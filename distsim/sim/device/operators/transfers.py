@@ -83,9 +83,12 @@ def _copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return NotImplemented
     blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
     if target.is_cpu:
-        host = mode.values.read(source, "a copy to the host", mode.where)
+        known = mode.values.read_into(target, source, "a copy to the host", mode.where)
         mode.copy_time(source, to_host=True, blocking=blocking)
-        return func(target, host)
+        storage = target.untyped_storage()
+        if not known and target.is_contiguous() and target.nbytes == storage.nbytes() and not target.is_inference():
+            storage._distsim_placeholders = target._version + 1  # as in `_to_copy`; torch counts this copy on return
+        return target
     mode.copy_time(target, to_host=False, blocking=blocking and not is_pinned(source))
     mode.values.write(target, source.detach() if mode.values.keeps(target.numel(), target.dtype) else None)
     return target

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from distsim.errors import NotSimulated
-from distsim.sim.device.allocator.host_memory import filled
+from distsim.sim.device.allocator.host_memory import erase, filled
 from distsim.sim.device.operators.plan import limit
 from distsim.sim.kernel.task import MANY_LOOKS
 
@@ -140,9 +140,11 @@ class Values:
     def pend(self, tensor: Tensor, force: Callable[[], None]) -> None:
         tensor.untyped_storage()._distsim_shadow = Pending(force)
 
+    def _number(self, dtype: torch.dtype) -> float:
+        return self.placeholder if dtype.is_floating_point or dtype.is_complex else 0
+
     def _placeholders(self, tensor: Tensor) -> Tensor:
-        number = self.placeholder if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 0
-        return filled(tensor.shape, number, tensor.dtype)
+        return filled(tensor.shape, self._number(tensor.dtype), tensor.dtype)
 
     def count(self, what: str, where: Callable[[], Reading]) -> None:
         """Values that nobody knows were asked for. Raises NotSimulated where a loop may wait for one for ever."""
@@ -174,6 +176,16 @@ class Values:
         if host is None:
             return self._placeholders(tensor)
         return host.clone()
+
+    def read_into(self, target: Tensor, tensor: Tensor, what: str, where: Callable[[], Reading]) -> bool:
+        """As `read`, into *target* on the host. Returns whether somebody knew the values."""
+        known = self.host(tensor) is not None
+        if known or self._number(tensor.dtype) or not target.is_contiguous() or target.shape != tensor.shape:
+            target.copy_(self.read(tensor, what, where))
+        else:
+            self.count(what, where)
+            erase(target)
+        return known
 
 
 def _over(shadow: Shadow, tensor: Tensor) -> Tensor:

@@ -1,0 +1,102 @@
+"""A group of two backends, cpu:gloo,cuda:nccl: the calls of each meet by themselves, as in torch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import distsim
+from distsim.debug.records.kinds import Kind
+
+
+def _simulate(body: Any, nproc: int = 2) -> Any:
+    return distsim.simulate(body, on="dgx-h100:1", nproc_per_node=nproc)
+
+
+def test_ranks_may_take_them_in_different_order() -> None:
+    """One rank goes to the host first, the other to its GPU: neither waits for ever, nor is accused."""
+
+    def body() -> Any:
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+        rank = dist.get_rank()
+        here, there = torch.full((4,), float(rank)), torch.full((4,), float(rank), device=f"cuda:{rank}")
+        for tensor in (here, there) if rank else (there, here):
+            dist.all_reduce(tensor)
+        return here.tolist(), there.tolist()
+
+    outcome = _simulate(body)
+    assert outcome.results == [([1.0] * 4, [1.0] * 4)] * 2
+    assert not outcome.diagnoses
+
+
+def test_a_thread_may_use_one_while_another_uses_the_other() -> None:
+    """What dcp.async_save does: it gathers its plans on the host while the main thread trains."""
+
+    def body() -> Any:
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+        rank = dist.get_rank()
+        seen: list[Any] = [None] * dist.get_world_size()
+
+        def gather() -> None:
+            for _ in range(20):
+                dist.all_gather_object(seen, rank)
+
+        thread = threading.Thread(target=gather)
+        thread.start()
+        there = torch.ones(1 << 20, device=f"cuda:{rank}")
+        for _ in range(20 + 10 * rank):  # the other rank's thread comes at other moments
+            there.mul_(1.0)
+        for _ in range(20):
+            dist.all_reduce(there)
+            torch.cuda.synchronize()
+        thread.join()
+        return seen
+
+    outcome = _simulate(body)
+    assert outcome.results == [[0, 1]] * 2
+    assert not outcome.diagnoses
+
+
+def test_one_of_them_from_two_threads_is_told() -> None:
+    """And which of the two it was."""
+
+    def body() -> None:
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+
+        def beside() -> None:
+            time.sleep(0.001)  # the other thread is in all_reduce by then
+            dist.barrier()
+
+        thread = threading.Thread(target=beside)
+        if dist.get_rank():
+            time.sleep(1.0)
+        thread.start()
+        dist.all_reduce(torch.ones(4))
+        thread.join()
+
+    (told,) = _simulate(body).diagnoses
+    assert told.kind is Kind.THREAD_RACE
+    assert told.group.label == "default_pg (cpu)"
+
+
+def test_messages_between_gpus_take_nccls_time() -> None:
+    """Whatever the other backend is."""
+
+    def body(backend: str) -> float:
+        dist.init_process_group(backend)
+        rank = dist.get_rank()
+        there = torch.empty(64 << 20, dtype=torch.uint8, device=f"cuda:{rank}")
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        (dist.recv if rank else dist.send)(there, 1 - rank)
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end))
+
+    both, alone = (_simulate(lambda b=b: body(b)).results for b in ("cpu:gloo,cuda:nccl", "nccl"))
+    assert both == pytest.approx(alone, rel=0.01)
