@@ -159,9 +159,11 @@ class ComputeMode(TorchDispatchMode):
                 result = self._part(outs[0], args, kwargs, gpu, stream)
             else:
                 result = plan.kind([self._part(out, args, kwargs, gpu, stream) for out in outs])
-        equal = task.world.traced.equal
-        if equal is not None and not equal.compared and equal.saw_operator(self._process.rank, plan.number):
-            task.world.traced.decide()
+        traced = task.world.traced
+        equal = traced.equal
+        if equal is not None and not equal.compared and task not in traced.apart:
+            if equal.saw_operator(self._process.rank, plan.number):
+                traced.decide()
         if self._process.recorder is not None:
             self._process.recorder.arguments = args
         if plan.written and gpu.in_flight.open:

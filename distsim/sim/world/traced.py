@@ -59,6 +59,8 @@ class Traced:
         self._ranks: frozenset[int] = frozenset() if equal is None else equal.traced
         self.cuts_unevenly = False
         """Ranks have parts of several sizes of some parameter, the first of each kind the largest."""
+        self.apart: set[Any] = set()
+        """Threads in which each rank does its own by rights (checkpoints.py), so that they are not compared."""
         self.unseen = ""
         """What the run cannot tell of, because it did not trace every rank throughout."""
 
@@ -151,7 +153,7 @@ class Traced:
     def saw_call(self, process: SimProcess, record: CallRecord, inputs: Sequence[Tensor] | None) -> None:
         """A traced rank makes a call; *inputs*: its values, where they are known."""
         equal, job = self.equal, self._job
-        if equal is None or equal.compared or equal.values_differ:
+        if equal is None or equal.compared or equal.values_differ or current_task() in self.apart:
             return
         equal.saw_call(process.rank, record, inputs)
         if equal.values_differ and equal.are_all_traced:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,6 +29,8 @@ __all__ = ["checkpoint_patches", "give_back_dcp", "time_dcp"]
 
 _HOLE = 1 << 12
 """Bytes of zeros from which on a file has a hole: a page's."""
+_SMALL = 1 << 16
+"""Bytes of a part of a tensor up to which it costs next to nothing to write it."""
 _free_s: WeakKeyDictionary[Any, dict[int, float]] = WeakKeyDictionary()
 """When the ranks of each node of a simulation have written all that they have begun to write with torch.save."""
 _inside: set[RankTask] = set()
@@ -156,7 +160,11 @@ def _read_data(real: Callable[..., Any]) -> Callable[..., Any]:
         task = _saves()
         if task is None:
             return real(self, plan, planner)
-        nbytes = sum(self.storage_data[item.storage_index].length for item in plan.items)
+        there = [item for item in plan.items if item.storage_index in self.storage_data]
+        nbytes = sum(self.storage_data[item.storage_index].length for item in there)
+        if len(there) < len(plan.items):  # the others' parts of a simulation that traced only some of its ranks
+            nbytes *= len(plan.items) // max(1, len(there))
+            plan = replace(plan, items=there)
         _read(task, nbytes, nbytes * _neighbours(task) / task.world.cluster.node.storage_read_bytes_per_s)
         _inside.add(task)
         try:
@@ -165,6 +173,66 @@ def _read_data(real: Callable[..., Any]) -> Callable[..., Any]:
             _inside.discard(task)
 
     return read_data
+
+
+def _by_each(real: Callable[..., Any]) -> Callable[..., Any]:
+    """DCP's saving and loading: every rank has its own part, equal or not."""
+
+    @functools.wraps(real)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        task = current_task()
+        if task is None or task in task.world.traced.apart:
+            return real(*args, **kwargs)
+        task.world.traced.apart.add(task)
+        try:
+            return real(*args, **kwargs)
+        finally:
+            task.world.traced.apart.discard(task)
+
+    return call
+
+
+def _plan_for_all(real: Callable[..., Any]) -> Callable[..., Any]:
+    """DefaultSavePlanner's plan for all ranks, made of what ranks say of which some stand for others."""
+
+    @functools.wraps(real)
+    def plan_for_all(self: Any, plans: list[Any]) -> Any:
+        task = current_task()
+        if task is None or not task.world.traced.not_all:
+            return real(self, plans)
+        from torch.distributed.checkpoint import default_planner as planner
+
+        validate = planner._validate_global_plan
+        planner._validate_global_plan = lambda *_: []  # nobody has the other ranks' parts
+        try:
+            return real(self, _of_equal_ranks(plans))
+        finally:
+            planner._validate_global_plan = validate
+
+    return plan_for_all
+
+
+def _of_equal_ranks(plans: list[Any]) -> list[Any]:
+    """*plans*, in which a part of a tensor is repeated for all whom a rank stands for: it is left to that one, and to
+    as many others as have copies of it, for DCP divides the writing of copies."""
+    said = Counter(item.index for plan in plans for item in plan.items)
+    holders: Counter[Any] = Counter()
+    left = []
+    for plan in plans:
+        items = []
+        for item in plan.items:
+            holders[item.index] += 1
+            if holders[item.index] <= max(1, round(said[item.index] * _share(item))):
+                items.append(item)
+        left.append(replace(plan, items=items))
+    return left
+
+
+def _share(item: Any) -> float:
+    """How much of its tensor a part is; none where it is so little that it does not matter who writes it: a step's
+    number, which is read again, stays with the rank that is traced."""
+    data = item.tensor_data
+    return float(data.chunk.sizes.numel() / data.size.numel()) if (item.tensor_storage_size() or 0) > _SMALL else 0.0
 
 
 def checkpoint_patches() -> list[Patch]:
@@ -185,12 +253,19 @@ def time_dcp() -> None:
     if _dcp:
         return
     with STATE.everyones():  # not the rank's own assignment, whose GPU happens to be the first
-        from torch.distributed.checkpoint import filesystem
+        from torch.distributed.checkpoint import default_planner, filesystem, state_dict_loader, state_dict_saver
 
-        reader = filesystem.FileSystemReader
-        _dcp[:] = [(filesystem, "_write_item", filesystem._write_item), (reader, "read_data", reader.read_data)]
-        filesystem._write_item = _write_item(filesystem._write_item)
-        reader.read_data = _read_data(reader.read_data)
+        led: list[Any] = [
+            (filesystem, "_write_item", _write_item),
+            (filesystem.FileSystemReader, "read_data", _read_data),
+            (default_planner.DefaultSavePlanner, "_create_global_plan", _plan_for_all),
+            (state_dict_saver, "_save_state_dict", _by_each),
+            (state_dict_loader, "_load_state_dict", _by_each),
+        ]
+        for holder, name, ours in led:
+            real = getattr(holder, name)
+            _dcp.append((holder, name, real))
+            setattr(holder, name, ours(real))
 
 
 def give_back_dcp() -> None:
