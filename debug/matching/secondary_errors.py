@@ -23,6 +23,9 @@ LOSSES = re.compile(
 """What they, and TensorPipe, say when the other end is gone. Whole phrases: a user's own error may tell of a pipeline
 or a peer."""
 
+USAGE = re.compile(r"\bnccl(?:InvalidUsage|InvalidArgument)\b")
+"""What NCCL says of a program's own mistake (its documentation, "ncclResult_t"), beside its words for any error."""
+
 
 def last_words(call: CallRecord | None, state: RankState) -> str | None:
     """What the call said that a rank died in, whatever the program made of it; else the rank's last exception."""
@@ -36,7 +39,9 @@ def timed_out(exception: str | None) -> bool:
 
 def aftermath(exception: str | None) -> bool:
     """An exception that another rank has caused, as far as its words tell."""
-    return exception is not None and (timed_out(exception) or LOSSES.search(exception) is not None)
+    if exception is None or USAGE.search(exception) is not None:
+        return False
+    return timed_out(exception) or LOSSES.search(exception) is not None
 
 
 def own_fault(exception: str | None) -> bool:

@@ -170,12 +170,12 @@ def exception_text(state: RankState) -> str | None:
 
 def exception_line(state: RankState) -> str | None:
     """The same in one line, for a sentence: the whole of it is in the traceback. The last line of one that a
-    data loader's worker has sent is the error itself."""
+    data loader's worker has sent is the error itself; NCCL names its reason under `Last error:`."""
     text = exception_text(state)
     lines = [line for line in map(str.strip, (text or "").splitlines()) if line]
     if len(lines) < 2:
         return text and _cut(text)
-    rest = f" {_cut(lines[-1])}" if RAISES.match(lines[-1]) else ""
+    rest = f" {_cut(lines[-1])}" if RAISES.match(lines[-1]) or lines[-2] == "Last error:" else ""
     return f"{_cut(lines[0])} ...{rest}"
 
 

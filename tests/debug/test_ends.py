@@ -12,6 +12,7 @@ from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.matching.secondary_errors import own_fault
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.records.kinds import Kind
+from distsim.debug.words.phrases import exception_line
 from tests.debug.builders import FILE, all_reduce, barrier, coll, fail, group, killed, play, recv, run, send
 
 
@@ -147,6 +148,20 @@ def test_a_part_of_a_word_is_no_loss(text: str, known: bool) -> None:
 def test_what_a_lost_peer_is_called(text: str) -> None:
     """The words of gloo, NCCL and their stores for a peer that is gone or late are nobody's own fault."""
     assert not own_fault(text)
+
+
+def test_a_mistake_that_nccl_refuses_is_ones_own() -> None:
+    """Whatever the words around it, and its reason is said."""
+    text = (
+        "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, invalid usage (run with NCCL_DEBUG=WARN for "
+        "details), NCCL version 2.27.3\nncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+        "Last error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"
+    )
+    assert own_fault(text)
+    line = exception_line(RankState(1, Phase.RAISED, exception=text))
+    assert line is not None
+    assert line.startswith("DistBackendError: NCCL error in")
+    assert line.endswith("Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000")
 
 
 @pytest.mark.parametrize("other", [Phase.RUNNING, Phase.BLOCKED])

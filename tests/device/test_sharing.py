@@ -78,6 +78,7 @@ def orders(second_group: bool) -> list[float]:
         import torch.distributed as dist
 
         dist.init_process_group("nccl")
+        torch.cuda.set_device(dist.get_rank())
         other = dist.new_group() if second_group else dist.group.WORLD
         long, small = torch.ones(16384, 16384, device="cuda"), torch.ones(1024, device="cuda")
         begin, ends = torch.cuda.Event(enable_timing=True), []

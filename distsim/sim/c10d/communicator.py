@@ -17,6 +17,7 @@ from distsim.network import Transfer
 from distsim.sim.c10d.arrival import Arrival
 from distsim.sim.c10d.data import copy_into
 from distsim.sim.c10d.monitored_barrier import MonitoredBarrier
+from distsim.sim.c10d.on_gpu.one_each import OneEach
 from distsim.sim.c10d.on_gpu.values import compute
 from distsim.sim.c10d.work import SimWork
 
@@ -71,6 +72,7 @@ class Communicator:
         self.has_messages = False
         """Whether members have sent to each other."""
         self._on_host: Communicator | None = None
+        self.gpus = OneEach()
 
     def _who_comes(self) -> Sequence[int]:
         """The places of those whom a collective waits for."""

@@ -100,6 +100,12 @@ def finish(world: World) -> None:
         world.env.step()
 
 
+def _gpus_of(process: SimProcess) -> int:
+    """How many GPUs it works on: not GPU 0 where it has only touched that, for want of torch.cuda.set_device."""
+    work_s: list[float] = [device.timeline.account.work_s for device in process.accelerators.devices]
+    return max(1, sum(seconds > 0.01 * max(work_s) for seconds in work_s))
+
+
 def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: float | None) -> Training | None:
     """What the GPUs of *ranks* did; None where no rank has used one."""
     used = [p for p in ranks if p.accelerators is not None and p.accelerators.works and p.accelerators.devices]
@@ -112,7 +118,7 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     gpu = world.gpu
     like = _like(world, used)
     alike = {process: len(ranks) for process, ranks in like.items()}
-    num_gpus = sum(alike[p] * max(1, sum(bool(d.timeline.done) for d in p.accelerators.devices)) for p in used)
+    num_gpus = sum(alike[p] * _gpus_of(p) for p in used)
     found = Training(gpu.name, num_gpus, gpu.memory_bytes, gpu.context_bytes)
     found.reads = _reads(used)
     found.fused = _fused(used)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import simpy
     from torch import Tensor
 
+    from distsim.cluster.graph.link import Slot
     from distsim.sim.isolation.output import Held
     from distsim.sim.isolation.process import SimProcess
 
@@ -37,6 +38,7 @@ class Job(Protocol):
     world_size: int
     processes: list[SimProcess]
     rank_processes: dict[int, SimProcess]
+    slots: list[Slot]
 
     @property
     def communicators(self) -> Mapping[Any, Any]: ...
@@ -149,6 +151,17 @@ class Traced:
         kinds = None if equal.kinds == self.equal.kinds else equal  # the same would come to the same end
         if job.crash is None:
             job.crash = StartAgain(kinds, f"ranks of group {group.label} send to each other")
+
+    def share_gpus(self) -> None:
+        """Ranks at other places on their nodes have brought GPUs of the same number: whether two of one node do is seen
+        where a rank of each place is traced."""
+        equal, job = self.equal, self._job
+        if equal is None or job.crash is not None:
+            return
+        places = {slot.rank: slot.local_rank for slot in job.slots}
+        split = equal.split(places, "its place on its node")
+        if split.kinds != equal.kinds:
+            job.crash = StartAgain(split, "ranks at several places on their nodes use GPUs of the same number")
 
     def saw_call(self, process: SimProcess, record: CallRecord, inputs: Sequence[Tensor] | None) -> None:
         """A traced rank makes a call; *inputs*: its values, where they are known."""

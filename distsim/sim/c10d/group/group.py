@@ -30,7 +30,7 @@ from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.c10d.data import Tensors
 from distsim.sim.c10d.group.questions import Questions, own_timeout
 from distsim.sim.c10d.monitored_barrier import monitored_barrier
-from distsim.sim.c10d.on_gpu.streams import GroupStreams, device_of
+from distsim.sim.c10d.on_gpu.streams import GroupStreams
 from distsim.sim.c10d.on_gpu.values import known_of, pend
 from distsim.sim.c10d.on_gpu.work import GpuWork
 from distsim.sim.c10d.operations import OPERATIONS, algorithms
@@ -195,7 +195,7 @@ class SimGroup(Questions):
     ) -> Arrival:
         """Put the call into a stream of its GPU; the host goes on."""
         process, world = task.process, task.world
-        device = device_of(task, call.first)
+        device = self._on_gpu.device_of(task, call.first)
         task.compute(device.model.host_op_s)
         if self._is_looked_at(task):
             task.flush()

@@ -44,6 +44,15 @@ class GroupStreams:
         self._batch: list[Part] | None = None
         self._last: dict[tuple[int, int], tuple[Stream, Mark]] = {}
         """By GPU and peer: where the last kernel is."""
+        self._has_gpu = communicator.flavour != "nccl"
+
+    def device_of(self, task: RankTask, tensor: torch.Tensor | None) -> Device:
+        """The GPU that a call runs on, which no other member has."""
+        device = device_of(task, tensor)
+        if not self._has_gpu and tensor is not None:
+            self._communicator.gpus.bring(task, device)
+            self._has_gpu = True
+        return device
 
     def begin_batch(self) -> None:
         """Calls from here on are one kernel (`_start_coalescing`, `batch_isend_irecv`)."""
