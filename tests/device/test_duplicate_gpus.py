@@ -29,6 +29,18 @@ def test_two_ranks_of_a_node_on_one_gpu(on: str, nproc: int) -> None:
     assert "torch.cuda.set_device(LOCAL_RANK)" in str(failed.value)
 
 
+def test_objects_that_are_gathered_on_anothers_gpu() -> None:
+    """torch takes the current GPU for them, which is GPU 0 where nothing else was set."""
+
+    def body() -> None:
+        dist.init_process_group("nccl")
+        dist.all_reduce(torch.ones(4, device=f"cuda:{dist.get_rank()}"))
+        dist.all_gather_object([None, None], "me")
+
+    with pytest.raises(RankFailure, match=r"Duplicate GPU detected : rank 1 and rank 0"):
+        distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2)
+
+
 def test_one_gpu_on_each_of_several_nodes() -> None:
     """Which have the same number."""
     assert distsim.simulate(_all_reduce, on="dgx-h100:4", nproc_per_node=1).results == [[4.0] * 4] * 4
@@ -81,3 +93,18 @@ def test_a_gpu_that_is_only_touched_is_none_that_is_worked_on() -> None:
         outcome = distsim.simulate(body, args=(spread,), on="dgx-h100:1", nproc_per_node=2)
         assert outcome.training is not None
         assert outcome.training.num_gpus == gpus
+
+
+def test_a_step_is_that_of_the_parameters_gpu() -> None:
+    """Whatever the current GPU is."""
+
+    def body() -> None:
+        weight = torch.ones(4096, 4096, device=f"cuda:{os.environ['LOCAL_RANK']}", requires_grad=True)
+        optimizer = torch.optim.SGD([weight])
+        for _ in range(4):
+            (weight @ weight).sum().backward()
+            optimizer.step()
+
+    outcome = distsim.simulate(body, on="dgx-h100:1", nproc_per_node=2)
+    first, second = outcome.training.ranks
+    assert second.compute_s == pytest.approx(first.compute_s, rel=0.05)

@@ -24,7 +24,7 @@ from distsim.sim.device.allocator.ledger import OPTIMIZER
 from distsim.sim.device.allocator.modules import Modules, family
 from distsim.sim.device.streams import current_stream
 from distsim.sim.device.timeline.account import Account
-from distsim.sim.device.timeline.steps import StepEnd
+from distsim.sim.device.timeline.steps import StepEnd, works_on
 from distsim.sim.isolation.process import current_task
 from distsim.sim.observe.critical_path import Ran, critical_path
 from distsim.sim.observe.figures import (
@@ -65,7 +65,7 @@ def noticed() -> Iterator[None]:
             return
         accelerators = task.process.accelerators
         if accelerators is not None and accelerators.works:
-            device = accelerators[task.cuda_device]
+            device = accelerators[works_on(optimizer, task.cuda_device)]
             steps = accelerators.steps
             steps.end(optimizer, device.timeline, current_stream(task, device), task.now_s())
             if steps.modules is None:  # the second step shows which modules take memory
@@ -102,8 +102,8 @@ def finish(world: World) -> None:
 
 def _gpus_of(process: SimProcess) -> int:
     """How many GPUs it works on: not GPU 0 where it has only touched that, for want of torch.cuda.set_device."""
-    work_s: list[float] = [device.timeline.account.work_s for device in process.accelerators.devices]
-    return max(1, sum(seconds > 0.01 * max(work_s) for seconds in work_s))
+    compute_s: list[float] = [device.timeline.account.compute_s for device in process.accelerators.devices]
+    return max(1, sum(seconds > 0.1 * max(compute_s) for seconds in compute_s))
 
 
 def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: float | None) -> Training | None:

@@ -19,7 +19,8 @@ FIRST_BUS = 0x1B
 
 
 class OneEach:
-    """The GPUs that the members of a communicator brought to their first call."""
+    """The GPUs that the members of a group brought to their calls. (A second GPU needs a second communicator: where it
+    is another member's, who has none, as where objects are gathered without torch.cuda.set_device, the job hangs.)"""
 
     def __init__(self) -> None:
         self._brought: dict[str, list[SimProcess]] = {}

@@ -44,14 +44,15 @@ class GroupStreams:
         self._batch: list[Part] | None = None
         self._last: dict[tuple[int, int], tuple[Stream, Mark]] = {}
         """By GPU and peer: where the last kernel is."""
-        self._has_gpu = communicator.flavour != "nccl"
+        self._brought: set[int] = set()
+        """GPUs of earlier calls: NCCL has a communicator for each."""
 
     def device_of(self, task: RankTask, tensor: torch.Tensor | None) -> Device:
         """The GPU that a call runs on, which no other member has."""
         device = device_of(task, tensor)
-        if not self._has_gpu and tensor is not None:
+        if device.index not in self._brought and tensor is not None and self._communicator.flavour == "nccl":
             self._communicator.gpus.bring(task, device)
-            self._has_gpu = True
+            self._brought.add(device.index)
         return device
 
     def begin_batch(self) -> None:

@@ -41,11 +41,6 @@ class Account:
         of all of it, and what nothing hid that would not be with [half] of each call's moving."""
 
     @property
-    def work_s(self) -> float:
-        """Something runs."""
-        return self.compute_s + self.exposed_s
-
-    @property
     def total_s(self) -> float:
         return self.compute_s + self.exposed_s + self.bubble_s + self.host_s
 

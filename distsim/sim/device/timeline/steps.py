@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from distsim.kernels import Cost
     from distsim.sim.device.timeline.account import Account
 
-__all__ = ["Counted", "StepEnd", "Steps", "counted"]
+__all__ = ["Counted", "StepEnd", "Steps", "counted", "works_on"]
 
 aten = torch.ops.aten
 PRODUCTS = frozenset({"gemm", "attention", "conv"})
@@ -183,3 +183,10 @@ class Steps:
 def _later(ends: list[StepEnd], others: list[StepEnd]) -> bool:
     mine, theirs = ends[-1].mark, others[-1].mark
     return (mine.reached_s or 0.0, mine.launched_s) >= (theirs.reached_s or 0.0, theirs.launched_s)
+
+
+def works_on(optimizer: Any, current: int) -> int:
+    """The GPU of its parameters, *current* where some lie there (and without torch.cuda.set_device maybe none)."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    found = dict.fromkeys(p.device.index for p in parameters if p.is_cuda)
+    return current if current in found else next(iter(found), current)
