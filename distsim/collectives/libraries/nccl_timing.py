@@ -227,12 +227,27 @@ class NcclTiming:
         if proto == "LL":
             rate = cost.edge_bytes_per_s * self._of("launch", "tree_LL")
             cost = replace(cost, edge_bytes_per_s=rate)
+            if machine.num_nodes > 1:
+                cost = self.stored(machine, nbytes, cost)
             inter_s += self.rendezvous_s(machine, nbytes, 8 * 512, 1)
         elif proto == "LL128":
             share = self._of(self.generation(machine), "tree_LL128")
             cost = replace(cost, wire=cost.wire / share, net_wire=cost.net_wire / share)
         software_s = self._of("launch", proto) * 1e-6 + 2 * (inside * intra_s + between * inter_s)
         return Timed(software_s, tree_phase(group, nbytes, cost), cost)
+
+    def stored(self, machine: Machine, nbytes: float, cost: Cost) -> Cost:
+        """*cost* of a tree in LL between nodes, where a piece is whole in the host's memory before the NIC sends it: at
+        a channel's rate, whatever is inside the node (what comes over NVLink comes meanwhile). A node inside a tree
+        sends what comes down twice, beside what goes up (NCCL v2.21.5: src/device/all_reduce.h, runTreeSplit)."""
+        far = self._of(self.net, "channel_LL") * min(max(nbytes / 4096.0, 1.0), machine.channels) * 1e9
+        near_s = 1.0 / cost.edge_bytes_per_s - 1.0 / far
+        return replace(
+            cost,
+            edge_bytes_per_s=min(cost.edge_bytes_per_s, far / (2.0 if machine.num_nodes > 2 else 1.0)),
+            near_bytes_per_s=1.0 / near_s if near_s > 0.0 else math.inf,
+            far_bytes_per_s=far,
+        )
 
     def all_pairs(self, group: Members, machine: Machine, nbytes: float, proto: str) -> Timed:
         """An all_reduce of GPUs that are linked pairwise: each sends every other its part, adds up its own and sends
@@ -296,7 +311,8 @@ class NcclTiming:
         net, later_s = 1.0, 0.0
         if many:
             table = self.matching(machine)
-            net = max(self.lost(machine) / self._of(table, "p2p_efficiency"), self.root_wire())
+            # One peer is a ring's neighbour.
+            net = max(self.lost(machine, ring=peers == 1) / self._of(table, "p2p_efficiency"), self.root_wire())
             remote = self._of(table, "remote")
             if share <= self._of(table, "tiny_bytes"):
                 remote *= self._of(table, "remote_tiny")
