@@ -100,11 +100,15 @@ class NcclTiming:
             return self._of("p2p", "shared_process_per_gpu") * group.per_node * 1e-6
         return self._of("launch", f"process_{self.cluster.nccl.cpu_vendor}") * 1e-6
 
+    def hop_us(self, net: str) -> float:
+        """A hop of a tree in LL: of what the plugin tells of its latency where it does."""
+        return self._of(net, "told_us") * self._of(net, "hop")
+
     def hops_s(self, machine: Machine, algo: str, proto: str) -> tuple[float, float]:
         """Software of a hop inside a node and of one between nodes, in a ring or a tree."""
         inside = self.generation(machine) if machine.intra == "nvlink" else "pcie"
         net = self.matching(machine) if algo == "ring" else self.net
-        hop_us = self._of(net, "hop")
+        hop_us = self.hop_us(net)
         if algo == "ring":
             hop_us *= self._of(net, "ring_LL128" if proto == "LL128" else "ring_LL")
         elif proto == "LL128":
@@ -317,7 +321,7 @@ class NcclTiming:
             if share <= self._of(table, "tiny_bytes"):
                 remote *= self._of(table, "remote_tiny")
             far = peers - near if peers > 1 else 1
-            software_s += (self._of(table, "hop") * self._of(table, "p2p") + remote) * 1e-6
+            software_s += (self.hop_us(table) * self._of(table, "p2p") + remote) * 1e-6
             later_s = remote * (far - 1) * 1e-6
         cost = Cost(1.0 / self._of(name, "p2p"), net, intra_links=0.0)
         if many:
