@@ -19,6 +19,7 @@ from distsim.collectives.algorithms.nvls import nvls_phase, nvls_tree_phase
 from distsim.collectives.algorithms.ring import Shape, ring_hops, ring_loads, ring_phase
 from distsim.collectives.algorithms.tree import tree_hops, tree_phase
 from distsim.collectives.libraries.nccl_channels import nvls_tree_loop_bytes, tree_parts, tree_piece_bytes
+from distsim.collectives.libraries.nccl_settings import host_copy_bytes
 from distsim.collectives.libraries.nccl_tuning import Machine
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Phase
@@ -53,6 +54,8 @@ def fabric_table(nccl: NcclFacts, version: tuple[int, int], constants: Constants
 _BY_THE_HOST = ("tcp", "tcp-before-2_19", "tcpx")
 """Fabrics whose messages go through the host's sockets one after the other, whichever NIC they leave by."""
 
+_NEVER = 1e15
+"""Of eager_bytes: where no step was seen."""
 _GENERATIONS = ("ampere", "ampere", "hopper", "blackwell")
 
 
@@ -73,6 +76,10 @@ class NcclTiming:
         self.cluster = cluster
         self.launcher = launcher
         self.net = fabric_table(cluster.nccl, version, constants)
+        copied = host_copy_bytes(cluster.nccl.settings)
+        self.eager_bytes = constants.get(self.net, "eager_bytes")
+        if copied is not None and self.eager_bytes < _NEVER:
+            self.eager_bytes = float(copied)
 
     def _of(self, table: str, key: str) -> float:
         return self.constants.get(table, key)
@@ -176,11 +183,11 @@ class NcclTiming:
         return slowest
 
     def rendezvous_s(self, machine: Machine, nbytes: float, per_channel: float, parts: int) -> float:
-        """What an LL message between nodes costs beyond a hop where it is too long for the provider to send unasked: a
-        round trip. A channel is added for every *per_channel* bytes; a message is a channel's share of one of *parts*,
-        with its flags."""
+        """What an LL message between nodes costs beyond a hop where it is too long for the provider to copy by itself:
+        a call of CUDA's. A channel is added for every *per_channel* bytes; a message is a channel's share of one of
+        *parts*, with its flags."""
         used = min(machine.channels, max(1, int(nbytes / per_channel)))
-        if 2.0 * nbytes / parts / used <= self._of(self.net, "eager_bytes"):
+        if 2.0 * nbytes / parts / used <= self.eager_bytes:
             return 0.0
         return self._of(self.net, "rendezvous") * 1e-6
 
