@@ -234,7 +234,7 @@ def _assumed(args: argparse.Namespace, cluster: Any, rows: list[Any]) -> list[st
     facts = cluster.nccl
     strange = strange_release(args.nccl_version or facts.version) if facts.library == "nccl" else None
     notes = [strange] if strange and cluster.node.num_gpus else []
-    if facts.plugin or facts.settings or cluster.variant:
+    if facts.named(cluster.variant):
         variant = f" (variant {cluster.variant})" if cluster.variant else ""
         notes.append(f"software assumed: {facts.software}{variant}")
     bases = list(dict.fromkeys(row.interval.basis for row in rows if row.interval is not None))

@@ -36,6 +36,10 @@ class Cost:
     """The same between nodes."""
     edge_bytes_per_s: float = INFINITY
     """What one rank can push to its neighbour over all channels, however fast the links are."""
+    near_bytes_per_s: float | None = None
+    """The same of a piece on its way through a tree, inside a node; None: as *edge_bytes_per_s*."""
+    far_bytes_per_s: float | None = None
+    """The same between nodes."""
     piece_bytes: float = INFINITY
     """What moves through a tree in one piece, over all channels; infinite for as few pieces as possible."""
     cut_through: bool = False
@@ -49,6 +53,11 @@ class Cost:
     intra_links: float = 1.0
     """Share of the links' own latency that counts inside a node: 0 where it is part of a measured
     start-up."""
+
+    def least_s(self, inter: bool) -> float:
+        """Seconds for a byte of a piece over one edge of a tree, however fast the links are."""
+        rate = self.far_bytes_per_s if inter else self.near_bytes_per_s
+        return 1.0 / (self.edge_bytes_per_s if rate is None else rate)
 
     def hop_s(self, links_s: Any, inter: bool) -> Any:
         """One hop over links of that latency together (a number or an array)."""

@@ -5,7 +5,8 @@ bytes: nothing of it is measured on the machine that simulates. Fields are only 
 takes one away or changes its meaning changes the schema's number.
 
 - `schema`, `version`: of this document; of distsim
-- `program`, `cluster`, `backend`, `seed`, `world_size`: what ran
+- `program`, `cluster`, `backend`, `seed`, `world_size`: what ran; `software`: whose collectives were assumed (NCCL's
+  version, plugin, settings, the cluster's variant), null where none but gloo's or MPI's were used
 - `exit_code`: 0 finished, 1 raised, 3 hang, 4 inconsistent collectives; `interrupted`: by Ctrl-C
 - `virtual_time_s`, `events`: how long the program took on the cluster; simulated events
 - `ranks[]`: `rank, host, device, phase, exit_code`, and `end_s, compute_s, communication_s,
@@ -89,6 +90,7 @@ def report_document(outcome: Outcome) -> dict[str, Any]:
         "cluster": outcome.cluster,
         "backend": outcome.backend,
         "seed": outcome.seed,
+        "software": outcome.software or None,
         "world_size": outcome.world_size,
         "exit_code": outcome.exit_code,
         "interrupted": outcome.interrupted,

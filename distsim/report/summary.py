@@ -86,6 +86,8 @@ class Summary:
             details.insert(0, f"{format_time(outcome.wall_time_s)} of wall time")
         line.append(f" ({', '.join(details)})")
         yield line
+        if outcome.software_matters and outcome.exit_code == 0:
+            yield Text(f"software assumed: {outcome.software}", style="dim")
         if outcome.unseen:
             yield Text(f"not seen: {outcome.unseen}", style="yellow")
 

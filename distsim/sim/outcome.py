@@ -114,6 +114,10 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     unseen: str = ""
     """What the run cannot tell of, because it did not trace every rank throughout."""
+    software: str = ""
+    """The library of collectives that was assumed, with version, plugin, settings and variant; of GPUs' only."""
+    software_matters: bool = False
+    """The cluster names more of it than a release: another plugin or setting would give other times."""
     interrupted: bool = False
     cut_short: bool = False
     """By a limit of its scenario."""

@@ -194,6 +194,16 @@ def test_what_is_left_out_is_one_line(text: str, said: str, tmp_path: Path) -> N
     assert all(len(run.rows) == 3 for run in runs), "only a bad line leaves the others"
 
 
+def test_a_run_without_a_whole_line_says_what_is_missing(tmp_path: Path) -> None:
+    """The in-place columns were lost on the way: a note for each line, then what the run lacks."""
+    lines = log("all_reduce", TIMES).splitlines(keepends=True)
+    text = "".join(" ".join(line.split()[:9]) + "\n" if line.split()[0].isdigit() else line for line in lines)
+    runs, notes = _read(tmp_path, text)
+    assert not runs
+    assert len(notes) == len(TIMES) + 1
+    assert notes[-1] == "a.log: left out: all 4 of its lines are cut (9 of 13 columns), as its head has them"
+
+
 def test_ranks_dealt_out_in_turn_are_left_out(tmp_path: Path) -> None:
     """mpirun --map-by node: neighbours in rank are not neighbours on a host."""
     text = log("all_reduce", TIMES, nodes=2, gpus=2)

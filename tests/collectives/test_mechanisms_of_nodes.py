@@ -13,7 +13,8 @@ from distsim.cluster import load_cluster
 from distsim.collectives import Compiler, Transfer
 from distsim.collectives.libraries.nccl_channels import nvls_tree_loop_bytes, searched, tree_parts
 from distsim.collectives.libraries.nccl_tuning import Machine
-from tests.collectives.test_mechanisms import GIB, KIB, MIB, plan
+from distsim.errors import UsageError
+from tests.collectives.test_mechanisms import GIB, KIB, MIB, changed, plan
 
 
 def machine(on: str, version: str) -> Machine:
@@ -178,3 +179,56 @@ def test_messages_of_a_step_are_dealt_to_the_nics() -> None:
     slow = Compiler(load_cluster("polaris:setup1:2"))._nccl.timing
     assert fast.messages_s(replace(four, nics=8), MIB, "LL") == pytest.approx(fast.messages_s(four, MIB, "LL") / 2)
     assert slow.messages_s(replace(two, nics=8), MIB, "LL") == pytest.approx(slow.messages_s(two, MIB, "LL"))
+
+
+@pytest.mark.parametrize(
+    ("on", "nbytes", "us"),
+    [
+        ("polaris:setup4:256", 512 * KIB, 615.3),
+        ("polaris:setup4:256", 1 * MIB, 757.4),
+        ("polaris:setup5:540", 128 * KIB, 748.9),
+        ("polaris:setup5:540", 1 * MIB, 1067.0),
+    ],
+)
+def test_a_tree_in_ll_is_stored_before_a_nic_sends_it(on: str, nbytes: int, us: float) -> None:
+    """Each of 16 to 18 messages on the way waits for a whole piece, and a node inside a tree sends two down
+    (argonne-lcf/alcf-nccl-tests at 385be33, NCCL 2.21: not fitted)."""
+    made, found = plan(on, "all_reduce", nbytes, nccl_version="2.21.5")
+    assert (made.algo, made.proto) == ("Tree", "LL")
+    assert found == pytest.approx(us, rel=0.1)
+
+
+def test_what_is_stored_takes_as_long_on_either_generation() -> None:
+    """Two more nodes cost A100s and H100s the same for each byte: the host's memory is written, not NVLink."""
+
+    def each_us(on: str) -> float:
+        two, four = (
+            (plan(f"{on}:{nodes}", "all_reduce", 16 * 8 * KIB, nccl_version="2.21.5", algo="tree", proto="LL")[1])
+            - plan(f"{on}:{nodes}", "all_reduce", 16 * 4 * KIB, nccl_version="2.21.5", algo="tree", proto="LL")[1]
+            for nodes in (2, 4)
+        )
+        return four - two
+
+    assert each_us("sophia") == pytest.approx(each_us("dgx-h100"), rel=0.1)
+
+
+def test_sends_to_a_neighbour_lose_as_little_with_nodes_as_a_ring() -> None:
+    """4 nodes of B200 send 44 GB/s to the next rank (together-b200), over a NIC of 50."""
+    two, four = (plan(f"dgx-b200:{nodes}", "sendrecv", 256 * MIB, nccl_version="2.29.7")[1] for nodes in (2, 4))
+    assert four == pytest.approx(two, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("copied", "nbytes", "us"), [("4096", 4 * KIB, 37.8), ("16777216", 4 * KIB, 27.0), ("16777216", 64 * KIB, 57.0)]
+)
+def test_what_a_provider_copies_by_itself_is_a_setting(copied: str, nbytes: int, us: float) -> None:
+    """2 nodes of Alps with either threshold (boeschf/nccl-benchmark-on-alps-2025 at 897cff4: not fitted)."""
+    cluster = changed("alps-gh200", 2, "nccl.settings", FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD=copied)
+    assert plan(cluster, "all_reduce", nbytes, nccl_version="2.23.4")[1] == pytest.approx(us, rel=0.2)
+
+
+def test_a_threshold_that_is_no_number_is_named() -> None:
+    """In one line, where the cluster is used."""
+    cluster = changed("alps-gh200", 2, "nccl.settings", FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD="4 KiB")
+    with pytest.raises(UsageError, match="FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD: expected bytes, got '4 KiB'"):
+        plan(cluster, "all_reduce", 8)

@@ -67,6 +67,8 @@ class _Open:
     groups: set[str] = field(default_factory=set)
     columns: Columns | None = None
     lines: list[tuple[int, Line]] = field(default_factory=list)
+    cuts: list[str] = field(default_factory=list)
+    """What of a line that lacks something is there."""
     shared: bool = False
     unlike: str = ""
     """Why times of this run are not those of a plain collective."""
@@ -188,6 +190,7 @@ class _Reader:
         try:
             line = run.columns.read(text)
         except CutLine as cut:
+            run.cuts.append(str(cut))
             self.notes.append(f"{self.name}:{number}: left out: the line is cut ({cut})")
             return
         if line is not None and line.size_bytes > 0:
@@ -258,6 +261,8 @@ def _refused(run: _Open, op: str | None) -> str | None:
     ranks = run.ranks
     if run.columns is not None and run.columns.lacking:
         return f"its table has no column {run.columns.lacking}"
+    if not run.lines and run.cuts:
+        return f"all {len(run.cuts)} of its lines are cut ({run.cuts[0]}), as its head has them"
     if not run.lines:
         return "it has the head of a run and no line of figures"
     if not ranks:

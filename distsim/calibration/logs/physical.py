@@ -20,6 +20,8 @@ _WORDS = {
     "p2p.net_channel_GBps": "one channel of a send between nodes, GB/s",
     "p2p.shared_process_per_gpu": "the same from a process of several GPUs, us",
     "p2p.fill": "filling their pipeline, of a chunk's time",
+    "efa.hop": "a hop between nodes, of what EFA's plugin tells of its latency",
+    "efa-sendrecv.hop": "a hop between nodes, of what EFA's plugin tells of its latency",
 }
 _KEYS = {
     "hop": "a hop {where}, us",
@@ -66,6 +68,8 @@ def meaning(name: str) -> str:
         return f"what a tree gets of a ring's rate, {proto}"
     if table == "launch" and key in _PROTOCOLS:
         return f"starting in {key}, us"
+    if what == "channel" and proto and not inside:
+        return f"what a node stores of a tree for its NIC, one channel, GB/s, {proto}"
     if what == "p2p":
         usual = "what sends and receives get of the links" if inside else "a message's hop, of a tree's in LL"
     told = _KEYS.get(what, usual).format(where="inside a node" if inside else "between nodes")

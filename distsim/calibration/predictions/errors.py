@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from distsim.calibration.predictions.left_out import Prediction
 from distsim.calibration.predictions.widths import Error, Widths, ratios, weighted
 from distsim.calibration.tables import REGIMES, regime
-from distsim.collectives.uncertainty import NODE_CLASSES, OTHERS
+from distsim.collectives.uncertainty import ALL, NODE_CLASSES, OPERATIONS, OTHERS, op_class
 
 __all__ = ["Covered", "covered", "errors_csv"]
 
-_FIELDS = ("origin", "fabric", "nodes", "size", "low", "high", "rows", "machines", "presets")
+_FIELDS = ("origin", "fabric", "nodes", "size", "op", "low", "high", "rows", "machines", "presets")
 _LEAST_ROWS = 8
 _HELD = 0.81
 """Of the errors of machines that the widths knew nothing of; a little more than eight of ten, since this one figure
@@ -50,7 +50,8 @@ def errors_csv(predictions: Sequence[Prediction]) -> str:
         "# fitted: the narrowest around errors with all tables, and with those of one and two nodes, for presets that",
         "# are one machine. left out: about predictions with constants that saw nothing of the machine, as wide as",
         "# needed where the interval saw nothing of it either (predictions/widths.py). rows, machines: of the fabric",
-        "# in that size. others: all fabrics but InfiniBand. Made by `python -m distsim.calibration.refit`.",
+        "# in that size, whatever the operation. others: all fabrics but InfiniBand. Made by",
+        "# `python -m distsim.calibration.refit`.",
         ",".join(_FIELDS),
         *_fitted_lines(predictions),
         *_left_out_lines(_left_out(predictions)),
@@ -74,7 +75,7 @@ def _fitted_lines(predictions: Sequence[Prediction]) -> Iterator[str]:
         low, high = _narrowest(machines)
         # A preset that stands for machines of several owners does for yet another's: that one was not fitted.
         whose = " ".join(sorted(one for one in presets.get(key, ()) if len(owners[one]) == 1))
-        yield f"{','.join(key)},{low:.3f},{high:.3f},{rows},{len(machines)},{whose}"
+        yield f"{','.join(key)},{ALL},{low:.3f},{high:.3f},{rows},{len(machines)},{whose}"
 
 
 def _left_out_lines(errors: Sequence[Error]) -> Iterator[str]:
@@ -87,9 +88,10 @@ def _left_out_lines(errors: Sequence[Error]) -> Iterator[str]:
                 some = [one for one in errors if one.size == size and _is_of(one, fabric)]
                 if not some:
                     continue
-                far = math.exp(reach * widths.of(fabric, nodes, size))
                 machines = len({one.machine for one in some})
-                yield f"left out,{fabric},{nodes},{size},{1 / far:.3f},{far:.3f},{len(some)},{machines},"
+                for op in OPERATIONS:
+                    far = math.exp(reach * widths.of(fabric, nodes, size, op))
+                    yield f"left out,{fabric},{nodes},{size},{op},{1 / far:.3f},{far:.3f},{len(some)},{machines},"
 
 
 def _is_of(error: Error, fabric: str) -> bool:
@@ -103,9 +105,7 @@ def covered(predictions: Sequence[Prediction]) -> Covered | None:
         return None
     widths, others = Widths(errors), ratios(errors)
     reach = weighted(others, _HELD)
-    inside = [
-        (one.machine, float(abs(one.value) <= reach * widths.of(one.fabric, one.nodes, one.size))) for one in errors
-    ]
+    inside = [(one.machine, float(abs(one.value) <= reach * widths.of(*one.key))) for one in errors]
     alone: list[tuple[str, float]] = []
     half: list[tuple[str, float]] = []
     for machine in dict.fromkeys(error.machine for error in errors):
@@ -113,8 +113,8 @@ def covered(predictions: Sequence[Prediction]) -> Covered | None:
         mine = [one for one in errors if one.machine == machine]
         alone += [(machine, float(ratio <= far)) for whose, ratio in others if whose == machine]
         unseen = Widths([one for one in errors if one.machine != machine])
-        of = {key: unseen.of(*key) for key in {(one.fabric, one.nodes, one.size) for one in mine}}
-        half += [(machine, math.sinh(far * of[(one.fabric, one.nodes, one.size)])) for one in mine]
+        of = {key: unseen.of(*key) for key in {one.key for one in mine}}
+        half += [(machine, math.sinh(far * of[one.key])) for one in mine]
     wrong = [(one.machine, abs(math.exp(-one.value) - 1.0)) for one in errors]
     return Covered(_mean(inside), _mean(alone), weighted(half, 0.5), weighted(wrong, 0.5))
 
@@ -148,7 +148,7 @@ def _left_out(predictions: Sequence[Prediction]) -> list[Error]:
         table = one.bench.table
         values = np.log(one.bench.measured_us / one.left_out_us).tolist()
         found += [
-            Error(table.machine, one.fabric, one.nodes, REGIMES[regime(row.size_bytes)], value)
+            Error(table.machine, one.fabric, one.nodes, REGIMES[regime(row.size_bytes)], op_class(table.op), value)
             for row, value in zip(table.rows, values, strict=True)
         ]
     return found

@@ -1,9 +1,9 @@
 """How far from its prediction a machine that no fit has seen is to be expected.
 
-A median error is known well where many machines were measured and hardly at all where one was. So that of a fabric is
-held to that of its kind (inside a node, InfiniBand, all others), and that to that of all, by how many machines stand
-behind it. How much further than a median error eight of ten points lie is asked of machines that were left out here,
-too: each measured against widths that its own errors had no part in.
+Where eight of ten errors lie is known well where many machines were measured and hardly at all where one was. So it is
+told apart by size, kind of fabric (inside a node, InfiniBand, all others), fabric, nodes and operation, one after the
+other, and each tells so much as machines stand behind it. How much further it has to reach is asked of machines that
+were left out here, too: each measured against widths that its own errors had no part in.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.collectives.uncertainty import NODE_CLASSES, OTHERS, SIZES
+from distsim.collectives.uncertainty import NODE_CLASSES, OTHERS
 
 __all__ = ["Error", "Widths", "ratios", "weighted"]
 
-_HOLD = 2.0
-"""So many machines' word the next wider class has. With 2 to 4 the widths are narrowest at the same share held."""
+_HOLD = 4.0
+"""So many machines say that a fabric, a number of nodes or an operation is as all are. With 2 to 4 the widths are
+narrowest at the same share held."""
+_SHARE = 0.8
+"""Of the errors that a width is about."""
 _LEAST = 5e-3
-"""Of a median error: measured times are no better than that."""
+"""Of an error: measured times are no better than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,15 @@ class Error:
     fabric: str
     nodes: str
     size: str
+    op: str
+    """Of `distsim.collectives.uncertainty.OPERATIONS`."""
     value: float
     """Logarithm of measured / predicted."""
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What its width goes by."""
+        return self.fabric, self.nodes, self.size, self.op
 
 
 def weighted(values: Iterable[tuple[str, float]], share: float) -> float:
@@ -54,46 +65,37 @@ def _kind(fabric: str) -> str:
 
 
 class Widths:
-    """Of errors: about their median, by fabric, nodes and size."""
+    """Of errors: about where eight of ten of them lie."""
 
     def __init__(self, errors: Sequence[Error]) -> None:
-        self._scale: dict[tuple[str, ...], float] = {}
-        self._by_nodes: dict[str, float] = {}
-        for size in SIZES:
-            some = [error for error in errors if error.size == size]
-            if not some:
-                continue
-            self._scale[(size,)] = max(weighted(((one.machine, abs(one.value)) for one in some), 0.5), _LEAST)
-            for key in {(size, _kind(one.fabric)) for one in some}:
-                self._hold(key, [one for one in some if _kind(one.fabric) == key[1]])
-            for key in {(size, one.fabric) for one in some if _kind(one.fabric) == OTHERS}:
-                self._hold((size, OTHERS, key[1]), [one for one in some if one.fabric == key[1]])
-        for nodes in NODE_CLASSES:
-            some = [error for error in errors if error.nodes == nodes]
-            if some:
-                ratio = weighted(
-                    ((one.machine, abs(one.value) / self._near(one.fabric, one.size)) for one in some), 0.5
-                )
-                machines = len({one.machine for one in some})
-                own = max(ratio, 0.1) ** (machines / (machines + _HOLD))
-                # More nodes are no surer than two.
-                fewer = [self._by_nodes[one] for one in NODE_CLASSES[1:] if one in self._by_nodes]
-                self._by_nodes[nodes] = max([own, *fewer]) if nodes != NODE_CLASSES[0] else own
+        self._all = 0.0
+        self._more: list[dict[str, float]] = [{} for _ in _told("", "", "", "")]
+        if not errors:
+            return
+        left = [math.log(max(abs(one.value), _LEAST)) for one in errors]
+        self._all = weighted(((one.machine, value) for one, value in zip(errors, left, strict=True)), _SHARE)
+        left = [value - self._all for value in left]
+        told = [_told(*one.key) for one in errors]
+        for place, more in enumerate(self._more):
+            groups: dict[str, list[tuple[str, float]]] = {}
+            for one, names, value in zip(errors, told, left, strict=True):
+                groups.setdefault(names[place], []).append((one.machine, value))
+            for name, values in groups.items():
+                machines = len({machine for machine, _ in values})
+                more[name] = weighted(values, _SHARE) * machines / (machines + _HOLD)
+            for fewer, nodes in pairwise(NODE_CLASSES[1:]):  # more nodes are no surer than fewer
+                if fewer in more:
+                    more[nodes] = max(more.get(nodes, more[fewer]), more[fewer])
+            left = [value - more[names[place]] for names, value in zip(told, left, strict=True)]
 
-    def _hold(self, key: tuple[str, ...], errors: Sequence[Error]) -> None:
-        own = max(weighted(((one.machine, abs(one.value)) for one in errors), 0.5), _LEAST)
-        machines, above = len({one.machine for one in errors}), self._scale[key[:-1]]
-        self._scale[key] = math.exp((machines * math.log(own) + _HOLD * math.log(above)) / (machines + _HOLD))
+    def of(self, fabric: str, nodes: str, size: str, op: str) -> float:
+        """|log (measured / predicted)| within which eight of ten are to be expected, but for how far they reach."""
+        told = zip(self._more, _told(fabric, nodes, size, op), strict=True)
+        return math.exp(self._all + sum(more.get(name, 0.0) for more, name in told))
 
-    def _near(self, fabric: str, size: str) -> float:
-        for key in ((size, OTHERS, fabric), (size, _kind(fabric)), (size,)):
-            if key in self._scale:
-                return self._scale[key]
-        return max(self._scale.values(), default=1.0)
 
-    def of(self, fabric: str, nodes: str, size: str) -> float:
-        """The median of |log (measured / predicted)| that is to be expected."""
-        return self._near(fabric, size) * self._by_nodes.get(nodes, 1.0)
+def _told(fabric: str, nodes: str, size: str, op: str) -> tuple[str, ...]:
+    return size, _kind(fabric), fabric, nodes, op
 
 
 def ratios(errors: Sequence[Error]) -> list[tuple[str, float]]:
@@ -102,6 +104,6 @@ def ratios(errors: Sequence[Error]) -> list[tuple[str, float]]:
     for machine in dict.fromkeys(error.machine for error in errors):
         others = Widths([error for error in errors if error.machine != machine])
         mine = [error for error in errors if error.machine == machine]
-        of = {key: others.of(*key) for key in {(one.fabric, one.nodes, one.size) for one in mine}}
-        found += [(machine, abs(one.value) / of[(one.fabric, one.nodes, one.size)]) for one in mine]
+        of = {key: others.of(*key) for key in {one.key for one in mine}}
+        found += [(machine, abs(one.value) / of[one.key]) for one in mine]
     return found

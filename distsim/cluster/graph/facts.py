@@ -141,6 +141,10 @@ class NcclFacts:
     settings: Mapping[str, str] = field(default_factory=dict)
     """Environment that changes times: FI_CXI_RX_MATCH_MODE and its like."""
 
+    def named(self, variant: str) -> bool:
+        """Whether more than the library's release is named, so that times are those of one setup among several."""
+        return bool(self.plugin or self.settings or variant)
+
     @property
     def software(self) -> str:
         """The library, its version, plugin and settings in one line: what an answer assumed."""

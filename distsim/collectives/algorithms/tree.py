@@ -251,10 +251,10 @@ def tree_phase(group: Members, nbytes: float, cost: Cost) -> Phase:
     inside, between = hops.ways[:, :3].T, hops.ways[:, 3:].T
     journey_s = inside[1] * cost.intra_links + inside[0] * cost.intra_hop_s
     journey_s = journey_s + between[1] + between[0] * cost.inter_hop_s
-    near = np.maximum(inside[2] * cost.wire, inside[0] * least)
+    near = np.maximum(inside[2] * cost.wire, inside[0] * cost.least_s(inter=False))
     # Of a piece in parts the first goes through a node's chain, up or down, and the others follow over its last edge.
     near = near / parts + (1.0 - 1.0 / parts) * near / np.maximum(inside[0] / 2.0, 1.0)
-    far = np.maximum(between[2] * cost.net_wire, between[0] * least)
+    far = np.maximum(between[2] * cost.net_wire, between[0] * cost.least_s(inter=True))
     every_s = journey_s + nbytes / pieces * (near + far)
     longest = int(every_s.argmax())
     spare_s = max(float(every_s[longest]) - flow_s / pieces, 0.0)
@@ -315,7 +315,8 @@ def tree_messages(group: Members, nbytes: float, cost: Cost) -> list[Message]:
         for place, inter in enumerate(tree.inter.tolist()):
             wire = cost.net_wire if inter else cost.wire
             slow = slowest[place]
-            cap = min(1.0 / slow if slow else math.inf, cost.edge_bytes_per_s * wire) / len(every)
+            least = cost.least_s(inter)
+            cap = min(1.0 / slow if slow else math.inf, wire / least if least else math.inf) / len(every)
             yield ways.links(place), size * wire, cost.hop_s(alone_s[place], inter), cap
 
     parts = _parts_of(pieces, cost)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from distsim.errors import UsageError
 from distsim.text.strangers import brief
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "host_copy_bytes"]
 
 _BUFFER = 1 << 22
 _STEPS = 8
@@ -43,6 +43,18 @@ class Settings:
         if self.algos is not None and algo not in self.algos:
             return f"NCCL_ALGO leaves {algo} out"
         return f"NCCL_PROTO leaves {proto} out" if self.protos is not None and proto not in self.protos else ""
+
+
+def host_copy_bytes(environment: Mapping[str, str]) -> int | None:
+    """Up to how many bytes CXI's provider itself copies what it matched into a GPU's memory; longer ones it has CUDA
+    copy (libfabric, prov/cxi: FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD). None where nothing is set: 4,096."""
+    name = "FI_CXI_SAFE_DEVMEM_COPY_THRESHOLD"
+    given = environment.get(name)
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdigit()) or len(given) > 15:
+        raise UsageError(f"nccl.settings.{name}: expected bytes, got {brief(given)!r}")
+    return int(given)
 
 
 def _listed(name: str, environment: Mapping[str, str], known: tuple[str, ...]) -> frozenset[str] | None:

@@ -19,6 +19,7 @@ from distsim.collectives.algorithms.nvls import nvls_phase, nvls_tree_phase
 from distsim.collectives.algorithms.ring import Shape, ring_hops, ring_loads, ring_phase
 from distsim.collectives.algorithms.tree import tree_hops, tree_phase
 from distsim.collectives.libraries.nccl_channels import nvls_tree_loop_bytes, tree_parts, tree_piece_bytes
+from distsim.collectives.libraries.nccl_settings import host_copy_bytes
 from distsim.collectives.libraries.nccl_tuning import Machine
 from distsim.collectives.members import Members
 from distsim.collectives.plan import Cost, Loads, Phase
@@ -53,6 +54,8 @@ def fabric_table(nccl: NcclFacts, version: tuple[int, int], constants: Constants
 _BY_THE_HOST = ("tcp", "tcp-before-2_19", "tcpx")
 """Fabrics whose messages go through the host's sockets one after the other, whichever NIC they leave by."""
 
+_NEVER = 1e15
+"""Of eager_bytes: where no step was seen."""
 _GENERATIONS = ("ampere", "ampere", "hopper", "blackwell")
 
 
@@ -73,6 +76,10 @@ class NcclTiming:
         self.cluster = cluster
         self.launcher = launcher
         self.net = fabric_table(cluster.nccl, version, constants)
+        copied = host_copy_bytes(cluster.nccl.settings)
+        self.eager_bytes = constants.get(self.net, "eager_bytes")
+        if copied is not None and self.eager_bytes < _NEVER:
+            self.eager_bytes = float(copied)
 
     def _of(self, table: str, key: str) -> float:
         return self.constants.get(table, key)
@@ -100,11 +107,15 @@ class NcclTiming:
             return self._of("p2p", "shared_process_per_gpu") * group.per_node * 1e-6
         return self._of("launch", f"process_{self.cluster.nccl.cpu_vendor}") * 1e-6
 
+    def hop_us(self, net: str) -> float:
+        """A hop of a tree in LL: of what the plugin tells of its latency where it does."""
+        return self._of(net, "told_us") * self._of(net, "hop")
+
     def hops_s(self, machine: Machine, algo: str, proto: str) -> tuple[float, float]:
         """Software of a hop inside a node and of one between nodes, in a ring or a tree."""
         inside = self.generation(machine) if machine.intra == "nvlink" else "pcie"
         net = self.matching(machine) if algo == "ring" else self.net
-        hop_us = self._of(net, "hop")
+        hop_us = self.hop_us(net)
         if algo == "ring":
             hop_us *= self._of(net, "ring_LL128" if proto == "LL128" else "ring_LL")
         elif proto == "LL128":
@@ -172,11 +183,11 @@ class NcclTiming:
         return slowest
 
     def rendezvous_s(self, machine: Machine, nbytes: float, per_channel: float, parts: int) -> float:
-        """What an LL message between nodes costs beyond a hop where it is too long for the provider to send unasked: a
-        round trip. A channel is added for every *per_channel* bytes; a message is a channel's share of one of *parts*,
-        with its flags."""
+        """What an LL message between nodes costs beyond a hop where it is too long for the provider to copy by itself:
+        a call of CUDA's. A channel is added for every *per_channel* bytes; a message is a channel's share of one of
+        *parts*, with its flags."""
         used = min(machine.channels, max(1, int(nbytes / per_channel)))
-        if 2.0 * nbytes / parts / used <= self._of(self.net, "eager_bytes"):
+        if 2.0 * nbytes / parts / used <= self.eager_bytes:
             return 0.0
         return self._of(self.net, "rendezvous") * 1e-6
 
@@ -227,12 +238,27 @@ class NcclTiming:
         if proto == "LL":
             rate = cost.edge_bytes_per_s * self._of("launch", "tree_LL")
             cost = replace(cost, edge_bytes_per_s=rate)
+            if machine.num_nodes > 1:
+                cost = self.stored(machine, nbytes, cost)
             inter_s += self.rendezvous_s(machine, nbytes, 8 * 512, 1)
         elif proto == "LL128":
             share = self._of(self.generation(machine), "tree_LL128")
             cost = replace(cost, wire=cost.wire / share, net_wire=cost.net_wire / share)
         software_s = self._of("launch", proto) * 1e-6 + 2 * (inside * intra_s + between * inter_s)
         return Timed(software_s, tree_phase(group, nbytes, cost), cost)
+
+    def stored(self, machine: Machine, nbytes: float, cost: Cost) -> Cost:
+        """*cost* of a tree in LL between nodes, where a piece is whole in the host's memory before the NIC sends it: at
+        a channel's rate, whatever is inside the node (what comes over NVLink comes meanwhile). A node inside a tree
+        sends what comes down twice, beside what goes up (NCCL v2.21.5: src/device/all_reduce.h, runTreeSplit)."""
+        far = self._of(self.net, "channel_LL") * min(max(nbytes / 4096.0, 1.0), machine.channels) * 1e9
+        near_s = 1.0 / cost.edge_bytes_per_s - 1.0 / far
+        return replace(
+            cost,
+            edge_bytes_per_s=min(cost.edge_bytes_per_s, far / (2.0 if machine.num_nodes > 2 else 1.0)),
+            near_bytes_per_s=1.0 / near_s if near_s > 0.0 else math.inf,
+            far_bytes_per_s=far,
+        )
 
     def all_pairs(self, group: Members, machine: Machine, nbytes: float, proto: str) -> Timed:
         """An all_reduce of GPUs that are linked pairwise: each sends every other its part, adds up its own and sends
@@ -296,12 +322,13 @@ class NcclTiming:
         net, later_s = 1.0, 0.0
         if many:
             table = self.matching(machine)
-            net = max(self.lost(machine) / self._of(table, "p2p_efficiency"), self.root_wire())
+            # One peer is a ring's neighbour.
+            net = max(self.lost(machine, ring=peers == 1) / self._of(table, "p2p_efficiency"), self.root_wire())
             remote = self._of(table, "remote")
             if share <= self._of(table, "tiny_bytes"):
                 remote *= self._of(table, "remote_tiny")
             far = peers - near if peers > 1 else 1
-            software_s += (self._of(table, "hop") * self._of(table, "p2p") + remote) * 1e-6
+            software_s += (self.hop_us(table) * self._of(table, "p2p") + remote) * 1e-6
             later_s = remote * (far - 1) * 1e-6
         cost = Cost(1.0 / self._of(name, "p2p"), net, intra_links=0.0)
         if many:

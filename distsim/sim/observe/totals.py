@@ -88,8 +88,17 @@ def summing_up(
         gpu_tracks=GpuTracks(ranks),
         notes=notes,
         unseen=world.traced.unseen,
+        software=_software(world, request.nccl_version) if backend == "nccl" else "",
+        software_matters=backend == "nccl" and world.cluster.nccl.named(world.cluster.variant),
         interrupted=interrupted,
     )
+
+
+def _software(world: World, version: str | None) -> str:
+    """What the times of NCCL's collectives are of."""
+    facts, variant = world.cluster.nccl, world.cluster.variant
+    facts = facts if version is None else replace(facts, version=version)
+    return facts.software + (f" (variant {variant})" if variant else "")
 
 
 def _short_of_memory(told: Diagnosis, training: Training) -> Diagnosis:
