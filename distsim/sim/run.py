@@ -174,26 +174,28 @@ def _module_spec(name: str) -> ModuleSpec | None:
     return spec
 
 
-def _environ(slots: Sequence[Slot], per_node: int, nodes: int) -> Callable[[Slot], dict[str, str]]:
+def _environ(slots: Sequence[Slot], per_node: int, nodes: int) -> Callable[[Slot], dict[bytes, bytes]]:
     """What torchrun puts into the environment of the worker on a slot."""
-    common = without_launchers(os.environ)
-    common.update(
-        WORLD_SIZE=str(len(slots)),
-        LOCAL_WORLD_SIZE=str(per_node),
-        GROUP_WORLD_SIZE=str(nodes),
-        ROLE_NAME="default",
-        ROLE_WORLD_SIZE=str(len(slots)),
-        MASTER_ADDR=master_address([slot.host for slot in slots]),
-        MASTER_PORT=str(MASTER_PORT),
-        TORCHELASTIC_RESTART_COUNT="0",
-        TORCHELASTIC_MAX_RESTARTS="0",
-        TORCHELASTIC_RUN_ID="none",
-        TORCHELASTIC_ERROR_FILE="",
-    )
+    said = {
+        "WORLD_SIZE": str(len(slots)),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(len(slots)),
+        "MASTER_ADDR": master_address([slot.host for slot in slots]),
+        "MASTER_PORT": str(MASTER_PORT),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_ERROR_FILE": "",
+    }
+    # As Python keeps them: to decode all for each run, and encode them for each rank, is most of a small test's start.
+    common = without_launchers(os.environ._data)  # type: ignore[attr-defined]
+    common.update((name.encode(), value.encode()) for name, value in said.items())
 
-    def of(slot: Slot) -> dict[str, str]:
-        own = {"RANK": slot.rank, "LOCAL_RANK": slot.local_rank, "GROUP_RANK": slot.host, "ROLE_RANK": slot.rank}
-        return common | {name: str(number) for name, number in own.items()}
+    def of(slot: Slot) -> dict[bytes, bytes]:
+        rank, local_rank, host = b"%d" % slot.rank, b"%d" % slot.local_rank, b"%d" % slot.host
+        return common | {b"RANK": rank, b"LOCAL_RANK": local_rank, b"GROUP_RANK": host, b"ROLE_RANK": rank}
 
     return of
 

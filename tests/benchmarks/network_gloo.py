@@ -8,9 +8,9 @@ nothing.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
-import sys
 
 from distsim.calibration.live.check import check_gloo
 from distsim.calibration.live.measure import cluster_toml, fit_gloo, measure_gloo
@@ -87,9 +87,12 @@ def _run(*command: str) -> None:
 
 
 if __name__ == "__main__":
-    budget_s = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
-    loopback(budget_s)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seconds", nargs="?", type=float, default=20.0)
+    parser.add_argument("rate", nargs="?", default="1gbit")
+    args = parser.parse_args()
+    loopback(args.seconds)
     if os.geteuid() == 0:
-        shaped(budget_s, sys.argv[2] if len(sys.argv) > 2 else "1gbit")
+        shaped(args.seconds, args.rate)
     else:
         print("shaped namespaces need root")

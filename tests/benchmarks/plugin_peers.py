@@ -12,6 +12,7 @@ that hangs there stands for its whole time limit. It exits with 1 where the medi
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -113,7 +114,9 @@ def measure(arm: str, folder: Path) -> float:
 
 
 def main() -> int:
-    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else REPEATS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("repeats", nargs="?", type=int, default=REPEATS)
+    repeats = parser.parse_args().repeats
     seen: dict[str, list[float]] = {arm: [] for arm in ARMS}
     ratios, net = [], []
     with tempfile.TemporaryDirectory() as name:

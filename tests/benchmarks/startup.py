@@ -8,6 +8,7 @@ with 1 where one is over its limit. Modules are compiled beforehand, as an insta
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import statistics
@@ -115,4 +116,6 @@ def main(repeats: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else REPEATS))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("repeats", nargs="?", type=int, default=REPEATS)
+    sys.exit(main(parser.parse_args().repeats))

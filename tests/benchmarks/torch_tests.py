@@ -8,6 +8,7 @@ ranks need not import torch again (a real run from a process that has it loaded;
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import sys
@@ -108,12 +109,15 @@ def names() -> list[str]:
     return [f"{case.__name__}.{name}" for case in CASES for name in unittest.TestLoader().getTestCaseNames(case)]
 
 
-def main(argv: list[str]) -> int:
+def main() -> int:
     """Run one test."""
-    if not argv:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("test", nargs="?", metavar="CLASS.test_name")
+    test = parser.parse_args().test
+    if test is None:
         print("\n".join(names()))
         return 0
-    case, _, name = argv[0].partition(".")
+    case, _, name = test.partition(".")
     suite = unittest.TestSuite([globals()[case](name)])
     result = unittest.TextTestRunner(verbosity=2).run(suite)
     if result.skipped:
@@ -122,4 +126,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import sys
 import time
@@ -75,6 +76,42 @@ def test_a_module_imported_since_tells_virtual_time(monkeypatch: pytest.MonkeyPa
     vars(second)["sleep"] = time.sleep
     assert _slept_s(second) == pytest.approx(0.25)
     assert vars(second)["sleep"] is time.sleep
+
+
+def test_a_module_that_grew_while_a_simulation_ran_tells_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write to a module that we write to, too, between our own two: it is seen by the next run."""
+    module, real = ModuleType("came_later"), [time.perf_counter]
+    vars(module)["sleep"] = time.sleep
+    monkeypatch.setitem(sys.modules, "came_later", module)
+    for _ in range(2):  # the second looks only where somebody wrote
+        distsim.simulate(lambda: None, nproc_per_node=1)
+
+    def grow() -> None:
+        vars(module)["perf_counter"] = real[0]
+
+    def slept_s() -> float:
+        before = vars(module)["perf_counter"]()
+        module.sleep(0.25)
+        return float(vars(module)["perf_counter"]() - before)
+
+    distsim.simulate(grow, nproc_per_node=1)
+    assert distsim.simulate(slept_s, nproc_per_node=1).results == [pytest.approx(0.25)]
+    assert vars(module)["perf_counter"] is real[0]
+
+
+def test_a_logger_made_since_answers_each_rank_for_itself() -> None:
+    """Loggers remember what they are enabled for; one that all ranks share must not, whenever it was made."""
+
+    def body(name: str) -> bool:
+        rank = int(os.environ["RANK"])
+        if rank == 0:
+            logging.disable(logging.ERROR)
+        time.sleep(0.1 * (2 - rank))  # rank 1 asks first
+        return logging.getLogger(name).isEnabledFor(logging.ERROR)
+
+    for name in ("made_before_the_first", "made_since"):
+        logging.getLogger(name)
+        assert distsim.simulate(body, args=(name,), nproc_per_node=2).results == [False, True]
 
 
 def test_a_name_that_means_something_else_by_now_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

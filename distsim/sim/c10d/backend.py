@@ -13,6 +13,7 @@ import inspect
 import os
 import sys
 from datetime import timedelta
+from operator import attrgetter
 from types import CodeType
 from typing import Any
 
@@ -34,7 +35,7 @@ from distsim.sim.c10d.group import SimGroup
 from distsim.sim.c10d.operations import algorithms
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
-from distsim.sim.observe.user_stack import user_stack
+from distsim.sim.observe.user_stack import call_stack
 
 __all__ = ["ProcessWorld", "backend_patches", "register_backend"]
 
@@ -44,26 +45,18 @@ _SIMULATED = frozenset({"gloo", "nccl", "mpi", "sim", "undefined"})
 _DEFAULT_TIMEOUTS = (timedelta(minutes=30), timedelta(minutes=10))
 
 
+_MAPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag")
+"""What torch's `_World` finds in its module."""
+
+
 class ProcessWorld(c10d._World):
     """torch's `_World` with everything in the instance, one for each simulated process."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._maps: dict[str, dict[Any, Any]] = {}
+        for name in _MAPS:
+            self.__dict__["_" + name] = _GroupRanks() if name == "pg_group_ranks" else {}
         self._groups_made = 0
-
-    def _map(self, name: str) -> dict[Any, Any]:
-        found = self._maps.get(name)
-        if found is None:
-            found = self._maps[name] = _GroupRanks() if name == "pg_group_ranks" else {}
-        return found
-
-    pg_map = property(lambda self: self._map("pg_map"))
-    pg_names = property(lambda self: self._map("pg_names"))
-    pg_group_ranks = property(lambda self: self._map("pg_group_ranks"))
-    pg_backend_config = property(lambda self: self._map("pg_backend_config"))
-    tags_to_pg = property(lambda self: self._map("tags_to_pg"))
-    pg_to_tag = property(lambda self: self._map("pg_to_tag"))
 
     @property
     def group_count(self) -> int:
@@ -72,6 +65,10 @@ class ProcessWorld(c10d._World):
     @group_count.setter
     def group_count(self, value: int) -> None:
         self._groups_made = value
+
+
+for _name in _MAPS:  # torch's are properties, which read one module's; no frame of Python's
+    setattr(ProcessWorld, _name, property(attrgetter("_" + _name)))
 
 
 class _GroupRanks(dict[Any, Any]):
@@ -126,7 +123,9 @@ def _new_process_group_helper(
     if task is None:
         return _real_helper(group_size, group_rank, global_ranks_in_group, backend, store, group_name, *args, **kwargs)
     process = task.process
-    asked = dict.fromkeys(c10d.BackendConfig(backend).get_device_backend_map().values())
+    config = c10d.BackendConfig(backend)
+    by_device = dict(config.get_device_backend_map())
+    asked = dict.fromkeys(by_device.values())
     alone = frozenset({"fake"}) if group_size == 1 else frozenset()  # where nobody else is, nothing is fake about it
     third_party = [name for name in asked if name not in _SIMULATED | alone]
     if third_party:
@@ -149,7 +148,9 @@ def _new_process_group_helper(
         record = _record(process, "new_group", where, ranks)
         if local:
             record.seq = 0
-    process.notes.group_asked = (backend, kwargs.get("group_desc"), record)
+    if str(backend) == "undefined":
+        by_device = {"cpu": "gloo", "cuda": "nccl"} if task.world.cluster.node.num_gpus else {"cpu": "gloo"}
+    process.notes.group_asked = (by_device, kwargs.get("group_desc"), record)
     pg, prefix_store = _real_helper(
         group_size, group_rank, global_ranks_in_group, c10d.Backend("sim"), store, group_name, *args, **kwargs
     )
@@ -160,7 +161,7 @@ def _new_process_group_helper(
         return pg, prefix_store
     world = _own_world()
     world.pg_map[pg] = (c10d.Backend(backend), prefix_store)
-    world.pg_backend_config[pg] = str(c10d.BackendConfig(backend))
+    world.pg_backend_config[pg] = str(config)
     return pg, prefix_store
 
 
@@ -227,7 +228,7 @@ def _world_group(process: SimProcess) -> Group:
 def _record(process: SimProcess, op: str, group: Group, new_ranks: tuple[int, ...] | None) -> CallRecord:
     task = require_task()
     task.flush()
-    stack = user_stack(sys._getframe(1))
+    stack = call_stack(sys._getframe(1))
     record = CallRecord(
         rank=process.rank,
         group=group,
@@ -252,7 +253,7 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
         )
     process, world = task.process, task.world
     notes = process.notes
-    backend, description, record = notes.group_asked or ("sim", None, None)
+    backends, description, record = notes.group_asked or ({"cpu": "sim", "cuda": "sim"}, None, None)
     notes.group_asked = None
     ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
     if not options.global_ranks_in_group:
@@ -268,9 +269,6 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
         record = joining or _record(process, "init_process_group", group, None)
     notes.groups_made[group.name] = notes.groups_made.get(group.name, 0) + 1
     key = (notes.job, group.name, ranks, notes.groups_made[group.name])
-    backends = dict(c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map())
-    if str(backend) == "undefined":
-        backends = {"cpu": "gloo", "cuda": "nccl"} if world.cluster.node.num_gpus else {"cpu": "gloo"}
     flavour = algorithms(backends.get("cuda") or next(iter(backends.values())))
     communicator = world.communicators.get(key)
     if communicator is None:

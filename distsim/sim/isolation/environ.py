@@ -28,7 +28,7 @@ TORCHRUN = (
 )
 """What torchrun says to a worker about its place; what else it sets begins with TORCHELASTIC_."""
 _PER_PROCESS = re.compile(
-    r"TORCHELASTIC_|OMPI_COMM_WORLD_|PMI_|PMIX_|MV2_COMM_WORLD_|HYDRA|SLURM_(PROCID|LOCALID|NODEID|STEP_|NTASKS|TASK_PID)"
+    rb"TORCHELASTIC_|OMPI_COMM_WORLD_|PMI_|PMIX_|MV2_COMM_WORLD_|HYDRA|SLURM_(PROCID|LOCALID|NODEID|STEP_|NTASKS|TASK_PID)"
 )
 """What torchrun, mpirun and srun tell one process about itself: untrue for a simulated rank."""
 
@@ -50,13 +50,13 @@ def leave_environ(host: dict[bytes, bytes], changed: dict[bytes, None]) -> None:
         _put(key, host.get(key))
 
 
-def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
-    """*environ* without what a launcher around this simulation said to its own worker. With torchrun's
-    TORCHELASTIC_USE_AGENT_STORE a rank would wait for a store of an agent that no simulated node has."""
+def without_launchers(environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """*environ*, as `os.environb` has it, without what a launcher around this simulation said to its own worker. With
+    torchrun's TORCHELASTIC_USE_AGENT_STORE a rank would wait for a store of an agent that no simulated node has."""
     kept = {name: value for name, value in environ.items() if not _is_per_process(name)}
-    if "TORCHELASTIC_RUN_ID" in environ:
+    if b"TORCHELASTIC_RUN_ID" in environ:
         for name in TORCHRUN:
-            kept.pop(name, None)
+            kept.pop(name.encode(), None)
     return kept
 
 

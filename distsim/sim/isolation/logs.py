@@ -70,7 +70,9 @@ class LogState:
 
     def shut_down(self) -> None:
         """As Python does when it exits: flush and close the handlers that the process made."""
-        _real_shutdown([handler for handler in logging._handlerList if handler not in self._found])  # type: ignore[attr-defined]
+        handlers: list[Any] = logging._handlerList  # type: ignore[attr-defined]
+        if handlers != self._found:  # it is a comparison with each of them for each
+            _real_shutdown([handler for handler in handlers if handler not in self._found])
 
     def configure(self, logger: logging.Logger) -> None:
         """The running process changes *logger*; a shared one becomes its own."""
@@ -85,11 +87,19 @@ class LogState:
         logger.__dict__ = state
 
 
+_forgetful: list[Any] = []
+"""The loggers that there were, when all had been seen to remember nothing."""
+
+
 def forget_levels() -> None:
     """A simulation begins: no logger that is there remembers what it is enabled for."""
-    for logger in list(_manager.loggerDict.values()):
+    loggers = list(_manager.loggerDict.values())
+    if loggers == _forgetful:  # as objects: no step of Python's for each
+        return
+    for logger in loggers:
         if isinstance(logger, logging.Logger) and type(logger._cache) is not _NoMemory:  # type: ignore[attr-defined]
             logger._cache = _NoMemory()  # type: ignore[attr-defined]
+    _forgetful[:] = loggers
 
 
 def log_patches() -> list[tuple[Any, str, Any]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import sys
 import threading
 import weakref
@@ -46,8 +45,8 @@ class Notes:
     """What one of our hooks leaves for another in the same process."""
 
     # Groups and stores
-    group_asked: tuple[str, str | None, CallRecord | None] | None = None
-    """Backend, description and call of the group that torch is about to make."""
+    group_asked: tuple[dict[str, Any], str | None, CallRecord | None] | None = None
+    """Backend by device, description and call of the group that torch is about to make."""
     joining: CallRecord | None = None
     """The `init_process_group` that has begun and has no group yet."""
     job: str = ""
@@ -92,14 +91,13 @@ class Notes:
 
 MAX_SLICES = 20_000
 """Of each rank's operators in a trace."""
-_encoded = functools.lru_cache(4_096)(os.fsencode)
 _set_torch_rng, _get_torch_rng = torch.default_generator.set_state, torch.default_generator.get_state
 
 
 class SimProcess:
     """One process of the simulated job. *index* numbers processes in order of creation."""
 
-    def __init__(self, world: Any, index: int, slot: Slot, environ: dict[str, str], argv: list[str]) -> None:
+    def __init__(self, world: Any, index: int, slot: Slot, environ: dict[bytes, bytes], argv: list[str]) -> None:
         self.world = world
         """The `World` it lives in, which is built of processes."""
         self.index = index
@@ -109,7 +107,8 @@ class SimProcess:
         self.signal_name: str | None = None
         self.is_rank = True
         """False for a launcher that only starts others (the parent of `mp.spawn`)."""
-        self.environ = {_encoded(key): _encoded(value) for key, value in environ.items()}
+        self.environ = environ
+        """As `os.environb` has it."""
         self.changed_environ: dict[bytes, None] = {}
         """Variables that the process set or removed itself."""
         self.places = world.host.first_places()
@@ -176,6 +175,7 @@ class SimProcess:
         self.is_code_read = False
         """Its parent has read its exit code."""
         self.main_thread: threading.Thread | None = None
+        """What `threading.main_thread()` gives; None until somebody asks."""
         self.threads: list[weakref.ref[threading.Thread]] = []
         self.program: Any = None
         """The script or module it runs (`rank.Program`); None for a function."""

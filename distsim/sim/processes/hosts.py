@@ -6,6 +6,7 @@ no rank of the second one find the store.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 import platform
@@ -50,6 +51,7 @@ def master_address(machines: list[int]) -> str:
     return "127.0.0.1" if len(set(machines)) == 1 else node_name(machines[0])
 
 
+@functools.lru_cache(64)
 def _is_loopback(name: str) -> bool:
     if name.lower() in _LOOPBACK_NAMES:
         return True

@@ -20,10 +20,10 @@ def launcher_environ(process: SimProcess) -> None:
             f"(WORLD_SIZE={process.environ.get(b'WORLD_SIZE', b'').decode()}); simulate as many ranks as it starts"
         )
         return
-    shell = without_launchers({os.fsdecode(k): "" for k in process.world.host.environ})
+    shell = without_launchers(process.world.host.environ)
     defaults: dict[bytes, bytes] = process.notes.environ_defaults
     for key in [*map(os.fsencode, TORCHRUN), *(k for k in process.environ if k.startswith(b"TORCHELASTIC_"))]:
-        if key in process.changed_environ or os.fsdecode(key) in shell:
+        if key in process.changed_environ or key in shell:
             continue
         process.environ.pop(key, None)
         if key in defaults:

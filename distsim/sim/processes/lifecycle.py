@@ -75,7 +75,6 @@ def live(process: SimProcess, program: Callable[[], Any]) -> None:
 
 def _live(process: SimProcess, program: Callable[[], Any]) -> None:
     task = require_task()
-    _name_main_thread(process)
     begin_multiprocessing()
     phase, code = Phase.FINISHED, 0
     try:
@@ -120,14 +119,6 @@ def _live(process: SimProcess, program: Callable[[], Any]) -> None:
             keep_failure(process, exc)
     process.phase, process.exit_code = phase, code
     process.end_s = task.now_s()
-
-
-def _name_main_thread(process: SimProcess) -> None:
-    """`threading.current_thread()` in a rank's main thread says MainThread, as in a process."""
-    thread = threading._DummyThread()
-    thread.name = "MainThread"
-    vars(thread)["_daemonic"] = False  # what it starts inherits this
-    process.main_thread = thread
 
 
 def _exit_code(exit_: SystemExit, process: SimProcess) -> int:

@@ -12,7 +12,6 @@ import itertools
 import multiprocessing.connection
 import multiprocessing.context
 import multiprocessing.process
-import os
 import pickle
 import signal
 import sys
@@ -56,8 +55,7 @@ def _new_child() -> SimProcess:
     said = dict(parent.environ)
     if rank is not None and was_told_of_torchrun(parent):
         said |= place_environ(parent, rank)
-    environ = {os.fsdecode(k): os.fsdecode(v) for k, v in said.items()}
-    child: SimProcess = world.new_process(slot, environ, list(sys.argv), rank=rank)
+    child: SimProcess = world.new_process(slot, said, list(sys.argv), rank=rank)
     child.changed_environ = dict(parent.changed_environ)
     child.sys_path = list(sys.path)
     child.program = parent.program
@@ -185,8 +183,7 @@ def _wait_for(child: SimProcess, timeout: float | None) -> None:
 
 def begin_multiprocessing() -> None:
     """A new process has no children yet."""
-    multiprocessing.process._children = set()  # type: ignore[attr-defined]
-    multiprocessing.process._process_counter = itertools.count(1)  # type: ignore[attr-defined]
+    vars(multiprocessing.process).update(_children=set(), _process_counter=itertools.count(1))  # each process's anyway
 
 
 def end_children(process: SimProcess) -> None:

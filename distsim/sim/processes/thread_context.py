@@ -23,7 +23,7 @@ def thread_of(process: SimProcess) -> Iterator[None]:
     thread-local state holds nothing of Python's: what it held would be dropped while the thread dies."""
     task = require_task()
     _set_num_threads(1)
-    torch.autograd.set_multithreading_enabled(False)
+    torch._C._set_multithreading_enabled(False)
     adopt_groups(process)
     cpu, faults = process.world.cpu, process.world.faults
     slowed = faults.compute_s if faults.are_planted else None

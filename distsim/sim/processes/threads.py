@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import concurrent.futures.thread as pool_threads
+import os
 import queue
 import selectors
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 import simpy
 
 from distsim.debug.records import HostWait
-from distsim.sim.isolation.process import RankTask, current_process, current_task
+from distsim.sim.isolation.process import RankTask, SimProcess, current_process, current_task
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.processes.thread_context import thread_of
 
@@ -131,9 +132,9 @@ _real_new_name = threading._newname  # type: ignore[attr-defined]
 def _enumerate() -> list[threading.Thread]:
     """The threads of the running process only."""
     process = current_process()
-    if process is None or process.main_thread is None:
+    if process is None:
         return _real_enumerate()
-    found = [process.main_thread]
+    found = [_main_thread()]
     for reference in process.threads:
         thread = reference()
         if thread is not None and not thread._distsim_task.finished:  # type: ignore[attr-defined]
@@ -161,21 +162,35 @@ def _active_count() -> int:
 
 def _current_thread() -> threading.Thread:
     task = current_task()
-    if task is not None and task is task.process.main_task and task.process.main_thread is not None:
-        return task.process.main_thread
-    return _real_current()
+    return _main_thread() if task is not None and task is task.process.main_task else _real_current()
 
 
 def _main_thread() -> threading.Thread:
+    """Of the running process; made when first asked for: few programs ask."""
     process = current_process()
-    return _real_main() if process is None or process.main_thread is None else process.main_thread
+    if process is None:
+        return _real_main()
+    if process.main_thread is None:
+        process.main_thread = MainThread(process)
+    return process.main_thread
+
+
+class MainThread(threading._DummyThread):
+    """What stands for the main thread of a simulated process, whoever asks for it first."""
+
+    def __init__(self, process: SimProcess) -> None:
+        task = process.main_task
+        assert task is not None
+        threading.Thread.__init__(self, name="MainThread", daemon=False)  # what it starts is no daemon either
+        self._started.set()  # type: ignore[attr-defined]
+        self._ident, self._native_id = task.ident, os.getpid()  # as Linux numbers a process's first thread
 
 
 def _new_name(name_template: str) -> str:
     process = current_process()
     if process is None:
         return str(_real_new_name(name_template))
-    if name_template.startswith("Dummy"):  # stands for a process's main thread, which has a name
+    if name_template.startswith("Dummy"):  # stands for a thread that Python did not start
         return name_template % 0
     return str(name_template % next(process.notes.thread_names))
 
@@ -193,7 +208,7 @@ def _pool_number() -> int:
 
 def close_pools(tasks: list[RankTask]) -> None:
     """As Python does when it exits: executors that nobody shut down end when their work is done."""
-    for thread, work_queue in list(pool_threads._threads_queues.items()):
+    for thread, work_queue in list(pool_threads._threads_queues.items()) if pool_threads._threads_queues else ():
         if getattr(thread, "_distsim_task", None) in tasks:
             executor = thread._args[0]() if getattr(thread, "_args", None) else None
             if executor is not None:

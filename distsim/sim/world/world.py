@@ -205,7 +205,7 @@ class World(Scheduler):
         if self.launcher is not None:
             self.world_size = max(self.world_size, world_size)
 
-    def new_process(self, slot: Slot, environ: dict[str, str], argv: list[str], rank: int | None) -> SimProcess:
+    def new_process(self, slot: Slot, environ: dict[bytes, bytes], argv: list[str], rank: int | None) -> SimProcess:
         """A process on *slot*; *rank* None where it is only a helper of a rank."""
         process = SimProcess(self, len(self.processes), slot, environ, argv)
         process.is_rank = rank is not None

@@ -59,7 +59,7 @@ class PatchTable:
         self._operators: dict[int, str] = {}
         self._known_operators = -1
         self._is_put = False
-        self._writes = _Writes([])
+        self._writes = _Writes([], [])
         """Who was written to since the last look: first the modules of these names, then other holders."""
         self._modules: list[str] = []
         self._holders: list[Any] = []
@@ -93,13 +93,15 @@ class PatchTable:
         """Whether *holder*, which is watched, has what it had when this was put in place for the last simulation."""
         return self._anew is not None and id(holder) in self._watched and id(holder) not in self._anew
 
-    def put(self) -> None:
-        """In place; `look` has been there."""
+    def put(self, *renewals: Callable[[], None]) -> None:
+        """In place; `look` has been there. *renewals* exchange what some patches put there for something new."""
         self._is_put = True
         for spaces, names, replacements, _ in (self._in_modules, self._new_in_modules):
             _exhaust(map(setitem, spaces, names, replacements))
         for holder, name, replacement, _ in self._others:
             setattr(holder, name, replacement)
+        for renew in renewals:
+            renew()
         self._tell_compiler()
         self._writes.begin()
 
@@ -150,7 +152,7 @@ class PatchTable:
                 holding.setdefault(id(space), []).append(number)
                 self._watched.add(id(holder))
         self._held = {number: holding[at] for number, at in enumerate(spaces) if at in holding}
-        self._writes = _Writes(list(spaces.values()))
+        self._writes = _Writes(list(spaces.values()), list(self._held))
 
     def _make(self) -> None:
         made = {(id(holder), name): (holder, name, value) for maker in self._makers for holder, name, value in maker()}
@@ -187,19 +189,20 @@ class _Writes:
     """Which of *spaces* were written to, by others than a patch table: each write gives a dictionary another number
     (words.py)."""
 
-    def __init__(self, spaces: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, spaces: Sequence[dict[str, Any]], patched: Sequence[int]) -> None:
         self._spaces = spaces
-        self._tags = reader([tag_at(space) for space in spaces] if TAGS_ARE_THERE else [])
-        self._known = self._now = self._begun = self._read()
-
-    def _read(self) -> np.ndarray[Any, np.dtype[np.uint64]]:
-        return np.frombuffer(self._tags(), dtype=np.uint64)
+        tags = [tag_at(space) for space in spaces] if TAGS_ARE_THERE else []
+        self._tags, self._tags_of_ours = reader(tags), reader([tags[number] for number in patched] if tags else [])
+        self._patched = np.array(patched, dtype=np.intp)
+        """The numbers of those that a patch table writes to: a tenth of all."""
+        self._known = self._now = _numbers(self._tags)
+        self._begun = _numbers(self._tags_of_ours)
 
     def found(self) -> list[int] | None:
         """The numbers of those written to since the last look; None: that is not known."""
         if not len(self._known):
             return None
-        self._now = self._read()
+        self._now = _numbers(self._tags)
         return [int(number) for number in np.flatnonzero(self._now != self._known)]
 
     def seen(self) -> None:
@@ -208,14 +211,20 @@ class _Writes:
 
     def begin(self) -> None:
         """Patches have been put in place."""
-        self._begun = self._read()
+        self._begun = _numbers(self._tags_of_ours)
 
     @contextlib.contextmanager
     def of_ours(self) -> Iterator[None]:
         """Within this, patches are taken away: who was not written to since they were put is as before."""
-        quiet = self._read() == self._begun
+        quiet = _numbers(self._tags_of_ours) == self._begun
         yield
-        self._known = np.where(quiet, self._read(), self._known)
+        if len(self._known):
+            self._known = self._known.copy()
+            self._known[self._patched[quiet]] = _numbers(self._tags_of_ours)[quiet]
+
+
+def _numbers(read: Callable[[], bytes]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    return np.frombuffer(read(), dtype=np.uint64)
 
 
 def _exhaust(steps: Iterable[Any]) -> None:
