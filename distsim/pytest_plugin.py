@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 
 __all__ = ["mesh", "rank", "world", "world_size"]
 
+IN_CI = ("CI", "BUILD_NUMBER")
+"""Variables by which pytest knows that it is there."""
+LEAST_SAID = 30
+"""Columns of a summary behind a test's name, however long that is."""
 _STAYS_OUT = "a launcher has started pytest on several ranks, so no test is run on ranks of its own"
 
 
@@ -182,7 +186,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """The first line of a failure on ranks is its summary, behind its file and line; pytest would repeat the whole text
-    there in CI."""
+    there in CI, which has the columns of a terminal, too."""
     report = yield
     crash = getattr(report.longrepr, "reprcrash", None)
     on_ranks = marker_of(item) is not None
@@ -191,12 +195,21 @@ def pytest_runtest_makereport(
         vars(report)["distsim_headline"] = headline
         own = os.path.abspath(crash.path) == str(item.path)  # its name is in the test's, and columns are few
         at = f"line {crash.lineno}" if own else f"{os.path.basename(crash.path)}:{crash.lineno}"
-        crash.message = headline if item.config.option.tbstyle == "line" else f"{at}: {headline}"
+        crash.message = headline if item.config.option.tbstyle == "line" else _brief(f"{at}: {headline}", item)
     if report.failed and (on_ranks or hasattr(item, "culprit")):
         from distsim.plugin.annotations import place
 
         vars(report)["distsim_place"] = place(item, report)  # travels with the report where xdist runs the test
     return report
+
+
+def _brief(summary: str, item: pytest.Item) -> str:
+    """Cut as pytest cuts it everywhere but in CI; the whole of it is in the test's own section."""
+    from distsim.plugin.verdict import columns
+
+    room = columns() - len(f"FAILED {item.nodeid} - ")
+    cut = any(map(os.environ.get, IN_CI)) and len(summary) > room
+    return f"{summary[: max(room, LEAST_SAID) - 3]}..." if cut else summary
 
 
 def pytest_unconfigure() -> None:

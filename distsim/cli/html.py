@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ from distsim.errors import UsageError
 __all__ = ["add_parser"]
 
 LARGEST = 256 << 20
+MAKE = "write it with --report FILE"
+_ENDS = re.compile(r"[\w.+-]*\s*")
+"""What is left where a text is cut off: half a number or word, if anything."""
 DESCRIPTION = """\
 Make a page one can look at of a JSON report: of any --report FILE, or of the JSON that such a page has.
 
@@ -47,22 +52,32 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"{args.report}: cannot be read ({error.strerror})") from None
     except ValueError as error:
-        raise UsageError(f"{args.report}: no JSON ({_line(error)})") from None
+        what = _line(error)
+        if isinstance(error, json.JSONDecodeError) and _is_cut(error):
+            raise UsageError(f"{args.report}: cut off ({what}): copy the report whole, or {MAKE} again") from None
+        raise UsageError(f"{args.report}: no JSON ({what}); expected a report: {MAKE}") from None
     if not isinstance(document, dict):
-        raise UsageError(f"{args.report}: no report of distsim (expected an object, got a {type(document).__name__})")
+        got = f"expected an object, got a {type(document).__name__}"
+        raise UsageError(f"{args.report}: no report of distsim ({got}); {MAKE}")
     from distsim.report.html.page import write_page
     from distsim.report.html.pages import run_page
 
     try:
         page = run_page(document)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as error:
-        raise UsageError(f"{args.report}: no report of distsim, or a damaged one ({_line(error)})") from None
+        raise UsageError(f"{args.report}: no report of distsim, or a damaged one ({_line(error)}); {MAKE}") from None
     try:
         write_page(page, output)
     except OSError as error:
         raise UsageError(f"{output}: cannot be written ({error.strerror})") from None
     print(f"wrote {output}")
     return 0
+
+
+def _is_cut(error: json.JSONDecodeError) -> bool:
+    """Whether the text ends where there should be more: a report begins with a brace, and goes on to its end."""
+    ends = _ENDS.fullmatch(error.doc, error.pos) is not None or error.msg.startswith("Unterminated string")
+    return ends and error.doc.lstrip().startswith("{")
 
 
 def _line(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from distsim.plugin.markers import marker_of, sizes_of
 from distsim.plugin.on_rank.fixtures import refuse_shared, sub_tests_of
 from distsim.plugin.options import Options, WorldOfAll
 from distsim.plugin.tools.hypothesis import refuse_draws
-from distsim.plugin.verdict import Verdict, judge
+from distsim.plugin.verdict import Verdict, fail_at, judge
 
 __all__ = ["everywhere", "import_for"]
 
@@ -40,7 +41,11 @@ def everywhere(item: pytest.Function, body: Callable[..., Any], marker: pytest.M
                     _hand_over(item, verdict.results)
                     judge(verdict, item, options)
         except pytest.UsageError as mistake:
-            raise pytest.fail.Exception(str(mistake), pytrace=False) from None
+            told = mistake
+        else:
+            return
+        file, line, _ = item.reportinfo()
+        fail_at((os.fspath(file), (line or 0) + 1), pytest.fail.Exception(str(told), pytrace=False))
 
     return run
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distsim.debug.diagnosis.diagnose import Diagnosis
     from distsim.debug.records import Evidence
 
-__all__ = ["Verdict", "columns", "judge", "whole"]
+__all__ = ["Verdict", "columns", "fail_at", "judge", "whole"]
 
 SHOWN_IN_FULL = 2
 """Failures shown whole of those that differ only in their values, as long as nobody asks for -vv."""
@@ -117,7 +117,7 @@ def judge(verdict: Verdict, item: pytest.Function, options: Options) -> None:
         raise failure(text, pytrace=False).with_traceback(trace)
     frames = failed[min(failed)].frames if failed else ()
     frames = tuple(frame for frame in frames if not in_library(frame[0])) or frames
-    _fail_at(verdict.place if verdict.lead or not frames else frames[-1], failure(text, pytrace=False))
+    fail_at(verdict.place if verdict.lead or not frames else frames[-1], failure(text, pytrace=False))
 
 
 def _expected(raises: object, failed: Mapping[int, RankReport]) -> bool:
@@ -127,7 +127,7 @@ def _expected(raises: object, failed: Mapping[int, RankReport]) -> bool:
     return all(names & set(report.bases) for report in failed.values())
 
 
-def _fail_at(place: tuple[str, int] | None, error: BaseException) -> None:
+def fail_at(place: tuple[str, int] | None, error: BaseException) -> None:
     """Raise *error*, as if at *place*: it is what `--tb=line`, editors and annotations show."""
     __tracebackhide__ = True
     if place is None:

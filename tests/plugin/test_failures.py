@@ -81,6 +81,33 @@ def test_three_that_differ_only_in_values_fold(run: Run) -> None:
     assert "rank 3: AssertionError: assert 3.0 == 0" in text
 
 
+def test_the_short_summary_has_a_terminals_columns_in_ci_too(
+    run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was asked wrongly is at the test's own line, not at one of pytest's; all that is said stands above."""
+    monkeypatch.setenv("CI", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    pytester.makepyfile(
+        test_it="""
+import pytest
+
+@pytest.mark.ranks(2)
+def test_fixture(rank, capfd):
+    pass
+
+@pytest.mark.ranks(2)
+def test_long(rank):
+    assert rank == "a text that is longer than what is left of eighty columns behind the test's own name"
+"""
+    )
+    text, _, summary = run().stdout.str().partition("short test summary")
+    lines = [line for line in summary.splitlines() if line.startswith("FAILED ")]
+    assert lines[0].startswith("FAILED test_it.py::test_fixture - line 3: fixture 'capfd'")
+    assert lines[1].startswith("FAILED test_it.py::test_long - line 9: rank 0: AssertionError")
+    assert [len(line) for line in lines] == [80, 80]
+    assert "captures for all ranks together; capsys is each rank's own" in text
+
+
 def test_the_short_summary_has_file_and_line(run: Run, pytester: pytest.Pytester) -> None:
     """Within 80 columns: the line that hangs; the file, too, where it is not the test's own."""
     pytester.makepyfile(helper="def check(rank):\n    assert rank == 0\n")

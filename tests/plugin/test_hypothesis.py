@@ -67,7 +67,7 @@ def test_data(data):
 """
     )
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["data=st.data() in a body that runs on every rank: each rank would draw*"])
+    result.stdout.fnmatch_lines(["data=st.data(): each rank would draw*"])
 
 
 def test_a_users_own_fixture_that_changes_is_told_by_hypothesis(run: Run) -> None:

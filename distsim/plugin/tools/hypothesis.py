@@ -67,8 +67,8 @@ def refuse_draws(arguments: Mapping[str, Any]) -> None:
     for name, value in arguments.items():
         if type(value).__name__ == "DataObject" and type(value).__module__.startswith("hypothesis."):
             raise pytest.UsageError(
-                f"{name}=st.data() in a body that runs on every rank: each rank would draw values of its own; "
-                "draw them all in @given(...), with st.composite where one depends on another"
+                f"{name}=st.data(): each rank would draw values of its own in a body that runs on all of them; "
+                "draw in @given(...), with st.composite where one value depends on another"
             )
 
 

@@ -59,7 +59,16 @@ def test_a_plain_report_has_its_verdict_tables_and_cluster(errors: Errors) -> No
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("{", "no JSON"),
+        ("{", "cut off (Expecting property name enclosed in double quotes: line 1 column 2 (char 1)): copy"),
+        ('{"schema": "distsim.report/1", "world_size": 8, "virtual_time_s": 6.5e', "cut off (Expecting ',' delimiter"),
+        ('{"schema": "distsim.rep', "cut off (Unterminated string starting at"),
+        ('{"schema": "distsim.report/1", "diagnoses": [', "or write it with --report FILE again"),
+        (
+            "hello",
+            "no JSON (Expecting value: line 1 column 1 (char 0)); expected a report: write it with --report FILE",
+        ),
+        ("", "no JSON"),
+        ('{"schema": nonsense, "more": 1}', "no JSON (Expecting value"),
         ("[1, 2]", "no report of distsim (expected an object, got a list)"),
         ('{"schema": "other/1", "diagnoses": []}', "expected schema 'distsim.report/1', got 'other/1'"),
         ('{"schema": "distsim.report/1"}', "it has no 'diagnoses'"),
