@@ -205,9 +205,9 @@ def pytest_runtest_makereport(
 
 def _brief(summary: str, item: pytest.Item) -> str:
     """Cut as pytest cuts it everywhere but in CI; the whole of it is in the test's own section."""
-    from distsim.plugin.verdict import columns
+    from distsim.plugin.verdict import columns, from_here
 
-    room = columns() - len(f"FAILED {item.nodeid} - ")
+    room = columns() - len(f"FAILED {from_here(item)} - ")
     cut = any(map(os.environ.get, IN_CI)) and len(summary) > room
     return f"{summary[: max(room, LEAST_SAID) - 3]}..." if cut else summary
 

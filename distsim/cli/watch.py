@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     if not once:
         _await_job(args)
     if not args.directory.is_dir():
-        raise UsageError(f"expected a folder of rings, got {args.directory}: no such folder")
+        start = f"start the job with --rings {args.directory} first, or watch on a terminal, where this waits for it"
+        raise UsageError(f"expected a folder of rings, got {args.directory}: no such folder; {start}")
     jobs, complaints = load_jobs(args.directory)
     name = args.job or (jobs[0].name if jobs else "")
     readers, more = load_rings(args.directory, name) if jobs else ([], [])

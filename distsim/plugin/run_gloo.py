@@ -32,7 +32,7 @@ from distsim.plugin.on_rank.body import rank_body
 from distsim.plugin.on_rank.report import RankReport, describe
 from distsim.plugin.options import NotSent, Options
 from distsim.plugin.tools.coverage import measured_apart, take_in
-from distsim.plugin.verdict import Verdict, whole
+from distsim.plugin.verdict import Verdict, from_here, whole
 
 if TYPE_CHECKING:
     from distsim.debug.diagnosis.diagnose import Diagnosis
@@ -115,18 +115,18 @@ def run_real(
     if any(d.kind.value == "host_stuck" for d in told):
         verdict.notes.append(options.patience_note(away_s))
     if page:
-        verdict.notes.append(f"this run as a page: {page}")
+        verdict.notes.append(page)
     return verdict
 
 
 def _page(item: pytest.Function, directory: Path) -> str:
-    """The path of the page of what the monitor accuses, if one is wanted."""
+    """What is said of the page of what the monitor accuses, if one is wanted."""
     folder = item.config.getoption("--distsim-html")
     if not folder:
         return ""
     from distsim.report.html.failed_test import page_of_records
 
-    return page_of_records(folder, item.nodeid, directory)
+    return page_of_records(folder, from_here(item), directory)
 
 
 def _follows(headline: str) -> bool:

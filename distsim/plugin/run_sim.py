@@ -27,7 +27,7 @@ from distsim.plugin.options import Options
 from distsim.plugin.timeouts import TimedConditions
 from distsim.plugin.tools.debugger import traces_of, wants_frames
 from distsim.plugin.tools.hypothesis import in_the_example
-from distsim.plugin.verdict import Verdict, columns, whole
+from distsim.plugin.verdict import Verdict, columns, from_here, whole
 from distsim.sim.kernel.collector import set_more_aside
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.run import simulate
@@ -112,7 +112,7 @@ def run_simulated(
     if (folder := item.config.getoption("--distsim-html")) and (errors or verdict.report):
         from distsim.report.html.failed_test import page_of_outcome
 
-        verdict.notes.append(f"this run as a page: {page_of_outcome(folder, item.nodeid, outcome)}")
+        verdict.notes.append(page_of_outcome(folder, from_here(item), outcome))
     return verdict
 
 

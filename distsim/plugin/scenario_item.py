@@ -44,7 +44,7 @@ class ScenarioItem(pytest.Item):
             if folder and result.document:
                 from distsim.report.html.failed_test import page_of_report
 
-                result.notes.append(f"this run as a page: {page_of_report(folder, self.nodeid, result.document)}")
+                result.notes.append(page_of_report(folder, self.nodeid, result.document))
                 print(result.notes[-1])
             output, result.output = result.output, ""
             text = result.text

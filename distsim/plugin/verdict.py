@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distsim.debug.diagnosis.diagnose import Diagnosis
     from distsim.debug.records import Evidence
 
-__all__ = ["Verdict", "columns", "fail_at", "judge", "whole"]
+__all__ = ["Verdict", "columns", "fail_at", "from_here", "judge", "whole"]
 
 SHOWN_IN_FULL = 2
 """Failures shown whole of those that differ only in their values, as long as nobody asks for -vv."""
@@ -80,6 +80,11 @@ class Verdict:
             self.lead = f"{root.kind.label}: {ranks_text(root.culprits)}" + (f" ({place(site)})" if site else "")
 
 
+def from_here(item: pytest.Item) -> str:
+    """The name of a test where pytest was started, which may be below the folder that its names begin in."""
+    return item.config.cwd_relative_nodeid(item.nodeid)
+
+
 def columns() -> int:
     """How wide a report may be: as the terminal, 80 without one, as pytest's own lines."""
     return max(60, min(120, shutil.get_terminal_size((80, 24)).columns))
@@ -112,7 +117,7 @@ def judge(verdict: Verdict, item: pytest.Function, options: Options) -> None:
         trace, note = choose_frame(verdict.traces, failed, options.on)
         verdict.notes.append(note)
         failure = NoPrompt if trace is None else failure
-    text = _text(verdict, failed, stopped, options, every=whole(item))
+    text = _text(verdict, failed, stopped, options, from_here(item), every=whole(item))
     if trace is not None:
         raise failure(text, pytrace=False).with_traceback(trace)
     frames = failed[min(failed)].frames if failed else ()
@@ -141,6 +146,7 @@ def _text(
     failed: Mapping[int, RankReport],
     stopped: Mapping[int, RankReport],
     options: Options,
+    test: str,
     *,
     every: bool,
 ) -> str:
@@ -165,10 +171,7 @@ def _text(
         parts += [*([""] if parts else []), verdict.report.rstrip()]
     for note in verdict.notes:
         parts += textwrap.wrap(f"note: {note}", columns(), subsequent_indent="  ", break_long_words=False)
-    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-    if test:
-        parts += ["", f"replay: pytest '{test}'  (seed {options.seed})"]
-    return "\n".join(parts)
+    return "\n".join([*parts, "", f"replay: pytest '{test}'  (seed {options.seed})"])
 
 
 def _alike(failed: Mapping[int, RankReport]) -> list[list[list[int]]]:

@@ -122,6 +122,19 @@ def test_the_short_summary_has_file_and_line(run: Run, pytester: pytest.Pytester
     assert lines[1].startswith("FAILED test_it.py::test_far - helper.py:2: rank 1: AssertionError")
 
 
+def test_the_replay_works_where_pytest_was_started(
+    run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder below the project's: the names that pytest prints there are relative to it."""
+    pytester.makeini("[pytest]\n")
+    below = pytester.mkdir("below")
+    (below / "test_it.py").write_text(
+        "import pytest\n@pytest.mark.ranks(2)\ndef test_no(rank):\n    assert rank is None\n"
+    )
+    monkeypatch.chdir(below)
+    run().stdout.fnmatch_lines(["replay: pytest 'test_it.py::test_no'  (seed 0)"])
+
+
 def test_vv_shows_every_rank_whole(run: Run) -> None:
     """Nothing is lost for who asks."""
     text = run(VALUES, "-vv").stdout.str()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 from plugin.conftest import Run
 
@@ -53,3 +56,19 @@ def test_a_folder_that_cannot_be_is_refused_before_any_test(
     result = run("def test_never(): raise SystemExit", "--distsim-html", folder)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: --distsim-html {folder}: {expected}"])
+
+
+def test_a_page_that_cannot_be_written_hides_no_failure(
+    run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when a test fails: that it failed, and of what, is told all the same."""
+
+    def full(page: object, path: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    monkeypatch.setattr("distsim.report.html.page.write_page", full)
+    result = run(STUCK.format(on="sim"), "--distsim-html", "pages", "-k", "stuck")
+    result.assert_outcomes(failed=1)
+    told = " ".join(result.stdout.str().split())
+    assert "missing rank" in told
+    assert "note: no page of this run: --distsim-html pages cannot be written (No space left on device)" in told

@@ -31,14 +31,14 @@ def check_pages(folder: str | None) -> None:
 
 
 def page_of_outcome(folder: str, test: str, outcome: Outcome) -> str:
-    """Write the page of a simulated test; its path."""
+    """Write the page of a simulated test; what its failure says of it."""
     from distsim.report.html.reports import outcome_document
 
     return page_of_report(folder, test, outcome_document(outcome, _replay(test)))
 
 
 def page_of_records(folder: str, test: str, directory: Path) -> str:
-    """Write the page of a real one, from the rings in *directory*; its path, empty where they accuse nobody."""
+    """The same of a real one, from the rings in *directory*; empty where they accuse nobody."""
     from distsim.report.html.reports import records_document
 
     try:
@@ -51,7 +51,7 @@ def page_of_records(folder: str, test: str, directory: Path) -> str:
 
 
 def page_of_report(folder: str, test: str, document: Mapping[str, Any]) -> str:
-    """Write the page of a report; its path."""
+    """Write the page of a report; what its failure says of it: a full disk hides no failure."""
     from distsim.report.html.page import write_page
     from distsim.report.html.pages import run_page
 
@@ -62,8 +62,8 @@ def page_of_report(folder: str, test: str, document: Mapping[str, Any]) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_page(run_page({**document, "program": test}), str(path))
     except OSError as error:
-        raise UsageError(f"{FLAG} {folder}: cannot be written ({error.strerror})") from None
-    return str(path)
+        return f"no page of this run: {FLAG} {folder} cannot be written ({error.strerror})"
+    return f"this run as a page: {path}"
 
 
 def _replay(test: str) -> str:
