@@ -109,8 +109,13 @@ def run_real(
         if code and not reports and not verdict.report:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
             verdict.report = f"rank {rank} {how}\n"
-    if verdict.report:  # what gloo says once a rank is gone follows from that; a timeout is the user's own setting
-        reports = {r: said for r, said in reports.items() if not _follows(said.headline)}
+    # What gloo says once a rank is gone follows from that; a timeout is the user's own setting.
+    own = {r: said for r, said in reports.items() if not _follows(said.headline)}
+    if verdict.report or any(said.kind == "failed" for said in own.values()):
+        if (lost := sorted(reports.keys() - own.keys())) and not verdict.report:
+            who = f"rank {lost[0]}" if len(lost) == 1 else f"{len(lost)} ranks"
+            verdict.notes.append(f"{who} failed after that, of what gloo says: {reports[lost[0]].headline}")
+        reports = own
     verdict.ranks = reports
     if any(d.kind.value == "host_stuck" for d in told):
         verdict.notes.append(options.patience_note(away_s))

@@ -153,6 +153,33 @@ def test_limits_of_real_ranks_say_where_everybody_is(pytester: pytest.Pytester) 
     assert "killed" not in result.stdout.str()
 
 
+AFTERMATH = """
+import pytest
+
+@pytest.mark.ranks(2, on="gloo")
+def test_lost(rank):
+    if rank == 0:
+        where = "third_party/gloo/gloo/transport/tcp/pair.cc:553"
+        raise RuntimeError(f"Gloo connectFullMesh failed with [{where}] Connection closed by peer [127.0.0.1]:44166")
+    assert rank == 0
+"""
+
+
+def test_who_lost_a_peer_is_told_after_the_peer(pytester: pytest.Pytester) -> None:
+    """A rank that fails at once takes the connections of one that is still making them."""
+    pytester.makepyfile(test_it=AFTERMATH)
+    said = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    said.assert_outcomes(failed=1)
+    said.stdout.fnmatch_lines(
+        [
+            "rank 1: AssertionError: assert 1 == 0",
+            "note: rank 0 failed after that, of what gloo says: RuntimeError: Gloo*",
+        ]
+    )
+    said.stdout.fnmatch_lines(["FAILED test_it.py::test_lost - line *: rank 1: AssertionError*"])
+    assert "_____ rank 0 of 2" not in said.stdout.str()
+
+
 @pytest.mark.soak
 def test_fixtures_on_real_ranks(pytester: pytest.Pytester) -> None:
     """What a rank prints, its subtests and what it raises reach the test though it is another process."""
