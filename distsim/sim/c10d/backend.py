@@ -254,7 +254,7 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     notes = process.notes
     backend, description, record = notes.group_asked or ("sim", None, None)
     notes.group_asked = None
-    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    ranks = tuple(options.global_ranks_in_group) or _default_group(options.group_size).ranks
     if not options.global_ranks_in_group:
         if not process.is_rank or options.group_rank != process.rank:
             world.claim_rank(process, options.group_rank)
@@ -267,7 +267,7 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     if record is None:
         record = joining or _record(process, "init_process_group", group, None)
     notes.groups_made[group.name] = notes.groups_made.get(group.name, 0) + 1
-    key = (notes.job, group.name, ranks, notes.groups_made[group.name])
+    key = (notes.job, Group(group.name, "", ranks), notes.groups_made[group.name])  # a description may differ
     backends = dict(c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map())
     if str(backend) == "undefined":
         backends = {"cpu": "gloo", "cuda": "nccl"} if world.cluster.node.num_gpus else {"cpu": "gloo"}
