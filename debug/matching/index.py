@@ -74,6 +74,8 @@ class EvidenceIndex:
         self.group_logs: list[GroupLog] = []
         self._logs_of: dict[tuple[str, tuple[int, ...], str], list[GroupLog]] = {}
         """By group's name and ranks, and the operation where that has logs of its own."""
+        self._logs_of_members: dict[tuple[str, int, str], list[GroupLog]] = {}
+        """The same by the identity of the ranks: to hash thousands of them for each rank takes longer than the rest."""
         self._unsorted: list[list[CallRecord]] = []
         self._p2p: list[CallRecord] = []
         self._index()
@@ -83,6 +85,7 @@ class EvidenceIndex:
     # --- records
 
     def _index(self) -> None:
+        known: dict[int, frozenset[int]] = {}  # id(group) -> its members
         for rank in sorted(self.evidence.records):
             current: dict[tuple[int, str], tuple[GroupLog, list[CallRecord]]] = {}  # the log, and the rank's calls
             groups: dict[int, bool] = {}  # id(group) -> whether the rank is a member
@@ -90,8 +93,11 @@ class EvidenceIndex:
             for record in self.records(rank):
                 member = groups.get(id(record.group))
                 if member is None:
-                    self._know(record.group.ranks)
-                    member = groups[id(record.group)] = rank in record.group.ranks
+                    members = known.get(id(record.group))
+                    if members is None:
+                        members = known[id(record.group)] = frozenset(record.group.ranks)
+                        self._know(record.group.ranks)
+                    member = groups[id(record.group)] = rank in members
                 if record.peer is not None and record.peer not in self.states:
                     self._know((record.peer,))
                 if record.new_ranks is not None:
@@ -150,7 +156,7 @@ class EvidenceIndex:
     def _open(self, record: CallRecord) -> GroupLog:
         """The log that takes the record: a number 1 that the rank has made already begins a new one."""
         group, rank = record.group, record.rank
-        logs = self._logs_of.setdefault((group.name, group.ranks, self._apart(record)), [])
+        logs = self._logs(group, self._apart(record))
         own = [log for log in logs if rank in log.calls]
         if own and (record.seq > 1 or rank not in own[-1].meetings.get(record.seq, ())):
             return own[-1]
@@ -160,6 +166,15 @@ class EvidenceIndex:
         self.group_logs.append(log)
         logs.append(log)
         return log
+
+    def _logs(self, group: Group, apart: str) -> list[GroupLog]:
+        """Those of the groups that have this one's name and ranks."""
+        where = group.name, id(group.ranks), apart
+        logs = self._logs_of_members.get(where)
+        if logs is None:
+            logs = self._logs_of.setdefault((group.name, group.ranks, apart), [])
+            self._logs_of_members[where] = logs
+        return logs
 
     def group_log(self, record: CallRecord) -> GroupLog | None:
         """The log of the group of a collective that is among the evidence's records (an equal copy will do)."""

@@ -130,13 +130,18 @@ class Members:
         """The ways out of each NVLink domain, as many for all: its NICs that members use, host by host."""
         every: list[list[Gate]] = []
         for domain in self.domains:
+            if len(domain) == 1:
+                rails = self.rails(domain[0])
+                every.append([Gate(rail, (domain[0],)) for rail in rails] or [Gate(None, (domain[0],))])
+                continue
             near: dict[tuple[int, int], list[int]] = {}
             for member in domain:
                 for rail in self.rails(member):
                     near.setdefault((self.host[member], rail), []).append(member)
             every.append([Gate(key[1], tuple(near[key])) for key in sorted(near)] or [Gate(None, tuple(domain))])
         count = min(len(gates) for gates in every)
-        return [_spread(gates, min(count, _MAX_GATES)) for gates in every]
+        count = min(count, _MAX_GATES)
+        return [gates if len(gates) == count else _spread(gates, count) for gates in every]
 
     @cached_property
     def streams(self) -> int:

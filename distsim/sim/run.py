@@ -29,7 +29,7 @@ from distsim.sim.isolation.environ import without_launchers
 from distsim.sim.isolation.output import Held, RankStream, open_streams
 from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.randomness import undrawn
-from distsim.sim.kernel.collector import set_aside, set_more_aside
+from distsim.sim.kernel.collector import paced, set_aside, set_more_aside
 from distsim.sim.kernel.interrupts import interruptible
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.lookahead import Lookahead
@@ -270,7 +270,8 @@ def _attempt(
     interrupted = False
     stack_bytes = threading.stack_size(_STACK_BYTES)
     try:
-        with simulation(gpus=cluster.node.num_gpus > 0) as host:
+        traced = len(slots) if equal is None else len(equal.traced)
+        with simulation(gpus=cluster.node.num_gpus > 0) as host, paced(traced):
             setting = Setting(
                 cluster,
                 slots,

@@ -72,7 +72,7 @@ def simpy_events_per_s(events: int = 100_000) -> float:
 
 def main() -> None:
     ours_us, lock_us = hand_over_us(), bare_us()
-    print(f"a hand-over from rank to rank: {ours_us:.0f} us of CPU, the state of a process and two locks")
+    print(f"a hand-over from rank to rank: {ours_us:.0f} us of CPU, the state of a process and two semaphores")
     print(f"a bare lock from thread to thread: {lock_us:.1f} us; ours is {ours_us / lock_us:.1f} of it")
     print(f"simpy alone: {simpy_events_per_s():,.0f} events/s of CPU")
 

@@ -98,6 +98,44 @@ def test_nothing_is_set_aside_outside_of_a_simulation() -> None:
         gc.unfreeze()
 
 
+def pace() -> tuple[tuple[int, int, int], int, int]:
+    asked, real = gc.get_threshold(), collector._get_threshold()[0]
+    gc.set_threshold(500, 5, 5)
+    return asked, real, gc.get_threshold()[0]
+
+
+def test_many_ranks_share_one_collector() -> None:
+    """It comes once for all when each has made what one alone may; the program sees its own thresholds."""
+    before = gc.get_threshold()
+    for asked, real, own in ranks(pace, 32).results:
+        assert asked == before
+        assert real == 2 * before[0]
+        assert own == 500
+    assert gc.get_threshold() == before
+    assert {real for _, real, _ in ranks(pace, 31).results} == {before[0]}
+
+
+@pytest.mark.parametrize("off", [True, False])
+def test_a_collector_that_is_off_stays_off(off: bool) -> None:
+    """Switched off, or by a threshold of nothing."""
+    before = gc.get_threshold()
+    gc.disable() if off else gc.set_threshold(0, *before[1:])
+    try:
+        with collector.paced(64):
+            assert collector._get_threshold() == gc.get_threshold() == (before if off else (0, *before[1:]))
+    finally:
+        gc.enable()
+        gc.set_threshold(*before)
+
+
+def test_collections_that_a_slower_pace_spares_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Garbage of earlier runs is looked for as often as at Python's own pace."""
+    monkeypatch.setattr(collector, "_spared", 0.0)
+    with collector.paced(64):
+        gc.collect(0)
+    assert collector._spared >= 3
+
+
 class Base:
     """A class whose attributes a program may assign."""
 

@@ -21,6 +21,7 @@ from sim.running import HEAD, Scripts, ranks
 
 import distsim
 from distsim.sim.kernel import own_time
+from distsim.sim.kernel.baton import Baton
 from distsim.sim.kernel.task import Task
 
 
@@ -272,16 +273,15 @@ def test_stuck_on_the_host(script: Scripts, code: str) -> None:
 def test_a_thread_that_was_given_up_keeps_off_the_baton() -> None:
     """Who ends just as its scheduler goes on without it gives nothing back: two threads would run at once."""
     world: Any = SimpleNamespace(env=simpy.Environment(), next_task_number=lambda: 1, beacon=None)
-    world.baton = threading.Lock()
-    world.baton.acquire()
+    world.baton = Baton()
     for given_up in (True, False):
         task = Task(world, cast(Any, SimpleNamespace()), lambda: None, "main")
         assert not given_up or task.part()
-        task._go.release()
+        task._go.give()
         thread = threading.Thread(target=task._thread_main)
         thread.start()
         thread.join(60)
-        assert (task.finished, world.baton.locked()) == (True, given_up)
+        assert (task.finished, world.baton.wait_for(0.0)) == (True, not given_up)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -28,6 +29,14 @@ def infinity() -> None:
     dist.all_reduce(t, op=dist.ReduceOp.MIN)
     dist.all_reduce(torch.ones(3, dtype=torch.int64))
     dist.all_reduce(torch.ones(0))
+
+
+def opposite_infinities() -> float:
+    """Their sum is NaN, though none was sent."""
+    dist.init_process_group("gloo")
+    t = torch.full((4,), float("inf") if dist.get_rank() else float("-inf"))
+    dist.all_reduce(t)
+    return float(t[0])
 
 
 def in_flight() -> None:
@@ -109,6 +118,36 @@ def test_infinity_is_no_nan() -> None:
     assert distsim.simulate(infinity, nproc_per_node=2).diagnoses == []
 
 
+def test_infinities_that_cancel_are_no_nan() -> None:
+    """What comes out is NaN, as on machines; nobody sent one."""
+    outcome = distsim.simulate(opposite_infinities, nproc_per_node=2)
+    assert [math.isnan(result) for result in outcome.results] == [True, True]
+    assert outcome.diagnoses == []
+
+
+@pytest.mark.filterwarnings("ignore:.*all_reduce_coalesced:FutureWarning")
+@pytest.mark.parametrize("how", ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "scatter", "coalesced", "sparse"])
+def test_a_nan_is_found_in_what_the_inputs_come_to(how: str) -> None:
+    """Of the reductions, whichever it is, the rank that brought it is named."""
+
+    def body() -> None:
+        dist.init_process_group("gloo")
+        t = torch.ones(4)
+        if dist.get_rank() == 1:
+            t[3] = float("nan")
+        if how == "scatter":
+            dist.reduce_scatter_single(torch.empty(2), t)
+        elif how == "coalesced":
+            dist.all_reduce_coalesced([torch.ones(2), t])
+        elif how == "sparse":
+            dist.all_reduce(torch.ones(4).to_sparse())
+            dist.all_reduce(t)
+        else:
+            dist.all_reduce(t, op=getattr(dist.ReduceOp, how))
+
+    assert kinds(distsim.simulate(body, nproc_per_node=2)) == [("nan", (1,))]
+
+
 def test_a_buffer_written_in_flight_is_a_warning() -> None:
     """Ranks that do the same at the same line are one."""
     outcome = distsim.simulate(in_flight, nproc_per_node=2)
@@ -135,7 +174,7 @@ def test_guards_cost_no_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is looked at is not what the program computes."""
     looked = distsim.simulate(in_flight, nproc_per_node=2).virtual_time_s
     monkeypatch.setattr(Guards, "on_arrival", lambda self, arrival: None)
-    monkeypatch.setattr(Guards, "on_finish", lambda self, members: None)
+    monkeypatch.setattr(Guards, "on_finish", lambda self, members, folded: None)
     assert distsim.simulate(in_flight, nproc_per_node=2).virtual_time_s == looked
 
 

@@ -99,6 +99,10 @@ def _rings(group: Members) -> list[Ring]:
         for index, domain in enumerate(domains):
             gates = group.gates[index]
             enter, leave = (gates[k], gates[partner]) if index % 2 == 0 else (gates[partner], gates[k])
+            if len(domain) == 1:
+                doors[domain[0]] = -1 if enter.rail is None else enter.rail
+                stops.append((domain[0], -1 if leave.rail is None else leave.rail))
+                continue
             if len(enter.near) > 1 and len(leave.near) > 1:
                 leave = enter
             first, last = enter.near[0], leave.near[-1]
@@ -143,7 +147,7 @@ def _close(group: Members, stops: list[tuple[int, int]], doors: Mapping[int, int
     ]
     src, dst = [step[0] for step in steps], [step[1] for step in steps]
     rails = [step[2] for step in steps]
-    enters = [doors.get(step[1], step[2]) if doors else step[2] for step in steps]
+    enters = [*map(doors.get, dst, rails)] if doors else rails
     ways = group.ways(src, dst, rails, enters)
     return Ring(src, dst, ways, group.leaves_domain(src, dst))
 

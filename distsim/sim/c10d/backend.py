@@ -255,7 +255,7 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     notes = process.notes
     backends, description, record = notes.group_asked or ({"cpu": "sim", "cuda": "sim"}, None, None)
     notes.group_asked = None
-    ranks = tuple(options.global_ranks_in_group) or tuple(range(options.group_size))
+    ranks = tuple(options.global_ranks_in_group) or _default_group(options.group_size).ranks
     if not options.global_ranks_in_group:
         if not process.is_rank or options.group_rank != process.rank:
             world.claim_rank(process, options.group_rank)
@@ -268,7 +268,7 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     if record is None:
         record = joining or _record(process, "init_process_group", group, None)
     notes.groups_made[group.name] = notes.groups_made.get(group.name, 0) + 1
-    key = (notes.job, group.name, ranks, notes.groups_made[group.name])
+    key = (notes.job, Group(group.name, "", ranks), notes.groups_made[group.name])  # a description may differ
     flavour = algorithms(backends.get("cuda") or next(iter(backends.values())))
     communicator = world.communicators.get(key)
     if communicator is None:

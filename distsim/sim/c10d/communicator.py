@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import zlib
 from collections import Counter, deque
@@ -10,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import simpy
+from torch import Tensor
 
 from distsim.debug.matching.agreement import check_meeting, check_pair
 from distsim.debug.records import Group, Phase, State
 from distsim.network import Transfer
 from distsim.sim.c10d.arrival import Arrival
-from distsim.sim.c10d.data import copy_into
+from distsim.sim.c10d.data import Reduction, copy_into
 from distsim.sim.c10d.monitored_barrier import MonitoredBarrier
 from distsim.sim.c10d.on_gpu.one_each import OneEach
 from distsim.sim.c10d.on_gpu.values import compute
@@ -133,7 +135,8 @@ class Communicator:
         if meeting is None:
             meeting = self._meetings[number] = Meeting(transfer, data)
         meeting.arrivals[group_rank] = arrival
-        self._meet(number)
+        if len(meeting.arrivals) >= len(self._awaited):
+            self._meet(number)
 
     def _meet(self, number: int) -> None:
         """Start collective *number*, if all have come."""
@@ -172,16 +175,28 @@ class Communicator:
         if not _all_there(came, lambda: self._finish(members, data, came)):
             return
         on_gpu = members[0].host_side is not None
-        self.world.guards.on_finish(came)
+        folded: list[Tensor] = []
+        if isinstance(data, Reduction) and not on_gpu:
+            with contextlib.suppress(Exception):  # torch refuses it again below
+                folded = data.fold(members)
+        self.world.guards.on_finish(came, folded)
         try:
-            compute(members, data) if on_gpu else data(members)
+            if on_gpu:
+                compute(members, data)
+            elif folded and isinstance(data, Reduction):
+                data.write(members, folded)
+            else:
+                data(members)
         except Exception as error:  # what torch refuses to compute is every member's error
             for member in came:
                 member.work.fail(error)
             return
         self.world.faults.after_data(came)
+        now_s = float(self.world.env.now)
         for member in came:
-            self._complete(member)
+            member.record.completed_s, member.record.state = now_s, State.COMPLETED
+            if not member.work.done.triggered:
+                member.work.done.succeed()
 
     def fewer_traced(self) -> None:
         """Ranks that were traced are no longer: others arrive for them."""
@@ -192,12 +207,6 @@ class Communicator:
         self._awaited = self._who_comes()
         for number in list(self._meetings):
             self._meet(number)
-
-    def _complete(self, arrival: Arrival) -> None:
-        arrival.record.completed_s = float(self.world.env.now)
-        arrival.record.state = State.COMPLETED
-        if not arrival.work.done.triggered:
-            arrival.work.done.succeed()
 
     # -- point to point
 

@@ -8,13 +8,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Tensors", "copy_into", "reduce_tensors"]
+__all__ = ["Reduction", "Tensors", "copy_into", "copy_into_all", "reduce_tensors"]
 
 Tensors = Sequence[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What a reduction does to its members' tensors, in two steps: between them a guard looks at one tensor instead of
+    every member's. Members are `arrival.Arrival`s."""
+
+    fold: Callable[[list[Any]], list[Tensor]]
+    """The members' inputs together; nothing is written yet. A NaN in one of them is in it; empty where they have no
+    plain memory."""
+    write: Callable[[list[Any], list[Tensor]], None]
+
+    def __call__(self, members: list[Any]) -> None:
+        self.write(members, self.fold(members))
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:
@@ -29,6 +45,23 @@ def copy_into(target: Tensor, source: Tensor) -> None:
             target.data.copy_(source)
     else:  # neither side asks for a gradient: no mode to enter, which takes longer than a small copy
         target.data.copy_(source)
+
+
+def copy_into_all(targets: Tensors, source: Tensor) -> None:
+    """`copy_into` each of *targets*, in one step where they are plain."""
+    if torch.is_inference_mode_enabled() or not source.numel() or not all(_is_like(t, source) for t in targets):
+        for target in targets:
+            copy_into(target, source)
+        return
+    torch._foreach_copy_([target.data for target in targets], [source.detach()] * len(targets))
+
+
+def _is_like(target: Tensor, source: Tensor) -> bool:
+    return (
+        target.shape == source.shape
+        and target.layout is torch.strided
+        and not (target.is_inference() or target.is_conj() or target.is_neg())
+    )
 
 
 def _minimum(a: Tensor, b: Tensor) -> Tensor:

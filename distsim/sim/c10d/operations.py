@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distsim.network import Transfer
-from distsim.sim.c10d.data import copy_into, reduce_tensors
+from distsim.sim.c10d.data import Reduction, copy_into, copy_into_all, reduce_tensors
 from distsim.sim.c10d.refusals import even_shares
 
 if TYPE_CHECKING:
@@ -89,15 +89,23 @@ def _broadcast(members: list[Arrival]) -> None:
                 copy_into(target, source)
 
 
-def _all_reduce(members: list[Arrival]) -> None:
+def _all_reduce(members: list[Arrival], totals: list[Tensor]) -> None:
+    """*totals*: all of them before anything is written: one tensor may be there twice, or overlap another."""
     if any(tensor.is_sparse for tensor in members[0].inputs):
         for position in range(len(members[0].inputs)):
             _all_reduce_sparse(members, position)
         return
-    totals = _totals(members)  # all of them first: one tensor may be there twice, or overlap another
-    for _, member in _there(members):
+    there = [member for _, member in _there(members)]
+    if len(totals) == 1:
+        copy_into_all([member.outputs[0] for member in there], totals[0])
+        return
+    for member in there:
         for target, total in zip(member.outputs, totals, strict=True):
             copy_into(target, total)
+
+
+def _dense_totals(members: list[Arrival]) -> list[Tensor]:
+    return [] if any(tensor.is_sparse for tensor in members[0].inputs) else _totals(members)
 
 
 def _totals(members: list[Arrival]) -> list[Tensor]:
@@ -169,9 +177,9 @@ def _reduce_scatter(members: list[Arrival]) -> None:
         copy_into(member.outputs[0], total)
 
 
-def _reduce_scatter_single(members: list[Arrival]) -> None:
+def _reduce_scatter_single(members: list[Arrival], totals: list[Tensor]) -> None:
     there = _there(members)
-    for position, total in enumerate(_totals(members)):
+    for position, total in enumerate(totals):
         parts = total.reshape(-1).chunk(len(members))
         for place, member in there:
             copy_into(member.outputs[position], parts[place])
@@ -206,8 +214,8 @@ def _nothing(members: list[Arrival]) -> None:
 
 OPERATIONS = {
     "broadcast": Operation(_broadcast),
-    "all_reduce": Operation(_all_reduce),
-    "all_reduce_coalesced": Operation(_all_reduce, network_op="all_reduce"),
+    "all_reduce": Operation(Reduction(_dense_totals, _all_reduce)),
+    "all_reduce_coalesced": Operation(Reduction(_dense_totals, _all_reduce), network_op="all_reduce"),
     "reduce": Operation(_reduce),
     "all_gather": Operation(_all_gather),
     "all_gather_coalesced": Operation(_all_gather_coalesced, network_op="all_gather"),
@@ -216,8 +224,10 @@ OPERATIONS = {
     "gather": Operation(_gather),
     "scatter": Operation(_scatter),
     "reduce_scatter": Operation(_reduce_scatter),
-    "reduce_scatter_tensor": Operation(_reduce_scatter_single),
-    "reduce_scatter_tensor_coalesced": Operation(_reduce_scatter_single, network_op="reduce_scatter_tensor"),
+    "reduce_scatter_tensor": Operation(Reduction(_totals, _reduce_scatter_single)),
+    "reduce_scatter_tensor_coalesced": Operation(
+        Reduction(_totals, _reduce_scatter_single), network_op="reduce_scatter_tensor"
+    ),
     "all_to_all": Operation(_all_to_all),
     "all_to_all_single": Operation(_all_to_all_single),
     "barrier": Operation(_nothing),

@@ -42,14 +42,15 @@ class Guards:
         if "buffers" in self.watch and arrival.record.is_async:
             arrival.sums = [(checksum(tensor), _writes(tensor)) for tensor in arrival.inputs]
 
-    def on_finish(self, members: Sequence[Arrival]) -> None:
-        """Scheduler side: the last byte has moved, and nothing was written yet."""
+    def on_finish(self, members: Sequence[Arrival], folded: Sequence[torch.Tensor] = ()) -> None:
+        """Scheduler side: the last byte has moved, and nothing was written yet. *folded*: what their inputs come to
+        together, if that is known: without NaN, none of them has one."""
         for member in members:
             if member.sums is not None:
                 if any(map(_changed, member.inputs, member.sums)):
                     self._tell(seen.modified(member.record))
                 member.sums = None
-        if self._look_for_nan:
+        if self._look_for_nan and (not folded or any(map(holds_nan, folded))):
             for member in members:
                 if any(holds_nan(tensor) for tensor in _known(member)):
                     self._look_for_nan = False  # it spreads: the first is the one

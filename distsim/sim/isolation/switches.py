@@ -31,6 +31,7 @@ import torch
 from distsim.sim.isolation.modules.module_table import SharedImports
 from distsim.sim.isolation.torch_state.torch_flags import FLAGS
 from distsim.sim.isolation.torch_state.torch_state import STATE, TorchState
+from distsim.sim.kernel.collector import own_threshold
 from distsim.sim.kernel.task import current_process
 
 __all__ = ["PLACES", "SWITCHES", "Host", "Switch", "enter_places", "exchange_places", "leave_places", "switch_patches"]
@@ -157,6 +158,7 @@ _set_recursion_limit, _set_switch_interval = sys.setrecursionlimit, sys.setswitc
 _set_max_digits, _set_socket_timeout = sys.set_int_max_str_digits, socket.setdefaulttimeout
 _real_setlocale = locale.setlocale
 _gc_enable, _gc_disable, _gc_threshold, _gc_debug = gc.enable, gc.disable, gc.set_threshold, gc.set_debug
+_gc_get_threshold = gc.get_threshold
 
 
 def _umask() -> int:
@@ -207,7 +209,7 @@ SWITCHES: tuple[Switch, ...] = (
     *(Switch(get, put, setters) for get, put, setters in FLAGS),
     Switch(_umask, _set_umask, ((os, "umask"),)),
     Switch(
-        lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
+        lambda: (gc.isenabled(), _gc_get_threshold(), gc.get_debug()),
         _set_collector,
         ((gc, "enable"), (gc, "disable"), (gc, "set_threshold"), (gc, "set_debug")),
     ),
@@ -265,6 +267,7 @@ def switch_patches() -> list[tuple[Any, str, Any]]:
         for switch in SWITCHES
         for holder, name in switch.setters
     ]
+    patches.append((gc, "get_threshold", own_threshold))
     for name in ("num_threads", "num_interop_threads"):  # more threads would be another order of additions
         get, put = _remembered(name)
         patches += [(torch, "get_" + name, get), (torch, "set_" + name, put)]

@@ -6,6 +6,7 @@ Knows no torch and no rank. `task.py` is one thread of the user's program.
 from __future__ import annotations
 
 __all__ = [
+    "baton",
     "behind",
     "collector",
     "deadlines",

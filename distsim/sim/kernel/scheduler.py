@@ -7,7 +7,6 @@ what is said of a job that stands still, is the business of who inherits this (w
 
 from __future__ import annotations
 
-import _thread
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import simpy
 
 from distsim.debug.records import Wait
+from distsim.sim.kernel.baton import Baton
 from distsim.sim.kernel.deadlines import Deadline, Deadlines, Due
 from distsim.sim.kernel.interrupts import Interrupts
 from distsim.sim.kernel.own_time import own_s
@@ -132,8 +132,7 @@ class Scheduler:
         """The task that has the baton."""
         self.beacon = beacon.here()
         """Where somebody outside sees which rank runs (overseer.py); None: nobody looks."""
-        self.baton = _thread.allocate_lock()
-        self.baton.acquire()
+        self.baton = Baton()
         self.ticks = 0
         """Counts signs of life of the running thread: operators, calls, module loads."""
         self.in_operator = False
@@ -202,10 +201,11 @@ class Scheduler:
             self.current.leave()
             self.current = None
 
-    def take_baton_from(self, task: Runs) -> None:
-        """Wait until the running thread hands the baton back; watch that it does."""
+    def let_run(self, task: Runs, give: Callable[[], object]) -> None:
+        """Give *task* the baton, and wait until it hands it back; watch that it does."""
         self.running = task
-        if not self.baton.acquire(timeout=0.25):
+        give()
+        if not self.baton.wait_for(0.25):
             self._watch(task)
         self.running = None
 
@@ -215,7 +215,7 @@ class Scheduler:
         thread from running counts for neither."""
         ticks, begun = self.ticks, own_s(task.native)
         since = begun
-        while not self.baton.acquire(timeout=0.1):
+        while not self.baton.wait_for(0.1):
             if self.beacon is not None:
                 self.beacon.beat()
             limit_s = 2.0 if task.doom is not None else self.host_timeout_s  # a debugger lifts it meanwhile
@@ -230,7 +230,7 @@ class Scheduler:
             now = own_s(task.native)
             if over or now - since > limit_s or now - begun > limit_s * self.patience:
                 if not task.part():  # it ends at this very moment
-                    self.baton.acquire()
+                    self.baton.wait()
                     return
                 task.abandoned = True
                 if self.beacon is not None:

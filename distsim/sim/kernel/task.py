@@ -19,6 +19,7 @@ from typing import Any
 import simpy
 
 from distsim.debug.records import CallWait, HostWait, Wait
+from distsim.sim.kernel.baton import Baton
 from distsim.sim.kernel.polls import Nap
 from distsim.sim.kernel.scheduler import Expired, Owner, Request, Scheduler, Unwind
 from distsim.sim.kernel.tracing import take_up_tracing
@@ -97,8 +98,7 @@ class Task:
         self.refusals = 0
         self.doom: Unwind | None = None
         self._body = body
-        self._go = _thread.allocate_lock()
-        self._go.acquire()
+        self._go = Baton()
         self._parting = _thread.allocate_lock()
         self._throw: BaseException | None = None
         self._driver: simpy.Process = world.env.process(self._drive())
@@ -192,8 +192,8 @@ class Task:
             raise RuntimeError("a rank's thread used another thread's task")
         while True:
             self.request = request
-            self.world.baton.release()
-            self._go.acquire()
+            if self.world.baton.give() or self._go.waits():  # on one line: baton.py
+                self._go.wait()
             self.request = None
             throw, self._throw = self._throw, None
             signals = self.process.signals_due and self is self.process.main_task
@@ -217,7 +217,7 @@ class Task:
         if self.refusals > 1_000:
             self.abandoned = True
             if self.part():
-                self.world.baton.release()
+                self.world.baton.give_for_good()
             forever = _thread.allocate_lock()
             forever.acquire()
             forever.acquire()
@@ -226,7 +226,7 @@ class Task:
     def _thread_main(self) -> None:
         _here.task = self
         self.ident, self.native = threading.get_ident(), _thread.get_native_id()  # the machine's, not the simulated one
-        self._go.acquire()
+        self._go.wait()
         if self.world.beacon is not None:
             self.world.beacon.runs_in(self.native)
             crash_stack_for_this_thread()
@@ -243,7 +243,7 @@ class Task:
             self.request = None
             _here.task = None
             if self.part():
-                self.world.baton.release()
+                self.world.baton.give_for_good()
 
     # -- in the scheduler
 
@@ -337,8 +337,7 @@ class Task:
         beacon = self.world.beacon
         if beacon is not None:
             beacon.give(self.process.rank, self.native, float(self.world.env.now), self.world.events)
-        self._go.release()
-        self.world.take_baton_from(self)
+        self.world.let_run(self, self._go.give)
         if beacon is not None:
             beacon.take()
         if self.finished or self.abandoned:

@@ -67,10 +67,10 @@ def meant(name: str, process: SimProcess) -> int | None:
     if _is_loopback(name):
         return machine_of(process)
     world: World = process.world
+    for slot in world.slots:  # the first one's machine nearly always
+        if name in (node_name(slot.host), _address(slot.host)):
+            return slot.host
     machines = sorted({slot.host for slot in world.slots})
-    for machine in machines:
-        if name in (node_name(machine), _address(machine)):
-            return machine
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import abc
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
+
+import numpy as np
 
 from distsim.sim.isolation.torch_state.torch_places import MODULES_OF_CLASSES
 from distsim.sim.isolation.torch_state.words import TAGS_ARE_THERE, reader, space_of, tag_at
 
 __all__ = [
     "MISSING",
-    "VALID_VERSION_TAG",
     "ClassGuard",
     "guards_of",
     "has_guarded_classes",
     "marks_at",
     "marks_of",
     "may_be_guarded",
+    "unmarked",
 ]
 
 MISSING = object()
@@ -27,7 +29,7 @@ _IN_GUARD = 64
 """Classes watched by one guard: more make its method resolution order slow to work out."""
 _PICKLES_CACHE = "__slotnames__"
 """What pickle keeps in a class, alike in all ranks: to put it in and take it out would be an assignment each time."""
-VALID_VERSION_TAG = 1 << 19
+_VALID_VERSION_TAG = 1 << 19
 """Py_TPFLAGS_VALID_VERSION_TAG (CPython's object.h): cleared in a class and all that inherit from it
 by any assignment to one of its attributes, set again by the next look-up."""
 _HEAP_TYPE = 1 << 9
@@ -47,14 +49,20 @@ _FLAGS_ARE_THERE = all(
 def marks_of(classes: Sequence[type]) -> tuple[Callable[[], Any], Any]:
     """A function, and what it answers as long as every class of *classes* has its mark."""
     if not _FLAGS_ARE_THERE:
-        return lambda: [*map(attrgetter("__flags__"), classes)], [c.__flags__ | VALID_VERSION_TAG for c in classes]
+        return lambda: [*map(attrgetter("__flags__"), classes)], [c.__flags__ | _VALID_VERSION_TAG for c in classes]
     read = reader(marks_at(classes))
-    return read, b"".join([_Word(word | VALID_VERSION_TAG) for word in memoryview(read()).cast("L")])
+    return read, b"".join([_Word(word | _VALID_VERSION_TAG) for word in memoryview(read()).cast("L")])
 
 
 def marks_at(classes: Sequence[type]) -> list[int]:
     """Where the marks of *classes* are; empty where this Python has them elsewhere."""
     return [id(cls) + _FLAGS_AT for cls in classes] if _FLAGS_ARE_THERE else []
+
+
+def unmarked(marks: Any) -> list[int]:
+    """Places of the classes that have lost theirs; *marks* as the function of `marks_of` answers it."""
+    words = np.frombuffer(marks, dtype=np.uint64) if isinstance(marks, bytes) else np.array(marks, dtype=np.uint64)
+    return np.flatnonzero(words & np.uint64(_VALID_VERSION_TAG) == 0).tolist()
 
 
 def has_guarded_classes(module: str) -> bool:
@@ -85,6 +93,8 @@ class ClassGuard:
         """Class, name and former value of what was assigned."""
         for cls, before in self._before:
             now = vars(cls)
+            if len(now) == len(before) and all(map(is_, map(now.get, before), before.values())):
+                continue  # no step of it was Python's
             for name, value in before.items():
                 if now.get(name, MISSING) is not value:
                     yield cls, name, value

@@ -24,13 +24,13 @@ from distsim.sim.isolation.modules.modules import is_own_file
 from distsim.sim.isolation.torch_state import empty_shards, sharding_rules
 from distsim.sim.isolation.torch_state.class_guards import (
     MISSING,
-    VALID_VERSION_TAG,
     ClassGuard,
     guards_of,
     has_guarded_classes,
     marks_at,
     marks_of,
     may_be_guarded,
+    unmarked,
 )
 from distsim.sim.isolation.torch_state.meshes import follow, forget_meshes
 from distsim.sim.isolation.torch_state.place import Content, Known, Name, Own
@@ -212,8 +212,7 @@ class TorchState:
         marks = self._marks()
         if marks == self._at_rest:
             return []
-        words = memoryview(marks).cast("L") if isinstance(marks, bytes) else marks
-        return [guard for (_, guard), word in zip(self._guards, words, strict=True) if not word & VALID_VERSION_TAG]
+        return [self._guards[number][1] for number in unmarked(marks)]
 
     def _halve(self, assigned: Sequence[ClassGuard]) -> None:
         """A class that was assigned once will be again: DDP keeps in one the module that is in its forward. Its guard
