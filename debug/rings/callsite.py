@@ -22,7 +22,18 @@ from distsim.debug.records.frames import Owner, owner, program_frames, steps, to
 from distsim.debug.rings.layout import TABLE_BYTES, TABLE_SITE, W_TABLE_USED, WORDS_AT
 from distsim.debug.rings.writer import RingWriter
 
-__all__ = ["CallSites", "Place", "Standing", "calling", "codes_of", "leave_marks", "standing", "stands", "way_to"]
+__all__ = [
+    "CallSites",
+    "Place",
+    "Standing",
+    "after",
+    "calling",
+    "codes_of",
+    "leave_marks",
+    "standing",
+    "stands",
+    "way_to",
+]
 
 Place = tuple[int, int, str]
 
@@ -66,14 +77,19 @@ class _Outward:
         return self
 
 
-_outward: dict[Way, tuple[_Outward, tuple[CodeType, ...]]] = {}
+class _HalfWay(_Outward):
+    """Left at a frame that may be gone by the next call: nothing but a shorter walk is to depend on it."""
+
+
+_outward: dict[tuple[type[_Outward], Way], tuple[_Outward, tuple[CodeType, ...]]] = {}
 
 
 def way_to(frame: FrameType) -> Way:
-    """Every position on the stack from *frame* outward. Code is told by its id: hashing it would hash its constants."""
+    """Every position on the stack from *frame* outward; the same until one of its frames has gone. Code is told by its
+    id: hashing it would hash its constants."""
     way = _walk(frame)
-    if len(way) > FAR:
-        _leave(frame, way)
+    while len(way) > FAR and _leave(frame, way):
+        way = _walk(frame)
     return tuple(way)
 
 
@@ -86,34 +102,35 @@ def _walk(frame: FrameType) -> list[Any]:
         if walk is bottom:
             break
         left = walk.f_trace
-        if left is not None and type(left) is _Outward:
+        if left is not None and isinstance(left, _Outward):
             way.append(left)
             break
         walk = walk.f_back
     return way
 
 
-def _leave(frame: FrameType, way: Sequence[Any]) -> None:
+def _leave(frame: FrameType, way: Sequence[Any]) -> bool:
     """Leave the outward way half-way: the next walk is half as long, and in the end only what is called anew each time
-    is walked."""
+    is walked. False: nothing can be left there."""
     half = len(way) // 4
     at: FrameType | None = frame
     for _ in range(half):
         at = at.f_back if at is not None else None
     # A generator may be resumed from elsewhere.
     if at is None or at.f_trace is not None or at.f_code.co_flags & RESUMED or sys.gettrace() is not None:
-        return
-    at.f_trace = _mark_of(way[2 * half + 2 :], at.f_back)
+        return False
+    at.f_trace = _mark_of(_HalfWay, way[2 * half + 2 :], at.f_back)
+    return True
 
 
-def _mark_of(way: Sequence[Any], frame: FrameType | None) -> _Outward:
+def _mark_of(kind: type[_Outward], way: Sequence[Any], frame: FrameType | None) -> _Outward:
     """The mark that stands for the way to a frame."""
-    beyond = tuple(way)
+    beyond = kind, tuple(way)
     known = _outward.get(beyond)
     if known is None:
         if len(_outward) >= MOST:
             _outward.clear()
-        known = _outward[beyond] = (_Outward(), codes_of(frame))
+        known = _outward[beyond] = (kind(), codes_of(frame))
     return known[0]
 
 
@@ -123,7 +140,7 @@ def leave_marks(frame: FrameType | None) -> None:
     if sys.gettrace() is not None:
         return
     walked: list[FrameType] = []
-    while frame is not None and frame.f_trace is None:
+    while frame is not None and (frame.f_trace is None or type(frame.f_trace) is _HalfWay):
         walked.append(frame)
         if frame is _bottom:
             break
@@ -131,18 +148,18 @@ def leave_marks(frame: FrameType | None) -> None:
     for at in reversed(walked):
         if not at.f_code.co_flags & RESUMED:
             outer = None if at is _bottom else at.f_back
-            at.f_trace = _mark_of(_walk(outer) if outer is not None else (), outer)
+            at.f_trace = _mark_of(_Outward, _walk(outer) if outer is not None else (), outer)
 
 
 Standing = tuple[tuple[tuple[CodeType, int], ...], _Outward]
 """Code and position of the frames outward from a frame's caller to the first that has a mark, and that mark."""
 
 
-def standing(frame: FrameType) -> Standing | None:
-    """By what `stands` tells a frame again; None: no mark could be left on the way to it."""
+def standing(frame: FrameType, at_least: int = 0) -> Standing | None:
+    """By what `stands` tells a frame again, *at_least* so many frames; None: no mark could be left on the way to it."""
     steps: list[tuple[CodeType, int]] = []
     walk: FrameType = frame
-    while not isinstance(walk.f_trace, _Outward):
+    while type(walk.f_trace) is not _Outward or len(steps) < at_least:
         if walk.f_back is None:
             return None
         walk = walk.f_back
@@ -153,11 +170,17 @@ def standing(frame: FrameType) -> Standing | None:
 def stands(frame: Any, there: Standing) -> bool:
     """Whether the callers of a frame stand as they did, all the way outward."""
     steps, mark = there
+    last = after(frame, steps)
+    return last is not None and last.f_trace is mark
+
+
+def after(frame: Any, steps: Sequence[tuple[CodeType, int]]) -> FrameType | None:
+    """The last of the frames outward from a frame's caller, if they have this code and these positions."""
     for code, position in steps:
         frame = frame.f_back
         if frame is None or frame.f_code is not code or frame.f_lasti != position:
-            return False
-    return frame.f_trace is mark
+            return None
+    return frame  # type: ignore[no-any-return]
 
 
 def codes_of(frame: FrameType | None) -> tuple[CodeType, ...]:

@@ -72,10 +72,10 @@ from distsim.debug.rings.private import create_private
 __all__ = ["RingWriter", "stays"]
 
 
-def stays(body: bytes) -> tuple[bytes, bytes, bytes]:
+def stays(body: bytes) -> tuple[bytes, bytes]:
     """What is the same in the record of a call that is made again, of the body of one."""
-    _, first, _, second, _, third = AGAIN.unpack(body)
-    return first, second, third
+    _, first, _, second, _ = AGAIN.unpack_from(body)
+    return first, second
 
 
 class RingWriter:
@@ -272,7 +272,7 @@ class RingWriter:
 
     def replay(
         self,
-        same: tuple[bytes, bytes, bytes],
+        same: tuple[bytes, bytes],
         seq: int,
         ordinal: int = 0,
         _now: Any = time.monotonic_ns,
@@ -283,7 +283,7 @@ class RingWriter:
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         words = self.words
         words[word] = 0
-        _pack(self.buffer, word * 8 + 8, _now(), same[0], seq, same[1], ordinal, same[2])
+        _pack(self.buffer, word * 8 + 8, _now(), same[0], seq, same[1], ordinal)
         words[word] = words[WORDS_AT // 8] = index + 1
         return index
 

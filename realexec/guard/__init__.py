@@ -11,6 +11,8 @@ __all__ = [
     "fast_path",
     "group",
     "handle",
+    "known",
+    "message_path",
     "method_path",
     "recorder",
     "tensor_checks",

@@ -11,7 +11,7 @@ public function stays the same object, by which torch.compile and `P2POp` know i
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import CellType, FunctionType, NoneType
+from types import CellType, CodeType, FunctionType, NoneType
 from typing import Any
 
 import torch.distributed as dist
@@ -22,10 +22,11 @@ from torch._C._distributed_c10d import Backend
 
 from distsim.realexec.guard.fast_path import MISSED, Public, learn, through
 from distsim.realexec.guard.group import BACKEND_NAMES
+from distsim.realexec.guard.message_path import BARE as MESSAGES
+from distsim.realexec.guard.message_path import FRONTS, HIDDEN, RECV, SEND
 
 __all__ = ["Shortcuts"]
 
-SEND, RECV = Backend.send, Backend.recv
 P2POp = dist.P2POp
 SUM = dist.ReduceOp.SUM
 RedOpType = type(SUM)
@@ -49,7 +50,9 @@ def _listed(name: str, source: Any, out: Any, op: Any, group: Any, async_op: boo
         or async_op is not False
         or type(op) is not (NoneType if name == ALL_GATHER else RedOpType)
         or function_modes()
-        or any(type(tensor) is not Tensor or tensor.is_complex() for tensor in (source, out) if tensor is not None)
+        or type(source) is not Tensor
+        or source.is_complex()
+        or (out is not None and (type(out) is not Tensor or out.is_complex()))
     ):
         return False
     calls.append(C10D["_CollOp"](C10D[name], source, out, op, None))
@@ -200,42 +203,6 @@ def _barrier(long: Public) -> Public:
     return barrier
 
 
-def _send(name: str) -> Callable[[Public], Public]:
-    method, later = SEND, name == "isend"
-
-    def way(long: Public) -> Public:
-        def send(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Any:
-            if type(tag) is not int or not (type(dst) is int or type(group_dst) is int):
-                return long(tensor, dst, group, tag, group_dst)
-            what = (name, dst, group_dst, tag)
-            answer = through(method, what, (tensor,), ([tensor],), (), group, later)
-            if answer is MISSED:
-                return learn(long, (tensor, dst, group, tag, group_dst), what, (tensor,), 1, (), group, later)
-            return answer
-
-        return send
-
-    return way
-
-
-def _recv(name: str) -> Callable[[Public], Public]:
-    method, later = RECV, name == "irecv"
-
-    def way(long: Public) -> Public:
-        def recv(tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> Any:
-            if type(tag) is not int or not (type(src) is int or (later and type(group_src) is int)):
-                return long(tensor, src, group, tag, group_src)
-            what = (name, src, group_src, tag)
-            answer = through(method, what, (tensor,), ([tensor],), (), group, later)
-            if answer is MISSED:
-                return learn(long, (tensor, src, group, tag, group_src), what, (tensor,), 1, (), group, later)
-            return src if answer is None and not later else answer
-
-        return recv
-
-    return way
-
-
 def _batch(long: Public) -> Public:
     """Each operation as `isend` or `irecv` would make it; torch's own checks come before the first."""
     longs: dict[str, Any] = {name: getattr(C10D.get(HIDDEN + name), "long", None) for name in ("isend", "irecv")}
@@ -268,14 +235,6 @@ def _batch(long: Public) -> Public:
     return batch_isend_irecv
 
 
-def isend(tensor, dst=None, group=None, tag=0, group_dst=None):  # type: ignore[no-untyped-def]
-    return _distsim_isend(tensor, dst, group, tag, group_dst)  # type: ignore[name-defined]  # noqa: F821
-
-
-def irecv(tensor, src=None, group=None, tag=0, group_src=None):  # type: ignore[no-untyped-def]
-    return _distsim_irecv(tensor, src, group, tag, group_src)  # type: ignore[name-defined]  # noqa: F821
-
-
 def batch_isend_irecv(p2p_op_list):  # type: ignore[no-untyped-def]
     return _distsim_batch_isend_irecv(p2p_op_list)  # type: ignore[name-defined]  # noqa: F821
 
@@ -289,16 +248,8 @@ WAYS: dict[str, Callable[[Public], Public]] = {
     REDUCE_SCATTER: _reduce_scatter_single,
     "all_to_all_single": _all_to_all_single,
     "barrier": _barrier,
-    "send": _send("send"),
-    "recv": _recv("recv"),
 }
-BARE: dict[str, tuple[Any, Callable[[Public], Public]]] = {
-    "isend": (isend, _send("isend")),
-    "irecv": (irecv, _recv("irecv")),
-    "batch_isend_irecv": (batch_isend_irecv, _batch),
-}
-"""Without decorator: code that calls what it finds in torch's module under `HIDDEN`, and the entrance put there."""
-HIDDEN = "_distsim_"
+BARE = {**MESSAGES, "batch_isend_irecv": (batch_isend_irecv, _batch)}
 
 
 class Shortcuts:
@@ -317,17 +268,29 @@ class Shortcuts:
             if cell is not None:  # else this torch decorates otherwise
                 self._undo.append(_put_back(cell, cell.cell_contents))
                 cell.cell_contents = _opaque(way(cell.cell_contents))
+        for name, (front, way) in FRONTS.items():
+            public, ours = getattr(c10d, name), front.__code__
+            long: Any = getattr(public, "__wrapped__", None)
+            theirs = public.__code__
+            if (
+                theirs.co_freevars == ours.co_freevars
+                and {"_c10d_logger", "_get_msg_dict"} <= public.__globals__.keys()
+                and _takes(long, ours)
+            ):
+                cell = public.__closure__[0]
+                self._undo += [_code_back(public, theirs, None), _put_back(cell, cell.cell_contents)]
+                cell.cell_contents = _opaque(way(long))
+                public.__code__, public.__defaults__ = ours, long.__defaults__
         for name, (bare, way) in BARE.items():
             public, ours = getattr(c10d, name), bare.__code__
             theirs = public.__code__
-            named = theirs.co_varnames[: theirs.co_argcount]
-            if named == ours.co_varnames[: ours.co_argcount] and not theirs.co_freevars:
+            if _takes(public, ours) and not theirs.co_freevars:
                 long = FunctionType(theirs, vars(c10d), name, public.__defaults__)
                 entrance = _opaque(way(long))
                 entrance.long = long
                 setattr(c10d, HIDDEN + name, entrance)
                 public.__code__ = ours
-                self._undo.append(_code_back(public, theirs))
+                self._undo.append(_code_back(public, theirs, public.__defaults__))
 
     def remove(self) -> None:
         while self._undo:
@@ -347,9 +310,15 @@ def _put_back(cell: CellType, original: Any) -> Callable[[], None]:
     return undo
 
 
-def _code_back(public: Any, original: Any) -> Callable[[], None]:
+def _takes(function: Any, ours: CodeType) -> bool:
+    """Whether a function of torch's has the parameters that ours has."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_varnames[: code.co_argcount] == ours.co_varnames[: ours.co_argcount]
+
+
+def _code_back(public: Any, original: Any, defaults: Any) -> Callable[[], None]:
     def undo() -> None:
-        public.__code__ = original
+        public.__code__, public.__defaults__ = original, defaults
         # What is just running keeps the name: a thread may be between our code and the entrance.
 
     return undo

@@ -21,7 +21,6 @@ from sys import _getframe as frame_above
 from sys import exception as exception_on_its_way
 from threading import get_ident
 from time import monotonic_ns
-from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -33,97 +32,27 @@ from torch._C._autograd import _profiler_enabled as profiler_enabled
 from torch.nn import Parameter
 
 from distsim.debug.rings import layout as rings
-from distsim.debug.rings.callsite import Standing, calling, leave_marks, standing, stands, way_to
-from distsim.debug.rings.writer import stays
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.handle import MessageHandle, watched
-from distsim.realexec.guard.recorder import GroupLog, Made
+from distsim.realexec.guard.known import Seen, looks_of, may_be_kept, other, remember
+from distsim.realexec.guard.recorder import GroupLog
 
-__all__ = ["MISSED", "Public", "learn", "looks_of", "may_be_kept", "remember", "through"]
+__all__ = ["MISSED", "Public", "learn", "through"]
 
 C10D = vars(c10d)
-MOST = 4096
-"""Calls that are remembered for a group."""
-OTHERS = 7
-"""Of one key that are looked through: a helper is seldom called from more lines in turn."""
 STRIDED = torch.strided
 FIRST, RECORDS, EACH = rings.RECORDS_AT // 8, rings.RECORDS, rings.RECORD_WORDS
+FLAGS, ENDED = rings.WORD_FLAGS, rings.WORD_COMPLETED
 COUNT = rings.WORDS_AT // 8 + rings.W_COUNT
 pack = rings.AGAIN.pack_into
-LEARNT = frozenset({rings.WAITING, rings.ASYNC, rings.WAITING | rings.P2P_CALL, rings.ASYNC | rings.P2P_CALL})
-"""What a record may say besides that the call is made: no race, no exception on its way, nothing found in its data."""
+FEW = 4
+"""So many asynchronous calls may have ended before a new one looks at them. The heartbeat looks, too, and where the
+caches are cold, as they are in a backward pass, a look takes 20 us."""
 
 MISSED: Any = object()
 """The answer of `again` where the call must take the long way."""
 
 Public = Callable[..., Any]
-
-
-class Seen:
-    """A call as it was recorded the long way."""
-
-    __slots__ = (
-        "code",
-        "done",
-        "end",
-        "expires",
-        "made",
-        "mark",
-        "others",
-        "owned",
-        "print_",
-        "said",
-        "same",
-        "steps",
-        "tail",
-        "thread",
-    )
-
-    def __init__(
-        self,
-        log: GroupLog,
-        made: Made,
-        num_lead: int,
-        said: Any,
-        code: CodeType,
-        there: Standing,
-        others: tuple[Seen, ...],
-    ) -> None:
-        self.thread = made.thread
-        self.same = stays(made.body)
-        flags = made.flags
-        self.done = flags & ~(rings.STATE_MASK | rings.WAITING) | rings.COMPLETED
-        """Flags of the record once the call has ended."""
-        self.tail = made.args[num_lead:]
-        """What torch made of the arguments besides the tensors."""
-        self.said = said
-        """The arguments besides tensors and group."""
-        self.owned = made.owned
-        """A user gets the handle, and is told of one that he drops."""
-        call = made.call
-        self.end = (call.key[0], call.peer, call.tag) if flags & rings.P2P_CALL else None
-        self.made: list[int] = log.ordinals[self.end] if self.end is not None else []
-        self.print_: int = rings.RECORD_BODY.unpack(made.body)[8]
-        """Fingerprint, by which strict ranks compare their calls."""
-        self.expires = int.from_bytes(made.body[5 * 8 : 6 * 8], "little") + rings.PAYLOAD_BYTES // 2
-        """Position of the payload ring from which on the signature must be written anew."""
-        self.steps, self.mark = there
-        """Where the caller stood, as `stands` tells it again."""
-        self.code = code
-        """The caller's, kept alive: its id is in the key."""
-        self.others = others
-        """Of the same key, where the caller was called from elsewhere, or said something else."""
-
-
-def _other(found: Seen, said: Any, caller: FrameType) -> Seen | None:
-    for other in found.others:
-        if _is(other, said, caller):
-            return other
-    return None
-
-
-def _is(seen: Seen, said: Any, caller: FrameType) -> bool:
-    return bool(seen.said == said and seen.thread == get_ident() and stands(caller, (seen.steps, seen.mark)))
 
 
 def through(
@@ -134,21 +63,28 @@ def through(
     said: tuple[Any, ...],
     group: Any,
     later: bool,
+    caller: Any = None,
 ) -> Any:
-    """Make a public function's call the short way: its answer, or MISSED where the call must take the long way; a
-    synchronous call has ended then.
+    """Make a call the short way: its answer, or MISSED where the call must take the long way; a synchronous call has
+    ended then.
 
     *method* of the backend is called with *lead* and what torch makes of the other arguments, *said*. *what* tells
-    calls of one line apart besides the shapes of *tensors*, all there are; the caller goes on if *later*.
+    calls of one line apart besides the shapes of *tensors*, all there are; the caller goes on if *later*. *caller*: who
+    called a method of *group*; None: a public function was called, and who did is to be found.
     """
-    world = C10D["_world"]
-    guard = world._default_pg if group is None else group
+    if caller is None:
+        world = C10D["_world"]
+        guard = world._default_pg if group is None else group
+        if world._pg_coalesce_state:
+            return MISSED
+        try:
+            caller = frame_above(3)  # who called the public function: the entrance and torch's decorator are between
+        except ValueError:
+            return MISSED
+    else:
+        guard = group
     fast = getattr(guard, "fast", None)
-    if fast is None or world._pg_coalesce_state:
-        return MISSED
-    try:
-        caller = frame_above(3)  # who called the public function: the entrance and torch's decorator are between
-    except ValueError:
+    if fast is None:
         return MISSED
     dtype, looks = None, [what, id(caller.f_code), caller.f_lasti]
     for tensor in tensors:
@@ -170,11 +106,11 @@ def through(
     for code, position in seen.steps:
         frame = frame.f_back
         if frame is None or frame.f_code is not code or frame.f_lasti != position:
-            seen = _other(seen, said, caller)
+            seen = other(seen, said, caller)
             break
     else:
         if frame.f_trace is not seen.mark or seen.said != said or seen.thread != get_ident():
-            seen = _other(seen, said, caller)
+            seen = other(seen, said, caller)
     recorder = guard.recorder
     if (
         seen is None
@@ -203,10 +139,10 @@ def through(
     index = next(ring.numbers)
     word, words = FIRST + index % RECORDS * EACH, ring.words
     words[word] = 0
-    first, second, third = seen.same
-    pack(ring.buffer, word * 8 + 8, monotonic_ns(), first, seq, second, ordinal, third)
+    first, second = seen.same
+    pack(ring.buffer, word * 8 + 8, monotonic_ns(), first, seq, second, ordinal)
     words[word] = words[COUNT] = index + 1
-    if recorder.outstanding:
+    if len(recorder.outstanding) > FEW:
         recorder.poll()
     try:
         work = method(fast, *lead, *seen.tail)
@@ -214,6 +150,9 @@ def through(
         recorder.not_issued(log, end, index, error_line(error))
         raise
     if later:  # `watched`, written out
+        if seen.bare:
+            recorder.outstanding[index] = work
+            return work
         if end is None:
             handle = guard.later()
             recorder.outstanding[index] = work
@@ -232,7 +171,9 @@ def through(
         if end is None:
             log.busy = 0
         raise
-    ring.finish_as(index, seen.done)
+    if words[word] == index + 1:  # `ring.finish_as`, written out
+        words[word + ENDED] = monotonic_ns()
+        words[word + FLAGS] = seen.done
     if end is None:
         log.busy = 0
     return None
@@ -259,7 +200,7 @@ def _strictly(
         made = seen.made
         ordinal = made[0] = made[0] + 1
         index = recorder.ring.replay(seen.same, next(log.p2p), ordinal)
-    if recorder.outstanding:
+    if len(recorder.outstanding) > FEW:
         recorder.poll()
     issue = partial(method, guard.fast, *args)
     work = strict.hold_again(guard, end, seen.print_, index, later, tensors, issue)
@@ -286,28 +227,6 @@ def _strictly(
     if end is None:
         log.busy = 0
     return None
-
-
-def looks_of(tensors: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Dtype and shapes of plain tensors on the host; None where one may take another way in torch."""
-    looks = []
-    dtype = None
-    for tensor in tensors:
-        kind = type(tensor)
-        if (
-            (kind is not Tensor and kind is not Parameter)  # a subclass may see to its calls itself
-            or not tensor.is_cpu
-            or tensor.layout is not STRIDED
-            or tensor.is_neg()
-        ):
-            return None
-        if tensor.dtype is not dtype:
-            if dtype is not None:
-                return None
-            dtype = tensor.dtype
-            looks.append(dtype)
-        looks.append(tensor.shape)
-    return tuple(looks)
 
 
 def learn(
@@ -343,38 +262,6 @@ def learn(
         may_be_kept(guard, made, later, caller)
         and all(any(tensor is one for one in same) for tensor in tensors)  # no view of it, as of complex numbers
     ):
-        remember(log, (what, id(caller.f_code), caller.f_lasti, *looks), made, num_lead, said, caller)
+        key = (what, id(caller.f_code), caller.f_lasti, *looks)
+        remember(log, key, made, num_lead, said, caller, guard.recorder.ring.words)
     return answer
-
-
-def may_be_kept(guard: Any, made: Made, later: bool, caller: Any) -> bool:
-    user = calling(caller)
-    return (
-        made.thread == get_ident()
-        and made.flags & ~rings.STATE_MASK in LEARNT
-        and bool(made.flags & rings.ASYNC) == later
-        and not getattr(made.call.key[3], "is_complex", False)
-        and guard.recorder is not None
-        and user is not None
-        and guard.recorder.sites.knows(way_to(user))
-    )
-
-
-def remember(log: GroupLog, key: tuple[Any, ...], made: Made, num_lead: int, said: Any, caller: FrameType) -> None:
-    if len(log.marked) > MOST:
-        log.marked.clear()
-    if key not in log.marked:  # the next call finds marks on the frames that are still there
-        log.marked.add(key)
-        leave_marks(caller)
-        return
-    log.marked.discard(key)
-    there = standing(caller)
-    if there is None:
-        return
-    if len(log.seen) > MOST:
-        log.seen.clear()
-    before = log.seen.get(key)
-    others = () if before is None else (before, *before.others)[:OTHERS]
-    log.seen[key] = Seen(log, made, num_lead, said, caller.f_code, there, others)
-    if before is not None:
-        before.others = ()

@@ -183,7 +183,7 @@ def _method(op: str, name: str, read: Reader) -> Callable[..., Any]:
             and caller is not None
         ):
             body = recorder.ring.template(index)
-            made = Made(threading.get_ident(), said, body, args or tuple(kwargs.values()), owned)
+            made = Made(threading.get_ident(), said, index, body, args or tuple(kwargs.values()), owned)
             if log.last is not None:
                 log.last = made
             elif key is not None:

@@ -228,7 +228,7 @@ class MessageHandle(_Noted):
         return Work
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        # As of a `HostHandle`.
+        # As of a `HostHandle`, and written out again: a call of Python's would cost as much as what the two share.
         self._touched = True
         index = self._index
         words, word = self._recorder.ring.words, FIRST + index % RECORDS * EACH

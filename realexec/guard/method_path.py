@@ -10,17 +10,19 @@ from typing import Any
 import torch.distributed.distributed_c10d as c10d
 
 from distsim.debug.records.arguments import FIELDS, Reader
-from distsim.realexec.guard.fast_path import MISSED, looks_of, may_be_kept, remember, through
+from distsim.realexec.guard.fast_path import MISSED, through
 from distsim.realexec.guard.handle import MessageHandle, MessageWork
+from distsim.realexec.guard.known import BACKWARD, looks_of, may_be_kept, remember
 from distsim.realexec.guard.recorder import Made
 
 __all__ = ["Words", "again", "keep", "words_of"]
 
 C10D = vars(c10d)
 
-Words = Callable[[tuple[int, ...], tuple[Any, ...]], tuple[Sequence[Any], bool, Any]]
-"""Of a group's ranks and a method's arguments: the tensors, whether the caller goes on, what else is said. TypeError,
-ValueError or the like where they are none of the method's, or no backend takes them as they are."""
+Words = Callable[[tuple[int, ...], tuple[Any, ...], bool], tuple[Sequence[Any], bool, Any]]
+"""Of a group's ranks and a method's arguments: the tensors, whether the caller goes on, what else is said.
+The caller is C++ of which it is known that it goes on, if so.
+TypeError, ValueError or the like where they are none of the method's, or no backend takes them as they are."""
 
 
 def words_of(op: str, read: Reader) -> Words:
@@ -29,20 +31,20 @@ def words_of(op: str, read: Reader) -> Words:
     fields = FIELDS[op]
     reduces, rooted = fields.reduces, fields.rooted
 
-    def in_place(ranks: tuple[int, ...], args: tuple[Any, ...]) -> tuple[Sequence[Any], bool, Any]:
+    def in_place(ranks: tuple[int, ...], args: tuple[Any, ...], goes_on: bool) -> tuple[Sequence[Any], bool, Any]:
         tensors, opts = args
         if type(tensors) is not list:
             raise TypeError
-        later = opts.asyncOp is not False
+        later = goes_on or opts.asyncOp is not False
         return tensors, later, (later, hash(opts.reduceOp) if reduces else 0, opts.rootRank if rooted else 0)
 
-    def out_in(ranks: tuple[int, ...], args: tuple[Any, ...]) -> tuple[Sequence[Any], bool, Any]:
+    def out_in(ranks: tuple[int, ...], args: tuple[Any, ...], goes_on: bool) -> tuple[Sequence[Any], bool, Any]:
         output, source, opts = args
         tensors = (*output, *source) if type(output) is list is type(source) else (output, source)
-        later = opts.asyncOp is not False
+        later = goes_on or opts.asyncOp is not False
         return tensors, later, (later, hash(opts.reduceOp) if reduces else 0, opts.rootRank if rooted else 0)
 
-    def other(ranks: tuple[int, ...], args: tuple[Any, ...]) -> tuple[Sequence[Any], bool, Any]:
+    def other(ranks: tuple[int, ...], args: tuple[Any, ...], goes_on: bool) -> tuple[Sequence[Any], bool, Any]:
         call = read(ranks, args, {})
         if not call.direct:
             raise TypeError
@@ -69,12 +71,12 @@ def again(
     """Make a call of a group's method by the short way: its handle, or MISSED; and what to `keep` it by. Synchronous
     ones are torch's own."""
     try:
-        tensors, later, said = words(guard.group_log.ranks, args)
+        tensors, later, said = words(guard.group_log.ranks, args, caller.f_code is BACKWARD)
     except (TypeError, ValueError, AttributeError, LookupError):
         return MISSED, None
     if not (later or caller.f_globals is C10D):
         return MISSED, None
-    answer = through(method, name, tensors, args, said, guard, later)
+    answer = through(method, name, tensors, args, said, guard, later, caller)
     if answer is MISSED:
         return MISSED, (name, tensors, said)
     if answer is None:
@@ -90,4 +92,4 @@ def keep(guard: Any, by: tuple[str, Sequence[Any], Any], made: Made, caller: Fra
     looks = looks_of(tensors)
     if looks is not None and may_be_kept(guard, made, made.call.is_async, caller):
         key = (name, id(caller.f_code), caller.f_lasti, *looks)
-        remember(guard.group_log, key, made, len(made.args), said, caller)
+        remember(guard.group_log, key, made, len(made.args), said, caller, guard.recorder.ring.words)

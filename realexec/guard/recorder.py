@@ -38,6 +38,8 @@ class Made(NamedTuple):
 
     thread: int
     call: Call
+    record: int
+    """Its index in the ring."""
     body: bytes
     """Its record as it was when the call was made."""
     args: tuple[Any, ...]
@@ -68,8 +70,8 @@ class GroupLog:
         """How many messages there were, by operation, peer and tag: lists of one number, which `fast_path` keeps."""
         self.seen: dict[tuple[Any, ...], Any] = {}
         """Calls made before, by line and shape: see `fast_path`."""
-        self.marked: set[tuple[Any, ...]] = set()
-        """Of those that are not kept yet: marks were left on the way to them."""
+        self.marked: dict[tuple[Any, ...], int] = {}
+        """Of those that are not kept yet: marks were left on the way to them. The index of the record."""
         self.last: Made | tuple[()] | None = None
         """The call just made the long way. Empty: `fast_path` wants to know; None: nobody does, and no tensor is to be
         kept alive."""

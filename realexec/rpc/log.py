@@ -48,7 +48,7 @@ class Peer(NamedTuple):
 
 
 Key = tuple[Any, ...]
-Stays = tuple[bytes, bytes, bytes]
+Stays = tuple[bytes, bytes]
 
 
 class Same(NamedTuple):

@@ -20,11 +20,14 @@ from distsim.realexec.guard.callbacks import run_apart
 from distsim.realexec.guard.handle import Handle, HostHandle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 
-__all__ = ["FIRST_SLEEP_S", "LAST_SLEEP_S", "LIFE_CHECK_S", "Deferred", "Watched", "WentOut"]
+__all__ = ["FIRST_SLEEP_S", "LAST_SLEEP_S", "LIFE_CHECK_S", "Deferred", "Watched", "WentOut", "look_out"]
 
 LIFE_CHECK_S = 0.2
 FIRST_SLEEP_S = 20e-6
 LAST_SLEEP_S = 1e-3
+LOOK_S = 300e-6
+"""How long who asks for a future looks for the others: to wake the thread that lets calls out, and its looks in quick
+succession, cost as much."""
 
 
 class Deferred(Handle):
@@ -87,19 +90,23 @@ class Deferred(Handle):
     def _decided(self) -> None:
         with self._lock:
             self.decided = True
+            # These know this handle, and it knows the tensors.
+            self.hasten, self.urge, self.issue = _decided_at_once, _nothing, _nothing
             if self._future is not None:
+                self._future.call = None
                 self._join(self._future)
 
-    def _join(self, target: Any) -> None:
-        """Let *target* end as the call does. Its callbacks are the program's: they may wait for a call that only
-        the thread that is here can let go out, or one of gloo's two threads can carry."""
+    def _join(self, target: HeldFuture) -> None:
+        """Let *target* end as the call does."""
         error = self._error
         if error is not None:
             run_apart(lambda: target.set_exception(error))
         elif self._inner is None:
             run_apart(lambda: target.set_result(None))
+        elif self._device is None:
+            target.follow(self._inner.get_future())
         else:
-            pass_on = _pass_on if self._device is None else partial(_pass_on_device, self._device)
+            pass_on = partial(_pass_on_device, self._device)
             self._inner.get_future().add_done_callback(lambda source: run_apart(lambda: pass_on(source, target)))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -125,6 +132,8 @@ class Deferred(Handle):
 
     def get_future(self) -> Any:
         self._touched = True
+        if not self.decided:
+            self.hasten(LOOK_S)
         with self._lock:
             if self._future is None:
                 inner = self._inner if self.decided else None
@@ -132,7 +141,7 @@ class Deferred(Handle):
                 # it without waiting), and its callbacks keep none of gloo's threads.
                 if inner is not None and (not self._on_host or inner.is_completed()):
                     return super().get_future()
-                self._future = torch.futures.Future(devices=[] if self._device is None else [self._device])
+                self._future = HeldFuture(None if self.decided else self, self._device)
                 self._recorder.ring.mark(self._index, rings.FUTURE)
                 if self.decided:
                     self._join(self._future)
@@ -167,9 +176,60 @@ class WentOut(HostHandle):
                 inner = super().get_future()
                 if self._inner.is_completed():
                     return inner
-                target = self._future = torch.futures.Future()
-                inner.add_done_callback(lambda source: run_apart(lambda: _pass_on(source, target)))
+                self._future = HeldFuture(None, None)
+                self._future.follow(inner)
             return self._future
+
+
+class HeldFuture(torch.futures.Future):
+    """The future of a call that is held, or was. Callbacks that Python hangs on it run apart: they may wait for a call
+    that only the thread that is here can let go out, or one of gloo's two threads can carry."""
+
+    def __init__(self, call: Deferred | None, device: torch.device | None) -> None:
+        super().__init__(devices=[] if device is None else [device])
+        self.call = call
+        """None: it went out, or was refused."""
+        self._lock = threading.Lock()
+        self._called_back = device is not None
+        self._follower = 0
+
+    def follow(self, source: Any) -> None:
+        """End as *source* does."""
+        self._follower = threading.get_ident()
+        source.add_done_callback(self._take)
+
+    def _take(self, source: Any) -> None:
+        with self._lock:
+            if not self._called_back and threading.get_ident() != self._follower:
+                _pass_on(source, self)  # in gloo's own thread
+                return
+        run_apart(lambda: _pass_on(source, self))
+
+    def wait(self) -> Any:
+        call = self.call
+        if call is not None:
+            call.hasten(math.inf)
+        return super().wait()
+
+    def then(self, callback: Any) -> Any:
+        self._called()
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Any) -> None:
+        self._called()
+        super().add_done_callback(callback)
+
+    def _called(self) -> None:
+        with self._lock:
+            self._called_back = True
+
+
+def _decided_at_once(limit_s: float) -> bool:
+    return True
+
+
+def _nothing() -> None:
+    return None
 
 
 def _pass_on(source: Any, target: Any) -> None:
@@ -193,34 +253,32 @@ class Watched(Handle):
     """A send or receive whose other end was not there yet: wait() looks out for it."""
 
     def __init__(
-        self,
-        inner: Any,
-        recorder: Recorder,
-        log: GroupLog,
-        index: int,
-        is_async: bool,
-        on_host: bool,
-        check: Callable[[], bool],
-        gone: Callable[[], bool],
+        self, made: tuple[Any, Recorder, GroupLog, int, bool, bool], check: Callable[[], bool], gone: Callable[[], bool]
     ) -> None:
-        super().__init__(inner, recorder, log, index, is_async, on_host, False, p2p=True)
+        """*made*: what a `Handle` is made of."""
+        super().__init__(*made, owned=False, p2p=True)
         self._check = check
         self._gone = gone
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if self._is_async:
             self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
-        sleep_s = FIRST_SLEEP_S
-        checked = began = time.monotonic()
-        while not self._check():
-            time.sleep(sleep_s)
-            sleep_s = min(sleep_s * 1.3, LAST_SLEEP_S / 4)
-            now = time.monotonic()
-            if now - checked > LIFE_CHECK_S:
-                checked = now
-                if self._gone():
-                    self._check()  # what it said before it ended, if that was a moment ago
-                    break
-                if timeout and now - began > timeout.total_seconds():
-                    break
+        look_out(self._check, self._gone, timeout.total_seconds() if timeout else math.inf)
         return super().wait(timeout)
+
+
+def look_out(check: Callable[[], bool], gone: Callable[[], bool], limit_s: float) -> None:
+    """Wait until *check* says that the other end of a message is there, or it is *gone*."""
+    sleep_s = FIRST_SLEEP_S
+    checked = began = time.monotonic()
+    while not check():
+        time.sleep(sleep_s)
+        sleep_s = min(sleep_s * 1.3, LAST_SLEEP_S / 4)
+        now = time.monotonic()
+        if now - checked > LIFE_CHECK_S:
+            checked = now
+            if gone():
+                check()  # what it said before it ended, if that was a moment ago
+                return
+            if now - began > limit_s:
+                return

@@ -6,8 +6,10 @@ learns it in wait().
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import lru_cache
+from datetime import timedelta
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +22,12 @@ from distsim.debug.records.kinds import Kind
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.debug.words.phrases import place
-from distsim.realexec.guard.handle import Handle
+from distsim.realexec.guard.handle import Handle, MessageHandle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
-from distsim.realexec.strict.deferred import Watched
+from distsim.realexec.strict.deferred import Watched, look_out
 from distsim.realexec.strict.peers import Neighbour, Peers
 
-__all__ = ["Messages", "payload_print"]
+__all__ = ["LooksOut", "Messages", "payload_print"]
 
 
 class _Line(NamedTuple):
@@ -39,6 +41,20 @@ class _Line(NamedTuple):
     """The same of the other end, where this one sends."""
     row: int
     neighbour: Neighbour
+
+
+class LooksOut(MessageHandle):
+    """The handle of a message whose other end was not there yet: wait() looks out for it."""
+
+    __slots__ = ("_messages", "_shown")
+    _messages: Messages
+    _shown: tuple[_Line, int, int]
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._touched = True
+        self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
+        self._messages.look_out(*self._shown, self._index, timeout.total_seconds() if timeout else math.inf)
+        return super().wait(timeout)
 
 
 class Messages:
@@ -77,43 +93,69 @@ class Messages:
         issue: Callable[[], Any],
     ) -> Handle | None:
         """`hold` for the message number *ordinal* of an operation, peer and tag."""
-        line = self._lines.get((log.key, *end))
-        if line is None:
-            line = self._find(log, end)
-            if line is None:
-                return None
-        if line.any_here is not None and line.any_here in self._rows:
-            return None  # messages of this tag went to receives from any source, too: nobody knows which
-        self._recorder.ring.publish(line.row, ordinal, print_, index)
-        neighbour, theirs = line.neighbour, line.theirs
-        answer = neighbour.said(theirs, ordinal)
-        if answer is not None and answer[0] == print_:
-            return None
-
-        def check() -> bool:
-            """Whether the other end is there; raises where it is of another size or dtype."""
-            answer = neighbour.said(theirs, ordinal)
-            if answer is None and neighbour.passed(theirs, ordinal):
-                return True  # it ran far ahead, and what it said of this one is overwritten
-            if line.any_there is not None and neighbour.said(line.any_there, 1) is not None:
-                return True
-            if answer is None:
-                return False
-            if answer[0] != print_:
-                error = self._disagreement(
-                    self._record(line.mine, ordinal, index),
-                    neighbour.record(theirs, ordinal, answer[1]),
-                    neighbour,
-                    ordinal,
-                )
-                self._recorder.ring.fail(index, error_line(error))
-                raise error
-            return True
-
-        if check():
+        line = self.line(log, end)
+        if line is None or not self.first(line, ordinal, print_, index):
             return None
         work = issue()
-        return Watched(work, self._recorder, log, index, is_async, on_host, check, neighbour.gone)
+        check = partial(self.check, line, ordinal, print_, index)
+        return Watched((work, self._recorder, log, index, is_async, on_host), check, line.neighbour.gone)
+
+    def line(self, log: GroupLog, end: tuple[str, int, int]) -> _Line | None:
+        """Where the messages of an operation, peer and tag are shown; None: there is nobody to compare with."""
+        return self._lines.get((log.key, *end)) or self._find(log, end)
+
+    def first(self, line: _Line, ordinal: int, print_: int, index: int) -> bool:
+        """Show a message; whether its other end is still to come. Raises as `check` does."""
+        if line.any_here is not None and line.any_here in self._rows:
+            return False  # messages of this tag went to receives from any source, too: nobody knows which
+        self._recorder.ring.publish(line.row, ordinal, print_, index)
+        answer = line.neighbour.said(line.theirs, ordinal)
+        if answer is not None and answer[0] == print_:
+            return False
+        return not self.check(line, ordinal, print_, index)
+
+    def check(self, line: _Line, ordinal: int, print_: int, index: int) -> bool:
+        """Whether the other end of a message is there; raises where it is of another size or dtype."""
+        neighbour, theirs = line.neighbour, line.theirs
+        answer = neighbour.said(theirs, ordinal)
+        if answer is None and neighbour.passed(theirs, ordinal):
+            return True  # it ran far ahead, and what it said of this one is overwritten
+        if line.any_there is not None and neighbour.said(line.any_there, 1) is not None:
+            return True
+        if answer is None:
+            return False
+        if answer[0] != print_:
+            error = self._disagreement(
+                self._record(line.mine, ordinal, index),
+                neighbour.record(theirs, ordinal, answer[1]),
+                neighbour,
+                ordinal,
+            )
+            self._recorder.ring.fail(index, error_line(error))
+            raise error
+        return True
+
+    def again(
+        self, log: GroupLog, seen: Any, ordinal: int, index: int, tensor: torch.Tensor
+    ) -> tuple[_Line, int, int] | None:
+        """`first` for a message like one before, *seen*; None: it may be waited for like any."""
+        line = seen.line
+        if line is None:
+            line = seen.line = self.line(log, seen.end)
+            seen.payload = payload_print(tensor.shape, tensor.dtype)
+            if line is None:
+                return None
+        return (line, ordinal, seen.payload) if self.first(line, ordinal, seen.payload, index) else None
+
+    def handle(self, shown: tuple[_Line, int, int]) -> LooksOut:
+        """Of a message whose other end is to come."""
+        handle = LooksOut()
+        handle._messages, handle._shown = self, shown
+        return handle
+
+    def look_out(self, line: _Line, ordinal: int, print_: int, index: int, limit_s: float = math.inf) -> None:
+        """Wait until the other end of a message is there, or will never be."""
+        look_out(partial(self.check, line, ordinal, print_, index), line.neighbour.gone, limit_s)
 
     def _find(self, log: GroupLog, end: tuple[str, int, int]) -> _Line | None:
         """None: nobody to compare with."""

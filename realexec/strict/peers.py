@@ -20,6 +20,8 @@ from distsim.debug.rings.reader import RingReader
 
 __all__ = ["Neighbour", "Peers", "StorePeer"]
 
+ROWS_END = rings.MEETING_AT // 8 + rings.MEETING_GROUPS * rings.MEETING_WORDS
+
 
 class Neighbour:
     """A rank of this host: its ring is mapped and its rows are read in place."""
@@ -31,6 +33,8 @@ class Neighbour:
             self._map = mmap.mmap(file.fileno(), rings.file_bytes(), access=mmap.ACCESS_READ)
         self.words = memoryview(self._map).cast("Q")
         self._rows: dict[str, int] = {}
+        self._sought: dict[str, tuple[int, int]] = {}
+        """Of names that it has no row for: where the next look begins (rows are only added), and the hash."""
         self._reader: RingReader | None = None
 
     def said(self, name: str, seq: int) -> tuple[int, int] | None:
@@ -53,15 +57,13 @@ class Neighbour:
         return row is not None and self.words[row + 1 + (seq % rings.MEETING_WINDOW) * 3] > seq
 
     def _find(self, name: str) -> int | None:
-        wanted = rings.name_hash(name)
-        base = rings.MEETING_AT // 8
-        for place in range(rings.MEETING_GROUPS):
-            row = base + place * rings.MEETING_WORDS
-            if self.words[row] == wanted:
+        row, wanted = self._sought.get(name) or (rings.MEETING_AT // 8, rings.name_hash(name))
+        while row < ROWS_END and (found := self.words[row]):
+            if found == wanted:
                 self._rows[name] = row
                 return row
-            if self.words[row] == 0:
-                return None
+            row += rings.MEETING_WORDS
+        self._sought[name] = row, wanted
         return None
 
     def record(self, name: str, seq: int, index: int) -> CallRecord | None:

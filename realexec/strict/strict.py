@@ -32,6 +32,9 @@ __all__ = ["Strict"]
 
 AHEAD = rings.MEETING_WINDOW // 2
 """Asynchronous calls of a group that may be shown before they went out; beyond it they queue unseen."""
+AT_ONCE_S = 50e-6
+"""How long an asynchronous call looks for its members before it is held: holding one costs as much, and the thread that
+lets it out more."""
 DEFAULT_TIMEOUT_S = 1800.0
 DOZE_S = 0.25
 """A program that makes asynchronous calls makes more: so long the thread looks by itself, and nobody need wake it."""
@@ -55,7 +58,7 @@ class Strict:
         self._peers = peers
         self._rank = recorder.ring.rank
         self._queues: dict[int, Queue] = {}
-        self._messages = Messages(recorder, peers)
+        self.messages = Messages(recorder, peers)
         self._lock = threading.Condition()
         self._busy: list[Queue] = []
         self._thread: threading.Thread | None = None
@@ -96,7 +99,7 @@ class Strict:
         op = said.key[0]
         log: GroupLog = guard.group_log
         if op in ("send", "recv"):
-            return self._messages.hold(guard, said, index, is_async, issue)
+            return self.messages.hold(guard, said, index, is_async, issue)
         if len(log.ranks) == 1 or self._over or _is_refused(said, len(log.ranks)):
             return None
         queue = self._queue(log, guard)
@@ -145,7 +148,7 @@ class Strict:
         log: GroupLog = guard.group_log
         if end is not None:
             payload = payload_print(tensors[0].shape, tensors[0].dtype)
-            return self._messages.meet(log, end, log.ordinals[end][0], payload, index, later, True, issue)
+            return self.messages.meet(log, end, log.ordinals[end][0], payload, index, later, True, issue)
         queue, number = self._queues[id(log)], self._recorder.ring.number(index)
         if later and not self._over:
             if self._goes_at_once(queue, number, print_, index, None):
@@ -161,12 +164,17 @@ class Strict:
         return None
 
     def _goes_at_once(self, queue: Queue, seq: int, print_: int, index: int, said: Call | None) -> bool:
-        """Show an asynchronous call where none waits before it; whether all members have made the same already."""
+        """Show an asynchronous call where none waits before it; whether all members have made the same already, or do
+        in a moment."""
         if queue.waiting or queue.remote or queue.row is None:
             return False
         self._recorder.ring.publish(queue.row, seq, print_, index)
-        answers = queue.arrived(seq)
-        if answers is None or not queue.equal(print_, answers):
+        until = time.monotonic() + AT_ONCE_S
+        while (answers := queue.arrived(seq)) is None:
+            if time.monotonic() > until:
+                return False
+            os.sched_yield()
+        if not queue.equal(print_, answers):
             return False
         queue.done = seq
         return True

@@ -1,0 +1,175 @@
+"""torch.distributed's functions for messages, as entrances to the short way.
+
+It is `fast_path.through` for one tensor and one peer, written out in one function: a message of a few bytes costs gloo
+a third of what a collective does, so every call and every list of Python's is felt. What public functions run in place
+of their own code is here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from sys import _getframe as frame_above
+from sys import exception as exception_on_its_way
+from threading import get_ident
+from time import monotonic_ns
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C import _len_torch_function_stack as function_modes
+from torch._C._autograd import _profiler_enabled as profiler_enabled
+from torch._C._distributed_c10d import Backend
+from torch.nn import Parameter
+
+from distsim.debug.rings import layout as rings
+from distsim.debug.words.error_text import error_line
+from distsim.realexec.guard.fast_path import COUNT, FEW, STRIDED, Public, learn, pack
+from distsim.realexec.guard.handle import MessageHandle
+from distsim.realexec.guard.known import other
+
+__all__ = ["BARE", "FRONTS", "HIDDEN", "RECV", "SEND", "posts"]
+
+SEND, RECV = Backend.send, Backend.recv
+C10D = vars(c10d)
+FIRST, RECORDS, EACH = rings.RECORDS_AT // 8, rings.RECORDS, rings.RECORD_WORDS
+FLAGS, ENDED = rings.WORD_FLAGS, rings.WORD_COMPLETED
+HIDDEN = "_distsim_"
+
+
+def posts(name: str) -> Callable[[Public], Public]:
+    """`send`, `recv`, `isend` or `irecv`."""
+    later, receives = name.startswith("i"), name.endswith("recv")
+    method = RECV if receives else SEND
+    by_group = name != "recv"
+    """The backend is told of the group's own rank as it was given; `recv` answers with the global one."""
+
+    def way(long: Public) -> Public:
+        def post(tensor: Any, peer: Any, group: Any, tag: Any, group_peer: Any) -> Any:
+            if type(tag) is not int or not (type(peer) is int or (by_group and type(group_peer) is int)):
+                return long(tensor, peer, group, tag, group_peer)
+            world = C10D["_world"]
+            guard = world._default_pg if group is None else group
+            fast, kind = getattr(guard, "fast", None), type(tensor)
+            what = (name, peer, group_peer, tag)
+            seen: Any = None
+            if (
+                fast is not None
+                and (kind is Tensor or kind is Parameter)
+                and tensor.is_cpu
+                and tensor.layout is STRIDED
+                and not tensor.is_neg()
+                and not world._pg_coalesce_state
+            ):
+                caller: Any = frame_above(1).f_back  # who called the public function
+                if caller is not None:
+                    log = guard.group_log
+                    seen = log.seen.get((what, id(caller.f_code), caller.f_lasti, tensor.dtype, tensor.shape))
+            if seen is not None:
+                frame: Any = caller
+                for code, position in seen.steps:
+                    frame = frame.f_back
+                    if frame is None or frame.f_code is not code or frame.f_lasti != position:
+                        seen = other(seen, (), caller)
+                        break
+                else:
+                    if frame.f_trace is not seen.mark or seen.thread != get_ident():
+                        seen = other(seen, (), caller)
+            recorder = None if seen is None else guard.recorder
+            if (
+                recorder is None  # not known, or the guard was taken off
+                or log.busy
+                or log.last is not None
+                or seen.expires <= (ring := recorder.ring).payload_end
+                or exception_on_its_way() is not None
+                or function_modes()
+                or dispatch_modes()
+                or profiler_enabled()
+            ):
+                args = (tensor, peer, group, tag, group_peer)
+                return learn(long, args, what, (tensor,), 1, (), group, later)
+            made = seen.made
+            ordinal = made[0] = made[0] + 1
+            index = next(ring.numbers)
+            word, words = FIRST + index % RECORDS * EACH, ring.words
+            words[word] = 0
+            first, second = seen.same
+            pack(ring.buffer, word * 8 + 8, monotonic_ns(), first, next(log.p2p), second, ordinal)
+            words[word] = words[COUNT] = index + 1
+            if len(recorder.outstanding) > FEW:
+                recorder.poll()
+            strict = guard.strict
+            shown = None if strict is None else strict.messages.again(log, seen, ordinal, index, tensor)
+            try:
+                work = method(fast, [tensor], *seen.tail)
+            except BaseException as error:
+                recorder.not_issued(log, seen.end, index, error_line(error))
+                raise
+            if later:
+                handle: MessageHandle = MessageHandle() if shown is None else strict.messages.handle(shown)
+                handle._inner = work
+                handle._recorder = recorder
+                handle._group_log = log
+                handle._index = index
+                handle._touched = not seen.owned
+                return handle
+            try:
+                if shown is not None:
+                    strict.messages.look_out(*shown, index)
+                work.wait()
+            except BaseException as error:
+                ring.fail(index, error_line(error))
+                raise
+            if words[word] == index + 1:
+                words[word + ENDED] = monotonic_ns()
+                words[word + FLAGS] = seen.done
+            return peer if receives else None
+
+        return post
+
+    return way
+
+
+def isend(tensor, dst=None, group=None, tag=0, group_dst=None):  # type: ignore[no-untyped-def]
+    return _distsim_isend(tensor, dst, group, tag, group_dst)  # type: ignore[name-defined]  # noqa: F821
+
+
+def irecv(tensor, src=None, group=None, tag=0, group_src=None):  # type: ignore[no-untyped-def]
+    return _distsim_irecv(tensor, src, group, tag, group_src)  # type: ignore[name-defined]  # noqa: F821
+
+
+BARE: dict[str, tuple[Any, Callable[[Public], Public]]] = {
+    "isend": (isend, posts("isend")),
+    "irecv": (irecv, posts("irecv")),
+}
+"""Without decorator: code that calls what it finds in torch's module under `HIDDEN`, and the entrance put there."""
+
+
+def _send(func: Any) -> Any:
+    def send(tensor, dst=None, group=None, tag=0, group_dst=None):  # type: ignore[no-untyped-def]
+        try:
+            return func(tensor, dst, group, tag, group_dst)
+        except Exception as error:
+            _c10d_logger.debug({**_get_msg_dict("send", group=group), "error": f"{error}"})  # type: ignore[name-defined]  # noqa: F821
+            raise
+
+    return send
+
+
+def _recv(func: Any) -> Any:
+    def recv(tensor, src=None, group=None, tag=0, group_src=None):  # type: ignore[no-untyped-def]
+        try:
+            return func(tensor, src, group, tag, group_src)
+        except Exception as error:
+            _c10d_logger.debug({**_get_msg_dict("recv", group=group), "error": f"{error}"})  # type: ignore[name-defined]  # noqa: F821
+            raise
+
+    return recv
+
+
+FRONTS: dict[str, tuple[Any, Callable[[Public], Public]]] = {
+    "send": (_send(None), posts("send")),
+    "recv": (_recv(None), posts("recv")),
+}
+"""With torch's decorator: code that does the same (it notes an error in torch's log) and packs no arguments, and the
+entrance put into its cell."""
