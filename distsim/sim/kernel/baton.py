@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Baton"]
+from distsim.errors import UsageError
+
+__all__ = ["Baton", "begin_thread"]
 
 _SEMAPHORE_BYTES = 64
 """More than any libc's `sem_t` (glibc: 32)."""
@@ -82,3 +84,15 @@ class Baton:
         at = _monotonic_ns() + int(seconds * 1e9)
         moment = _Moment(at // 1_000_000_000, at % 1_000_000_000)
         return not self._wait_until(self._at, time.CLOCK_MONOTONIC, ctypes.byref(moment))
+
+
+def begin_thread(run: Callable[[], None], wanted: int) -> None:
+    """Raises UsageError where there is no room for a thread more; *wanted*: how many shall live at a time."""
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError:
+        raise UsageError(
+            f"each simulated rank is a thread, {wanted:,} in all, and this machine gives no more of them: raise its "
+            "limits (ulimit -u, ulimit -v, /proc/sys/kernel/threads-max, a container's pids), or simulate fewer ranks "
+            "(--nproc-per-node)"
+        ) from None

@@ -19,7 +19,7 @@ from typing import Any
 import simpy
 
 from distsim.debug.records import CallWait, HostWait, Wait
-from distsim.sim.kernel.baton import Baton
+from distsim.sim.kernel.baton import Baton, begin_thread
 from distsim.sim.kernel.polls import Nap
 from distsim.sim.kernel.scheduler import Expired, Owner, Request, Scheduler, Unwind
 from distsim.sim.kernel.tracing import take_up_tracing
@@ -83,6 +83,7 @@ class Task:
         """What the kernel calls its thread, once it runs."""
         self.finished = False
         self.abandoned = False
+        self._has_thread = False
         self.done: simpy.Event = world.env.event()
         self.debt_s = 0.0
         """Compute time this thread has used up and the world has not yet seen."""
@@ -257,7 +258,8 @@ class Task:
         yield env.timeout(0)
         if self.finished:
             return
-        _thread.start_new_thread(self._thread_main, ())
+        begin_thread(self._thread_main, self.world.live_tasks)
+        self._has_thread = True
         throw: BaseException | None = None
         while self.resume(throw):
             throw = None
@@ -352,6 +354,8 @@ class Task:
     def end(self, unwind: Unwind) -> None:
         """Make the thread unwind now, whatever it waits for. Used when its process or the world ends."""
         self.doom = unwind
+        if not self._has_thread:
+            self.cancel()
         for _ in range(10_000):
             if not self.resume(unwind):
                 if not self.done.triggered:
