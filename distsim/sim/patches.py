@@ -22,7 +22,7 @@ from distsim.sim.device.hooks import accepted, tested
 from distsim.sim.isolation.clock import clock_patches, datetime_clock
 from distsim.sim.isolation.effects import socket_patches
 from distsim.sim.isolation.environ import environ_patches
-from distsim.sim.isolation.logs import forget_levels, log_patches
+from distsim.sim.isolation.logs import forget_levels, log_patches, outlive_threads
 from distsim.sim.isolation.modules.modules import RankModules, decide, import_patches
 from distsim.sim.isolation.modules.patch_table import Patch, PatchTable
 from distsim.sim.isolation.output import StreamProxy
@@ -65,6 +65,7 @@ def simulation(gpus: bool) -> Iterator[Host]:
         register_backend()
         modules = RankModules()
         decide(modules)
+        outlive_threads()
         forget_levels()
         all_patches()
         _TABLE.put(give_locks)

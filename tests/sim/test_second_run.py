@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
 import os
@@ -112,6 +113,31 @@ def test_a_logger_made_since_answers_each_rank_for_itself() -> None:
     for name in ("made_before_the_first", "made_since"):
         logging.getLogger(name)
         assert distsim.simulate(body, args=(name,), nproc_per_node=2).results == [False, True]
+
+
+def test_the_logger_of_a_module_that_all_share_is_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was its first importer's: to other ranks, and in the next run, its name meant a logger that nobody uses."""
+    name = "torch.distributed.elastic.timer.local_timer"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(logging.Logger.manager.loggerDict, name, raising=False)
+
+    def body() -> bool:
+        module = importlib.import_module(name)
+        logging.getLogger(name).setLevel(logging.DEBUG if os.environ["RANK"] != "0" else logging.ERROR)
+        time.sleep(1)
+        return logging.getLogger(name) is module.logger and module.logger.isEnabledFor(logging.INFO)
+
+    assert [distsim.simulate(body, nproc_per_node=3).results for _ in range(2)] == [[False, True, True]] * 2
+
+
+def test_what_a_dying_thread_lets_go_of_in_torch_is_kept() -> None:
+    """torch's C++ holds this logger once for each thread and drops it without Python's lock: as the last reference, or
+    beside another rank's count, that ended the whole process (once in 600 runs with DTensors)."""
+
+    def body() -> int:
+        return sys.getrefcount(logging.getLogger("torch.distributed.tensor._dispatch"))
+
+    assert min(distsim.simulate(body, nproc_per_node=2).results) > 5_000
 
 
 def test_a_name_that_means_something_else_by_now_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

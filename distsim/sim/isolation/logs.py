@@ -1,18 +1,21 @@
 """`logging` per simulated process: the root logger, the loggers it makes, its handlers.
 
-Loggers of installed packages, made before the simulation, are shared like the packages
-themselves; the first process that configures one gives it a state of its own in every process.
+Loggers of the packages that all processes share are shared like these, whether they were imported before the
+simulation or by one of its processes; one that configures such a logger gives it a state of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 from collections import ChainMap
+from collections.abc import Iterator
 from typing import Any
 
 from distsim.sim.kernel.task import current_process
 
-__all__ = ["LogState", "forget_levels", "log_patches"]
+__all__ = ["LogState", "forget_levels", "log_patches", "made_for_all", "outlive_threads"]
 
 _manager = logging.Logger.manager
 _module: dict[str, Any] = vars(logging)
@@ -27,6 +30,36 @@ class _NoMemory(dict[int, bool]):
         pass
 
 
+class _Importing(threading.local):
+    shared = False
+    """The thread imports a module that all processes share."""
+
+
+_importing = _Importing()
+
+
+@contextlib.contextmanager
+def made_for_all(shared: bool) -> Iterator[None]:
+    """The loggers that the calling thread makes meanwhile are everybody's, or, within that, its process' own again."""
+    before, _importing.shared = _importing.shared, shared
+    try:
+        yield
+    finally:
+        _importing.shared = before
+
+
+class _Loggers(ChainMap[str, Any]):
+    """A process' own by name, before those of the surrounding program."""
+
+    def __setitem__(self, name: str, logger: Any) -> None:
+        if _importing.shared:
+            if isinstance(logger, logging.Logger):
+                logger._cache = _NoMemory()  # type: ignore[attr-defined]
+            self.maps[-1][name] = logger
+        else:
+            self.maps[0][name] = logger
+
+
 class LogState:
     """The logging module as one process left it."""
 
@@ -35,7 +68,7 @@ class LogState:
         root.update(handlers=list(logging.root.handlers), filters=list(logging.root.filters), _cache={})
         self.root = root
         self.manager = dict(_manager.__dict__)
-        self.manager["loggerDict"] = ChainMap({}, _manager.loggerDict)
+        self.manager["loggerDict"] = _Loggers({}, _manager.loggerDict)
         self.handlers: Any = logging._handlers.copy()  # type: ignore[attr-defined]
         self.handler_list: list[Any] = list(logging._handlerList)  # type: ignore[attr-defined]
         self._found = list(self.handler_list)
@@ -85,6 +118,22 @@ class LogState:
         state.update(handlers=list(logger.handlers), filters=list(logger.filters), _cache={})
         self.shared[logger] = logger.__dict__
         logger.__dict__ = state
+
+
+_LOST_AT_MOST = 10_000
+"""More than there will be ranks that end at the moment when another counts the same object."""
+_kept: list[object] = []
+
+
+def outlive_threads() -> None:
+    """Before the first rank begins: what torch's C++ lets go of as a thread dies is never the last reference.
+
+    `dtensor_dispatch_logger` and `logging_DEBUG` are `thread_local py::object`s (torch 2.13,
+    torch/csrc/autograd/python_variable.cpp), destroyed after Python has let the thread go: their counts of references
+    fall without the lock that guards them, beside whichever rank runs. The last reference, or a count that is lost so,
+    frees an object without Python, and the process dies of it. The logger is everybody's here, never a rank's."""
+    if not _kept:
+        _kept.extend([logging.getLogger("torch.distributed.tensor._dispatch"), logging.DEBUG] * _LOST_AT_MOST)
 
 
 _forgetful: list[Any] = []

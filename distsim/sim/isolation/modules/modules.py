@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from distsim.sim.isolation.logs import made_for_all
 from distsim.sim.isolation.modules.absent import stand_in
 from distsim.sim.isolation.modules.module_body import ModuleBodies
 from distsim.sim.isolation.modules.module_table import SharedImports
@@ -162,6 +163,10 @@ class RankModules:
         elif isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
             spec.loader = self._extensions.setdefault(fullname, _OnceLoader(spec.loader))
 
+    def is_shared(self, fullname: str) -> bool:
+        """Whether the module that was found as *fullname* is there once for all processes."""
+        return not self._own.get(fullname, True)
+
     def _is_own(self, fullname: str, spec: importlib.machinery.ModuleSpec) -> bool:
         parent = fullname.rpartition(".")[0]
         if isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
@@ -214,12 +219,15 @@ def import_patches() -> list[tuple[Any, str, Any]]:
         return real_lock(name) if process is None else real_lock(f"{name}@{process.index}")
 
     def exec_module(self: Any, module: ModuleType) -> None:
-        path = str(getattr(self, "path", ""))
-        if current_process() is None or not path.startswith(_SITE):
+        if current_process() is None:
             real_run(self, module)
-        else:
-            name = module.__name__
-            _deciding[0].bodies.run(module, path, lambda: self.get_code(name), lambda: self.get_source(name))
+            return
+        path, name = str(getattr(self, "path", "")), module.__name__
+        with made_for_all(_deciding[0].is_shared(name)):
+            if path.startswith(_SITE):
+                _deciding[0].bodies.run(module, path, lambda: self.get_code(name), lambda: self.get_source(name))
+            else:
+                real_run(self, module)
 
     return [
         (bootstrap, "_find_spec", find_spec),
