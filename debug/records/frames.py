@@ -16,7 +16,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from types import FrameType, TracebackType
@@ -30,6 +30,7 @@ __all__ = [
     "Owner",
     "absolute",
     "defined_at",
+    "installed_here",
     "is_ours",
     "owner",
     "packaged",
@@ -62,6 +63,7 @@ class Owner(enum.IntEnum):
 TYPED = ("<string>", "<stdin>", "<console>", "<ipython-input-", "<python-input-", "<doctest ", "<torch_package_")
 """Names of code that a user gave without a file; other names in brackets belong to generated code."""
 INSTALLED = ("/site-packages/", "/dist-packages/")
+PIPS_TORCH = re.compile(r"torch-[^-]+\.dist-info")
 STDLIB = re.compile(r"/lib(64)?/python3\.\d+/")
 TORCH_ABROAD = re.compile(r"/torch/(distributed|nn|optim|autograd|utils|_\w+|(functional|serialization|storage)\.py)")
 """torch's own files in a dump of another machine, where it may lie anywhere."""
@@ -112,15 +114,22 @@ def _standard() -> tuple[str, ...]:
     return tuple(sorted({paths[place].rstrip("/") + "/" for place in ("stdlib", "platstdlib")}))
 
 
-def _installed() -> tuple[str, ...]:
+@lru_cache(maxsize=1)
+def installed_here() -> tuple[str, ...]:
+    """Folders of installed packages: this environment's, those of another one that a .pth file or PYTHONPATH has
+    brought onto the path, and the one in which torch lies beside what pip wrote of it (`pip install --target`)."""
     paths = sysconfig.get_paths()
     folders = {paths["purelib"], paths["platlib"], site.getusersitepackages(), *site.getsitepackages()}
+    folders.update(os.path.abspath(place) for place in sys.path if f"{place.rstrip('/')}/".endswith(INSTALLED))
+    if (file := _torch_file()) is not None:
+        above = os.path.dirname(os.path.dirname(file))
+        with suppress(OSError):  # in an archive
+            folders.update(above for name in os.listdir(above) if PIPS_TORCH.fullmatch(name))
     return tuple(sorted(folder.rstrip("/") + "/" for folder in folders))
 
 
 OURS = _ours()
 STANDARD = _standard()
-INSTALLED_HERE = _installed()
 SCRIPTS = sysconfig.get_path("scripts").rstrip("/") + "/"
 """Console scripts of installed packages: a few lines that call them."""
 
@@ -151,7 +160,7 @@ def _decide(file: str, abroad: bool) -> Owner:
         return Owner.LIBRARY
     if path.startswith(_machines) or (abroad and TORCH_ABROAD.search(path)):
         return Owner.MACHINERY
-    if path.startswith(INSTALLED_HERE) or any(part in path for part in INSTALLED):
+    if path.startswith(installed_here()) or any(part in path for part in INSTALLED):
         return Owner.MACHINERY if path.endswith("/typing_extensions.py") else Owner.LIBRARY
     if path.startswith(STANDARD) or (abroad and STDLIB.search(path)):
         return Owner.MACHINERY

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 from collections.abc import Iterable, Iterator
 
 import pytest
 
-import distsim
+from distsim.debug.records.frames import Owner, owner
 from distsim.text.github import error_line
 
 __all__ = ["error_lines", "in_library", "place"]
 
-_LIBRARIES = tuple(
-    os.path.join(os.path.abspath(folder), "")
-    for folder in (os.path.dirname(distsim.__file__), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
-)
-"""Where nobody looks for what is wrong with a test."""
-
 
 def in_library(file: str) -> bool:
     """Whether *file* is Python's, distsim's or some other package's."""
-    return os.path.abspath(file).startswith(_LIBRARIES)
+    return owner(os.path.abspath(file)) is not Owner.USER
 
 
 def place(item: pytest.Item, report: pytest.TestReport) -> tuple[str, int]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.machinery
 import json
+import os
 import string
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from sim.running import HEAD, Scripts
 
+from distsim.debug.records.frames import installed_here
 from distsim.sim.isolation.modules import modules
 from distsim.sim.isolation.modules.modules import RankModules, _needed
 
@@ -304,3 +307,26 @@ def test_what_the_operating_system_says_is_no_word_of_a_registry(
     ran = script(HEAD + "dist.barrier()\nimport cached\n")
     assert ran.outcome.exit_code == 1
     assert [(failure.ranks, failure.type) for failure in ran.outcome.failures] == [((1,), "FileExistsError")]
+
+
+@pytest.mark.slow
+def test_packages_that_another_folder_brings(tmp_path: Path) -> None:
+    """Packages of `pip install --target`, of a layered environment, of a build tool: torch, numpy and pytest lie where
+    this Python installs nothing, and are shared all the same."""
+    deps, house = tmp_path / "deps", Path(__file__).parents[2]
+    deps.mkdir()
+    for folder in installed_here():
+        for entry in Path(folder).iterdir() if Path(folder).is_dir() else ():
+            if entry.name not in ("__pycache__", "distsim") and not (deps / entry.name).exists():
+                (deps / entry.name).symlink_to(entry)
+    body = "import torch, os\n@pytest.mark.ranks(2)\ndef test_sum(rank):\n    t = torch.tensor([rank + 1.0])\n"
+    body = f"import pytest\nimport torch.distributed as dist\n{body}    dist.all_reduce(t)\n    assert t.item() == 3\n"
+    (tmp_path / "test_one.py").write_text(body)
+    ran = subprocess.run(
+        [sys.executable, "-S", "-m", "pytest", "-q", "-n", "0", "-p", "distsim.pytest_plugin", "test_one.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{deps}:{house}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "", "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -17,13 +17,15 @@ import importlib.machinery
 import importlib.metadata
 import os
 import re
-import site
 import sys
 import sysconfig
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+import torch
+
+from distsim.debug.records.frames import installed_here
 from distsim.sim.isolation.logs import made_for_all
 from distsim.sim.isolation.modules.absent import stand_in
 from distsim.sim.isolation.modules.module_body import ModuleBodies
@@ -38,24 +40,18 @@ def _with_separator(paths: set[str]) -> tuple[str, ...]:
     return tuple(sorted(p.rstrip(os.sep) + os.sep for p in found))
 
 
-def _site_roots() -> set[str]:
-    paths = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    paths.update(site.getsitepackages())
-    paths.add(site.getusersitepackages())
-    return {path for path in paths if path}
-
-
 def _other_roots() -> set[str]:
     paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
     here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # distsim/
     paths.add(here)
     house = os.path.dirname(here)
     paths.update(os.path.join(house, folder) for folder in ("debug", "realexec"))
+    paths.add(os.path.dirname(torch.__file__))  # built where its source is, it lies among no installed packages
     return paths
 
 
-_SITE = _with_separator(_site_roots())
-_SHARED = _with_separator(_site_roots() | _other_roots())
+_SITE = _with_separator(set(installed_here()))
+_SHARED = _with_separator({*installed_here(), *_other_roots()})
 _TEST_BODIES = "torch.testing._internal.distributed"
 """torch's own tests: programs for several processes that happen to lie among torch's modules."""
 
