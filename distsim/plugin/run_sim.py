@@ -84,6 +84,8 @@ def run_simulated(
         raise pytest.UsageError(str(mistake)) from None
     except pytest.fail.Exception as stop:  # pytest-timeout: say where everybody is
         raise pytest.fail.Exception(f"{stop}\n\n{_where(conditions)}", pytrace=False) from None
+    finally:
+        vars(item).pop("distsim_conditions", None)  # pytest keeps its items to the end, and this keeps the world
     for error in errors.values():
         if isinstance(error, NoCopy):
             raise pytest.UsageError(str(error))

@@ -183,3 +183,26 @@ def test_a_fixture_finds_what_the_body_returned_on_each_rank(run: Run, on: str) 
     result = run(RETURNS.format(on=on), apart=on == "gloo")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*world.results: there is none before the body has run: ask after `yield`"])
+
+
+def test_a_test_that_is_over_keeps_no_world(run: Run, pytester: pytest.Pytester) -> None:
+    """pytest holds its items to the end: what a test was simulated with must not hang on them."""
+    pytester.makeconftest("""
+        import gc
+        from distsim.sim.world import World
+
+        def pytest_sessionfinish():
+            gc.collect()
+            print("\\nworlds:", sum(type(one) is World for one in gc.get_objects()))
+    """)
+    result = run(
+        """
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("number", range(3))
+def test_sum(number, rank):
+    dist.barrier()
+""",
+        "-s",
+    )
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["worlds: 0"])
