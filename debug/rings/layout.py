@@ -113,6 +113,11 @@ _ENTRY = struct.Struct("<IB")
 _PAYLOAD = struct.Struct("<II")
 
 
+def meeting_slot(seq: int) -> int:
+    """Of a call's number in its group's row."""
+    return 1 + seq % MEETING_WINDOW * 3
+
+
 def file_bytes() -> int:
     """Size of a ring file of this version."""
     meeting = MEETING_GROUPS * MEETING_WORDS * 8

@@ -63,6 +63,7 @@ from distsim.debug.rings.layout import (
     WORDS_AT,
     file_bytes,
     fingerprint,
+    meeting_slot,
     name_hash,
     process_start_ticks,
     wall_offset_ns,
@@ -337,7 +338,7 @@ class RingWriter:
 
     def publish(self, row: int, seq: int, print_: int, index: int) -> None:
         """Show the members of a group what this rank's call number *seq* is."""
-        word = row + 1 + (seq % MEETING_WINDOW) * 3
+        word = row + meeting_slot(seq)
         words = self.words
         words[word] = 0
         words[word + 1] = print_

@@ -43,11 +43,16 @@ C10D = vars(c10d)
 STRIDED = torch.strided
 FIRST, RECORDS, EACH = rings.RECORDS_AT // 8, rings.RECORDS, rings.RECORD_WORDS
 FLAGS, ENDED = rings.WORD_FLAGS, rings.WORD_COMPLETED
+WINDOW = rings.MEETING_WINDOW
 COUNT = rings.WORDS_AT // 8 + rings.W_COUNT
 pack = rings.AGAIN.pack_into
 FEW = 4
 """So many asynchronous calls may have ended before a new one looks at them. The heartbeat looks, too, and where the
 caches are cold, as they are in a backward pass, a look takes 20 us."""
+SPIN_S, AT_ONCE_S = 300e-6, 50e-6
+"""Strict level: how long a synchronous call looks for its members without a pause (a sleep and its end cost 25 us of
+CPU here, which is about what the members of a group are apart), and an asynchronous one before it is held: holding one
+costs as much, and the thread that lets it out more."""
 
 MISSED: Any = object()
 """The answer of `again` where the call must take the long way."""
@@ -124,9 +129,13 @@ def through(
         or profiler_enabled()
     ):
         return MISSED
+    end, near = seen.end, None
     if guard.strict is not None:
-        return _strictly(guard, log, seen, later, tensors, method, (*lead, *seen.tail))
-    end = seen.end
+        if end is not None:
+            return _message(guard, log, seen, later, tensors[0], method, lead, caller is None)
+        near = log.near
+        if near is None or near.waiting:
+            return MISSED
     if end is None:
         if not later:
             log.busy = seen.thread
@@ -138,12 +147,27 @@ def through(
     # `ring.replay`, written out.
     index = next(ring.numbers)
     word, words = FIRST + index % RECORDS * EACH, ring.words
+    if near is not None:  # `ring.publish`, written out, and before all else: the others wait for it
+        slot = 1 + seq % WINDOW * 3
+        row = near.row + slot
+        words[row] = 0
+        words[row + 1] = seen.print_
+        words[row + 2] = index + 1
+        words[row] = seq
     words[word] = 0
     first, second = seen.same
     pack(ring.buffer, word * 8 + 8, monotonic_ns(), first, seq, second, ordinal)
     words[word] = words[COUNT] = index + 1
     if len(recorder.outstanding) > FEW:
         recorder.poll()
+    if near is not None and not near.meet(seq, slot, seen.print_, AT_ONCE_S if later else SPIN_S):
+        strict = guard.strict
+        if later:
+            issue = partial(method, fast, *lead, *seen.tail)
+            held = strict.defer_again(guard, near, seq, seen.print_, index, issue)
+            held._touched = not seen.owned
+            return held
+        strict.agree_again(guard, near, seq, seen.print_, index)
     try:
         work = method(fast, *lead, *seen.tail)
     except BaseException as error:
@@ -173,59 +197,53 @@ def through(
         raise
     if words[word] == index + 1:  # `ring.finish_as`, written out
         words[word + ENDED] = monotonic_ns()
-        words[word + FLAGS] = seen.done
+        words[word + FLAGS] = seen.done if near is None else seen.done | words[word + FLAGS] & rings.UNCHECKED
     if end is None:
         log.busy = 0
     return None
 
 
-def _strictly(
+def _message(
     guard: Any,
     log: GroupLog,
     seen: Seen,
     later: bool,
-    tensors: Sequence[Any],
+    tensor: Any,
     method: Any,
-    args: tuple[Any, ...],
+    lead: tuple[Any, ...],
+    by_public: bool,
 ) -> Any:
-    """The rest of `through` where ranks compare what they call."""
-    strict, recorder, end = guard.strict, guard.recorder, seen.end
-    if not strict.ready(log, end):
-        return MISSED
-    if end is None:
-        if not later:
-            log.busy = seen.thread
-        index: int = recorder.ring.replay(seen.same, next(log.seq))
-    else:
-        made = seen.made
-        ordinal = made[0] = made[0] + 1
-        index = recorder.ring.replay(seen.same, next(log.p2p), ordinal)
+    """The rest of `through` for a message where its two ends are compared."""
+    messages, recorder, end = guard.strict.messages, guard.recorder, seen.end
+    made = seen.made
+    ordinal = made[0] = made[0] + 1
+    index = recorder.ring.replay(seen.same, next(log.p2p), ordinal)
     if len(recorder.outstanding) > FEW:
         recorder.poll()
-    issue = partial(method, guard.fast, *args)
-    work = strict.hold_again(guard, end, seen.print_, index, later, tensors, issue)
-    if work is not None:
-        if later:
-            work._touched = not seen.owned
-            return work
-    else:
-        try:
-            work = issue()
-        except BaseException as error:
-            recorder.not_issued(log, end, index, error_line(error))
-            raise
-        if later:
-            return watched(guard.later if end is None else MessageHandle, work, recorder, log, index, seen.owned)
+    shown = messages.again(log, seen, ordinal, index, tensor)
     try:
+        work = method(guard.fast, *lead, *seen.tail)
+    except BaseException as error:
+        recorder.not_issued(log, end, index, error_line(error))
+        raise
+    if later:
+        if shown is None:
+            return watched(MessageHandle, work, recorder, log, index, seen.owned)
+        if not by_public:
+            handle = messages.watched(work, log, index, shown)
+        else:
+            handle = messages.handle(shown)
+            handle._inner, handle._recorder, handle._group_log, handle._index = work, recorder, log, index
+        handle._touched = not seen.owned
+        return handle
+    try:
+        if shown is not None:
+            messages.look_out(*shown, index)
         work.wait()
     except BaseException as error:
         recorder.ring.fail(index, error_line(error))
-        if end is None:
-            log.busy = 0
         raise
-    recorder.ring.finish(index, rings.COMPLETED)  # it may have been marked as not held
-    if end is None:
-        log.busy = 0
+    recorder.ring.finish(index, rings.COMPLETED)
     return None
 
 

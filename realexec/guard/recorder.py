@@ -56,7 +56,7 @@ class Made(NamedTuple):
 class GroupLog:
     """One group's log in this process: its members, the numbers its next calls take, the call that goes on."""
 
-    __slots__ = ("busy", "group", "key", "last", "marked", "name", "ordinals", "p2p", "ranks", "seen", "seq")
+    __slots__ = ("busy", "group", "key", "last", "marked", "name", "near", "ordinals", "p2p", "ranks", "seen", "seq")
 
     def __init__(self, name: str, ranks: Sequence[int], group: int, generation: int = 0) -> None:
         self.name = name
@@ -78,6 +78,8 @@ class GroupLog:
         self.busy = 0
         """Thread that is inside a synchronous collective of this group, 0: none. (A message has no place among
         the others' calls: a thread may wait for one all along.)"""
+        self.near: Any = None
+        """Strict level: the members' own queue (`strict.queue`), where all are on this host and have shown a call."""
 
 
 class Recorder:

@@ -96,9 +96,20 @@ class Messages:
         line = self.line(log, end)
         if line is None or not self.first(line, ordinal, print_, index):
             return None
-        work = issue()
-        check = partial(self.check, line, ordinal, print_, index)
-        return Watched((work, self._recorder, log, index, is_async, on_host), check, line.neighbour.gone)
+        return self.watched(issue(), log, index, (line, ordinal, print_), is_async, on_host)
+
+    def watched(
+        self,
+        work: Any,
+        log: GroupLog,
+        index: int,
+        shown: tuple[_Line, int, int],
+        is_async: bool = True,
+        on_host: bool = True,
+    ) -> Watched:
+        """The handle of a message whose other end is to come, as C++ takes it."""
+        check = partial(self.check, *shown, index)
+        return Watched((work, self._recorder, log, index, is_async, on_host), check, shown[0].neighbour.gone)
 
     def line(self, log: GroupLog, end: tuple[str, int, int]) -> _Line | None:
         """Where the messages of an operation, peer and tag are shown; None: there is nobody to compare with."""

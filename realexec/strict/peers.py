@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from distsim.debug.rings.reader import RingReader
 
 __all__ = ["Neighbour", "Peers", "StorePeer"]
 
+WRITTEN_S = 5.0
+"""How long a record may come after the call was shown: its writer may have lost its core in between."""
 ROWS_END = rings.MEETING_AT // 8 + rings.MEETING_GROUPS * rings.MEETING_WORDS
 
 
@@ -56,6 +59,11 @@ class Neighbour:
         row = self._rows.get(name)
         return row is not None and self.words[row + 1 + (seq % rings.MEETING_WINDOW) * 3] > seq
 
+    def row(self, name: str) -> int | None:
+        """First word of its row of that name."""
+        row = self._rows.get(name)
+        return self._find(name) if row is None else row
+
     def _find(self, name: str) -> int | None:
         row, wanted = self._sought.get(name) or (rings.MEETING_AT // 8, rings.name_hash(name))
         while row < ROWS_END and (found := self.words[row]):
@@ -71,8 +79,12 @@ class Neighbour:
         if self._reader is None:
             self._reader = RingReader(self._path)
         place = self._reader._records[index % rings.RECORDS]
-        if int(place["commit"]) != index + 1:
-            return None
+        until = time.monotonic() + WRITTEN_S
+        while (commit := int(place["commit"])) != index + 1:
+            # It shows a call before it writes the record: the others wait for the one, and nobody for the other.
+            if commit > index + 1 or time.monotonic() > until or self.gone():
+                return None
+            time.sleep(1e-3)
         return self._reader.decode(place.copy(), 0)
 
     def gone(self) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from os import sched_yield
+from time import monotonic
 from typing import Any
 
 from distsim.debug.matching.agreement import check_meeting
@@ -27,8 +29,6 @@ class Queue:
         self._rings = rings_of
         self._verdicts: set[tuple[int, ...]] = set()
         """Fingerprints of calls that fit together, though they are not the same or equal ones may not fit."""
-        self.odd = bool(log.ranks.index(rank) % 2)
-        """Every other member of the group."""
         self.group_log = log
         self.row = row
         self.peers = peers
@@ -39,6 +39,42 @@ class Queue:
         self.done = 0
         """Number of the last call that went out."""
         self.remote = any(isinstance(peer, StorePeer) for peer in peers)
+        self.rows: list[tuple[memoryview, int]] = []
+        """Where each peer shows its calls, once all have shown one."""
+
+    def is_near(self) -> bool:
+        """Whether the calls of all members can be read in place."""
+        if self.remote or self.row is None:
+            return False
+        if not self.rows:
+            name = self.group_log.key
+            rows = [peer.row(name) for peer in self.peers]
+            if None in rows:
+                return False
+            self.rows = [(peer.words, row) for peer, row in zip(self.peers, rows, strict=True)]
+        return True
+
+    def meet(self, seq: int, slot: int, print_: int, limit_s: float) -> bool:
+        """Look for the calls *seq* of members that are near, for so long, leaving the core to whoever wants it: whether
+        they all came, and fingerprints are enough to know that they agree. *slot*: of that number in a row."""
+        until = 0.0
+        odd = print_ & 1
+        for words, row in self.rows:
+            at = row + slot
+            while words[at] != seq:
+                if not until:
+                    until = monotonic() + limit_s
+                elif monotonic() > until:
+                    return False
+                sched_yield()
+            if words[at + 1] != print_:
+                odd = 1
+        if odd:
+            answers = self.arrived(seq)
+            if answers is None or not self.equal(print_, answers):
+                return False
+        self.done = seq
+        return True
 
     def arrived(self, seq: int) -> list[tuple[int, int]] | None:
         """What every peer said, or None while one is missing."""
@@ -71,8 +107,10 @@ class Queue:
 
     def equal(self, print_: int, answers: Sequence[tuple[int, int]]) -> bool:
         """Whether it takes no more than fingerprints to know that the members agree."""
+        if self._verdicts and self._pattern(print_, answers) in self._verdicts:
+            return True
         if print_ & 1:
-            return self._pattern(print_, answers) in self._verdicts
+            return False
         for answer in answers:  # noqa: SIM110  (every microsecond counts here)
             if answer[0] != print_:
                 return False
@@ -82,13 +120,11 @@ class Queue:
         """Raise CollectiveMismatch where the members contradict each other."""
         if self.equal(print_, answers):
             return
-        pattern = self._pattern(print_, answers)
-        if pattern in self._verdicts:
-            return
         records = self._records(seq, index, answers)
         mismatch = check_meeting(records) if len(records) > 1 else None
         if mismatch is None:
-            self._verdicts.add(pattern)
+            if len(records) == len(self.group.ranks):
+                self._verdicts.add(self._pattern(print_, answers))
             return
         raise CollectiveMismatch(_message(mismatch, records, self._rank), records)
 

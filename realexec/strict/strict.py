@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,10 +21,11 @@ from distsim.debug.records.arguments import FIELDS, Call
 from distsim.debug.records.signature import content
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
+from distsim.realexec.guard.fast_path import AT_ONCE_S, SPIN_S
 from distsim.realexec.guard.handle import Handle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.strict.deferred import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_CHECK_S, Deferred, WentOut
-from distsim.realexec.strict.messages import Messages, payload_print
+from distsim.realexec.strict.messages import Messages
 from distsim.realexec.strict.peers import Peers, StorePeer
 from distsim.realexec.strict.queue import Queue
 
@@ -32,19 +33,11 @@ __all__ = ["Strict"]
 
 AHEAD = rings.MEETING_WINDOW // 2
 """Asynchronous calls of a group that may be shown before they went out; beyond it they queue unseen."""
-AT_ONCE_S = 50e-6
-"""How long an asynchronous call looks for its members before it is held: holding one costs as much, and the thread that
-lets it out more."""
 DEFAULT_TIMEOUT_S = 1800.0
 DOZE_S = 0.25
 """A program that makes asynchronous calls makes more: so long the thread looks by itself, and nobody need wake it."""
 LEAVE_S = 2.0
 """How long the end of the process waits for a call that is just going out."""
-SPIN_S = 300e-6
-"""How long a synchronous call looks for its members without a pause, leaving the core to whoever wants it."""
-APART_S = 15e-6
-"""Every other rank goes out this much later. Two ranks that enter gloo in the same instant, as agreeing makes
-them, meet in its locks: an all_reduce of 4 B then took 300 us instead of 130 (tests/benchmarks/guard_overhead.py)."""
 
 
 class Strict:
@@ -75,6 +68,8 @@ class Strict:
         with self._lock:
             self._over = True
             self._lock.notify()
+        for queue in self._queues.values():
+            queue.group_log.near = None
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(LEAVE_S)
             if self._thread.is_alive():
@@ -124,60 +119,27 @@ class Strict:
             return deferred
         self._show(queue, seq, print_, index, said)
         self._agree(guard, queue, seq, print_, index)
+        if queue.is_near():
+            log.near = queue
         return None
 
-    def ready(self, log: GroupLog, end: tuple[str, int, int] | None = None) -> bool:
-        """Whether a call that was made before may come by `hold_again`: all members are on this host, and no
-        asynchronous call waits before it."""
-        if end is not None:
-            return True
-        queue = self._queues.get(id(log))
-        return queue is not None and queue.row is not None and not queue.waiting and not queue.remote
+    def defer_again(
+        self, guard: Any, queue: Queue, seq: int, print_: int, index: int, issue: Callable[[], Any]
+    ) -> Deferred:
+        """Hold an asynchronous call that was made before, and has just been shown."""
+        deferred = Deferred(self._recorder, guard.group_log, index, seq, print_, True, None, issue)
+        deferred.shown = True
+        self._defer(guard, queue, deferred, None)
+        return deferred
 
-    def hold_again(
-        self,
-        guard: Any,
-        end: tuple[str, int, int] | None,
-        print_: int,
-        index: int,
-        later: bool,
-        tensors: Sequence[Any],
-        issue: Callable[[], Any],
-    ) -> Handle | None:
-        """`hold` for a call of a `ready` group that was made before."""
-        log: GroupLog = guard.group_log
-        if end is not None:
-            payload = payload_print(tensors[0].shape, tensors[0].dtype)
-            return self.messages.meet(log, end, log.ordinals[end][0], payload, index, later, True, issue)
-        queue, number = self._queues[id(log)], self._recorder.ring.number(index)
-        if later and not self._over:
-            if self._goes_at_once(queue, number, print_, index, None):
-                return None
-            deferred = Deferred(self._recorder, log, index, number, print_, True, None, issue)
-            deferred.shown = True
-            self._defer(guard, queue, deferred, None)
-            return deferred
-        assert queue.row is not None, "not ready"
-        self._recorder.ring.publish(queue.row, number, print_, index)
-        if not self._over:
-            self._agree(guard, queue, number, print_, index)
-        return None
-
-    def _goes_at_once(self, queue: Queue, seq: int, print_: int, index: int, said: Call | None) -> bool:
+    def _goes_at_once(self, queue: Queue, seq: int, print_: int, index: int, said: Call) -> bool:
         """Show an asynchronous call where none waits before it; whether all members have made the same already, or do
         in a moment."""
-        if queue.waiting or queue.remote or queue.row is None:
+        if queue.waiting or queue.row is None or not queue.is_near():
             return False
         self._recorder.ring.publish(queue.row, seq, print_, index)
-        until = time.monotonic() + AT_ONCE_S
-        while (answers := queue.arrived(seq)) is None:
-            if time.monotonic() > until:
-                return False
-            os.sched_yield()
-        if not queue.equal(print_, answers):
-            return False
-        queue.done = seq
-        return True
+        queue.group_log.near = queue
+        return queue.meet(seq, rings.meeting_slot(seq), print_, AT_ONCE_S)
 
     def _show_and_look(self, guard: Any, queue: Queue, seq: int, print_: int, index: int, said: Call) -> None:
         """For a call that is not held (a monitored barrier waits for the others by itself, and says in its own words
@@ -190,6 +152,10 @@ class Strict:
         deadline = time.monotonic() + _timeout_s(guard)
         while queue.waiting and time.monotonic() < deadline:
             time.sleep(LAST_SLEEP_S)
+
+    def agree_again(self, guard: Any, queue: Queue, seq: int, print_: int, index: int) -> None:
+        """Wait for all members of a synchronous call that was made before, and has just been shown."""
+        self._agree(guard, queue, seq, print_, index)
 
     def _agree(self, guard: Any, queue: Queue, seq: int, print_: int, index: int, *, wait: bool = True) -> None:
         try:
@@ -252,10 +218,6 @@ class Strict:
                 if now - began > (timeout_s := _timeout_s(guard)):
                     raise RuntimeError(queue.late(seq, timeout_s))
         queue.compare(seq, print_, index, answers)
-        if queue.odd and not queue.remote:
-            until = time.monotonic() + APART_S
-            while time.monotonic() < until:
-                pass
 
     # Asynchronous calls -----------------------------------------------------------------------------
 
