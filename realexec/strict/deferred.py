@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.futures
 
 from distsim.debug.records.arguments import Call
 from distsim.debug.rings import layout as rings
@@ -19,6 +18,7 @@ from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.callbacks import run_apart
 from distsim.realexec.guard.handle import Handle, HostHandle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
+from distsim.realexec.strict.futures import HeldFuture, callbacks_apart, pass_on
 
 __all__ = ["FIRST_SLEEP_S", "LAST_SLEEP_S", "LIFE_CHECK_S", "Deferred", "Watched", "WentOut", "look_out"]
 
@@ -106,8 +106,8 @@ class Deferred(Handle):
         elif self._device is None:
             target.follow(self._inner.get_future())
         else:
-            pass_on = partial(_pass_on_device, self._device)
-            self._inner.get_future().add_done_callback(lambda source: run_apart(lambda: pass_on(source, target)))
+            on_device = partial(_pass_on_device, self._device)
+            self._inner.get_future().add_done_callback(lambda source: run_apart(lambda: on_device(source, target)))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._touched = True
@@ -137,10 +137,8 @@ class Deferred(Handle):
         with self._lock:
             if self._future is None:
                 inner = self._inner if self.decided else None
-                # On a device it knows the streams; one that is done must have its value at once (DDP's reducer takes
-                # it without waiting), and its callbacks keep none of gloo's threads.
-                if inner is not None and (not self._on_host or inner.is_completed()):
-                    return super().get_future()
+                if inner is not None:  # on a device it knows the streams
+                    return callbacks_apart(super().get_future()) if self._on_host else super().get_future()
                 self._future = HeldFuture(None if self.decided else self, self._device)
                 self._recorder.ring.mark(self._index, rings.FUTURE)
                 if self.decided:
@@ -161,67 +159,10 @@ class Deferred(Handle):
 class WentOut(HostHandle):
     """The handle of an asynchronous call that was not held: what the program hangs on its future runs apart, too."""
 
-    _future: Any = None
-    _lock = threading.Lock()
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        done = super().wait(timeout)
-        if self._future is not None:
-            self._future.wait()  # who has waited for the call finds the future's value there, too
-        return done
+    __slots__ = ()
 
     def get_future(self) -> Any:
-        with self._lock:
-            if self._future is None:
-                inner = super().get_future()
-                if self._inner.is_completed():
-                    return inner
-                self._future = HeldFuture(None, None)
-                self._future.follow(inner)
-            return self._future
-
-
-class HeldFuture(torch.futures.Future):
-    """The future of a call that is held, or was. Callbacks that Python hangs on it run apart: they may wait for a call
-    that only the thread that is here can let go out, or one of gloo's two threads can carry."""
-
-    def __init__(self, call: Deferred | None, device: torch.device | None) -> None:
-        super().__init__(devices=[] if device is None else [device])
-        self.call = call
-        """None: it went out, or was refused."""
-        self._lock = threading.Lock()
-        self._called_back = device is not None
-        self._follower = 0
-
-    def follow(self, source: Any) -> None:
-        """End as *source* does."""
-        self._follower = threading.get_ident()
-        source.add_done_callback(self._take)
-
-    def _take(self, source: Any) -> None:
-        with self._lock:
-            if not self._called_back and threading.get_ident() != self._follower:
-                _pass_on(source, self)  # in gloo's own thread
-                return
-        run_apart(lambda: _pass_on(source, self))
-
-    def wait(self) -> Any:
-        call = self.call
-        if call is not None:
-            call.hasten(math.inf)
-        return super().wait()
-
-    def then(self, callback: Any) -> Any:
-        self._called()
-        return super().then(callback)
-
-    def add_done_callback(self, callback: Any) -> None:
-        self._called()
-        super().add_done_callback(callback)
-
-    def _called(self) -> None:
-        with self._lock:
-            self._called_back = True
+        return callbacks_apart(super().get_future())
 
 
 def _decided_at_once(limit_s: float) -> bool:
@@ -232,21 +173,12 @@ def _nothing() -> None:
     return None
 
 
-def _pass_on(source: Any, target: Any) -> None:
-    try:
-        value = source.wait()
-    except Exception as error:
-        target.set_exception(error)
-        return
-    target.set_result(value)
-
-
 def _pass_on_device(device: torch.device, source: Any, target: Any) -> None:
     """On a stream of its own: wait() makes the current stream wait for the call, set_result() makes who waits for
     *target* wait for the current stream, and the program's own kernels are to do neither."""
     streams = torch.get_device_module(device)
     with streams.stream(streams.Stream(device)):
-        _pass_on(source, target)
+        pass_on(source, target)
 
 
 class Watched(Handle):

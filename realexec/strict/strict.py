@@ -25,6 +25,7 @@ from distsim.realexec.guard.fast_path import AT_ONCE_S, SPIN_S
 from distsim.realexec.guard.handle import Handle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.strict.deferred import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_CHECK_S, Deferred, WentOut
+from distsim.realexec.strict.futures import CallbackHooks
 from distsim.realexec.strict.messages import Messages
 from distsim.realexec.strict.peers import Peers, StorePeer
 from distsim.realexec.strict.queue import Queue
@@ -52,6 +53,7 @@ class Strict:
         self._rank = recorder.ring.rank
         self._queues: dict[int, Queue] = {}
         self.messages = Messages(recorder, peers)
+        self._hooks = CallbackHooks()
         self._lock = threading.Condition()
         self._busy: list[Queue] = []
         self._thread: threading.Thread | None = None
@@ -68,6 +70,7 @@ class Strict:
         with self._lock:
             self._over = True
             self._lock.notify()
+        self._hooks.remove()
         for queue in self._queues.values():
             queue.group_log.near = None
         if self._thread is not None and self._thread is not threading.current_thread():
