@@ -220,7 +220,7 @@ def _message(
     index = recorder.ring.replay(seen.same, next(log.p2p), ordinal)
     if len(recorder.outstanding) > FEW:
         recorder.poll()
-    shown = messages.again(log, seen, ordinal, index, tensor)
+    shown = messages.again(guard, seen, ordinal, index, tensor)
     try:
         work = method(guard.fast, *lead, *seen.tail)
     except BaseException as error:
@@ -237,9 +237,10 @@ def _message(
         handle._touched = not seen.owned
         return handle
     try:
-        if shown is not None:
-            messages.look_out(*shown, index)
-        work.wait()
+        if shown is None:
+            work.wait()
+        else:
+            messages.wait(work.wait, *shown, index)
     except BaseException as error:
         recorder.ring.fail(index, error_line(error))
         raise

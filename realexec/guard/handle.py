@@ -162,6 +162,7 @@ class Handle(_Noted, Work):
             self._failed(error)
             raise
         if self._on_host or self._inner.is_completed():
+            recorder.outstanding.pop(index, None)  # it knows the tensors
             ring.finish(index, rings.COMPLETED)
         else:
             ring.unmark(index, rings.WAITING)

@@ -99,7 +99,7 @@ def posts(name: str) -> Callable[[Public], Public]:
             if len(recorder.outstanding) > FEW:
                 recorder.poll()
             strict = guard.strict
-            shown = None if strict is None else strict.messages.again(log, seen, ordinal, index, tensor)
+            shown = None if strict is None else strict.messages.again(guard, seen, ordinal, index, tensor)
             try:
                 work = method(fast, [tensor], *seen.tail)
             except BaseException as error:
@@ -114,9 +114,10 @@ def posts(name: str) -> Callable[[Public], Public]:
                 handle._touched = not seen.owned
                 return handle
             try:
-                if shown is not None:
-                    strict.messages.look_out(*shown, index)
-                work.wait()
+                if shown is None:
+                    work.wait()
+                else:
+                    strict.messages.wait(work.wait, *shown, index)
             except BaseException as error:
                 ring.fail(index, error_line(error))
                 raise

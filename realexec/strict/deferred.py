@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,8 @@ __all__ = ["FIRST_SLEEP_S", "LAST_SLEEP_S", "LIFE_CHECK_S", "Deferred", "Watched
 LIFE_CHECK_S = 0.2
 FIRST_SLEEP_S = 20e-6
 LAST_SLEEP_S = 1e-3
+AWAKE_S = 50e-6
+"""How long the other end of a message is looked for without a pause: one costs half of that."""
 LOOK_S = 300e-6
 """How long who asks for a future looks for the others: to wake the thread that lets calls out, and its looks in quick
 succession, cost as much."""
@@ -185,25 +188,32 @@ class Watched(Handle):
     """A send or receive whose other end was not there yet: wait() looks out for it."""
 
     def __init__(
-        self, made: tuple[Any, Recorder, GroupLog, int, bool, bool], check: Callable[[], bool], gone: Callable[[], bool]
+        self,
+        made: tuple[Any, Recorder, GroupLog, int, bool, bool],
+        wait: Callable[[Callable[..., bool], timedelta | None], bool],
     ) -> None:
-        """*made*: what a `Handle` is made of."""
+        """*made*: what a `Handle` is made of; *wait*: waits for the other end, and then for the message."""
         super().__init__(*made, owned=False, p2p=True)
-        self._check = check
-        self._gone = gone
+        self._wait = wait
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if self._is_async:
             self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
-        look_out(self._check, self._gone, timeout.total_seconds() if timeout else math.inf)
-        return super().wait(timeout)
+        try:
+            return self._wait(super().wait, timeout)
+        except RuntimeError as error:
+            self._failed(error)
+            raise
 
 
-def look_out(check: Callable[[], bool], gone: Callable[[], bool], limit_s: float) -> None:
-    """Wait until *check* says that the other end of a message is there, or it is *gone*."""
+def look_out(check: Callable[[], bool], gone: Callable[[], bool], limit_s: float) -> bool:
+    """Wait until *check* says that the other end of a message is there, or it is *gone*; False: it took too long."""
     sleep_s = FIRST_SLEEP_S
     checked = began = time.monotonic()
     while not check():
+        if time.monotonic() - began < AWAKE_S:
+            os.sched_yield()
+            continue
         time.sleep(sleep_s)
         sleep_s = min(sleep_s * 1.3, LAST_SLEEP_S / 4)
         now = time.monotonic()
@@ -211,6 +221,7 @@ def look_out(check: Callable[[], bool], gone: Callable[[], bool], limit_s: float
             checked = now
             if gone():
                 check()  # what it said before it ended, if that was a moment ago
-                return
+                break
             if now - began > limit_s:
-                return
+                return False
+    return True

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
+from weakref import ref
 
 import torch
 
@@ -25,22 +26,58 @@ from distsim.debug.words.phrases import place
 from distsim.realexec.guard.handle import Handle, MessageHandle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.strict.deferred import Watched, look_out
-from distsim.realexec.strict.peers import Neighbour, Peers
+from distsim.realexec.strict.peers import Neighbour, Peers, timeout_s
 
 __all__ = ["LooksOut", "Messages", "payload_print"]
 
+AT_ONCE = timedelta(milliseconds=1)
 
-class _Line(NamedTuple):
+
+class _Line:
     """What goes from one rank to another with one tag."""
 
-    mine: str
-    theirs: str
-    any_here: str | None
-    """Name under which this rank shows that it receives from any source, where it receives."""
-    any_there: str | None
-    """The same of the other end, where this one sends."""
-    row: int
-    neighbour: Neighbour
+    __slots__ = ("any_here", "any_there", "guard", "mine", "neighbour", "row", "theirs", "words")
+
+    def __init__(
+        self,
+        mine: str,
+        theirs: str,
+        any_here: str | None,
+        any_there: str | None,
+        row: int,
+        neighbour: Neighbour,
+        guard: Any,
+    ) -> None:
+        self.mine = mine
+        self.theirs = theirs
+        self.any_here = any_here
+        """Name under which this rank shows that it receives from any source, where it receives."""
+        self.any_there = any_there
+        """The same of the other end, where this one sends."""
+        self.row = row
+        self.neighbour = neighbour
+        self.words = neighbour.words
+        self.guard = ref(guard)
+
+    def is_there(self, ordinal: int, print_: int) -> bool:
+        """Whether the other end of a message is there, and fits."""
+        row = self.neighbour.rows.get(self.theirs)
+        if row is None:
+            return False
+        words, word = self.words, row + 1 + ordinal % rings.MEETING_WINDOW * 3
+        return words[word] == ordinal and words[word + 1] == print_ and words[word] == ordinal
+
+    def timeout_s(self) -> float:
+        """The group's."""
+        guard = self.guard()
+        return math.inf if guard is None else timeout_s(guard)
+
+    def late(self, limit_s: float) -> str:
+        """Words for a message whose other end did not come in time."""
+        # Programs look for gloo's words, with a space before and after.
+        _, op, _, tag = self.theirs.rsplit("/", 3)
+        peer = self.neighbour.rank
+        return f"[distsim] Timed out waiting {limit_s * 1000:.0f}ms for rank {peer} to {op} with tag {tag}"
 
 
 class LooksOut(MessageHandle):
@@ -52,9 +89,15 @@ class LooksOut(MessageHandle):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._touched = True
-        self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
-        self._messages.look_out(*self._shown, self._index, timeout.total_seconds() if timeout else math.inf)
-        return super().wait(timeout)
+        recorder, index = self._recorder, self._index
+        recorder.ring.mark(index, rings.WAITING | rings.WAITED)
+        try:
+            answer = self._messages.wait(self._inner.wait, *self._shown, index, timeout)
+        except BaseException as error:
+            self._failed(error)
+            raise
+        recorder.ring.finish(index, rings.COMPLETED)
+        return answer
 
 
 class Messages:
@@ -79,11 +122,11 @@ class Messages:
             return None  # or to a rank that the group has not: the backend refuses it
         payload = payload_print((said.key[1] or said.key[2])[0], said.key[3])
         end, ordinal = (op, peer, tag), log.ordinals[op, peer, tag][0]
-        return self.meet(log, end, ordinal, payload, index, is_async, said.key[8].type == "cpu", issue)
+        return self.meet(guard, end, ordinal, payload, index, is_async, said.key[8].type == "cpu", issue)
 
     def meet(
         self,
-        log: GroupLog,
+        guard: Any,
         end: tuple[str, int, int],
         ordinal: int,
         print_: int,
@@ -93,10 +136,10 @@ class Messages:
         issue: Callable[[], Any],
     ) -> Handle | None:
         """`hold` for the message number *ordinal* of an operation, peer and tag."""
-        line = self.line(log, end)
+        line = self.line(guard, end)
         if line is None or not self.first(line, ordinal, print_, index):
             return None
-        return self.watched(issue(), log, index, (line, ordinal, print_), is_async, on_host)
+        return self.watched(issue(), guard.group_log, index, (line, ordinal, print_), is_async, on_host)
 
     def watched(
         self,
@@ -108,22 +151,21 @@ class Messages:
         on_host: bool = True,
     ) -> Watched:
         """The handle of a message whose other end is to come, as C++ takes it."""
-        check = partial(self.check, *shown, index)
-        return Watched((work, self._recorder, log, index, is_async, on_host), check, shown[0].neighbour.gone)
+        return Watched((work, self._recorder, log, index, is_async, on_host), partial(self._wait, shown, index))
 
-    def line(self, log: GroupLog, end: tuple[str, int, int]) -> _Line | None:
+    def _wait(self, shown: tuple[_Line, int, int], index: int, wait: Any, timeout: timedelta | None) -> bool:
+        return self.wait(wait, *shown, index, timeout)
+
+    def line(self, guard: Any, end: tuple[str, int, int]) -> _Line | None:
         """Where the messages of an operation, peer and tag are shown; None: there is nobody to compare with."""
-        return self._lines.get((log.key, *end)) or self._find(log, end)
+        return self._lines.get((guard.group_log.key, *end)) or self._find(guard, end)
 
     def first(self, line: _Line, ordinal: int, print_: int, index: int) -> bool:
         """Show a message; whether its other end is still to come. Raises as `check` does."""
         if line.any_here is not None and line.any_here in self._rows:
             return False  # messages of this tag went to receives from any source, too: nobody knows which
         self._recorder.ring.publish(line.row, ordinal, print_, index)
-        answer = line.neighbour.said(line.theirs, ordinal)
-        if answer is not None and answer[0] == print_:
-            return False
-        return not self.check(line, ordinal, print_, index)
+        return not line.is_there(ordinal, print_) and not self.check(line, ordinal, print_, index)
 
     def check(self, line: _Line, ordinal: int, print_: int, index: int) -> bool:
         """Whether the other end of a message is there; raises where it is of another size or dtype."""
@@ -147,12 +189,12 @@ class Messages:
         return True
 
     def again(
-        self, log: GroupLog, seen: Any, ordinal: int, index: int, tensor: torch.Tensor
+        self, guard: Any, seen: Any, ordinal: int, index: int, tensor: torch.Tensor
     ) -> tuple[_Line, int, int] | None:
         """`first` for a message like one before, *seen*; None: it may be waited for like any."""
         line = seen.line
         if line is None:
-            line = seen.line = self.line(log, seen.end)
+            line = seen.line = self.line(guard, seen.end)
             seen.payload = payload_print(tensor.shape, tensor.dtype)
             if line is None:
                 return None
@@ -164,12 +206,28 @@ class Messages:
         handle._messages, handle._shown = self, shown
         return handle
 
-    def look_out(self, line: _Line, ordinal: int, print_: int, index: int, limit_s: float = math.inf) -> None:
-        """Wait until the other end of a message is there, or will never be."""
-        look_out(partial(self.check, line, ordinal, print_, index), line.neighbour.gone, limit_s)
+    def wait(
+        self,
+        wait: Callable[..., Any],
+        line: _Line,
+        ordinal: int,
+        print_: int,
+        index: int,
+        timeout: timedelta | None = None,
+    ) -> bool:
+        """Wait until the other end of a message is there, or will never be, and then for the message (*wait*)."""
+        if not line.is_there(ordinal, print_):
+            limit_s = line.timeout_s() if timeout is None else timeout.total_seconds()
+            if not look_out(partial(self.check, line, ordinal, print_, index), line.neighbour.gone, limit_s):
+                try:
+                    return bool(wait(AT_ONCE))  # a small message has been sent, though nobody receives it
+                except RuntimeError:
+                    raise RuntimeError(line.late(limit_s)) from None
+        return bool(wait() if timeout is None else wait(timeout))
 
-    def _find(self, log: GroupLog, end: tuple[str, int, int]) -> _Line | None:
+    def _find(self, guard: Any, end: tuple[str, int, int]) -> _Line | None:
         """None: nobody to compare with."""
+        log: GroupLog = guard.group_log
         op, peer, tag = end
         sending = op == "send"
         if peer == self._rank or not self._peers.here(peer):
@@ -185,7 +243,7 @@ class Messages:
         if row is None or neighbour is None:
             return None
         any_there = f"{log.key}/any>{peer}/{tag}" if sending else None
-        line = self._lines[log.key, *end] = _Line(mine, theirs, any_here, any_there, row, neighbour)
+        line = self._lines[log.key, *end] = _Line(mine, theirs, any_here, any_there, row, neighbour, guard)
         return line
 
     def _row(self, name: str) -> int | None:

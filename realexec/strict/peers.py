@@ -19,8 +19,9 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import ring_path
 from distsim.debug.rings.reader import RingReader
 
-__all__ = ["Neighbour", "Peers", "StorePeer"]
+__all__ = ["Neighbour", "Peers", "StorePeer", "timeout_s"]
 
+DEFAULT_TIMEOUT_S = 1800.0
 WRITTEN_S = 5.0
 """How long a record may come after the call was shown: its writer may have lost its core in between."""
 ROWS_END = rings.MEETING_AT // 8 + rings.MEETING_GROUPS * rings.MEETING_WORDS
@@ -35,14 +36,15 @@ class Neighbour:
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), rings.file_bytes(), access=mmap.ACCESS_READ)
         self.words = memoryview(self._map).cast("Q")
-        self._rows: dict[str, int] = {}
+        self.rows: dict[str, int] = {}
+        """First words of those that were looked for and found."""
         self._sought: dict[str, tuple[int, int]] = {}
         """Of names that it has no row for: where the next look begins (rows are only added), and the hash."""
         self._reader: RingReader | None = None
 
     def said(self, name: str, seq: int) -> tuple[int, int] | None:
         """Fingerprint and record index of the peer's call *seq* on a group; None: it has not made it yet."""
-        row = self._rows.get(name)
+        row = self.rows.get(name)
         if row is None:
             row = self._find(name)
             if row is None:
@@ -56,19 +58,19 @@ class Neighbour:
 
     def passed(self, name: str, seq: int) -> bool:
         """The peer is so far ahead that its call *seq* is overwritten."""
-        row = self._rows.get(name)
+        row = self.rows.get(name)
         return row is not None and self.words[row + 1 + (seq % rings.MEETING_WINDOW) * 3] > seq
 
     def row(self, name: str) -> int | None:
         """First word of its row of that name."""
-        row = self._rows.get(name)
+        row = self.rows.get(name)
         return self._find(name) if row is None else row
 
     def _find(self, name: str) -> int | None:
         row, wanted = self._sought.get(name) or (rings.MEETING_AT // 8, rings.name_hash(name))
         while row < ROWS_END and (found := self.words[row]):
             if found == wanted:
-                self._rows[name] = row
+                self.rows[name] = row
                 return row
             row += rings.MEETING_WORDS
         self._sought[name] = row, wanted
@@ -161,3 +163,12 @@ class Peers:
                 base = dist.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False)
             self._store = dist.PrefixStore(f"distsim-strict-{self._attempt}", base)
         return self._store
+
+
+def timeout_s(guard: Any) -> float:
+    """How long the members of a group wait for each other."""
+    for backend in guard.backends.values():
+        timeout = getattr(getattr(backend, "options", None), "_timeout", None)
+        if timeout is not None:
+            return float(timeout.total_seconds())
+    return DEFAULT_TIMEOUT_S

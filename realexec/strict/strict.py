@@ -27,14 +27,13 @@ from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.strict.deferred import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_CHECK_S, Deferred, WentOut
 from distsim.realexec.strict.futures import CallbackHooks
 from distsim.realexec.strict.messages import Messages
-from distsim.realexec.strict.peers import Peers, StorePeer
+from distsim.realexec.strict.peers import Peers, StorePeer, timeout_s
 from distsim.realexec.strict.queue import Queue
 
 __all__ = ["Strict"]
 
 AHEAD = rings.MEETING_WINDOW // 2
 """Asynchronous calls of a group that may be shown before they went out; beyond it they queue unseen."""
-DEFAULT_TIMEOUT_S = 1800.0
 DOZE_S = 0.25
 """A program that makes asynchronous calls makes more: so long the thread looks by itself, and nobody need wake it."""
 LEAVE_S = 2.0
@@ -152,7 +151,7 @@ class Strict:
 
     def _drain(self, guard: Any, queue: Queue) -> None:
         """Let the asynchronous calls before this one go out first: gloo numbers what goes out."""
-        deadline = time.monotonic() + _timeout_s(guard)
+        deadline = time.monotonic() + timeout_s(guard)
         while queue.waiting and time.monotonic() < deadline:
             time.sleep(LAST_SLEEP_S)
 
@@ -218,14 +217,14 @@ class Strict:
                 if any(peer.gone() for peer in queue.absent(seq)):
                     self._recorder.ring.mark(index, rings.UNCHECKED)
                     return  # the backend's own error says it best
-                if now - began > (timeout_s := _timeout_s(guard)):
-                    raise RuntimeError(queue.late(seq, timeout_s))
+                if now - began > (limit_s := timeout_s(guard)):
+                    raise RuntimeError(queue.late(seq, limit_s))
         queue.compare(seq, print_, index, answers)
 
     # Asynchronous calls -----------------------------------------------------------------------------
 
     def _defer(self, guard: Any, queue: Queue, deferred: Deferred, said: Call | None) -> None:
-        deferred.timeout_s = partial(_timeout_s, guard)
+        deferred.timeout_s = partial(timeout_s, guard)
         deferred.hasten = partial(self._hasten, queue, deferred)
         deferred.urge = self._urge
         with self._lock:
@@ -342,14 +341,6 @@ class Strict:
 def _is_refused(said: Call, size: int) -> bool:
     """The backend refuses such a call at this rank, so nobody else is to hear of it."""
     return any(said.key[part] and len(said.key[part]) != size for part in FIELDS[said.key[0]].lists)
-
-
-def _timeout_s(guard: Any) -> float:
-    for backend in guard.backends.values():
-        timeout = getattr(getattr(backend, "options", None), "_timeout", None)
-        if timeout is not None:
-            return float(timeout.total_seconds())
-    return DEFAULT_TIMEOUT_S
 
 
 def json_call(print_: int, said: Call) -> str:

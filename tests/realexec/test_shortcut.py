@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from jobs import Zygote
 
 from distsim.debug.rings.reader import RingReader
-from distsim.realexec.guard.recorder import GroupLog
-from distsim.realexec.strict.strict import Strict
 
 PROGRAM = """
 import torch
@@ -275,14 +272,6 @@ def test_the_thread_is_the_one_that_calls(zygote: Zygote, folder: Path) -> None:
     calls = [reader.decode(record, 0) for record in reader.since(0)[0]]
     threads = [call.thread for call in calls if call.op == "all_reduce"]
     assert threads == ["MainThread"] * 3 + ["another"] * 3
-
-
-def test_strict_lets_no_call_overtake_one_that_waits() -> None:
-    """A group may be called the shorter way only when no asynchronous call is queued before, and none elsewhere."""
-    strict, log = Strict.__new__(Strict), GroupLog("0", (0, 1), 0)
-    for waiting, remote, ready in (([], False, True), ([object()], False, False), ([], True, False)):
-        strict._queues = {id(log): SimpleNamespace(row=1, waiting=waiting, remote=remote)}  # type: ignore[dict-item]
-        assert strict.ready(log) is ready
 
 
 @pytest.mark.slow

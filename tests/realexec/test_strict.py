@@ -196,3 +196,119 @@ def test_a_mismatch_that_raises_late_is_told_once(zygote: Zygote, folder: Path) 
     assert all("CollectiveMismatch" in output for output in result.outputs.values()), result.outputs
     assert [(d.kind.value, d.culprits, d.victims) for d in result.diagnoses] == [("shape_mismatch", (1,), (0, 2))]
     assert result.exit_code == 4
+
+
+QUEUED = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+store = dist.distributed_c10d._get_default_store()
+for number in range(30):
+    first, second = torch.ones(4), torch.full((4,), 2.0)
+    if rank == 1:
+        store.wait([f"made {number}"])
+    work = dist.all_reduce(first, async_op=True)  # on rank 0 nobody is there yet
+    if rank == 0:
+        store.set(f"made {number}", "")
+    dist.all_reduce(second)
+    work.wait()
+    assert first[0] == 2 and second[0] == 4, (first, second)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_no_call_overtakes_one_that_waits(zygote: Zygote, folder: Path) -> None:
+    """A synchronous call, however often it was made before, goes out after the asynchronous one that is held."""
+    script = folder / "queued.py"
+    script.write_text(QUEUED)
+    result = zygote.run(script, 2, directory=folder, level="strict")
+    assert result.codes == {0: 0, 1: 0}, (result.outputs, result.report)
+
+
+KEPT = """
+import sys
+import time
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from distsim.realexec.install import current_session
+
+dist.init_process_group("gloo")
+current_session().heartbeat.stop()  # it would see to the leavings
+rank, late = dist.get_rank(), sys.argv[1] == "late"
+store = dist.distributed_c10d._get_default_store()
+tensors = []
+for number in range(8):
+    one = torch.ones(4)
+    tensors.append(weakref.ref(one))
+    if rank == 1 and late:
+        store.wait([f"made {number}"])
+    work = dist.all_reduce(one, async_op=True)
+    if rank == 0:
+        store.set(f"made {number}", "")
+    work.wait()
+    del one, work
+until = time.monotonic() + 20
+while time.monotonic() < until and any(tensor() is not None for tensor in tensors):
+    time.sleep(0.01)  # gloo's own thread lets go of the last one
+print("kept", sum(tensor() is not None for tensor in tensors))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("level", "when"), [("check", "at once"), ("strict", "at once"), ("strict", "late")])
+def test_a_call_that_was_waited_for_keeps_no_tensor(level: str, when: str, zygote: Zygote, folder: Path) -> None:
+    """Whether it went out at once or was held: its tensors live as long as the program wants them."""
+    script = folder / "kept.py"
+    script.write_text(KEPT)
+    result = zygote.run(script, 2, directory=folder, level=level, args=(when,))
+    assert result.codes == {0: 0, 1: 0}, (result.outputs, result.report)
+    assert all(output.startswith("kept 0") for output in result.outputs.values()), result.outputs
+
+
+NOBODY = """
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+how = sys.argv[1]
+dist.init_process_group("gloo", timeout=timedelta(seconds=2))
+if dist.get_rank() == 0:
+    one = torch.ones(3)
+    try:
+        if how == "recv":
+            dist.recv(one, 1)
+        elif how == "irecv":
+            dist.irecv(one, 1).wait()
+        elif how == "batch":
+            dist.batch_isend_irecv([dist.P2POp(dist.irecv, one, 1)])[0].wait()
+        else:
+            dist.irecv(one, 1).wait(timedelta(seconds=1))
+    except RuntimeError as error:
+        print("raised", "Timed out waiting" in str(error))
+store = dist.distributed_c10d._get_default_store()
+if dist.get_rank() == 0:
+    store.set("over", "")
+else:
+    store.wait(["over"], timedelta(seconds=40))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["recv", "irecv", "batch", "a shorter time"])
+def test_a_message_that_nobody_sends_ends_with_the_timeout(how: str, zygote: Zygote, folder: Path) -> None:
+    """The group's, or that of the wait: as it does without a guard."""
+    script = folder / "nobody.py"
+    script.write_text(NOBODY)
+    result = zygote.run(script, 2, directory=folder, level="strict", args=(how,))
+    assert result.codes == {0: 0, 1: 0}, (result.outputs, result.report)
+    assert result.outputs[0].startswith("raised True"), result.outputs
