@@ -17,6 +17,7 @@ __all__ = ["Checksums", "find_nan", "input_tensors"]
 
 IN_PLACE = frozenset({"recv", *(op for op, fields in FIELDS.items() if fields.in_place)})
 """Calls whose own result lands in the buffer: a change while in flight shows only against a copy."""
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def input_tensors(said: Call, rank: int) -> list[Tensor]:
@@ -30,10 +31,28 @@ def _plain(tensors: Sequence[Any]) -> list[Tensor]:
     return [tensor for tensor in tensors if type(tensor) in (Tensor, torch.nn.Parameter)]
 
 
+def _values(tensor: Tensor) -> Tensor | None:
+    """The numbers that a tensor holds, as a strided one; None where there are none to be looked at."""
+    tensor = tensor.detach()
+    if tensor.is_meta:
+        return None
+    if tensor.layout is torch.sparse_coo:
+        return tensor._values()
+    if tensor.is_nested or tensor.layout in COMPRESSED:
+        return tensor.values()
+    return tensor if tensor.layout is torch.strided else None
+
+
+def _has_bytes(tensor: Tensor) -> bool:
+    """Whether its storage is its content."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
+
+
 def find_nan(recorder: Recorder, said: Call, index: int) -> None:
     """Flag a call that sends NaN."""
     for tensor in input_tensors(said, recorder.ring.rank):
-        if tensor.is_floating_point() and bool(torch.isnan(tensor.detach()).any()):
+        values = _values(tensor) if tensor.is_floating_point() or tensor.is_complex() else None
+        if values is not None and bool(torch.isnan(values).any()):
             recorder.ring.mark(index, rings.NAN_INPUT)
             return
 
@@ -55,9 +74,13 @@ class Checksums:
             buffers = _plain(said.outputs)
             if not buffers or len(buffers) < len(said.outputs) or not args or said.outputs is not args[0]:
                 return args, None
+            if not all(_has_bytes(buffer) for buffer in buffers):
+                return args, None
             copies = [buffer.detach().clone() for buffer in buffers]
+            if any(copy.stride() != buffer.stride() for copy, buffer in zip(copies, buffers, strict=True)):
+                return args, None  # backends refuse some that overlap themselves or have gaps
             return (copies, *args[1:]), self._after(index, buffers, copies)
-        buffers = input_tensors(said, self._recorder.ring.rank)
+        buffers = [one for one in input_tensors(said, self._recorder.ring.rank) if _has_bytes(one)]
         return args, self._after(index, buffers, []) if buffers else None
 
     def _after(self, index: int, buffers: Sequence[Tensor], copies: Sequence[Tensor]) -> Callable[[], None]:
@@ -75,7 +98,7 @@ class Checksums:
 
 def checksum(tensor: Tensor) -> int:
     """Of a tensor's bytes; on an accelerator of their 32-bit sum."""
-    flat = tensor.detach().contiguous().view(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     if flat.numel() == 0:
         return 0
     data = flat.view(torch.uint8)
