@@ -25,7 +25,7 @@ from distsim.sim.device.operators.handler import Handler
 from distsim.sim.device.operators.kinds import COMPOSITE, HIGHER, PASSED, PYTHON, VIEW, classify, kinds
 from distsim.sim.device.operators.on_host import ON_HOST, decomposed, not_on_host
 from distsim.sim.device.operators.pinned import PINNING, asks_for_memory, make_pinned
-from distsim.sim.device.operators.plan import Given, Made, Plan, key_of, learn, tensors_in
+from distsim.sim.device.operators.plan import LOOKS_LIKE, Given, Made, Plan, key_of, learn, tensors_in
 from distsim.sim.device.operators.special import SPECIAL
 from distsim.sim.device.operators.transfers import STAGED, TRANSFERS
 from distsim.sim.device.operators.values import Values
@@ -39,6 +39,7 @@ __all__ = ["ComputeMode"]
 
 aten = torch.ops.aten
 _HANDLERS: dict[Any, Handler] = {**TRANSFERS, **SPECIAL, **FLEX}
+_default_dtype = torch.get_default_dtype
 _mode_of, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 VIEW_SHARE = 0.4
 """Of the host's time for an operator: a view launches no kernel (torch/benchmarks: about 2 of 5 us)."""
@@ -129,7 +130,8 @@ class ComputeMode(TorchDispatchMode):
         base = task.cuda_device if device.index is None else device.index
         plans = accelerators.plans
         try:
-            key = (id(func), key_of(args, base), key_of(tuple(kwargs.items()), base) if kwargs else ())
+            named = key_of(tuple(kwargs.items()), base) if kwargs else ()
+            key = (id(func), _default_dtype(), key_of(args, base), named)
             plan = plans.get(key)
         except TypeError:  # an argument that cannot be hashed
             key, plan = None, None
@@ -141,6 +143,9 @@ class ComputeMode(TorchDispatchMode):
             plan.offset = (plan.device.index if plan.device is not None else base) - base
             if key is not None:
                 plans[key] = plan
+        for path, size in plan.grown:
+            with self:
+                Given(path).of(args, kwargs).resize_(size)
         fusion = accelerators.fusion
         if fusion is not None and not fusion.compiles(task):
             fusion = None
@@ -221,6 +226,8 @@ class ComputeMode(TorchDispatchMode):
             return value
 
         overwritten = func in _OVERWRITE  # what was there before does not matter
+        if func in LOOKS_LIKE:
+            args = (_look(args[0]), *args[1:])
         host_args = tuple(host(a) if not (overwritten and i == 0) else a for i, a in enumerate(args))
         host_kwargs = {name: host(value) for name, value in kwargs.items() if name != "pin_memory"}
         if overwritten and known:

@@ -171,6 +171,16 @@ def _number() -> Tensor:
     return carrier((1,), (1,), torch.float32, torch.device("cuda", 0))
 
 
+def _modes_heard() -> Any:
+    """Within it, dispatch modes are asked again: torch.tensor(..., device="cuda") keeps them out, and may be the first
+    use of a GPU."""
+    keys = torch._C.DispatchKey
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (keys.Python, keys.PythonTLSSnapshot):
+        excluded = excluded.remove(key)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
 _accelerator = torch._C._accelerator_getAccelerator
 
 
@@ -184,6 +194,7 @@ def tested() -> None:
         if found is None or found.type != "cuda":
             raise LookupError(f"its accelerator is {found}, not cuda")
         with (
+            _modes_heard(),
             _disable_current_modes(),
             torch.inference_mode(False),
             torch.enable_grad(),

@@ -20,10 +20,9 @@ kinds: dict[Any, int] = {}
 """Of the operators that were met."""
 
 _ALIASES = frozenset({aten.detach.default, aten._unsafe_view.default, aten.lift_fresh.default, aten.lift.default,
-                      aten.alias.default, aten.set_.source_Tensor, aten.set_.source_Storage_storage_offset,
-                      aten.set_.source_Storage, aten.detach_.default, aten.as_strided_.default,
-                      aten.squeeze_.default, aten.squeeze_.dim, aten.unsqueeze_.default, aten.t_.default,
-                      aten.transpose_.default})  # fmt: skip
+                      aten.alias.default})  # fmt: skip
+_ANEW = frozenset({aten.resize_.default, aten.resize_as_.default, aten.set_.default})
+"""They change what a tensor looks like, and may need other memory."""
 _REGISTERED = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 
 
@@ -44,4 +43,5 @@ def classify(func: Any) -> int:
         DispatchKey.CUDA
     ):
         return COMPOSITE  # before views: `to` may make one
-    return VIEW if func.is_view else PLANNED
+    changes_looks = torch.Tag.inplace_view in func.tags and func not in _ANEW  # squeeze_, set_, as_strided_
+    return VIEW if func.is_view or changes_looks else PLANNED

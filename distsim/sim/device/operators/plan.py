@@ -14,9 +14,10 @@ from distsim.sim.device.generator import PlainGenerator, is_for_gpu
 from distsim.sim.device.operators.torch_words import MISTAKES, in_torchs_words, refuse_mixed_dtypes
 from distsim.sim.device.timeline.steps import Counted, counted
 
-__all__ = ["Made", "Plan", "key_of", "learn"]
+__all__ = ["LOOKS_LIKE", "Made", "Plan", "key_of", "learn"]
 
 META = torch.device("meta")
+aten = torch.ops.aten
 _numbers: dict[Any, int] = {}
 _SCALARS = (bool, int, float, complex)
 
@@ -60,6 +61,7 @@ class Plan:
         "cost",
         "counted",
         "device",
+        "grown",
         "kind",
         "number",
         "offset",
@@ -86,6 +88,8 @@ class Plan:
         self.cost = cost
         self.written: tuple[tuple[Any, ...], ...] = ()
         """Paths of the arguments, tensors or lists of them, that it writes to."""
+        self.grown: tuple[tuple[tuple[Any, ...], tuple[int, ...]], ...] = ()
+        """(path, size) of those (out=) that it makes larger or smaller first."""
         self.valued = True
         """Whether values can be known at all."""
         self.random = False
@@ -177,11 +181,14 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], current: tor
     plan.number = _numbers.setdefault(looks, len(_numbers))
     plan.counted = counted(func, args, plan.cost)
     plan.valued = all(_may_be_known(out) for out in outs) and all(
-        _small(tensor) for tensor in tensors_in((args, kwargs))
+        _small(tensor) for tensor in tensors_in((args[1:] if func in LOOKS_LIKE else args, kwargs))
     )
     plan.random = torch.Tag.nondeterministic_seeded in func.tags
-    if any(tensor.shape != shape for tensor, shape in shapes_before):
-        raise NotSimulated(f"{func}, which changes the size of an argument", "give it an out= of the right size")
+    plan.grown = tuple(
+        (paths[id(tensor)], tuple(tensor.shape)) for tensor, shape in shapes_before if tensor.shape != shape
+    )
+    if any(path not in plan.written for path, _ in plan.grown):
+        raise NotSimulated(f"{func}, which changes the size of an argument", "give it one of the right size")
     return plan
 
 
@@ -230,6 +237,14 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
                 paths.append((i,))
     return tuple(paths)
 
+
+LOOKS_LIKE = frozenset(
+    getattr(packet, overload)
+    for packet in (aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like, aten.randint_like,
+                   aten.new_zeros, aten.new_ones, aten.new_full)
+    for overload in packet.overloads() if "out" not in overload
+)  # fmt: skip
+"""Of their first argument only its looks are asked for."""
 
 FEW_FLOATS = 4_096
 MANY_INTEGERS = 1 << 20

@@ -219,6 +219,17 @@ def _resize(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return tensor
 
 
+def _resize_as(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return _resize(mode, func, (args[0], args[1].shape), kwargs)
+
+
+def _set_to_nothing(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """aten.set_ of a tensor alone: it lets go of its storage."""
+    nothing = mode.carry((0,), (1,), args[0].dtype, args[0].device)
+    mode.under_meta(aten.set_.source_Tensor, (args[0], nothing), {})
+    return args[0]
+
+
 TRANSFERS: dict[Any, Handler] = {
     aten._local_scalar_dense.default: _read,
     aten.equal.default: _equal,
@@ -235,4 +246,6 @@ TRANSFERS: dict[Any, Handler] = {
     aten.index_put_.default: _put_masked,
     aten.masked_select.default: _masked_select,
     aten.resize_.default: _resize,
+    aten.resize_as_.default: _resize_as,
+    aten.set_.default: _set_to_nothing,
 }

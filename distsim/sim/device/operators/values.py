@@ -26,6 +26,7 @@ __all__ = ["Data", "Pending", "Values"]
 
 _set_ = torch.Tensor.set_
 _empty = torch.empty
+_conj, _neg_view = torch._conj, torch._neg_view
 _HOST = torch.device("cpu")
 
 
@@ -112,6 +113,8 @@ class Values:
             host.stride() != tensor.stride()
             or host.storage_offset() != tensor.storage_offset()
             or (data.nbytes() < storage.nbytes())
+            or _is_lazy(host)
+            or _is_lazy(tensor)
         ):
             fresh = Shadow(torch.UntypedStorage(storage.nbytes(), device="cpu"))
             _over(fresh, tensor).copy_(host)
@@ -188,7 +191,20 @@ class Values:
         return known
 
 
+def _is_lazy(tensor: Tensor) -> bool:
+    """Whether its numbers are not those in its storage: their conjugates or negatives, or zeros without memory
+    (`_efficientzerotensor`, which torch takes for tangents)."""
+    return bool(tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())
+
+
 def _over(shadow: Shadow, tensor: Tensor) -> Tensor:
-    return _set_(
-        _empty(0, dtype=tensor.dtype, device=_HOST), shadow.data, tensor.storage_offset(), tensor.shape, tensor.stride()
+    made = _set_(
+        _empty(0, dtype=tensor.dtype, device=_HOST),
+        shadow.data,
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
     )
+    if tensor.is_conj():
+        made = _conj(made)
+    return _neg_view(made) if tensor.is_neg() else made
