@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections.abc import Hashable
 from types import ModuleType
 from typing import Any
@@ -26,6 +25,8 @@ class SharedRules:
 
     def __init__(self) -> None:
         self._real: Any = None
+        self._holder: Any = None
+        """Its class; its module may be gone from `sys.modules` when the simulation ends."""
         self._known: dict[Hashable, Any] = {}
         """By operator and what is known of its arguments but their mesh."""
 
@@ -33,7 +34,8 @@ class SharedRules:
         """*module* (`MODULE`) is there, or None."""
         if module is None or self._real is not None:
             return
-        self._real = real = getattr(module.ShardingPropagator, _METHOD)
+        self._holder = module.ShardingPropagator
+        self._real = real = getattr(self._holder, _METHOD)
 
         @functools.wraps(real)
         def propagate(propagator: Any, schema: Any) -> Any:
@@ -56,13 +58,13 @@ class SharedRules:
                 self._known[key] = result
             return result
 
-        setattr(module.ShardingPropagator, _METHOD, propagate)
+        setattr(self._holder, _METHOD, propagate)
 
     def end(self) -> None:
         """Nothing of the simulation is kept."""
         if self._real is not None:
-            setattr(sys.modules[MODULE].ShardingPropagator, _METHOD, self._real)
-        self._real = None
+            setattr(self._holder, _METHOD, self._real)
+        self._real = self._holder = None
         self._known.clear()
 
 
