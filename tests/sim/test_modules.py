@@ -10,7 +10,6 @@ from types import ModuleType
 import pytest
 from sim.running import HEAD, Scripts
 
-from distsim.sim.isolation.modules import modules
 from distsim.sim.isolation.torch_state.sharding_rules import SharedRules
 
 COUNTER = "count = 0\ndef bump():\n    global count\n    count += 1\n"
@@ -204,17 +203,6 @@ def test_a_script_that_fails_at_import(script: Scripts) -> None:
     ran = script("def (:\n")
     assert ran.outcome.failures[0].type == "SyntaxError"
     assert "program.py" in ran.outcome.failures[0].traceback
-
-
-def test_torch_outside_of_site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of the path in which distributions lie (PYTHONPATH, a .pth file): torch there is everyone's."""
-    elsewhere, own = tmp_path / "elsewhere", tmp_path / "own"
-    (elsewhere / "torch-2.13.0.dist-info").mkdir(parents=True)
-    own.mkdir()
-    monkeypatch.setattr(sys, "path", [*sys.path, str(elsewhere), str(own), str(tmp_path / "nowhere")])
-    roots = modules._site_roots()
-    assert str(elsewhere) in roots
-    assert not {str(own), str(tmp_path / "nowhere")} & roots
 
 
 def test_rules_end_without_their_module() -> None:
