@@ -1,7 +1,6 @@
 """How sure a simulated time is: where a measured one lies in eight cases of ten.
 
-A regime is a fabric (or none, inside a node), a class of nodes, a class of sizes and, of machines left out, a kind of
-operation. For a cluster whose file was
+A regime is a fabric (or none, inside a node), a class of nodes and a class of sizes. For a cluster whose file was
 calibrated it is the spread of its own logs; for a preset that is one fitted machine that of its fabric's tables; for
 any other that of machines that a fit had left out, in that fabric, held to what others show by how few machines have
 it. The spreads are `errors.csv` beside the fitted constants, made when these are.
@@ -17,16 +16,13 @@ from distsim.calibration.constants import data_folder
 from distsim.cluster import Cluster
 
 __all__ = [
-    "ALL",
     "NODE_CLASSES",
-    "OPERATIONS",
     "OTHERS",
     "SIZES",
     "Interval",
     "around",
     "interval",
     "node_class",
-    "op_class",
     "size_class",
 ]
 
@@ -34,10 +30,6 @@ SIZES = ("< 64 KiB", "64 KiB - 16 MiB", "> 16 MiB")
 _LEAST = (0, 1 << 16, (1 << 24) + 1)
 _NODES = ((1, "1 node"), (2, "2 nodes"), (31, "3 to 31"), (1 << 30, "32 and more"))
 NODE_CLASSES = tuple(name for _, name in _NODES)
-OPERATIONS = ("all_reduce", "other collectives", "sends")
-"""Kinds of operations, as far as the errors are told apart by them."""
-ALL = "all"
-"""Where they are not."""
 OWN, FITTED, LEFT_OUT = "own logs", "fitted", "left out"
 OTHERS = "others"
 """In place of a fabric that was measured on no machine: the errors of all but InfiniBand."""
@@ -82,14 +74,6 @@ def size_class(nbytes: float) -> str:
     return SIZES[sum(nbytes >= least for least in _LEAST) - 1]
 
 
-def op_class(op: str) -> str:
-    """Which of `OPERATIONS` one is, named as in `Transfer` or a record."""
-    if op.startswith(("all_reduce", "allreduce", "barrier")):
-        return OPERATIONS[0]
-    sends = ("all_to_all", "alltoall", "send", "recv", "gather", "scatter")
-    return OPERATIONS[2] if op.startswith(sends) else OPERATIONS[1]
-
-
 def node_class(num_nodes: int) -> str:
     """How many nodes, as the errors are told apart by."""
     return next(name for most, name in _NODES if num_nodes <= most)
@@ -102,17 +86,15 @@ def _spreads() -> dict[tuple[str, ...], _Spread]:
         return {}
     lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
     return {
-        (row["origin"], row["fabric"], row["nodes"], row["size"], row["op"]): _Spread(
+        (row["origin"], row["fabric"], row["nodes"], row["size"]): _Spread(
             float(row["low"]), float(row["high"]), tuple(row["presets"].split())
         )
         for row in csv.DictReader(lines)
     }
 
 
-def interval(
-    cluster: Cluster, op: str, nbytes: float, num_nodes: int, time_s: float, flavour: str = "nccl"
-) -> Interval | None:
-    """The interval around *time_s*, simulated for an *op* of *nbytes* (as in `Transfer`) over *num_nodes* nodes.
+def interval(cluster: Cluster, nbytes: float, num_nodes: int, time_s: float, flavour: str = "nccl") -> Interval | None:
+    """The interval around *time_s*, simulated for *nbytes* (as in `Transfer`) over *num_nodes* nodes.
     None where nothing of the kind was measured: gloo, MPI and plain alpha-beta."""
     if flavour != "nccl" or cluster.nccl.version == "ideal" or not cluster.node.num_gpus:
         return None
@@ -121,14 +103,14 @@ def interval(
     size = size_class(nbytes)
     if (own := cluster.errors.get(f"{nodes}, {size}")) is not None:
         return Interval(time_s * own[0], time_s * own[1], OWN, fabric, nodes, size)
-    return around(cluster.name, fabric, nodes, size, op_class(op), time_s)
+    return around(cluster.name, fabric, nodes, size, time_s)
 
 
-def around(name: str, fabric: str, nodes: str, size: str, op: str, time_s: float) -> Interval | None:
+def around(name: str, fabric: str, nodes: str, size: str, time_s: float) -> Interval | None:
     """That of a cluster of this name in one regime; an empty name is that of a cluster that nobody fitted."""
     preset, spreads = name.partition(":")[0], _spreads()
-    for origin, whose, kind in ((FITTED, fabric, ALL), (LEFT_OUT, fabric, op), (LEFT_OUT, OTHERS, op)):
-        spread = spreads.get((origin, whose, nodes, size, kind))
+    for origin, whose in ((FITTED, fabric), (LEFT_OUT, fabric), (LEFT_OUT, OTHERS)):
+        spread = spreads.get((origin, whose, nodes, size))
         if spread is None or (origin == FITTED and preset not in spread.presets):
             continue
         return Interval(time_s * spread.low, time_s * spread.high, origin, whose, nodes, size)

@@ -68,6 +68,7 @@ def test_a_teams_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         assert cluster.constants[name].value == pytest.approx(known[name] * TRUTH[name], rel=0.1)
         assert 0 < cluster.constants[name].uncertainty < 0.3
     assert "p2p.base" not in cluster.constants, "no log has a message in it"
+    assert "ib.told_us" not in cluster.constants, "what a plugin tells of a hop is not what a hop takes"
     assert cluster.measured.startswith("all_gather on 1 x 8, 2 x 8 and 4 x 8, all_reduce on")
     drawn = ET.parse(plot).getroot()
     assert len(drawn.findall(".//{*}g")) == 6

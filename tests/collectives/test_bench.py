@@ -205,23 +205,23 @@ def test_a_calibrated_cluster_has_the_interval_of_its_own_logs(
 def test_a_preset_has_the_interval_of_its_fabric_or_a_borrowed_one() -> None:
     """Fitted where its own tables were; of machines left out where it has none; of any fabric where that was measured
     too little; nobody has measured gloo, MPI or plain alpha-beta."""
-    fitted = interval(load_cluster("polaris:2"), "all_reduce", 1024, 2, 1.0)
+    fitted = interval(load_cluster("polaris:2"), 1024, 2, 1.0)
     assert fitted is not None
     assert fitted.origin == "fitted"
     assert fitted.low_s < 1.0 < fitted.high_s
-    strange = interval(load_cluster("mi300x:2"), "all_reduce", 1024, 2, 1.0)
+    strange = interval(load_cluster("mi300x:2"), 1024, 2, 1.0)
     assert strange is not None
     assert strange.origin == "left out"
     assert strange.high_s - strange.low_s > fitted.high_s - fitted.low_s
-    assert interval(load_cluster("gcp-a3high:2"), "all_reduce", 1024, 2, 1.0).borrowed  # type: ignore[union-attr]
-    assert interval(load_cluster("polaris:2"), "all_reduce", 1024, 2, 1.0, "gloo") is None
-    assert interval(load_cluster("ethernet-cpu:2"), "all_reduce", 1024, 2, 1.0) is None
+    assert interval(load_cluster("gcp-a3high:2"), 1024, 2, 1.0).borrowed  # type: ignore[union-attr]
+    assert interval(load_cluster("polaris:2"), 1024, 2, 1.0, "gloo") is None
+    assert interval(load_cluster("ethernet-cpu:2"), 1024, 2, 1.0) is None
 
 
 def test_a_rack_is_one_node_to_the_errors() -> None:
     """NVLink joins its 18 nodes: no fabric is crossed."""
     rack = load_cluster("gb200-nvl72:2")
-    inside, across = interval(rack, "all_reduce", 1 << 20, 18, 1.0), interval(rack, "all_reduce", 1 << 20, 36, 1.0)
+    inside, across = interval(rack, 1 << 20, 18, 1.0), interval(rack, 1 << 20, 36, 1.0)
     assert inside is not None
     assert across is not None
     assert (inside.fabric, inside.nodes) == ("none", "1 node")

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from distsim.calibration.predictions.left_out import Prediction
 from distsim.calibration.predictions.widths import Error, Widths, ratios, weighted
 from distsim.calibration.tables import REGIMES, regime
-from distsim.collectives.uncertainty import ALL, NODE_CLASSES, OPERATIONS, OTHERS, op_class
+from distsim.collectives.uncertainty import NODE_CLASSES, OTHERS
 
 __all__ = ["Covered", "covered", "errors_csv"]
 
-_FIELDS = ("origin", "fabric", "nodes", "size", "op", "low", "high", "rows", "machines", "presets")
+_FIELDS = ("origin", "fabric", "nodes", "size", "low", "high", "rows", "machines", "presets")
 _LEAST_ROWS = 8
-_HELD = 0.81
+_HELD = 0.805
 """Of the errors of machines that the widths knew nothing of; a little more than eight of ten, since this one figure
 knew of all."""
 _HELD_FITTED = 0.83
@@ -50,7 +50,7 @@ def errors_csv(predictions: Sequence[Prediction]) -> str:
         "# fitted: the narrowest around errors with all tables, and with those of one and two nodes, for presets that",
         "# are one machine. left out: about predictions with constants that saw nothing of the machine, as wide as",
         "# needed where the interval saw nothing of it either (predictions/widths.py). rows, machines: of the fabric",
-        "# in that size, whatever the operation. others: all fabrics but InfiniBand. Made by",
+        "# in that size. others: all fabrics but InfiniBand. Made by",
         "# `python -m distsim.calibration.refit`.",
         ",".join(_FIELDS),
         *_fitted_lines(predictions),
@@ -75,7 +75,7 @@ def _fitted_lines(predictions: Sequence[Prediction]) -> Iterator[str]:
         low, high = _narrowest(machines)
         # A preset that stands for machines of several owners does for yet another's: that one was not fitted.
         whose = " ".join(sorted(one for one in presets.get(key, ()) if len(owners[one]) == 1))
-        yield f"{','.join(key)},{ALL},{low:.3f},{high:.3f},{rows},{len(machines)},{whose}"
+        yield f"{','.join(key)},{low:.3f},{high:.3f},{rows},{len(machines)},{whose}"
 
 
 def _left_out_lines(errors: Sequence[Error]) -> Iterator[str]:
@@ -89,9 +89,8 @@ def _left_out_lines(errors: Sequence[Error]) -> Iterator[str]:
                 if not some:
                     continue
                 machines = len({one.machine for one in some})
-                for op in OPERATIONS:
-                    far = math.exp(reach * widths.of(fabric, nodes, size, op))
-                    yield f"left out,{fabric},{nodes},{size},{op},{1 / far:.3f},{far:.3f},{len(some)},{machines},"
+                far = math.exp(reach * widths.of(fabric, size))
+                yield f"left out,{fabric},{nodes},{size},{1 / far:.3f},{far:.3f},{len(some)},{machines},"
 
 
 def _is_of(error: Error, fabric: str) -> bool:
@@ -148,7 +147,7 @@ def _left_out(predictions: Sequence[Prediction]) -> list[Error]:
         table = one.bench.table
         values = np.log(one.bench.measured_us / one.left_out_us).tolist()
         found += [
-            Error(table.machine, one.fabric, one.nodes, REGIMES[regime(row.size_bytes)], op_class(table.op), value)
+            Error(table.machine, one.fabric, REGIMES[regime(row.size_bytes)], value)
             for row, value in zip(table.rows, values, strict=True)
         ]
     return found

@@ -1,9 +1,11 @@
 """How far from its prediction a machine that no fit has seen is to be expected.
 
 Where eight of ten errors lie is known well where many machines were measured and hardly at all where one was. So it is
-told apart by size, kind of fabric (inside a node, InfiniBand, all others), fabric, nodes and operation, one after the
-other, and each tells so much as machines stand behind it. How much further it has to reach is asked of machines that
-were left out here, too: each measured against widths that its own errors had no part in.
+told apart by size, kind of fabric (inside a node, InfiniBand, all others) and fabric, one after the other, and each
+tells so much as machines stand behind it. Numbers of nodes and operations are not: told apart, the widths are wider at
+the same share held, as they say more of the machines that are there than of the next. How much further they have to
+reach is asked of machines that were left out here, too: each measured against widths that its own errors had no part
+in.
 """
 
 from __future__ import annotations
@@ -11,18 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.collectives.uncertainty import NODE_CLASSES, OTHERS
+from distsim.collectives.uncertainty import OTHERS
 
 __all__ = ["Error", "Widths", "ratios", "weighted"]
 
-_HOLD = 4.0
-"""So many machines say that a fabric, a number of nodes or an operation is as all are. With 2 to 4 the widths are
-narrowest at the same share held."""
+_HOLD = 2.0
+"""So many machines say that a fabric is as all are."""
 _SHARE = 0.8
 """Of the errors that a width is about."""
 _LEAST = 5e-3
@@ -35,17 +35,14 @@ class Error:
 
     machine: str
     fabric: str
-    nodes: str
     size: str
-    op: str
-    """Of `distsim.collectives.uncertainty.OPERATIONS`."""
     value: float
     """Logarithm of measured / predicted."""
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def key(self) -> tuple[str, str]:
         """What its width goes by."""
-        return self.fabric, self.nodes, self.size, self.op
+        return self.fabric, self.size
 
 
 def weighted(values: Iterable[tuple[str, float]], share: float) -> float:
@@ -69,7 +66,7 @@ class Widths:
 
     def __init__(self, errors: Sequence[Error]) -> None:
         self._all = 0.0
-        self._more: list[dict[str, float]] = [{} for _ in _told("", "", "", "")]
+        self._more: list[dict[str, float]] = [{} for _ in _told("", "")]
         if not errors:
             return
         left = [math.log(max(abs(one.value), _LEAST)) for one in errors]
@@ -83,19 +80,16 @@ class Widths:
             for name, values in groups.items():
                 machines = len({machine for machine, _ in values})
                 more[name] = weighted(values, _SHARE) * machines / (machines + _HOLD)
-            for fewer, nodes in pairwise(NODE_CLASSES[1:]):  # more nodes are no surer than fewer
-                if fewer in more:
-                    more[nodes] = max(more.get(nodes, more[fewer]), more[fewer])
             left = [value - more[names[place]] for names, value in zip(told, left, strict=True)]
 
-    def of(self, fabric: str, nodes: str, size: str, op: str) -> float:
+    def of(self, fabric: str, size: str) -> float:
         """|log (measured / predicted)| within which eight of ten are to be expected, but for how far they reach."""
-        told = zip(self._more, _told(fabric, nodes, size, op), strict=True)
+        told = zip(self._more, _told(fabric, size), strict=True)
         return math.exp(self._all + sum(more.get(name, 0.0) for more, name in told))
 
 
-def _told(fabric: str, nodes: str, size: str, op: str) -> tuple[str, ...]:
-    return size, _kind(fabric), fabric, nodes, op
+def _told(fabric: str, size: str) -> tuple[str, ...]:
+    return size, _kind(fabric), fabric
 
 
 def ratios(errors: Sequence[Error]) -> list[tuple[str, float]]:

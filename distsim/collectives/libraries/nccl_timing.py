@@ -33,7 +33,8 @@ def fabric_table(nccl: NcclFacts, version: tuple[int, int], constants: Constants
     Slingshot's NICs match messages in hardware unless FI_CXI_RX_MATCH_MODE says otherwise (a Grace host is quicker at
     either); aws-ofi-nccl sends by
     libfabric's messages on p4d and by RDMA writes from p5 on (src/platform-aws.cpp, default_protocol); sockets of 2.18
-    were measured beside those of 2.21; Google's RoCE is its own plugin in virtual machines.
+    were measured beside those of 2.21, which they are as slow as where a ring was told of its NICs (NCCL_CROSS_NIC,
+    setup 2 of argonne-lcf/alcf-nccl-tests); Google's RoCE is its own plugin in virtual machines.
     """
     net = nccl.net
     if net == "none":
@@ -44,7 +45,7 @@ def fabric_table(nccl: NcclFacts, version: tuple[int, int], constants: Constants
         return "slingshot-software"
     if net == "efa" and nccl.compute_capability < 90:
         return "efa-sendrecv"
-    if net == "tcp" and version < (2, 19):
+    if net == "tcp" and version < (2, 19) and "NCCL_CROSS_NIC" not in nccl.settings:
         return "tcp-before-2_19"
     if net == "roce" and nccl.plugin.startswith("gib"):
         return "roce-gib"
@@ -102,10 +103,10 @@ class NcclTiming:
         return self._of("launch", f"process_{self.cluster.nccl.cpu_vendor}") * 1e-6
 
     def p2p_floor_s(self, group: Members) -> float:
-        """The same for grouped sends and receives."""
-        if self.launcher == "shared":
+        """The same for grouped sends and receives; RCCL's all-to-all is one call, as any collective is."""
+        if self.launcher == "shared" and self.cluster.nccl.library != "rccl":
             return self._of("p2p", "shared_process_per_gpu") * group.per_node * 1e-6
-        return self._of("launch", f"process_{self.cluster.nccl.cpu_vendor}") * 1e-6
+        return self.floor_s(group)
 
     def hop_us(self, net: str) -> float:
         """A hop of a tree in LL: of what the plugin tells of its latency where it does."""
@@ -314,25 +315,30 @@ class NcclTiming:
 
     def direct(self, group: Members, machine: Machine, peers: int, share: float, loads: Loads) -> tuple[float, Cost]:
         """Software and cost of grouped sends and receives of *share* bytes with *peers* peers a rank: what one costs
-        inside a node, and what a message through the NIC costs, but for the first one only where that takes longer than
-        the bytes; then a chunk to everyone through one more copy."""
+        inside a node and a hop in Simple, a chunk to everyone through one more copy, and what the messages through the
+        NIC cost, but for the first one only where that takes longer than the NIC takes for the bytes. A thread that
+        sends through sockets moves the bytes itself, after each message's cost; what starts the kernel is beside
+        that."""
         name, many = self.generation(machine), machine.num_nodes > 1
         near = min(peers, group.per_domain)
         software_s = (self._of("p2p", "base") + self._of("p2p", "per_peer") * near) * 1e-6
-        net, later_s = 1.0, 0.0
+        net, first_s, later_s = 1.0, 0.0, 0.0
         if many:
             table = self.matching(machine)
             # One peer is a ring's neighbour.
             net = max(self.lost(machine, ring=peers == 1) / self._of(table, "p2p_efficiency"), self.root_wire())
-            remote = self._of(table, "remote")
+            first_s = self._of(table, "remote") * 1e-6
             if share <= self._of(table, "tiny_bytes"):
-                remote *= self._of(table, "remote_tiny")
-            far = peers - near if peers > 1 else 1
-            software_s += (self.hop_us(table) * self._of(table, "p2p") + remote) * 1e-6
-            later_s = remote * (far - 1) * 1e-6
+                first_s *= self._of(table, "remote_tiny")
+            later_s = first_s * (peers - near - 1 if peers > 1 else 0)
+            software_s += (self.hop_us(table) * self._of(table, "p2p") + self._of(table, "ring_more")) * 1e-6
         cost = Cost(1.0 / self._of(name, "p2p"), net, intra_links=0.0)
         if many:
             copied = group.slowest_s_per_byte(group.with_cost(loads, replace(cost, net_wire=1.0)))
             software_s += self._of("p2p", "fill") * min(share, 131072.0) * copied
-            software_s += max(later_s - share * group.slowest_s_per_byte(group.with_cost(loads, cost)), 0.0)
+            if self.net in _BY_THE_HOST:
+                software_s = max(software_s, first_s + later_s)
+            else:
+                moved_s = share * group.slowest_s_per_byte(group.with_cost(loads, cost))
+                software_s += first_s + max(later_s - moved_s, 0.0)
         return software_s, cost
