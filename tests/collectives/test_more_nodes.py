@@ -43,7 +43,11 @@ def never_quicker(clusters: list[Cluster]) -> None:
         before |= now
 
 
-@pytest.mark.parametrize("name", one_in(6, preset_names()))
+VARIANTS = ("polaris:setup1", "polaris:setup2", "polaris:setup5")
+"""Sockets, and messages that the host matches."""
+
+
+@pytest.mark.parametrize("name", [*one_in(6, preset_names()), *one_in(3, VARIANTS)])
 def test_on_every_preset(name: str) -> None:
     """From two nodes on, every operation by every algorithm and protocol; which of them NCCL takes is by what it
     believes, and that may well be wrong on more nodes."""
