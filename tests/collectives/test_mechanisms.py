@@ -179,7 +179,7 @@ def test_choices_are_those_of_the_release() -> None:
     assert plan("alps-gh200:4", "all_reduce", 2 * MIB, nccl_version="2.21.5")[0].algo == "Ring"
 
 
-@pytest.mark.parametrize(("nodes", "nbytes", "us"), [(8, 4 * KIB, 454.0), (128, 32 * KIB, 8254.0), (128, MIB, 9235.0)])
+@pytest.mark.parametrize(("nodes", "nbytes", "us"), [(128, 32 * KIB, 8254.0), (128, MIB, 9235.0)])
 def test_a_thread_sends_through_sockets_one_message_after_the_other(nodes: int, nbytes: int, us: float) -> None:
     """alltoall on Polaris without a plugin, 2.18 (argonne-lcf/alcf-nccl-tests at 385be33: not fitted, only 2 nodes of
     2.21 are): 16 us a message, whatever starts the kernel."""

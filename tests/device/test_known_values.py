@@ -114,6 +114,8 @@ def looks_alone(device: str) -> list[Tensor]:
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch asks it for decompositions
 @pytest.mark.parametrize("made", [conjugate, negative, default_type, derivatives, other_looks, looks_alone])
 def test_as_on_the_cpu(made: Callable[[str], list[Tensor]]) -> None:
+    """Numbers, types and shapes are those of the CPU."""
+
     def both() -> list[tuple[Any, Any]]:
         default = torch.get_default_dtype()
         try:
