@@ -137,6 +137,17 @@ def test_tables_sort_by_values_and_the_json_is_whole() -> None:
     assert {"picture", *report_document(finished())} == set(report)
 
 
+def test_small_figures_and_none_are_told_as_in_a_terminal() -> None:
+    """A barrier has no bandwidth, a few bytes have next to none; a figure that is not there stands with the others."""
+    report = outcome_document(finished())
+    one = dict(report["collectives"][0], algbw_bytes_per_s=78_500.0, busbw_bytes_per_s=0.0)
+    report["collectives"] = [one, dict(one, busbw_bytes_per_s=78e9, time_s=None)]
+    report["links"] = [dict(report["links"][0], mean_utilisation=0.0001, peak_utilisation=0.0)]
+    page = html(run_page(report))
+    for cell in ('8500.0">&lt;0.001 GB/s<', '"0.0">-<', '0001">&lt;0.1%<', '"0.0">0.0%<', '<td class="n">-<'):
+        assert cell in page
+
+
 def test_nothing_is_loaded_from_anywhere(hang: Seen) -> None:
     """No address in any attribute that a browser loads from, none in the styles, and a policy that forbids it."""
     loaded = [value for tag, name, value in hang.attributes if name in LOADING and tag != "a"]

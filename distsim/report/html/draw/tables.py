@@ -46,11 +46,13 @@ def _time(value: Any) -> str:
 
 
 def _share(value: Any) -> str:
-    return "-" if value is None else f"{value:.1%}"
+    return "-" if value is None else "<0.1%" if 0 < value < 0.0005 else f"{value:.1%}"
 
 
 def _rate(value: Any) -> str:
-    return "-" if value is None else format_bandwidth(float(value))
+    if not value:  # a barrier has none
+        return "-"
+    return "<0.001 GB/s" if value < 1e6 else format_bandwidth(float(value))
 
 
 def _bytes(value: Any) -> str:

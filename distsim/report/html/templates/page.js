@@ -48,7 +48,7 @@
   addEventListener("beforeprint", () => { printing = true; recolour(); });
   addEventListener("afterprint", () => { printing = false; recolour(); });
 
-  // ---- charts, drawn when they come into sight
+  // ---- charts: those in sight, then, as nobody scrolls before they print, the others of what is shown
   async function draw(chart) {
     if (chart.dataset.begun) return;
     chart.dataset.begun = "1";
@@ -70,6 +70,13 @@
   const sight = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) draw(entry.target).catch(tooOld);
   }, { rootMargin: "600px" });
+  const idle = window.requestIdleCallback || ((then) => setTimeout(then, 200));
+  let below = Promise.resolve();
+  const shown = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) {
+      below = below.then(() => new Promise(idle)).then(() => draw(entry.target)).catch(tooOld);
+    }
+  }, { rootMargin: "1000000px" });
   function tooOld(error) {
     const line = one("#old");
     line.hidden = false;
@@ -181,5 +188,5 @@
   }
   addEventListener("hashchange", turn);
   turn();
-  for (const chart of all(".chart")) sight.observe(chart);
+  for (const chart of all(".chart")) { sight.observe(chart); shown.observe(chart); }
 })();
