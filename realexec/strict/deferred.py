@@ -113,9 +113,9 @@ class Deferred(Handle):
             self._inner.get_future().add_done_callback(lambda source: run_apart(lambda: on_device(source, target)))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._touched = True
+        self._looked()
         if not self.decided:
-            self._recorder.ring.mark(self._index, rings.WAITING | rings.WAITED)
+            self._recorder.ring.mark(self._index, rings.WAITING)
             if not self.hasten(timeout.total_seconds() if timeout else math.inf):
                 raise RuntimeError("Operation timed out!")  # torch's own words; the call itself goes on
         if self._error is not None:
@@ -128,10 +128,30 @@ class Deferred(Handle):
             self._future.wait()  # who has waited for the call finds the future's value there, too
         return done
 
+    def _looked(self) -> None:
+        self._touched = True
+        self._recorder.ring.mark(self._index, rings.WAITED)
+
     def is_completed(self) -> bool:
         if not self.decided:
             return False
-        return self._error is not None or self._inner is None or super().is_completed()
+        if self._error is None and self._inner is not None:
+            return super().is_completed()
+        self._looked()
+        return True
+
+    def is_success(self) -> bool:
+        return self.decided and self._error is None and (self._inner is None or super().is_success())
+
+    def exception(self) -> Any:
+        if self._error is not None:
+            self._looked()
+            return self._error
+        return None if self._inner is None else super().exception()
+
+    def result(self) -> Any:
+        self._out()
+        return [] if self._inner is None else super().result()
 
     def get_future(self) -> Any:
         self._touched = True
@@ -151,12 +171,16 @@ class Deferred(Handle):
         return self._future
 
     def synchronize(self) -> None:
-        self._touched = True
+        self._out()
+        if self._inner is not None:
+            super().synchronize()
+
+    def _out(self) -> None:
+        """Wait until the call goes out."""
+        self._looked()
         self.hasten(math.inf)
         if self._error is not None:
             raise self._error
-        if self._inner is not None:
-            super().synchronize()
 
 
 class WentOut(HostHandle):

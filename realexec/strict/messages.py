@@ -185,6 +185,7 @@ class Messages:
                 ordinal,
             )
             self._recorder.ring.fail(index, error_line(error))
+            self._recorder.ring.mark(index, rings.WAITED)  # who has no handle cannot wait, and has been told
             raise error
         return True
 

@@ -312,3 +312,46 @@ def test_a_message_that_nobody_sends_ends_with_the_timeout(how: str, zygote: Zyg
     result = zygote.run(script, 2, directory=folder, level="strict", args=(how,))
     assert result.codes == {0: 0, 1: 0}, (result.outputs, result.report)
     assert result.outputs[0].startswith("raised True"), result.outputs
+
+
+REFUSED = """
+import sys
+
+import torch
+import torch.distributed as dist
+
+from distsim.debug import CollectiveMismatch
+
+dist.init_process_group("gloo")
+rank, how, first = dist.get_rank(), sys.argv[1], int(sys.argv[2])
+store = dist.distributed_c10d._get_default_store()
+t = torch.ones(4 + rank)
+if rank != first:
+    store.wait(["made"])
+try:
+    if how == "message":
+        work = dist.isend(t, 1) if rank == 0 else dist.irecv(t, 0)
+    elif how == "batch":
+        work = dist.batch_isend_irecv([dist.P2POp(dist.irecv if rank else dist.isend, t, 1 - rank)])[0]
+    else:
+        work = dist.all_reduce(t, async_op=True)
+    store.set("made", "")
+    while how == "collective" and not work.is_completed():
+        pass
+    work.wait()
+except CollectiveMismatch:
+    print("caught")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("how", ["message", "batch", "collective"])
+def test_what_was_refused_need_not_be_waited_for(how: str, first: int, zygote: Zygote, folder: Path) -> None:
+    """Who has caught the exception has no handle, or has waited for it: one diagnosis, and that is the mismatch."""
+    script = folder / "refused.py"
+    script.write_text(REFUSED)
+    result = zygote.run(script, 2, directory=folder, level="strict", args=(how, str(first)))
+    assert result.outputs == {0: "caught\n", 1: "caught\n"}
+    kinds = [diagnosis.kind.value for diagnosis in result.diagnoses]
+    assert kinds == ["shape_mismatch" if how == "collective" else "p2p_size_mismatch"], result.report
