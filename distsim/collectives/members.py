@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +26,7 @@ _MAX_GATES = 32
 """Rings (and pairs of trees) side by side: NCCL has at most 32 channels of a kind over NICs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
+class Gate(NamedTuple):
     """A NIC and the members next to it."""
 
     rail: int | None
@@ -82,7 +80,7 @@ class Members:
     @cached_property
     def per_node(self) -> int:
         """Members of the fullest node."""
-        return max(len(node) for node in self.nodes)
+        return max(map(len, self.nodes))
 
     @cached_property
     def domains(self) -> list[list[int]]:
@@ -98,7 +96,7 @@ class Members:
     @cached_property
     def per_domain(self) -> int:
         """Members of the fullest NVLink domain."""
-        return max(len(domain) for domain in self.domains)
+        return max(map(len, self.domains))
 
     def same_domain(self, a: int, b: int) -> bool:
         """Whether two members talk without a NIC."""
@@ -129,25 +127,40 @@ class Members:
     def gates(self) -> list[list[Gate]]:
         """The ways out of each NVLink domain, as many for all: its NICs that members use, host by host."""
         every: list[list[Gate]] = []
+        rails_of, local = self._rails_of, self.local
         for domain in self.domains:
             if len(domain) == 1:
-                rails = self.rails(domain[0])
-                every.append([Gate(rail, (domain[0],)) for rail in rails] or [Gate(None, (domain[0],))])
+                near_it = (domain[0],)
+                every.append([Gate(rail, near_it) for rail in rails_of[local[domain[0]]] or (None,)])
                 continue
             near: dict[tuple[int, int], list[int]] = {}
             for member in domain:
                 for rail in self.rails(member):
                     near.setdefault((self.host[member], rail), []).append(member)
             every.append([Gate(key[1], tuple(near[key])) for key in sorted(near)] or [Gate(None, tuple(domain))])
-        count = min(len(gates) for gates in every)
-        count = min(count, _MAX_GATES)
+        count = min(*map(len, every), _MAX_GATES)
         return [gates if len(gates) == count else _spread(gates, count) for gates in every]
+
+    @cached_property
+    def doors(self) -> NDArray[np.int64]:
+        """*gates* where every member is alone in its domain, as a table: member, way -> NIC, -1 where it has none."""
+        rails_of = {local: rails or (-1,) for local, rails in self._rails_of.items()}
+        count = min(*map(len, rails_of.values()), _MAX_GATES)
+        rows = {k: [rails[place * len(rails) // count] for place in range(count)] for k, rails in rails_of.items()}
+        return np.array(rows[self.local[0]] if len(rows) == 1 else [rows[local] for local in self.local]).reshape(
+            -1, count
+        )
+
+    @property
+    def num_gates(self) -> int:
+        """Ways out of each domain."""
+        return len(self.gates[0]) if self.per_domain > 1 else self.doors.shape[1]
 
     @cached_property
     def streams(self) -> int:
         """Transfers side by side that a ring or a tree of the group is made of: one a way out of a node; inside a
         node, where NCCL's channels are at least as many as GPUs, one a member."""
-        return max(len(self.gates[0]) if len(self.domains) > 1 else 1, self.per_domain)
+        return max(self.num_gates if len(self.domains) > 1 else 1, self.per_domain)
 
     def streams_at(self, cost: Cost) -> float:
         """*streams* of a flow whose progress is reckoned in payload: shares of a link are of what is on the wire."""
