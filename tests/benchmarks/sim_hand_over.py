@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+
+from tests.benchmarks.yardstick import simpy_events_per_s, told
 
 TURNS = 5_000
 
@@ -54,27 +55,11 @@ def bare_us(times: int = 20_000) -> float:
     return (time.process_time() - begun) / times / 2 * 1e6
 
 
-def simpy_events_per_s(events: int = 100_000) -> float:
-    """Events that simpy alone carries out in a CPU second."""
-    import simpy
-
-    def process(env: simpy.Environment) -> Iterator[simpy.Event]:
-        for _ in range(events // 50):
-            yield env.timeout(1.0)
-
-    env = simpy.Environment()
-    for _ in range(50):
-        env.process(process(env))
-    begun = time.process_time()
-    env.run()
-    return events / (time.process_time() - begun)
-
-
 def main() -> None:
     ours_us, lock_us = hand_over_us(), bare_us()
     print(f"a hand-over from rank to rank: {ours_us:.0f} us of CPU, the state of a process and two semaphores")
     print(f"a bare lock from thread to thread: {lock_us:.1f} us; ours is {ours_us / lock_us:.1f} of it")
-    print(f"simpy alone: {simpy_events_per_s():,.0f} events/s of CPU")
+    print(told(simpy_events_per_s()))
 
 
 if __name__ == "__main__":

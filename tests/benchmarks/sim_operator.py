@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.benchmarks.sim_hand_over import simpy_events_per_s
+from tests.benchmarks.yardstick import simpy_events_per_s, told
 
 TIMES, REPEATS = 200, 15
 _clock = time.thread_time  # a rank's own is virtual
@@ -65,7 +65,7 @@ def main() -> None:
     for name, plain_us in plain.items():
         more_us, empty_us = ours[name] - plain_us, least[name] - plain_us
         print(f"{name:20s} {plain_us:5.1f} us, an empty mode {empty_us:+6.1f}, ours {more_us:+6.1f}")
-    print(f"simpy alone: {simpy_events_per_s():,.0f} events/s of CPU")
+    print(told(simpy_events_per_s()))
 
 
 if __name__ == "__main__":
