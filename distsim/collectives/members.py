@@ -64,13 +64,17 @@ class Members:
         self._cache: dict[Hashable, Any] = {}
         per_node = self._per_node = max(1, len(cluster.devices) // cluster.num_nodes)
         positions = cluster.positions
-        self._places = np.array([positions[device] for device in devices], dtype=np.int64)
+        self._places = np.array([*map(positions.__getitem__, devices)], dtype=np.int64)
         self.host: list[int] = (self._places // per_node).tolist()
         self.local: list[int] = (self._places % per_node).tolist()
+        self.nodes: list[list[int]]
+        if len(set(self.host)) == self.size:  # one a node
+            self.nodes = [[member] for member in range(self.size)]
+            return
         by_host: dict[int, list[int]] = {}
         for member, host in enumerate(self.host):
             by_host.setdefault(host, []).append(member)
-        self.nodes: list[list[int]] = list(by_host.values())
+        self.nodes = list(by_host.values())
 
     @property
     def num_nodes(self) -> int:
