@@ -180,3 +180,26 @@ def test_what_is_written_to_a_staged_checkpoint_is_kept(tmp_path: Path) -> None:
         return was, torch.load(tmp_path / "here.pt")[-1, -1].item(), again["x"][-1, -1].item()
 
     assert distsim.simulate(body, on="dgx-h100:1", nproc_per_node=1).results == [(False, 3.0, 3.0)]
+
+
+def test_cached_plans_are_the_ranks_own(tmp_path: Path) -> None:
+    """torch keeps them in a class (`enable_plan_caching`): with one for all ranks the second save did not know what
+    belonged to the others."""
+
+    def body() -> list[float]:
+        import torch.distributed as dist
+        import torch.distributed.checkpoint as dcp
+
+        dist.init_process_group("nccl")
+        name, found = f"own{dist.get_rank()}", 0.0
+        torch.cuda.set_device(dist.get_rank())
+        for step in range(3):
+            planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+            state = {name: torch.full((2,), float(step * 10 + dist.get_rank()), device="cuda")}
+            dcp.save(state, checkpoint_id=tmp_path / str(step), planner=planner)
+            loaded = {name: torch.zeros(2, device="cuda")}
+            dcp.load(loaded, checkpoint_id=tmp_path / str(step))
+            found = loaded[name].tolist()
+        return found
+
+    assert distsim.simulate(body, "dgx-h100:1", nproc_per_node=2).results == [[20.0, 20.0], [21.0, 21.0]]

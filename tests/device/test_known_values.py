@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, hessian, jacfwd, jacrev, jvp, vmap
 
 import distsim
+from distsim.errors import RankFailure
 from distsim.sim.device import hooks
 
 Z = [1 + 2j, 3 - 1j, -2 + 0.5j]
@@ -114,7 +115,7 @@ def looks_alone(device: str) -> list[Tensor]:
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch asks it for decompositions
 @pytest.mark.parametrize("made", [conjugate, negative, default_type, derivatives, other_looks, looks_alone])
 def test_as_on_the_cpu(made: Callable[[str], list[Tensor]]) -> None:
-    """Numbers, types and shapes are those of the CPU."""
+    """Each of them gives the same numbers, types and shapes on both."""
 
     def both() -> list[tuple[Any, Any]]:
         default = torch.get_default_dtype()
@@ -144,3 +145,28 @@ def test_a_tensor_of_numbers_may_be_the_first_use() -> None:
     hooks.tested.cache_clear()
     ran = distsim.simulate(lambda: torch.tensor([1.0, 2.0], device="cuda").tolist(), "dgx-h100:1", nproc_per_node=1)
     assert ran.results == [[1.0, 2.0]]
+
+
+def old_types() -> list[Any]:
+    few = torch.cuda.FloatTensor([1, 2])
+    storage = torch.UntypedStorage(16, device="cuda")
+    return [
+        few.tolist(), few.is_cuda, few.type(), torch.cuda.LongTensor(3, 2).shape,
+        isinstance(few, torch.cuda.FloatTensor), isinstance(few.half(), torch.cuda.FloatTensor),
+        torch.ones(2).type(torch.cuda.HalfTensor).type(), few.type("torch.cuda.IntTensor").tolist(),
+        few.type("torch.FloatTensor").is_cuda, storage.device.type, storage.nbytes(),
+        torch.UntypedStorage([1, 2]).tolist(),
+    ]  # fmt: skip
+
+
+def test_types_and_storages_of_old() -> None:
+    """Memory on a GPU that is asked for without `device=`, and a storage by its size, are as on the cluster."""
+    (found,) = distsim.simulate(old_types, "dgx-h100:1", nproc_per_node=1).results
+    assert found == [
+        [1.0, 2.0], True, "torch.cuda.FloatTensor", torch.Size([3, 2]), True, False, "torch.cuda.HalfTensor", [1, 2],
+        False, "cuda", 16, [1, 2],
+    ]  # fmt: skip
+    with pytest.raises(RankFailure, match=r"say torch\.set_default_device"):
+        distsim.simulate(
+            lambda: torch.set_default_tensor_type("torch.cuda.FloatTensor"), "dgx-h100:1", nproc_per_node=1
+        )

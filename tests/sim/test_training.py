@@ -305,23 +305,69 @@ def broadcast_and_drop() -> tuple[int, int]:
     return before, torch.cuda.memory_allocated()
 
 
-def test_more_than_the_peak_is_explained() -> None:
-    """Forwards without backward count three times for MFU: where it is above 1 the report says why."""
+WIDE = 512
+FORWARD = 2 * WIDE**3
+"""Flops of one product."""
 
-    def evaluates() -> None:
-        layer = torch.nn.Linear(4096, 4096).cuda()
-        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-        for _ in range(3):
-            x = torch.randn(4096, 4096, device="cuda")
-            with torch.no_grad():
-                for _ in range(4):
-                    layer(x)
-            optimizer.step()
 
+def three_layers(how: str) -> None:
+    """A step of three products forward, the first of an input without gradient."""
+    layers = torch.nn.ModuleList(torch.nn.Linear(WIDE, WIDE, bias=False, device="cuda") for _ in range(3))
+    optimizer = torch.optim.SGD(layers.parameters(), 0.1)
+    for layer in layers[:2]:
+        layer.requires_grad_(how != "frozen")
+    x = torch.randn(WIDE, WIDE, device="cuda", requires_grad=how == "penalty")
+    if how == "evaluated":
+        with torch.no_grad():
+            for layer in layers:
+                x = layer(x)
+    y = x
+    for layer in layers:
+        with torch.utils.checkpoint.set_checkpoint_early_stop(False):
+            y = torch.utils.checkpoint.checkpoint(layer, y, use_reentrant=False) if how == "recomputed" else layer(y)
+    if how == "penalty":
+        (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+    else:
+        y.sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("how", "model", "again"),
+    [("plain", 3 + 5, 0), ("frozen", 3 + 1, 0), ("evaluated", 6 + 5, 0), ("recomputed", 3 + 5, 3), ("penalty", 11, 0)],
+)
+def test_model_flops_are_what_the_step_needs(how: str, model: int, again: int) -> None:
+    """Not three times the forward: frozen weights (LoRA) have no gradients, an evaluation no backward. Only what a
+    checkpoint computes again is left out; a backward that keeps its graph computes nothing again."""
+    training = simulate(three_layers, "dgx-h100:1", (how,), nproc_per_node=1).training
+    assert training is not None
+    assert training.hardware_flops is not None
+    assert training.hardware_flops / FORWARD == model + again
+    assert training.model_flops is not None
+    assert training.model_flops / FORWARD == model
+    assert training.recomputes == (again > 0)
+
+
+def test_attention_computes_its_scores_again_in_its_own_kernel() -> None:
+    """HFU has them; a script that recomputes nothing is not said to."""
+
+    def attends() -> None:
+        qkv = torch.randn(3, 1, 4, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        optimizer = torch.optim.SGD([qkv], 0.1)
+        torch.nn.functional.scaled_dot_product_attention(*qkv).sum().backward()
+        optimizer.step()
+
+    outcome = simulate(attends, "dgx-h100:1", nproc_per_node=1)
+    training = outcome.training
+    assert training is not None
+    assert training.model_flops is not None
+    assert training.hardware_flops is not None
+    assert training.hardware_flops * 6 == training.model_flops * 7
     shown = io.StringIO()
-    Console(file=shown, width=80).print(Summary(simulate(evaluates, "dgx-h100:1", nproc_per_node=1)))
-    words = " ".join(shown.getvalue().split())
-    assert "more than the GPU can do: a forward counts three times, for the backward that belongs to it; HFU" in words
+    Console(file=shown, width=80).print(Summary(outcome))
+    assert "MFU" in shown.getvalue()
+    assert "HFU" not in shown.getvalue()
 
 
 def test_a_collective_holds_no_memory_once_it_was_waited_for() -> None:

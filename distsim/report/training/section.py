@@ -6,7 +6,8 @@
   where a measured one would lie in eight cases of ten, by the errors of the exposed communication alone
 - `tokens_per_step`, `tokens_how`: of all ranks together, and where that number is from; `tokens_per_s`,
   `tokens_per_s_per_gpu`
-- `model_flops`, `hardware_flops`: a step's, all GPUs together: three times the forward's products; all that ran.
+- `model_flops`, `hardware_flops`: a step's, all GPUs together: the products of forward and backward; all that
+  ran, with what backward computes again.
   `mfu`, `hfu`: their shares of `peak_flops_per_s`, the GPU's dense peak of `peak_dtype`
 - `gpu`, `num_gpus`, `gpu_memory_bytes`, `context_bytes`: the GPU, how many were used, its memory, what of it lies
   outside torch's allocator

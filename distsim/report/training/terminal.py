@@ -160,7 +160,7 @@ def _use(training: Training) -> Text | None:
     if training.mfu is None or training.hfu is None or training.peak_flops_per_s is None:
         return None
     line = Text(f"{training.mfu:.1%}", style="bold")
-    if training.hfu > training.mfu * 1.005:
+    if training.recomputes and training.hfu > training.mfu * 1.005:
         line.append(f", HFU {training.hfu:.1%} with what is recomputed", "not bold")
     peak = f"{training.peak_flops_per_s / 1e12:,.0f} TFLOP/s in {training.peak_dtype}"
     line.append(f" of {peak}", "not bold")
@@ -171,12 +171,6 @@ def _use(training: Training) -> Text | None:
 
 def _why_too_much(training: Training) -> str:
     """How a share of the peak can be above 1: what does not go together."""
-    assert training.hfu is not None
-    if training.hfu <= 1.0:
-        return (
-            f"a forward counts three times, for the backward that belongs to it; HFU, {training.hfu:.1%}, has what was "
-            "run (forwards without backward: evaluation, generation, a frozen part)"
-        )
     return (
         "what was launched in a step of median length was not all done in it: steps differ, some end without the work "
         f"of others (an optimizer's step is one), or part of it is not in {training.peak_dtype}"

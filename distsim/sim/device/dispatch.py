@@ -20,15 +20,26 @@ from distsim.sim.device.carrier import carrier, under_meta
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.generator import PlainGenerator
 from distsim.sim.device.gpu import Device
+from distsim.sim.device.operators.checks import guess_truth, is_check
 from distsim.sim.device.operators.flex import FLEX
 from distsim.sim.device.operators.handler import Handler
-from distsim.sim.device.operators.kinds import COMPOSITE, HIGHER, PASSED, PYTHON, VIEW, classify, kinds
+from distsim.sim.device.operators.kinds import (
+    COMPOSITE,
+    HIGHER,
+    PASSED,
+    PYTHON,
+    VIEW,
+    classify,
+    gpu_of,
+    kinds,
+    look,
+)
 from distsim.sim.device.operators.on_host import ON_HOST, decomposed, not_on_host
 from distsim.sim.device.operators.pinned import PINNING, asks_for_memory, make_pinned
 from distsim.sim.device.operators.plan import LOOKS_LIKE, Given, Made, Plan, key_of, learn, tensors_in
 from distsim.sim.device.operators.special import SPECIAL
 from distsim.sim.device.operators.transfers import STAGED, TRANSFERS
-from distsim.sim.device.operators.values import Values
+from distsim.sim.device.operators.values import KNOWLEDGE, Values
 from distsim.sim.device.streams import accelerators_of, current_stream
 from distsim.sim.isolation.process import RankTask
 
@@ -77,7 +88,7 @@ class ComputeMode(TorchDispatchMode):
                 return NotImplemented  # DTensor, AsyncCollectiveTensor, ...: it takes itself apart first
         accelerators = self._process.accelerators
         if accelerators is not None and (accelerators.some_used or asks_for_memory(func)):
-            device = _gpu_of(args, kwargs)
+            device = gpu_of(args, kwargs)
             if device is not None:
                 return self._on_gpu(func, args, kwargs, device)
             pinning = PINNING.get(func)
@@ -125,7 +136,7 @@ class ComputeMode(TorchDispatchMode):
                 return func._op_dk(DispatchKey.CUDA, *args, **kwargs)
         elsewhere = kwargs.get("device")
         if elsewhere is not None and elsewhere.type != "cuda":  # x.new_zeros(3, device="cpu"): only looks are asked for
-            return self._cpu.run(task, func, tuple(_look(value) for value in args), kwargs)
+            return self._cpu.run(task, func, tuple(look(value) for value in args), kwargs)
         accelerators = self._process.accelerators
         base = task.cuda_device if device.index is None else device.index
         plans = accelerators.plans
@@ -138,6 +149,7 @@ class ComputeMode(TorchDispatchMode):
         if plan is None or (plan.precision is not None and plan.precision != _precision()):
             gpu = accelerators[base]
             plan = learn(func, args, kwargs, gpu.torch_device, gpu.model.cost)
+            plan.checks = is_check(func, args, plan.outs)
             if plan.cost.kind in ("gemm", "conv") and torch.float32 in {t.dtype for t in tensors_in((args, kwargs))}:
                 plan.precision = _precision()
             plan.offset = (plan.device.index if plan.device is not None else base) - base
@@ -164,6 +176,8 @@ class ComputeMode(TorchDispatchMode):
                 result = self._part(outs[0], args, kwargs, gpu, stream)
             else:
                 result = plan.kind([self._part(out, args, kwargs, gpu, stream) for out in outs])
+        if plan.checks and "_distsim_shadow" not in result.untyped_storage().__dict__:
+            guess_truth(self.values, func, args, result)
         traced = task.world.traced
         equal = traced.equal
         if equal is not None and not equal.compared and task not in traced.apart:
@@ -200,7 +214,7 @@ class ComputeMode(TorchDispatchMode):
 
     def _forget(self, written: Any) -> None:
         for tensor in tensors_in(written):
-            if not tensor.is_cpu and "_distsim_shadow" in tensor.untyped_storage().__dict__:
+            if not tensor.is_cpu and not tensor.untyped_storage().__dict__.keys().isdisjoint(KNOWLEDGE):
                 self.values.forget(tensor)
 
     def _valued(self, func: Any, args: Any, kwargs: Any, plan: Plan, gpu: Device, stream: Any) -> Any:
@@ -227,7 +241,7 @@ class ComputeMode(TorchDispatchMode):
 
         overwritten = func in _OVERWRITE  # what was there before does not matter
         if func in LOOKS_LIKE:
-            args = (_look(args[0]), *args[1:])
+            args = (look(args[0]), *args[1:])
         host_args = tuple(host(a) if not (overwritten and i == 0) else a for i, a in enumerate(args))
         host_kwargs = {name: host(value) for name, value in kwargs.items() if name != "pin_memory"}
         if overwritten and known:
@@ -356,37 +370,6 @@ def _precision() -> tuple[str, str]:
     """Of products of 32-bit numbers: what the program allows."""
     backends = torch.backends
     return backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
-
-
-def _gpu_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
-    """The GPU that an operator is about; None: it is the host's."""
-    for value in args:
-        if isinstance(value, Tensor):
-            if value.is_cuda:
-                return value.device
-        elif type(value) is list or type(value) is tuple:
-            for item in value:
-                if isinstance(item, Tensor):
-                    if item.is_cuda:
-                        return item.device
-                elif item is not None:
-                    break
-        elif type(value) is torch.device and value.type == "cuda":
-            return value
-    if kwargs:
-        for value in kwargs.values():
-            if isinstance(value, Tensor):
-                if value.is_cuda:
-                    return value.device
-            elif type(value) is torch.device and value.type == "cuda":
-                return value
-    return None
-
-
-def _look(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.is_cuda:
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return value
 
 
 def _not_compiled(function: Any) -> None:

@@ -204,9 +204,11 @@ class Training:
     tokens_how: str = ""
     """Where the number of tokens is from."""
     model_flops: float | None = None
-    """A step's, all GPUs together: three times the forward's products."""
+    """A step's, all GPUs together: the products of forward and backward."""
     hardware_flops: float | None = None
     """All products that ran, recomputed ones as well."""
+    recomputes: bool = False
+    """Whether the program computes parts of its forward again (checkpoints), and not its attention kernels alone."""
     peak_dtype: str | None = None
     peak_flops_per_s: float | None = None
     ranks: list[RankTraining] = field(default_factory=list)

@@ -1,11 +1,11 @@
 """The training steps of a simulated run: noticed while it runs, summed up when it has ended.
 
-A step ends where an optimizer's `step` ends on the device; of several optimizers in a process the one with most steps
-counts. Figures are of the steps from the third on, where there are so many.
+A step ends where an optimizer's `step` ends on the device; of several in a process the one with most steps counts.
+Figures are of the steps from the third on, where there are so many.
 
-Model flops are three times those of the forward's matrix products, convolutions and attention (backward has two
-products for each), hardware flops all that were run: what is recomputed counts for the second only. Both are shares of
-the GPU's dense peak of the data type that most of them had (PaLM, arXiv:2204.02311, appendix B).
+Model flops are those of the products of forward and backward (three times the forward's where all is trained), hardware
+flops all that were run: what backward computes again counts for the second only. Both are shares of the GPU's dense
+peak of the data type that most of them had (PaLM, arXiv:2204.02311, appendix B).
 """
 
 from __future__ import annotations
@@ -144,9 +144,10 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     found.step_times_s = _durations(ends, stepping, found.steps)
     found.step_time_s = median(found.step_times_s[-counted:])
     middle = _middle(found.step_times_s[-counted:], first)
-    forward = _per_step(ends, alike, middle, lambda end: end.forward_flops)
+    model = _per_step(ends, alike, middle, lambda end: end.model_flops)
+    found.recomputes = any(process.accelerators.steps.recomputes for process in stepping)
     every = _per_step(ends, alike, middle, lambda end: end.flops)
-    found.model_flops, found.hardware_flops = 3.0 * sum(forward.values()), sum(every.values())
+    found.model_flops, found.hardware_flops = sum(model.values()), sum(every.values())
     if every:
         found.peak_dtype = _dtype(max(every, key=lambda dtype: every[dtype]))
         found.peak_flops_per_s = gpu.peak_flops.get(found.peak_dtype)

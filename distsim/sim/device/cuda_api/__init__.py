@@ -8,11 +8,11 @@ is no rank's is answered as before. Start with `ranks.py`; then a file for each 
 from __future__ import annotations
 
 from distsim.sim.device.cuda_api.checkpoints import checkpoint_patches, give_back_dcp, time_dcp
+from distsim.sim.device.cuda_api.classes import class_patches
 from distsim.sim.device.cuda_api.compiled import compiled_patches
 from distsim.sim.device.cuda_api.current import current_patches
 from distsim.sim.device.cuda_api.devices import device_patches
 from distsim.sim.device.cuda_api.fallbacks import fake_patches, give_back_kernels, register_kernels
-from distsim.sim.device.cuda_api.generators import generator_patches
 from distsim.sim.device.cuda_api.memory import memory_patches
 from distsim.sim.device.cuda_api.ranks import Patch
 from distsim.sim.device.cuda_api.tensors import tensor_patches
@@ -26,7 +26,7 @@ def cuda_patches() -> list[Patch]:
         *current_patches(),
         *memory_patches(),
         *device_patches(),
-        *generator_patches(),
+        *class_patches(),
         *tensor_patches(),
         *compiled_patches(),
         *fake_patches(),

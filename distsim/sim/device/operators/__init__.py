@@ -6,6 +6,7 @@ Start with `plan.py`; `values.py` says which values are known, `transfers.py` mo
 from __future__ import annotations
 
 __all__ = [
+    "checks",
     "flex",
     "handler",
     "host_cells",

@@ -1,17 +1,18 @@
-"""How an operator on CUDA tensors is answered: by itself, by what it is made of, or by a plan."""
+"""Whether an operator is a GPU's, and how it is answered: by itself, by what it is made of, or by a plan."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C import DispatchKey
 from torch._prims.rng_prims import run_dtensor_rng_op
 
 from distsim.errors import NotSimulated
 from distsim.sim.device.operators.flex import FLEX
 
-__all__ = ["COMPOSITE", "HIGHER", "PASSED", "PLANNED", "PYTHON", "VIEW", "classify", "kinds"]
+__all__ = ["COMPOSITE", "HIGHER", "PASSED", "PLANNED", "PYTHON", "VIEW", "classify", "gpu_of", "kinds", "look"]
 
 aten = torch.ops.aten
 VIEW, COMPOSITE, PASSED, PLANNED, HIGHER, PYTHON = range(6)
@@ -45,3 +46,35 @@ def classify(func: Any) -> int:
         return COMPOSITE  # before views: `to` may make one
     changes_looks = torch.Tag.inplace_view in func.tags and func not in _ANEW  # squeeze_, set_, as_strided_
     return VIEW if func.is_view or changes_looks else PLANNED
+
+
+def gpu_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+    """The GPU that an operator is about; None: it is the host's."""
+    for value in args:
+        if isinstance(value, Tensor):
+            if value.is_cuda:
+                return value.device
+        elif type(value) is list or type(value) is tuple:
+            for item in value:
+                if isinstance(item, Tensor):
+                    if item.is_cuda:
+                        return item.device
+                elif item is not None:
+                    break
+        elif type(value) is torch.device and value.type == "cuda":
+            return value
+    if kwargs:
+        for value in kwargs.values():
+            if isinstance(value, Tensor):
+                if value.is_cuda:
+                    return value.device
+            elif type(value) is torch.device and value.type == "cuda":
+                return value
+    return None
+
+
+def look(value: Any) -> Any:
+    """What looks like *value*, where that is a GPU's tensor."""
+    if isinstance(value, Tensor) and value.is_cuda:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return value

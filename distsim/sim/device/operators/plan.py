@@ -58,6 +58,7 @@ class Plan:
     """How to answer a call: *outs* has `Made`, `Given` or a value that is no tensor."""
 
     __slots__ = (
+        "checks",
         "cost",
         "counted",
         "device",
@@ -75,6 +76,8 @@ class Plan:
     def __init__(
         self, kind: Callable[[list[Any]], Any] | None, outs: list[Any], device: torch.device | None, cost: Cost
     ) -> None:
+        self.checks = False
+        """Whether it makes truths of its arguments (checks.py)."""
         self.number = 0
         """The same for operators that differ in numbers alone, not in shapes."""
         self.kind = kind

@@ -99,6 +99,18 @@ def _gru_cell_backward(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dic
     return gates, hidden, state, *biases
 
 
+def _drawn(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of each element one: draws that torch has no meta kernel for, and their derivatives."""
+    x: Tensor = args[0]
+    hosts = [mode.values.host(value) if isinstance(value, Tensor) else value for value in args]
+    made = mode.carry(tuple(x.shape), x.stride(), x.dtype, x.device)
+    mode.launch_plain(x.device, 2 * x.numel() * x.element_size())
+    if not any(host is None and value is not None for host, value in zip(hosts, args, strict=True)):
+        if mode.values.keeps(x.numel(), x.dtype):
+            mode.values.know(made, func(*hosts))
+    return made
+
+
 def _with_values(handler: Handler, formula: Callable[..., list[Tensor | None]]) -> Handler:
     """*handler*, and where all values are known, those of what it makes."""
 
@@ -129,6 +141,8 @@ SPECIAL: dict[Any, Handler] = {
         host_cells.batch_norm_backward_elemt,
     ),
     aten.record_stream.default: _record_stream,
+    aten._sample_dirichlet.default: _drawn,
+    aten._dirichlet_grad.default: _drawn,
     aten._thnn_fused_gru_cell.default: _with_values(_gru_cell, host_cells.gru_cell),
     aten._thnn_fused_gru_cell_backward.default: _with_values(_gru_cell_backward, host_cells.gru_cell_backward),
 }

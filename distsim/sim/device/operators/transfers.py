@@ -38,8 +38,26 @@ def _read(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _equal(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mode.synchronize(args[0])
+    if any(mode.values.host(t) is None for t in args[:2]):
+        mode.values.count("equal", mode.where)
+        return args[0].shape == args[1].shape
     one, other = (mode.values.read(t, "equal", mode.where) for t in args[:2])
     return func(one, other)
+
+
+def _is_all_true(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What torch.distributions asks of its parameters: what nobody knows is as it should be."""
+    if mode.values.host(args[0]) is not None and not mode.values.guessed(args[0]):
+        return NotImplemented
+    made = mode.carry((), (), torch.bool, args[0].device)
+    mode.launch_plain(args[0].device, args[0].numel())
+    mode.values.know(made, torch.tensor(True, device="cpu"), guess=True)
+    return made
+
+
+def _allclose(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with mode:
+        return bool(torch.isclose(*args, **kwargs).all().item())
 
 
 def _to_copy(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -102,6 +120,9 @@ def _nonzero(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _read_for_size(mode: Mode, func: Any, arg: Any) -> Any:
     if isinstance(arg, Tensor) and not arg.is_cpu:
+        if arg.dtype is torch.bool and mode.values.host(arg) is None:  # a mask that nobody knows selects nothing
+            mode.values.count(f"{func._overloadpacket.__name__}'s size", mode.where)
+            return torch.zeros(arg.shape, dtype=torch.bool, device="cpu")
         return mode.values.read(arg, f"{func._overloadpacket.__name__}'s size", mode.where)
     return arg
 
@@ -233,6 +254,8 @@ def _set_to_nothing(mode: Mode, func: Any, args: tuple[Any, ...], kwargs: dict[s
 TRANSFERS: dict[Any, Handler] = {
     aten._local_scalar_dense.default: _read,
     aten.equal.default: _equal,
+    aten.allclose.default: _allclose,
+    aten._is_all_true.default: _is_all_true,
     aten._to_copy.default: _to_copy,
     aten.copy_.default: _copy,
     aten.nonzero.default: _nonzero,

@@ -22,8 +22,10 @@ from distsim.sim.kernel.task import MANY_LOOKS
 if TYPE_CHECKING:
     from distsim.sim.observe.reading import Reading
 
-__all__ = ["Data", "Pending", "Values"]
+__all__ = ["KNOWLEDGE", "Data", "Pending", "Values"]
 
+KNOWLEDGE = ("_distsim_shadow", "_distsim_truth")
+"""What a storage has of its values: the values, and what is guessed of unknown truths (checks.py)."""
 _set_ = torch.Tensor.set_
 _empty = torch.empty
 _conj, _neg_view = torch._conj, torch._neg_view
@@ -125,11 +127,11 @@ class Values:
         """*host*'s values (None: unknown ones) are written to *tensor*, which may be a part of its storage."""
         shadow = self.shadow(tensor)
         if host is None:
-            if shadow is not None:
-                self.forget(tensor)
+            self.forget(tensor)
             return
         if shadow is None:
             storage = tensor.untyped_storage()
+            storage.__dict__.pop("_distsim_truth", None)
             if tensor.numel() * tensor.element_size() == storage.nbytes() and self.keeps(tensor.numel(), tensor.dtype):
                 self.know(tensor, host.detach().to(tensor.dtype, copy=True).expand(tensor.shape), guess)
             return
@@ -138,16 +140,21 @@ class Values:
 
     def forget(self, tensor: Tensor) -> None:
         """Nobody knows the values of *tensor*'s storage any more."""
-        tensor.untyped_storage().__dict__.pop("_distsim_shadow", None)
+        space = tensor.untyped_storage().__dict__
+        for name in KNOWLEDGE:
+            space.pop(name, None)
 
     def pend(self, tensor: Tensor, force: Callable[[], None]) -> None:
         tensor.untyped_storage()._distsim_shadow = Pending(force)
 
-    def _number(self, dtype: torch.dtype) -> float:
+    def number(self, dtype: torch.dtype) -> float:
         return self.placeholder if dtype.is_floating_point or dtype.is_complex else 0
 
     def _placeholders(self, tensor: Tensor) -> Tensor:
-        return filled(tensor.shape, self._number(tensor.dtype), tensor.dtype)
+        number = self.number(tensor.dtype)
+        if tensor.dtype is torch.bool:
+            number = tensor.untyped_storage().__dict__.get("_distsim_truth", number)
+        return filled(tensor.shape, number, tensor.dtype)
 
     def count(self, what: str, where: Callable[[], Reading]) -> None:
         """Values that nobody knows were asked for. Raises NotSimulated where a loop may wait for one for ever."""
@@ -183,7 +190,13 @@ class Values:
     def read_into(self, target: Tensor, tensor: Tensor, what: str, where: Callable[[], Reading]) -> bool:
         """As `read`, into *target* on the host. Returns whether somebody knew the values."""
         known = self.host(tensor) is not None
-        if known or self._number(tensor.dtype) or not target.is_contiguous() or target.shape != tensor.shape:
+        if (
+            known
+            or target.dtype is torch.bool
+            or self.number(tensor.dtype)
+            or not target.is_contiguous()
+            or target.shape != tensor.shape
+        ):
             target.copy_(self.read(tensor, what, where))
         else:
             self.count(what, where)

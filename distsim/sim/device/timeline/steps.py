@@ -6,6 +6,8 @@ is the step's end. Counts are of the host's order (what was launched before), ti
 
 from __future__ import annotations
 
+import os
+import sys
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,9 @@ __all__ = ["Counted", "StepEnd", "Steps", "counted", "works_on"]
 aten = torch.ops.aten
 PRODUCTS = frozenset({"gemm", "attention", "conv"})
 """Kinds of operators whose flops count: the others' are few, and no published figure has them."""
+TWICE, ATTENTION_BACKWARD = 4, 5
+"""Products of attention's backward, for two of its forward: those that belong to it, and with the one that its kernel
+computes again (kernels/attention.py)."""
 SAME_TOKENS_BYTES = 1 << 16
 """A reduction in forward of more than this sums activations, whose tokens all members of its group have seen."""
 _REDUCTIONS = frozenset(
@@ -34,6 +39,7 @@ _REDUCTIONS = frozenset(
      "reduce_scatter_tensor_coalesced"}
 )  # fmt: skip
 
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))) + os.sep
 _in_backward = torch._C._current_graph_task_id
 
 
@@ -44,6 +50,8 @@ class Counted:
     dtype: str = ""
     """Of a product's operands: fp64, fp32, fp16, bf16, fp8."""
     flops: int = 0
+    model_flops: int = 0
+    """Without what a kernel of attention computes again for its backward."""
     table: tuple[int, ...] = ()
     """The shape of an embedding."""
     tokens: int = 0
@@ -64,7 +72,10 @@ def counted(func: Any, args: tuple[Any, ...], cost: Cost) -> Counted | None:
     if not cost.flops or cost.kind not in PRODUCTS:
         return None
     dtype = next((a.dtype for a in args if isinstance(a, torch.Tensor)), torch.float32)
-    return Counted(_DTYPES.get(dtype, "fp32"), cost.flops)
+    model = cost.flops
+    if cost.kind == "attention" and "backward" in func._schema.name:
+        model = model * TWICE // ATTENTION_BACKWARD
+    return Counted(_DTYPES.get(dtype, "fp32"), cost.flops, model)
 
 
 @dataclass(slots=True)
@@ -72,7 +83,7 @@ class StepEnd:
     """Sums from the beginning of the process to the end of a step."""
 
     mark: Mark
-    forward_flops: dict[str, int]
+    model_flops: dict[str, int]
     flops: dict[str, int]
     tokens: dict[tuple[int, ...], int]
     account: Account | None = None
@@ -83,9 +94,11 @@ class StepEnd:
 class Steps:
     """Of one process."""
 
-    forward_flops: dict[str, int] = field(default_factory=dict)
-    """By data type: outside backward."""
+    model_flops: dict[str, int] = field(default_factory=dict)
+    """By data type: without what backward computes again."""
     flops: dict[str, int] = field(default_factory=dict)
+    recomputes: bool = False
+    """Whether the program computes parts of its forward again in backward."""
     tokens: dict[tuple[int, ...], int] = field(default_factory=dict)
     """By the shape of the embedding: how many were looked up outside backward."""
     sequences: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -111,8 +124,10 @@ class Steps:
             self.flops[what.dtype] = self.flops.get(what.dtype, 0) + what.flops
             if backward:
                 self._backward_begun = True
+            if backward and torch.is_grad_enabled() and _is_forward_again():
+                self.recomputes = True
             else:
-                self.forward_flops[what.dtype] = self.forward_flops.get(what.dtype, 0) + what.flops
+                self.model_flops[what.dtype] = self.model_flops.get(what.dtype, 0) + what.model_flops
         if what.tokens and not backward:
             self.tokens[what.table] = self.tokens.get(what.table, 0) + what.tokens
             self.sequences[what.table] = what.sequences
@@ -141,7 +156,7 @@ class Steps:
     @property
     def tokens_or_flops(self) -> bool:
         """Whether a forward has begun at all: before, parameters are made and compared."""
-        return bool(self.tokens or self.forward_flops)
+        return bool(self.tokens or self.model_flops)
 
     def end(self, optimizer: Any, timeline: Timeline, stream: Stream, now_s: float) -> None:
         """*optimizer* has launched the last kernel of its step."""
@@ -152,7 +167,7 @@ class Steps:
         for ledger in self.ledgers:
             ledger.settle()
         account = timeline.account
-        end = StepEnd(Mark(now_s), {**self.forward_flops}, {**self.flops}, {**self.tokens})
+        end = StepEnd(Mark(now_s), {**self.model_flops}, {**self.flops}, {**self.tokens})
 
         def reached(_: Mark) -> None:
             end.account = account.snapshot()
@@ -178,6 +193,18 @@ class Steps:
             if len(reached) > len(found) or (found and len(reached) == len(found) and _later(reached, found)):
                 found = reached
         return found
+
+
+def _is_forward_again() -> bool:
+    """Within a backward that keeps a graph: whether a forward is computed again (a checkpoint's), of which there is
+    code in Python; what torch's engine itself computes is the backward of a backward to come (`create_graph`)."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OURS) and not file.endswith("torch/_ops.py"):
+            return not file.endswith("torch/autograd/graph.py")
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def _later(ends: list[StepEnd], others: list[StepEnd]) -> bool:

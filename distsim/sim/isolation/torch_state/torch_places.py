@@ -66,6 +66,13 @@ CONTENTS: dict[str, tuple[str, ...]] = {
     "torch.distributed._symmetric_memory": ("_group_name_to_store", "_group_name_to_workspace_tensor"),
     "torch.distributed.algorithms._optimizer_overlap.optimizer_overlap": ("_registered_overlapped_optims",),
     "torch.distributed.checkpoint._experimental.barriers": ("BARRIER_REGISTRY",),
+    "torch.distributed.checkpoint.planner": (
+        "SavePlanner._cached_all_plans",
+        "SavePlanner._cached_final_save_plan",
+        "SavePlanner._cached_global_plan",
+        "SavePlanner._cached_metadata",
+        "SavePlanner._cached_save_plan",
+    ),
     "torch.distributed.distributed_c10d": (
         "Backend._plugins",
         "Backend.backend_capability",

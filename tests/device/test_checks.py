@@ -1,0 +1,100 @@
+"""Checks of numbers that nobody knows pass, and are counted; what selects rows is not led by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import distsim
+
+
+def unknown(numel: int) -> Tensor:
+    """So many numbers on the GPU that nobody knows."""
+    return torch.randn(100_000, device="cuda")[:numel].clone()
+
+
+def plain(x: Tensor) -> list[Any]:
+    flags = torch.isfinite(x)
+    flags &= x > 0
+    flags.logical_and_(~x.isnan())
+    return [
+        bool(torch.isfinite(x).all()), bool((~torch.isfinite(x)).any()), bool(x.isnan().any()), bool(x.isinf().any()),
+        bool((x > 0).all()), bool((x <= 1).all()), bool((x < 0).any()), bool((x == float("inf")).any()),
+        bool(flags.all()), torch.allclose(x, x + 1), torch.equal(x, x * 2), bool((x < x + 1).all()),
+        bool((x < x + 1).any()), bool(torch.isfinite(x).cpu().all()), bool((x.abs() > 0).view(-1).all(0)),
+    ]  # fmt: skip
+
+
+PLAIN = [True, False, False, False, True, True, False, False, True, True, True, True, False, True, True]
+"""Of several; of one number that is compared with another the placeholder says more."""
+
+
+@pytest.mark.parametrize("numel", [4, 80_000])
+def test_checks_pass(numel: int) -> None:
+    """What a program asks before it raises, of few and of many."""
+    outcome = distsim.simulate(lambda: plain(unknown(numel)), "dgx-h100:1", nproc_per_node=1)
+    assert outcome.results == [PLAIN]
+    assert outcome.training is not None
+
+
+def test_a_write_ends_the_guess() -> None:
+    """What is written to a part of the truths is no longer what was guessed of all."""
+
+    def written() -> list[bool]:
+        first, second = torch.isfinite(unknown(4)), torch.isfinite(unknown(4))
+        first[1:] = False
+        second.zero_()
+        return [bool(first.any()), bool(second.any())]
+
+    assert distsim.simulate(written, "dgx-h100:1", nproc_per_node=1).results == [[False, False]]
+
+
+def test_masks_select_nothing() -> None:
+    """A mask of unknown numbers selects no rows, whatever a check of it says."""
+
+    def selected() -> list[Any]:
+        x = unknown(4)
+        return [x[x > 0].shape[0], (x > 0).nonzero().shape[0], x.masked_select(x > 0).shape[0]]
+
+    assert distsim.simulate(selected, "dgx-h100:1", nproc_per_node=1).results == [[0, 0, 0]]
+
+
+D = torch.distributions
+MADE: dict[str, Callable[[Tensor], Any]] = {
+    "normal": lambda x: D.Normal(x, x.exp()).rsample(),
+    "categorical": lambda x: D.Categorical(probs=x.softmax(-1)).sample(),
+    "sampled": lambda x: D.Categorical(logits=x).log_prob(D.Categorical(logits=x).sample()),
+    "bernoulli": lambda x: D.Bernoulli(probs=x.sigmoid()).log_prob((x > 0).float()),
+    "uniform": lambda x: D.Uniform(x, x + 1).sample(),
+    "beta": lambda x: D.Beta(x.exp(), x.exp()).rsample(),
+    "dirichlet": lambda x: D.Dirichlet(x.exp()).log_prob(x.softmax(-1)),
+    "several": lambda x: D.MultivariateNormal(x, scale_tril=torch.diag_embed(x.exp())).rsample(),
+    "mixture": lambda x: D.MixtureSameFamily(D.Categorical(logits=x), D.Normal(x, x.exp())).log_prob(x[:, 0]),
+    "squashed": lambda x: D.TransformedDistribution(D.Normal(x, x.exp()), [D.transforms.TanhTransform()]).rsample(),
+    "divergence": lambda x: D.kl_divergence(D.Normal(x, x.exp()), D.Normal(x, x.exp())),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 20_000])
+def test_distributions_take_unknown_parameters(rows: int) -> None:
+    """torch.distributions asks of each parameter whether it is one: a policy's are unknown, and right."""
+
+    def shapes() -> list[Any]:
+        return [made(unknown(rows * 4).view(rows, 4)).shape[0] for made in MADE.values()]
+
+    (found,) = distsim.simulate(shapes, "dgx-h100:1", nproc_per_node=1).results
+    assert found == [rows] * len(MADE)
+
+
+def test_a_wrong_known_parameter_is_refused() -> None:
+    """As on the cluster: it is the unknown ones that are taken for right."""
+
+    def wrong() -> None:
+        D.Normal(torch.zeros(2, device="cuda"), torch.tensor([1.0, -1.0], device="cuda"))
+
+    with pytest.raises(distsim.errors.RankFailure, match="Expected parameter scale"):
+        distsim.simulate(wrong, "dgx-h100:1", nproc_per_node=1)
