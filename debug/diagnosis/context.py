@@ -56,7 +56,7 @@ class Case:
         calls = self.index.call_waits(rank)
         if calls:
             call = calls[0]
-            return Stuck(call.op, call.group.ranks, call.seq, file, line)
+            return Stuck(call.op, call.group.ranks, call.seq, file, line, "" if call.is_of_two else call.group.label)
         if self.index.states[rank].phase is not Phase.BLOCKED:
             return None
         for wait in self.index.waits(rank):

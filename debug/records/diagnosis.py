@@ -34,6 +34,8 @@ class Stuck:
     seq: int | None = None
     file: str | None = None
     line: int | None = None
+    group: str = ""
+    """The group's label: several may have the same ranks. Empty in reports of before, and of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ class Diagnosis:
                     "file": at.file,
                     "line": at.line,
                 }
+                | ({"group": at.group} if at.group else {})
                 for rank, at in sorted(self.stuck.items())
             },
             "cycle": None if self.cycle is None else list(self.cycle),
@@ -212,4 +215,5 @@ def _stuck(said: Mapping[str, Any]) -> Stuck:
         None if seq is None else whole(seq, "seq"),
         None if file is None else text(file, "file"),
         None if line is None else whole(line, "line"),
+        text(said.get("group", ""), "group"),
     )

@@ -236,7 +236,8 @@ def _call_of(rank: int, at: Stuck, evidence: Evidence | None) -> CallRecord | No
     if evidence is None:
         return None
     for record in reversed(evidence.records.get(rank, ())):
-        if (record.op, record.seq, record.group.ranks) == (at.op, at.seq, at.group_ranks):
+        same = (record.op, record.seq, record.group.ranks) == (at.op, at.seq, at.group_ranks)
+        if same and at.group in ("", record.group.label):
             return record
     return None
 

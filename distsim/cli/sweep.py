@@ -153,13 +153,13 @@ def _times(points: list[Point]) -> dict[str, list[str]]:
 
 
 def _rates(points: list[Point]) -> dict[str, list[str]]:
-    """The bus bandwidth of each operation."""
+    """The bus bandwidth of each operation that has one: a barrier has none."""
     from distsim.text.units import format_bandwidth
 
     figures = [point.result.figures for point in points]
     return {
-        f"busbw {name.partition('.')[2]}": [format_bandwidth(f[name]) if name in f else "-" for f in figures]
-        for name in sorted({name for found in figures for name in found if name.startswith("busbw")})
+        f"busbw {name.partition('.')[2]}": [format_bandwidth(f[name]) if f.get(name) else "-" for f in figures]
+        for name in sorted({name for found in figures for name in found if name.startswith("busbw") and found[name]})
     }
 
 

@@ -110,6 +110,8 @@ def format_bandwidth(bytes_per_s: float) -> str:
     gigabytes = bytes_per_s / 1e9
     if gigabytes >= 10_000:
         return f"{gigabytes / 1000:,.1f} TB/s"
+    if 0 < gigabytes < 0.001:
+        return f"{bytes_per_s / 1e3:.3g} kB/s"
     return f"{gigabytes:.1f} GB/s" if gigabytes >= 10 else f"{gigabytes:.3g} GB/s"
 
 

@@ -97,5 +97,6 @@ def test_figures_are_printed_short() -> None:
     assert format_bandwidth(370.8e9) == "370.8 GB/s"
     assert format_bandwidth(2.9375e9) == "2.94 GB/s"
     assert format_bandwidth(24.8e12) == "24.8 TB/s"
+    assert format_bandwidth(98_800) == "98.8 kB/s"
     assert [format_time(t) for t in (0, 130e-9, 5e-6, 2e-3, 1.5)] == ["0", "130 ns", "5 us", "2 ms", "1.5 s"]
     assert [format_bytes(n) for n in (8, 64 << 20, 3 << 40)] == ["8 B", "64 MiB", "3 TiB"]

@@ -40,6 +40,13 @@ def test_the_verdict_says_kind_ranks_lines_next_and_replay(hang: Seen) -> None:
     assert "replay: distsim diagnose DIR copy" in hang.text
 
 
+def test_two_groups_of_the_same_ranks_are_told_apart(hang: Seen) -> None:
+    """Who waits in which group is said of the rank's own call, also where only the report is left."""
+    for page in (hang, seen_of({**document(circle()), "picture": None})):
+        assert "rank 0 waits in all_reduce #1 on tp, train.py:5" in page.text
+        assert "rank 1 waits in all_reduce #1 on dp, train.py:5" in page.text
+
+
 def test_lanes_have_computing_waiting_and_open_calls() -> None:
     """Part two: a simulated run's lanes; late members make others wait, and a click finds the record."""
     page = unpacked(seen_of(outcome_document(finished())))
@@ -144,7 +151,7 @@ def test_small_figures_and_none_are_told_as_in_a_terminal() -> None:
     report["collectives"] = [one, dict(one, busbw_bytes_per_s=78e9, time_s=None)]
     report["links"] = [dict(report["links"][0], mean_utilisation=0.0001, peak_utilisation=0.0)]
     page = html(run_page(report))
-    for cell in ('8500.0">&lt;0.001 GB/s<', '"0.0">-<', '0001">&lt;0.1%<', '"0.0">0.0%<', '<td class="n">-<'):
+    for cell in ('8500.0">78.5 kB/s<', '"0.0">-<', '0001">&lt;0.1%<', '"0.0">0.0%<', '<td class="n">-<'):
         assert cell in page
 
 

@@ -50,9 +50,7 @@ def _share(value: Any) -> str:
 
 
 def _rate(value: Any) -> str:
-    if not value:  # a barrier has none
-        return "-"
-    return "<0.001 GB/s" if value < 1e6 else format_bandwidth(float(value))
+    return format_bandwidth(float(value)) if value else "-"  # a barrier has none
 
 
 def _bytes(value: Any) -> str:

@@ -117,7 +117,7 @@ def _waiters(d: Diagnosis) -> list[str]:
     texts = {}
     for rank, at in d.stuck.items():
         number = f" #{at.seq}" if at.seq is not None and at.op not in ("send", "recv") else ""
-        on = f" on {d.group.label}" if number and d.group is not None and d.group.ranks == at.group_ranks else ""
+        on = f" on {at.group}" if number and at.group else ""
         where = place(Site(at.file, at.line or 0, "")) if at.file else "an unknown line"
         texts[rank] = f"{at.op}{number}{on}, {where}"
     merged = sorted(merge_equal(texts), key=lambda m: (-len(m[0]), m[0]))

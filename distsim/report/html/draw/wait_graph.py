@@ -80,9 +80,7 @@ def _of_diagnosis(d: Diagnosis) -> list[Wait]:
         )
         if rank in d.culprits and rank not in after:
             continue
-        group = ""
-        if d.group is not None and d.group.ranks == at.group_ranks:
-            group = f" on {d.group.label}"
+        group = f" on {at.group}" if at.group else ""
         number = f" #{at.seq}" if at.seq is not None and at.op not in ("send", "recv") else ""
         where = place(Site(at.file, at.line or 0, "")) if at.file else ""
         text = tuple(part for part in (f"{at.op}{number}{group}", where) if part)
