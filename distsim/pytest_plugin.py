@@ -50,6 +50,7 @@ IN_CI = ("CI", "BUILD_NUMBER")
 LEAST_SAID = 30
 """Columns of a summary behind a test's name, however long that is."""
 _STAYS_OUT = "a launcher has started pytest on several ranks, so no test is run on ranks of its own"
+_UNMARKED = "fixture {!r}: mark the test with @pytest.mark.ranks(n)"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -238,7 +239,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def _per_rank(request: pytest.FixtureRequest, what: str) -> Any:
     if marker_of(request.node) is None:
-        raise pytest.UsageError(f"fixture {what!r}: mark the test with @pytest.mark.ranks(n)")
+        pytest.fail(_UNMARKED.format(what), pytrace=False)
     from distsim.plugin.options import PerRank, WorldOfAll
 
     return WorldOfAll(what) if what == "world" else PerRank(what)
@@ -255,7 +256,7 @@ def world_size(request: pytest.FixtureRequest) -> int:
     """How many ranks this test runs on. Equal on all of them, so other fixtures may use it."""
     marker = marker_of(request.node)
     if marker is None:
-        raise pytest.UsageError("fixture 'world_size': mark the test with @pytest.mark.ranks(n)")
+        pytest.fail(_UNMARKED.format("world_size"), pytrace=False)
     params = getattr(getattr(request.node, "callspec", None), "params", {})
     return params.get("distsim_world_size", sizes_of(marker))  # type: ignore[no-any-return]
 

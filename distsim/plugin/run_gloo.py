@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import multiprocessing
 import os
 import pdb
 import pickle
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -66,6 +67,9 @@ def run_real(
     readers: dict[int, int] = {}
     late = ""
     early: list[Diagnosis] | None = None
+    # gloo's ranks connect to each other one after the other: who has, ran a short body and left, took the connection
+    # from a rank that was still at it. Not by the store: it is rank 0's, which may leave, too.
+    connected = multiprocessing.get_context("fork").Barrier(options.n)
     try:
         port = _free_port()
         for rank in range(options.n):
@@ -75,7 +79,7 @@ def run_real(
                 pid = os.fork()
             if pid == 0:
                 os.close(reader)
-                _child(rank, port, directory, settings, writer, item, body, kwargs, options)
+                _child(rank, port, directory, settings, writer, item, body, kwargs, options, connected.wait)
             os.close(writer)
             children[rank], readers[rank] = pid, reader
         try:
@@ -148,6 +152,7 @@ def _child(
     body: functools.partial[Any],
     kwargs: Mapping[str, Any],
     options: Options,
+    connected: Callable[[], object],
 ) -> NoReturn:
     """One rank, from its first line to its last."""
     code = 1
@@ -173,7 +178,7 @@ def _child(
             OMP_NUM_THREADS="1",
         )
         with measured_apart(directory / f"coverage.{rank}"):
-            code = _run_rank(writer, item, body, kwargs, options)
+            code = _run_rank(writer, item, body, kwargs, options, connected)
     except BaseException as error:  # ours: the parent has to hear of it
         with contextlib.suppress(OSError):
             report = RankReport("failed", f"distsim's own error: {error!r}", repr(error))
@@ -190,7 +195,12 @@ def _no_prompt(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _run_rank(
-    writer: int, item: pytest.Function, body: functools.partial[Any], kwargs: Mapping[str, Any], options: Options
+    writer: int,
+    item: pytest.Function,
+    body: functools.partial[Any],
+    kwargs: Mapping[str, Any],
+    options: Options,
+    connected: Callable[[], object],
 ) -> int:
     import torch
 
@@ -202,7 +212,7 @@ def _run_rank(
     report: RankReport | None = None
     result = b""
     try:
-        result = _sent(rank_body(body, kwargs, options)())
+        result = _sent(rank_body(body, kwargs, options, joined=connected)())
     except BaseException as error:
         session = guard.current_session()
         if session is not None:

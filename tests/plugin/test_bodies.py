@@ -230,6 +230,7 @@ def test_seed(seed):
 """
     )
     result.stdout.fnmatch_lines(["*mark the test with @pytest.mark.ranks(n)*", "*fixtures are set up once*"])
+    assert "_per_rank" not in result.stdout.str()
 
 
 @pytest.mark.soak

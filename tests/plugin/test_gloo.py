@@ -180,6 +180,35 @@ def test_who_lost_a_peer_is_told_after_the_peer(pytester: pytest.Pytester) -> No
     assert "_____ rank 0 of 2" not in said.stdout.str()
 
 
+CONNECTING = """
+import os, select
+import pytest, torch.distributed as dist
+
+@pytest.fixture(autouse=True)
+def slow_rank_0(monkeypatch, tmp_path):
+    os.mkfifo(tmp_path / "began")
+    real = dist.init_process_group
+    def connect(*args, **kwargs):
+        real(*args, **kwargs)
+        if os.environ["RANK"] == "0":  # as if it were still connecting: does rank 1 go on?
+            began = os.open(tmp_path / "began", os.O_RDWR)
+            assert not select.select([began], [], [], 0.5)[0]
+    monkeypatch.setattr(dist, "init_process_group", connect)
+
+@pytest.mark.ranks(2, on="gloo")
+def test_short(rank, tmp_path):
+    os.write(os.open(tmp_path / "began", os.O_RDWR), b"!")
+"""
+
+
+@pytest.mark.slow
+def test_nobody_leaves_while_others_connect(pytester: pytest.Pytester) -> None:
+    """A body without a collective is over before the next rank has its connections, which it would take along."""
+    pytester.makepyfile(CONNECTING)
+    result = pytester.runpytest_subprocess("-p", "distsim.pytest_plugin", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
+
+
 @pytest.mark.soak
 def test_fixtures_on_real_ranks(pytester: pytest.Pytester) -> None:
     """What a rank prints, its subtests and what it raises reach the test though it is another process."""

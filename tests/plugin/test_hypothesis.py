@@ -41,6 +41,8 @@ class TestMethod:
     result.stdout.fnmatch_lines(["rank 1: AssertionError: assert 10 < 10", "Failing test case: test_sum(", "*x=10,"])
     result.stdout.fnmatch_lines(["    rank=<each rank's own>,"])
     assert "mismatch" not in result.stdout.str()
+    said = result.stdout.str().partition("Explanation:")[2].partition("_____")[0]
+    assert all("smallest_failing" in line for line in said.splitlines() if ".py:" in line)  # none of distsim's
 
 
 @pytest.mark.soak

@@ -19,7 +19,7 @@ def rank_body(
     kwargs: Mapping[str, Any],
     options: Options,
     instance: object = None,
-    joined: Callable[[], None] = lambda: None,
+    joined: Callable[[], object] = lambda: None,
 ) -> Callable[[], Any]:
     """The body as one rank runs it; *instance* is the `self` of a method. A rank calls *joined* when it has joined the
     others and nothing of the test's own has run in it. It returns what the test returns, an `async`

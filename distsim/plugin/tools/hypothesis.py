@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from distsim.debug.records.frames import Owner, owner
+
 __all__ = ["draws", "in_the_example", "one_engine", "refuse_draws", "rejected"]
 
 _REJECTED = "hypothesis.errors.UnsatisfiedAssumption"
@@ -33,7 +35,8 @@ def one_engine(item: pytest.Function, on_ranks: Callable[[Callable[..., Any]], C
     function.hypothesis.inner_test = on_ranks(inner)
     function._hypothesis_internal_use_settings = _for_ranks(item, settings)
     try:
-        yield
+        with _explains_by_users_lines():
+            yield
     except pytest.fail.Exception as failure:
         notes, failure.__notes__ = getattr(failure, "__notes__", []), []
         head, _, rest = str(failure.msg).partition("\n")
@@ -42,6 +45,22 @@ def one_engine(item: pytest.Function, on_ranks: Callable[[Callable[..., Any]], C
     finally:
         function.hypothesis.inner_test = inner
         function._hypothesis_internal_use_settings = settings
+
+
+@contextlib.contextmanager
+def _explains_by_users_lines() -> Iterator[None]:
+    """hypothesis names lines that only failing examples run: in its own thread those are distsim's and pytest's."""
+    from hypothesis.internal import scrutineer
+
+    real: Any = getattr(scrutineer, "should_trace_file", None)
+    if real is None:
+        yield
+        return
+    vars(scrutineer)["should_trace_file"] = lambda file: owner(file) is Owner.USER and real(file)
+    try:
+        yield
+    finally:
+        vars(scrutineer)["should_trace_file"] = real
 
 
 def _for_ranks(item: pytest.Function, settings: Any) -> Any:
