@@ -63,6 +63,8 @@ class Deferred(Handle):
         """Wait until the call goes out, and let it out when it may; with a limit in seconds: False, it took longer."""
         self.urge: Callable[[], None] = lambda: None
         """Somebody waits for the call who cannot `hasten` it."""
+        self.has_future = True
+        """gloo's reduce_scatters have none, and say so at once."""
         self.decided = False
         """The call went out, or was refused."""
         self._error: BaseException | None = None
@@ -101,16 +103,21 @@ class Deferred(Handle):
 
     def _join(self, target: HeldFuture) -> None:
         """Let *target* end as the call does."""
-        error = self._error
+        error, source = self._error, None
+        if error is None and self._inner is not None:
+            try:
+                source = self._inner.get_future()
+            except RuntimeError as none:  # gloo's reduce_scatters have none: whoever waits for it is told so
+                error = none
         if error is not None:
             run_apart(lambda: target.set_exception(error))
-        elif self._inner is None:
+        elif source is None:
             run_apart(lambda: target.set_result(None))
         elif self._device is None:
-            target.follow(self._inner.get_future())
+            target.follow(source)
         else:
             on_device = partial(_pass_on_device, self._device)
-            self._inner.get_future().add_done_callback(lambda source: run_apart(lambda: on_device(source, target)))
+            source.add_done_callback(lambda source: run_apart(lambda: on_device(source, target)))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._looked()
@@ -155,6 +162,8 @@ class Deferred(Handle):
 
     def get_future(self) -> Any:
         self._touched = True
+        if not self.has_future:
+            raise RuntimeError("Work::getFuture not implemented.")
         if not self.decided:
             self.hasten(LOOK_S)
         with self._lock:
