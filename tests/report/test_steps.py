@@ -59,3 +59,24 @@ def test_gains_are_of_the_mean_step(outcome: Outcome) -> None:
     told = text.getvalue()
     assert "the pacing rank's mean step, " in told
     assert "--" not in told[told.index("if   ") : told.index("time by rank")]
+
+
+def test_two_unlike_steps_are_no_mean() -> None:
+    """Of an ordinary step and one with an evaluation the time is the ordinary one's: no step takes half of both."""
+
+    def body() -> None:
+        layer = torch.nn.Linear(4096, 4096).cuda()
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        x = torch.ones(4096, 4096, device="cuda")
+        for step in range(4):
+            for _ in range(100 if step == 3 else 0):
+                x @ x
+            layer(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    training = simulate(body, "dgx-h100:1", nproc_per_node=1).training
+    assert training is not None
+    assert max(training.step_times_s[1:]) > 2 * min(training.step_times_s[1:])
+    assert training.step_time_s == min(training.step_times_s[1:])
+    assert training.model_flops == 2 * 2 * 4096**3

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sim.running import HEAD, Scripts
+from sim.running import HEAD, Scripts, ranks
 
 
 def test_torch_settings_per_rank(script: Scripts) -> None:
@@ -281,3 +281,11 @@ if rank == 0:
     assert ran.outcome.exit_code == 0, ran.outcome.failures
     assert ran.of(0) == [" ".join(before[:3])]
     assert seen() == before
+
+
+def test_a_rank_may_set_its_locale() -> None:
+    """torch.utils.collect_env asks for it: what a switch holds is read by the function of before."""
+    import locale
+
+    outcome = ranks(lambda: locale.setlocale(locale.LC_ALL, "C"), 2)
+    assert outcome.results == ["C", "C"]

@@ -132,7 +132,8 @@ def _step(training: Training) -> Text:
     if training.steps < 3:
         which += ": fewer than three, so the first ones' allocations are in it"
     elif min(times) < max(times) * 0.99:
-        which = f"median of {which}, {format_time(min(times))} to {format_time(max(times))}"
+        what = "shorter" if len(times) == 2 and training.step_time_s == min(times) else "median"
+        which = f"{what} of {which}, {format_time(min(times))} to {format_time(max(times))}"
     else:
         which = f"median of {which}"
     return Text.assemble((format_time(training.step_time_s), "bold"), f" ({which})")

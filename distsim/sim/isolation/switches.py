@@ -217,7 +217,7 @@ SWITCHES: tuple[Switch, ...] = (
     Switch(sys.getswitchinterval, _set_switch_interval, ((sys, "setswitchinterval"),)),
     Switch(sys.get_int_max_str_digits, _set_max_digits, ((sys, "set_int_max_str_digits"),)),
     Switch(socket.getdefaulttimeout, _set_socket_timeout, ((socket, "setdefaulttimeout"),)),
-    Switch(lambda: locale.setlocale(locale.LC_ALL), _set_locale, ((locale, "setlocale"),)),
+    Switch(lambda: _real_setlocale(locale.LC_ALL), _set_locale, ((locale, "setlocale"),)),
 )
 
 

@@ -1,7 +1,6 @@
 """The training steps of a simulated run: noticed while it runs, summed up when it has ended.
 
-A step ends where an optimizer's `step` ends on the device; of several in a process the one with most steps counts.
-Figures are of the steps from the third on, where there are so many.
+A step ends where an optimizer's `step` ends on the device; the optimizer with most steps counts, from its third on.
 
 Model flops are those of the products of forward and backward (three times the forward's where all is trained), hardware
 flops all that were run: what backward computes again counts for the second only. Both are shares of the GPU's dense
@@ -13,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import linecache
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["finish", "noticed", "training_of"]
 
+UNLIKE = 1.1  # no step takes the mean of two of which one takes so many times as long as the other
 FIRST_STEADY = 3
 """The first step makes the optimizer's state, the second is the first that finds the allocator's segments."""
 MOST_OPERATORS = 20
@@ -142,11 +141,11 @@ def training_of(world: World, ranks: Sequence[SimProcess], tokens_per_step: floa
     if not found.steps:
         return found
     found.step_times_s = _durations(ends, stepping, found.steps)
-    found.step_time_s = median(found.step_times_s[-counted:])
     middle = _middle(found.step_times_s[-counted:], first)
-    model = _per_step(ends, alike, middle, lambda end: end.model_flops)
+    found.step_time_s = sum(found.step_times_s[-counted:][step - first] for step in middle) / len(middle)
     found.recomputes = any(process.accelerators.steps.recomputes for process in stepping)
     every = _per_step(ends, alike, middle, lambda end: end.flops)
+    model = _per_step(ends, alike, middle, lambda end: end.model_flops)
     found.model_flops, found.hardware_flops = sum(model.values()), sum(every.values())
     if every:
         found.peak_dtype = _dtype(max(every, key=lambda dtype: every[dtype]))
@@ -239,10 +238,10 @@ def _durations(ends: dict[Any, list[StepEnd]], stepping: Sequence[SimProcess], s
 
 def _middle(times_s: Sequence[float], first: int) -> list[int]:
     """The step, or the two, whose time is the median of those from *first* on: what was done in that time is theirs,
-    not the mean step's, in which there may be an evaluation."""
+    not the mean step's, in which there may be an evaluation. Of two unlike ones it is the shorter."""
     by_time = sorted(range(len(times_s)), key=lambda i: (times_s[i], i))
-    half = len(by_time) // 2
-    return [first + i for i in (by_time[half : half + 1] if len(by_time) % 2 else by_time[half - 1 : half + 1])]
+    low, high = by_time[(len(by_time) - 1) // 2], by_time[len(by_time) // 2]
+    return [first + low] if low == high or times_s[high] > UNLIKE * times_s[low] else [first + low, first + high]
 
 
 def _per_step(

@@ -7,7 +7,6 @@ torch.empty and torch.tensor, and knows it by isinstance.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -92,7 +91,7 @@ def class_patches() -> list[Patch]:
             f"torch.cuda.{name}", (), {"dtype": dtype, "real": real, "is_cuda": True, "__module__": "torch.cuda"}
         )
         patches.append((torch.cuda, name, ours))
-    real_new, real_default, real_type = UntypedStorage.__new__, torch.set_default_tensor_type, Tensor.type
+    real_new, real_default, real_type = UntypedStorage.__new__, torch._C._set_default_tensor_type, Tensor.type
 
     def new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is None or torch.device(device).type != "cuda" or current_task() is None:
@@ -103,7 +102,6 @@ def class_patches() -> list[Patch]:
             return torch.tensor(list(values), dtype=torch.uint8, device=device).untyped_storage()
         return torch.empty(args[0] if args else 0, dtype=torch.uint8, device=device).untyped_storage()
 
-    @functools.wraps(real_default)
     def default(kind: Any, /) -> None:
         if current_task() is not None and _kind(kind) is not None:
             raise NotSimulated(
@@ -124,5 +122,5 @@ def class_patches() -> list[Patch]:
         (torch._C, "Generator", Generator),
         (Tensor, "type", as_type),
         (UntypedStorage, "__new__", staticmethod(new)),
-        (torch, "set_default_tensor_type", default),
+        (torch._C, "_set_default_tensor_type", default),
     ]
