@@ -185,6 +185,7 @@ def test_a_fixture_finds_what_the_body_returned_on_each_rank(run: Run, on: str) 
     result.stdout.fnmatch_lines(["*world.results: there is none before the body has run: ask after `yield`"])
 
 
+@pytest.mark.slow
 def test_a_test_that_is_over_keeps_no_world(run: Run, pytester: pytest.Pytester) -> None:
     """pytest holds its items to the end: what a test was simulated with must not hang on them."""
     pytester.makeconftest("""
@@ -208,6 +209,7 @@ def test_sum(number, rank):
     dist.barrier()
 """,
         "-s",
+        apart=True,  # other tests of this process may hold worlds of their own
     )
     result.assert_outcomes(passed=3)
     result.stdout.fnmatch_lines(["worlds: 0"])
