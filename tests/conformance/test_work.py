@@ -203,3 +203,60 @@ BODIES = [
 def test_work(conform: Conform, body: Any) -> None:
     """Handles of asynchronous calls answer what gloo's answer."""
     conform(body)
+
+
+def kept_for_the_handle(rank: int, world_size: int) -> dict[str, Any]:
+    """What gloo refuses in its own thread an asynchronous call's handle says, and 8 bits are refused, not a crash."""
+    found: dict[str, Any] = {}
+    for dtype in (torch.float8_e5m2, torch.int16):
+        t = torch.ones(4).to(dtype)
+        for name, call in (("broadcast", lambda t: dist.broadcast(t, 0, async_op=True)), ("send", None)):
+            if call is None:
+                work = dist.isend(t, (rank + 1) % world_size)
+                got = torch.zeros(4).to(dtype)
+                dist.recv(got, (rank - 1) % world_size)
+                work.wait()
+                found[f"{dtype} sent"] = got.float()
+                continue
+            work = call(t)
+            found[f"{dtype} {name}"] = error_of(work.wait)
+            found[f"{dtype} {name} success"] = work.is_success()
+    return found
+
+
+def scattered(rank: int, world_size: int) -> dict[str, Any]:
+    """A reduce_scatter's handle can be waited for, and no more."""
+    work = dist.reduce_scatter_tensor(torch.zeros(1), torch.ones(world_size), async_op=True)
+    assert work is not None
+    return {
+        "wait": work.wait(),
+        "completed": work.is_completed(),
+        "future": error_of(work.get_future),
+        "result": error_of(work.result),
+    }
+
+
+@pytest.mark.parametrize("body", [kept_for_the_handle, scattered])
+def test_what_gloo_finds_late(conform: Conform, body: Any) -> None:
+    """Handles of refused calls and of reduce_scatters say what gloo's say."""
+    conform(body)
+
+
+def bytes_and_elements(rank: int, world_size: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    t = torch.tensor([True, rank == 1])
+    dist.all_reduce(t)
+    found["bytes of bools"] = t.view(torch.uint8)
+    t, out = torch.arange(12.0).reshape(6, 2) + 100 * rank, torch.zeros(6, 2)
+    dist.all_to_all_single(out, t)
+    found["by elements"] = out
+    sparse = torch.eye(2).to_sparse()
+    found["sparse"] = error_of(dist.all_reduce, sparse, dist.ReduceOp.MAX)
+    found["sparse gather"] = error_of(dist.all_to_all, [sparse] * world_size, [sparse] * world_size)
+    found["empty from anybody"] = error_of(dist.irecv, torch.zeros(0))
+    return found
+
+
+def test_bytes_and_elements(conform: Conform) -> None:
+    """Bools are added up as bytes, rows that do not divide go by elements, sparse tensors only as sums."""
+    conform(bytes_and_elements)

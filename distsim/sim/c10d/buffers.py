@@ -12,21 +12,39 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from distsim.debug.records.arguments import Call
 from distsim.errors import NotSimulated
 
 __all__ = ["as_gloo_sees"]
 
 _RAW_INPUTS = frozenset({"all_reduce", "broadcast", "reduce", "scatter"})
 _RAW_OUTPUTS = frozenset({"all_reduce", "broadcast", "reduce", "scatter", "all_to_all_single"})
-_WRITES_IN_PLACE = _RAW_INPUTS | {"reduce_scatter"}
+_WRITES_IN_PLACE = _RAW_INPUTS | {"all_reduce_coalesced", "reduce_scatter"}
 _LOSES_CONJUGATES = frozenset({"reduce", "reduce_scatter"})
 
 
-def as_gloo_sees(
+def as_gloo_sees(call: Call, flavour: str, rank: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Inputs and outputs of *call* on *rank* of the group as the memory behind them. Raises
+    `NotSimulated` where gloo's answer is undefined. *flavour*: the backend, of which gloo alone adds up bools as bytes,
+    and divides an all_to_all_single by elements where no splits are given."""
+    seen = _seen(call.key[0], rank, call.inputs, call.outputs)
+    if flavour not in ("gloo", "sim"):
+        return seen
+    if call.key[0] == "all_to_all_single" and not call.key[6] and not call.key[7]:
+        return _flat(seen[0]), _flat(seen[1])
+    if call.key[4] is None or call.first.dtype is not torch.bool:
+        return seen
+    inputs, outputs = (tuple([t.view(torch.uint8) if t.layout is torch.strided else t for t in part]) for part in seen)
+    return inputs, outputs
+
+
+def _flat(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple([t.view(-1) if t.is_contiguous() and not t.is_neg() else t for t in tensors])
+
+
+def _seen(
     op: str, rank: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """*inputs* and *outputs* of *op* on *rank* of the group as the memory behind them. Raises
-    `NotSimulated` where gloo's answer is undefined."""
     if op in _RAW_INPUTS and all(map(_is_plain, inputs if inputs is outputs else (*inputs, *outputs))):
         return tuple(inputs), tuple(outputs)
     if op == "all_to_all_single":

@@ -11,20 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from distsim.debug.records import P2P, CallRecord, Group
+from distsim.debug.records import P2P
 from distsim.debug.records.arguments import FIELDS, Call
 from distsim.debug.records.signature import REDUCE_OPS
 from distsim.errors import NotSimulated
-from distsim.sim.c10d.on_gpu import watchdog
 
 __all__ = [
     "argument_error",
-    "connect_error",
     "even_shares",
     "refuse",
     "refuse_arguments",
     "refuse_peer",
-    "timeout_error",
 ]
 
 _GLOO_TYPES = frozenset(
@@ -57,18 +54,32 @@ _MPI_TYPES = frozenset(
     }
 )
 """MPI's own, as `realexec/mpi/types.py` has them: ProcessGroupMPI.cpp maps the first seven."""
+_SCATTERS = ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced")
+_LISTS = frozenset(
+    {
+        "all_gather",
+        "all_gather_coalesced",
+        "all_gather_into_tensor",
+        "all_gather_into_tensor_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+        "gather",
+    }
+)
+"""What gloo moves by its type, and has none of complex numbers."""
 _BITWISE = frozenset({"BAND", "BOR", "BXOR"})
 
 
-def refuse(call: Call, flavour: str) -> None:
-    """Raise what the backend raises for these dtypes, devices and this reduction."""
+def refuse(call: Call, flavour: str) -> RuntimeError | None:
+    """Raise what the backend raises for these dtypes, devices and this reduction; return it where gloo finds it in its
+    own thread, so that an asynchronous call's handle is the first to say it."""
     op, number, tensors = call.key[0], call.key[4], (*call.inputs, *call.outputs)
     for tensor in tensors:
         if not (tensor.is_cpu or tensor.is_meta or tensor.is_cuda):
             raise NotSimulated(f"{op} on {tensor.device.type} tensors", "use CPU tensors and backend 'gloo'")
     if flavour == "nccl" and tensors and tensors[0].is_cuda:
         _refuse_as_nccl(op, tensors)
-        return
+        return None
     if op in P2P:
         if call.tag < 0:
             raise RuntimeError("Tag must be nonnegative")
@@ -76,26 +87,49 @@ def refuse(call: Call, flavour: str) -> None:
             raise NotImplementedError("Could not run 'c10d::send' with arguments from the 'SparseCPU' backend")
         if not all(t.is_contiguous() for t in tensors):
             raise RuntimeError("input tensor has to be contiguous")
-        return
+        if op == "recv" and call.peer < 0 and flavour != "mpi" and not tensors[0].numel():
+            raise RuntimeError(
+                "[enforce fail at ../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:184] "
+                "offset < this->size. 0 vs 0"
+            )
+        return None
     if not tensors:
-        return
-    dtype = tensors[0].dtype
-    name = None if number is None else REDUCE_OPS[number]
+        return None
+    dtype, name = tensors[0].dtype, None if number is None else REDUCE_OPS[number]
+    if op == "all_reduce" and tensors[0].is_sparse and name != "SUM":
+        said = "unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)"
+        raise RuntimeError(f"ProcessGroupGloo::allreduce: {said}")
     if flavour == "mpi":
         _refuse_as_mpi(dtype, name)
-        return
-    if dtype not in _GLOO_TYPES or (op == "gather" and dtype.is_complex):
-        raise RuntimeError("Invalid scalar type")
+        return None
+    why = _refused_by_gloo(op, dtype, name, number)
+    if why is None and op == "all_gather" and any(t.requires_grad and t.is_leaf for t in call.outputs):
+        why = "a leaf Variable that requires grad is being used in an in-place operation."  # whatever this thread says
+    if why is not None and not call.is_async:
+        raise RuntimeError(why)
+    return None if why is None else RuntimeError(why)
+
+
+_AS_REAL = frozenset({"all_reduce", "all_reduce_coalesced", "reduce", *_SCATTERS})
+"""Whose complex numbers torch hands to gloo as pairs; of the others only those that torch.distributed itself turns."""
+
+
+def _refused_by_gloo(op: str, dtype: torch.dtype, name: str | None, number: int | None) -> str | None:
+    if dtype not in _GLOO_TYPES and not (dtype is torch.complex32 and op in _AS_REAL):
+        return "Invalid scalar type"
+    if dtype.is_complex and op in _LISTS:
+        return "Invalid scalar type"
     if name is None:
-        return
+        return None
     if name == "PREMUL_SUM":
-        raise RuntimeError("Cannot use ReduceOp.PREMUL_SUM with Gloo")
+        return "Cannot use ReduceOp.PREMUL_SUM with Gloo"
     if dtype.is_complex and name not in ("SUM", "AVG"):
+        assert number is not None
         shown = chr(number)  # torch prints the enum's number as a character
-        raise RuntimeError(f"{op} does not support{shown}on complex tensors")
+        return f"{op} does not support{shown}on complex tensors"
     floating = dtype.is_floating_point or dtype.is_complex
     if name in _BITWISE and floating:
-        raise RuntimeError(f"Cannot use ReduceOp.{name} with non-integral dtype")
+        return f"Cannot use ReduceOp.{name} with non-integral dtype"
     if name == "AVG" and not floating:
         named = {
             torch.int8: "Char",
@@ -104,7 +138,8 @@ def refuse(call: Call, flavour: str) -> None:
             torch.int64: "Long",
             torch.bool: "Bool",
         }
-        raise RuntimeError(f"result type Float can't be cast to the desired output type {named[dtype]}")
+        return f"result type Float can't be cast to the desired output type {named[dtype]}"
+    return None
 
 
 def _refuse_as_nccl(op: str, tensors: Sequence[Tensor]) -> None:
@@ -134,6 +169,7 @@ def refuse_arguments(call: Call, rank: int, size: int, flavour: str) -> None:
     """Raise what gloo raises at *rank* of the group for lists and sizes that do not fit, or a root that is none.
     *flavour*: the backend."""
     op, inputs, outputs = call.key[0], call.inputs, call.outputs
+    _dispatched(op, inputs, outputs)
     if FIELDS[op].rooted and call.key[5] is None:
         root = getattr(call.opts, "rootRank", call.opts)
         raise RuntimeError(f"ProcessGroupGloo::{op}: invalid root rank: {root}")
@@ -147,6 +183,14 @@ def refuse_arguments(call: Call, rank: int, size: int, flavour: str) -> None:
                     "pad them to one size, or use all_to_all_single with output_split_sizes",
                 )
             _equal_lists("allgather", outputs, inputs, size)
+        case "all_gather_into_tensor_coalesced":
+            for i, (output, given) in enumerate(zip(outputs, inputs, strict=False)):
+                part = output.chunk(size)[0] if output.dim() else output
+                if not output.is_cuda and part.shape != given.shape:
+                    raise RuntimeError(
+                        "ProcessGroupGloo::allgather_coalesced: invalid size of output tensor at index "
+                        f"{i} (expected length {_size(given)}, got {_size(part)})"
+                    )
         case "all_gather_into_tensor":
             _scaled("all_gather", outputs[0], inputs[0], size)
         case "reduce_scatter":
@@ -155,6 +199,11 @@ def refuse_arguments(call: Call, rank: int, size: int, flavour: str) -> None:
             _scaled("reduce_scatter", inputs[0], outputs[0], size)
         case "gather":
             if _is_root(call, rank):
+                if len(outputs) != size:
+                    raise RuntimeError(
+                        f"ProcessGroupGloo::gather: Incorrect output list size {len(outputs)}. "
+                        f"Output list size should be {size}, same as size of the process group."
+                    )
                 _equal_lists("gather", outputs, inputs, size)
             elif outputs:
                 raise RuntimeError("ProcessGroupGloo::gather: requires empty output on non-root")
@@ -164,14 +213,51 @@ def refuse_arguments(call: Call, rank: int, size: int, flavour: str) -> None:
             elif inputs:
                 raise RuntimeError("ProcessGroupGloo::scatter: requires empty input on non-root")
         case "all_to_all":
-            for tensors in (inputs, outputs):
+            for kind, tensors in (("input", inputs), ("output", outputs)):
                 if len(tensors) != size:
-                    raise RuntimeError("Number of tensor splits not equal to group size")
+                    raise RuntimeError(
+                        f"ProcessGroupGloo::alltoall: {kind} tensor list size {len(tensors)} "
+                        f"does not match world size {size}"
+                    )
                 if flavour != "mpi":  # MPI_Alltoallv: to each as much as it is for
                     _equal_lists("alltoall", tensors, tensors[:1], size)
         case "all_to_all_single":
+            if flavour != "nccl" and not inputs[0].is_contiguous():
+                raise ValueError("Tensors must be contiguous")
+            if flavour in ("gloo", "sim") and not call.key[6] and not call.key[7]:
+                _even_elements(inputs[0], outputs[0], size)
+                return
             _splits(inputs[0], call.key[6], size)
             _splits(outputs[0], call.key[7], size)
+
+
+_IN_TORCH = {
+    "all_reduce_coalesced": "allreduce_coalesced_",
+    "broadcast": "broadcast_",
+    "reduce": "reduce_",
+    "all_gather": "allgather_",
+    "all_gather_coalesced": "allgather_coalesced_",
+    "all_gather_into_tensor": "_allgather_base_",
+    "gather": "gather_",
+    "scatter": "scatter_",
+    "reduce_scatter": "reduce_scatter_",
+    "reduce_scatter_tensor": "_reduce_scatter_base_",
+    "all_to_all": "alltoall_",
+    "all_to_all_single": "alltoall_base_",
+}
+"""The operators of torch's dispatcher that have no kernel for sparse tensors, and ask a tensor which they are for."""
+
+
+def _dispatched(op: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    name = _IN_TORCH.get(op)
+    if name and not inputs and not outputs and "coalesced" in op:
+        raise NotImplementedError(
+            "There were no tensor arguments to this function (e.g., you passed an empty list of Tensors), "
+            f"but no fallback function is registered for schema c10d::{name}."
+        )
+    for tensors in (inputs, outputs):
+        if name and tensors and tensors[0].is_sparse:
+            raise NotImplementedError(f"Could not run 'c10d::{name}' with arguments from the 'SparseCPU' backend.")
 
 
 def _is_root(call: Call, rank: int) -> bool:
@@ -265,6 +351,8 @@ def _scaled(op: str, large: Tensor, small: Tensor, size: int) -> None:
             )
         return
     if op == "reduce_scatter":
+        if not small.dim():
+            raise NotSimulated("reduce_scatter_tensor into a tensor without dimensions", "gloo ends the process of it")
         if (large.shape[0] if large.dim() else 1) != size * (small.shape[0] if small.dim() else 1):
             rows, have = size * (small.shape[0] if small.dim() else 1), large.shape[0] if large.dim() else 1
             raise RuntimeError(f"Check failed: outputShape[0] * worldSize == inputShape[0] ({rows} vs. {have}).")
@@ -283,6 +371,19 @@ def _splits(tensor: Tensor, splits: Sequence[int], size: int) -> None:
         raise RuntimeError("Split sizes doesn't match total dim 0 size")
 
 
+def _even_elements(given: Tensor, output: Tensor, size: int) -> None:
+    """gloo divides what lies in memory, whatever the rows are; a remainder it takes from beyond."""
+    if given.numel() == output.numel() and _rows(given) % size:
+        if given.numel() % size:
+            raise NotSimulated(
+                f"all_to_all_single of {given.numel()} elements among {size} ranks",
+                "gloo reads beyond its memory: give it as much for each rank",
+            )
+        return
+    _splits(given, (), size)
+    _splits(output, (), size)
+
+
 def even_shares(tensor: Tensor, size: int) -> tuple[int, ...]:
     """The rows each of *size* members gets (or sends) where a program gives no splits."""
     rows = _rows(tensor)
@@ -293,28 +394,6 @@ def even_shares(tensor: Tensor, size: int) -> tuple[int, ...]:
 
 def _rows(tensor: Tensor) -> int:
     return int(tensor.shape[0]) if tensor.dim() else 1
-
-
-def timeout_error(backend: str, record: CallRecord, seconds: float) -> Exception:
-    """What a call raises when its group's timeout has passed: gloo's words, with ours behind them."""
-    milliseconds = round(seconds * 1000)
-    where = f"{record.op} #{record.seq} on group {record.group.label}, rank {record.rank}"
-    if backend == "nccl":
-        return watchdog.timeout_error(record, seconds)
-    direction = "send" if record.op == "send" else "recv"
-    return RuntimeError(
-        "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] "
-        f"Timed out waiting {milliseconds}ms for {direction} operation to complete ({where})"
-    )
-
-
-def connect_error(group: Group, seconds: float) -> Exception:
-    """gloo's members find each other through the store, and wait there for the addresses of the others."""
-    error: Exception = dist.DistStoreError(
-        f"wait timeout after {int(seconds * 1000)}ms, keys: /{group.name}//cpu//... "
-        f"(the addresses of the members {list(group.ranks)})"
-    )
-    return error
 
 
 def _size(tensor: Tensor) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,27 @@ from distsim.sim.kernel.behind import why_it_waits
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
 
-__all__ = ["SimWork", "drain_backward", "future_patches"]
+__all__ = ["SimWork", "drain_backward", "future_patches", "handle_of"]
 
 NO_TIMEOUT = timedelta(0)
+_OP_TYPES = {
+    "broadcast": 0,
+    "all_reduce": 1,
+    "all_reduce_coalesced": 1,
+    "reduce": 3,
+    "all_gather": 4,
+    "all_gather_into_tensor": 4,
+    "all_gather_coalesced": 6,
+    "all_gather_into_tensor_coalesced": 6,
+    "gather": 7,
+    "scatter": 8,
+    "all_to_all": 11,
+    "all_to_all_single": 11,
+    "send": 12,
+    "recv": 13,
+    "barrier": 15,
+}
+"""torch's numbers (`c10d::OpType`), as gloo's handles say them; the others' is 100: unknown."""
 
 
 class SimWork(Work):
@@ -34,7 +52,7 @@ class SimWork(Work):
         process: SimProcess,
         record: CallRecord,
         done: simpy.Event,
-        outputs: list[Tensor],
+        outputs: Sequence[Tensor],
         timeout_s: float,
         explicit_timeout: bool,
         timeout_error: Callable[[CallRecord, float], BaseException],
@@ -55,6 +73,7 @@ class SimWork(Work):
         self.sender: int | None = None
         self._itself: SimWork | None = None
         self._of_torch = False
+        self._from_any = record.op == "recv" and record.peer is None
 
     def outlives_python(self, of_torch: bool) -> None:
         """Until it was waited for: C++ may keep the handle where no one in Python does any more, and without its half
@@ -126,14 +145,25 @@ class SimWork(Work):
             )
         return self.sender
 
-    def result(self) -> list[Tensor]:
+    def result(self) -> Any:
         if self.record.is_p2p:
             raise RuntimeError("result() not implemented.")
         if not self.done.processed:
             raise RuntimeError(
                 "Work needs to be completed before calling result(). Should call wait() before result()."
             )
-        return self._outputs
+        return self._value()
+
+    def _value(self) -> Any:
+        """What the call's future holds."""
+        return list(self._outputs)
+
+    def _get_op_type(self) -> int:
+        if self.record.op == "all_reduce" and self._outputs[0].is_sparse:
+            return 18
+        if self._from_any:
+            return 14
+        return _OP_TYPES.get(self.record.op, 100)
 
     def synchronize(self) -> None:
         """CPU tensors need no stream: nothing to do (as on gloo)."""
@@ -150,7 +180,7 @@ class SimWork(Work):
             if self.process.notes.ddp_waits_in_cpp:
                 self.wait()
             self._future = Future()
-            self._when_done(lambda: _settle(self._future, self._outputs, self._error))
+            self._when_done(lambda: _settle(self._future, self._value(), self._error))
         return self._future
 
     def get_future_result(self) -> Future[Any]:
@@ -210,6 +240,68 @@ def drain_backward(process: SimProcess) -> None:
     for work in works:
         work.wait()
     process.complete_futures()
+
+
+class _Scattered(SimWork):
+    """gloo's of a reduce_scatter: it can be waited for, and says nothing else."""
+
+    def is_completed(self) -> bool:
+        super().is_completed()
+        return False
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> BaseException | None:
+        return None
+
+    def result(self) -> Any:
+        raise RuntimeError("result() not implemented.")
+
+    def get_future(self) -> Future[Any]:
+        raise RuntimeError("Work::getFuture not implemented.")
+
+
+class _Gathered(SimWork):
+    """gloo's of an all_gather into one tensor, which it takes for a list."""
+
+    def _value(self) -> Any:
+        return _shares(self._outputs[0], len(self.record.group.ranks))
+
+
+class _GatheredMany(SimWork):
+    """gloo's of several all_gathers at once."""
+
+    def result(self) -> Any:
+        super().result()
+        raise RuntimeError("work result does not support list of lists, use .getFuture() and value()")
+
+    def _value(self) -> Any:
+        """By member, then by tensor."""
+        size = len(self.record.group.ranks)
+        if self.record.op == "all_gather_coalesced":
+            count = len(self._outputs) // size
+            return [list(self._outputs[i * count : (i + 1) * count]) for i in range(size)]
+        return [list(of_one) for of_one in zip(*[_shares(output, size) for output in self._outputs], strict=True)]
+
+
+def _shares(output: Tensor, size: int) -> list[Tensor]:
+    return list(output.detach().chunk(size)) if output.dim() else [output]
+
+
+_ON_GLOO: dict[str, type[SimWork]] = {
+    "reduce_scatter": _Scattered,
+    "reduce_scatter_tensor": _Scattered,
+    "reduce_scatter_tensor_coalesced": _Scattered,
+    "all_gather_into_tensor": _Gathered,
+    "all_gather_coalesced": _GatheredMany,
+    "all_gather_into_tensor_coalesced": _GatheredMany,
+}
+
+
+def handle_of(op: str, flavour: str) -> type[SimWork]:
+    """The kind of handle that a backend gives for *op* (read off gloo of torch 2.13)."""
+    return _ON_GLOO.get(op, SimWork) if flavour == "gloo" else SimWork
 
 
 _real_wait = torch._C.Future.wait

@@ -29,12 +29,13 @@ from distsim.sim.c10d.buffers import as_gloo_sees
 from distsim.sim.c10d.communicator import Communicator
 from distsim.sim.c10d.data import Tensors
 from distsim.sim.c10d.group.questions import Questions, own_timeout
+from distsim.sim.c10d.group.timeouts import connect_error, timeout_error
 from distsim.sim.c10d.monitored_barrier import monitored_barrier
 from distsim.sim.c10d.on_gpu.streams import GroupStreams
 from distsim.sim.c10d.on_gpu.values import known_of, pend
 from distsim.sim.c10d.on_gpu.work import GpuWork
 from distsim.sim.c10d.operations import OPERATIONS, algorithms
-from distsim.sim.c10d.work import SimWork
+from distsim.sim.c10d.work import SimWork, handle_of
 from distsim.sim.device.allocator.claims import claim_buffers
 from distsim.sim.isolation.process import RankTask, SimProcess, current_task, require_task
 from distsim.sim.observe.user_stack import call_stack, handle_is_the_users, waits_itself
@@ -64,6 +65,7 @@ class SimGroup(Questions):
         self._communicator = communicator
         self._on_gpu = GroupStreams(communicator)
         self.on_host: SimGroup | None = None
+        self._timeout_error = partial(timeout_error, self.name())
 
     def shared_places(self, places: dict[int, int]) -> dict[int, int]:
         """The one map of the group's members that says the same as *places*."""
@@ -136,11 +138,11 @@ class SimGroup(Questions):
         record = self._recorded(task, call, is_async, caller)
         own = timeout is not None and timeout.total_seconds() > 0 and timeout != self._timeout
         limit: timedelta = timeout if own and timeout is not None else self._timeout
-        work = SimWork(
+        work = handle_of(record.op, algorithms(self.name()))(
             process,
             record,
             world.env.event(),
-            list(call.outputs),
+            call.outputs,
             limit.total_seconds(),
             own or self._explicit,
             self._timeout_error,
@@ -253,9 +255,6 @@ class SimGroup(Questions):
         if self._communicator.broken is not None:
             raise RuntimeError(self._communicator.broken)
 
-    def _timeout_error(self, record: CallRecord, seconds: float) -> BaseException:
-        return refusals.timeout_error(self.name(), record, seconds)
-
     def _number(self, record: CallRecord) -> None:
         kind = "p2p" if record.op in P2P else "collective"
         self._numbers[kind] += 1
@@ -278,8 +277,9 @@ class SimGroup(Questions):
         op, rank, first = call.key[0], self._place, call.first
         flavour = self.name() if first is None else self._flavour_of(first)
         refusals.refuse_arguments(call, rank, self._members, flavour)
-        refusals.refuse(call, flavour)
-        memory = as_gloo_sees(op, rank, call.inputs, call.outputs)
+        if (late := refusals.refuse(call, flavour)) is not None:
+            return self._call(call, True, timeout, lambda arrival: arrival.work.fail(late)).work
+        memory = as_gloo_sees(call, flavour, rank)
         operation, communicator = OPERATIONS[op], self._communicator
 
         def meet(arrival: Arrival) -> None:
@@ -350,7 +350,7 @@ class SimGroup(Questions):
         self._communicator.arrive(0, self.rank(), arrival, lambda members: None, lambda members: None)
         limit_s = self._timeout.total_seconds()
         if not require_task().wait_until(arrival.work.done, CallWait(record), limit_s, self._explicit):
-            raise refusals.connect_error(group, limit_s)
+            raise connect_error(group, limit_s)
 
     def __repr__(self) -> str:
         return f"SimGroup({self.name()}, rank {self.rank()} of {self.size()}, {self._group.label})"

@@ -93,7 +93,7 @@ class GpuWork(SimWork):
         return bool(self.done.processed)
 
     def result(self) -> list[Tensor]:
-        return self._outputs or [tensor for tensor in (ref() for ref in self._written) if tensor is not None]
+        return list(self._outputs) or [tensor for tensor in (ref() for ref in self._written) if tensor is not None]
 
     def get_future(self) -> Future[Any]:
         """Done at once, as torch's is on a GPU: who waits for it makes a stream wait."""
