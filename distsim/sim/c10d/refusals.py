@@ -126,7 +126,7 @@ def _refused_by_gloo(op: str, dtype: torch.dtype, name: str | None, number: int 
     if dtype.is_complex and name not in ("SUM", "AVG"):
         assert number is not None
         shown = chr(number)  # torch prints the enum's number as a character
-        return f"{op} does not support{shown}on complex tensors"
+        return f"{'reduce' if op == 'reduce' else 'all_reduce'} does not support{shown}on complex tensors"
     floating = dtype.is_floating_point or dtype.is_complex
     if name in _BITWISE and floating:
         return f"Cannot use ReduceOp.{name} with non-integral dtype"
