@@ -64,7 +64,7 @@ looked: list[object] = []
 
 def test_operators_look_for_gpus_once_one_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that stays on the host pays nothing for its node's GPUs; from the first tensor on one, all are seen."""
-    find = dispatch._gpu_of
+    find = dispatch.gpu_of
 
     def counted(args: tuple[object, ...], kwargs: dict[str, object]) -> torch.device | None:
         if not kwargs:  # what makes a tensor may name a device in one
@@ -72,5 +72,5 @@ def test_operators_look_for_gpus_once_one_was_used(monkeypatch: pytest.MonkeyPat
         return find(args, kwargs)
 
     monkeypatch.setattr(Accelerators, "some_used", False)
-    monkeypatch.setattr(dispatch, "_gpu_of", counted)
+    monkeypatch.setattr(dispatch, "gpu_of", counted)
     assert distsim.simulate(on_host_then_gpu, on="dgx-h100:1", nproc_per_node=1).results == [(0, 1, "cuda:0")]
