@@ -58,6 +58,9 @@ def run_real(
     from distsim.debug.evidence.procfs import own_process
     from distsim.debug.settings import Settings
 
+    # gloo's ranks connect to each other one after the other: who has, ran a short body and left, took the connection
+    # from a rank that was still at it. Not by the store: it is rank 0's, which may leave, too.
+    connected = multiprocessing.get_context("fork").Barrier(options.n)
     directory = Path(tempfile.mkdtemp(prefix="distsim-test-"))
     away_s = min(options.host_timeout_s, options.timeout_s / 2)
     settings = Settings.read({"directory": str(directory), "on_hang": "abort", "hang_after_s": away_s})
@@ -67,9 +70,6 @@ def run_real(
     readers: dict[int, int] = {}
     late = ""
     early: list[Diagnosis] | None = None
-    # gloo's ranks connect to each other one after the other: who has, ran a short body and left, took the connection
-    # from a rank that was still at it. Not by the store: it is rank 0's, which may leave, too.
-    connected = multiprocessing.get_context("fork").Barrier(options.n)
     try:
         port = _free_port()
         for rank in range(options.n):

@@ -160,14 +160,20 @@ def through(
     words[word] = words[COUNT] = index + 1
     if len(recorder.outstanding) > FEW:
         recorder.poll()
-    if near is not None and not near.meet(seq, slot, seen.print_, AT_ONCE_S if later else SPIN_S):
-        strict = guard.strict
-        if later:
-            issue = partial(method, fast, *lead, *seen.tail)
-            held = strict.defer_again(guard, near, seq, seen.print_, index, issue)
-            held._touched = not seen.owned
-            return held
-        strict.agree_again(guard, near, seq, seen.print_, index)
+    if near is not None:
+        try:
+            met = near.meet(seq, slot, seen.print_, AT_ONCE_S if later else SPIN_S)
+        except BaseException as error:  # of a signal's handler: pytest-timeout, Ctrl-C
+            recorder.not_issued(log, end, index, error_line(error))
+            raise
+        if not met:
+            strict = guard.strict
+            if later:
+                issue = partial(method, fast, *lead, *seen.tail)
+                held = strict.defer_again(guard, near, seq, seen.print_, index, issue)
+                held._touched = not seen.owned
+                return held
+            strict.agree_again(guard, near, seq, seen.print_, index)
     try:
         work = method(fast, *lead, *seen.tail)
     except BaseException as error:

@@ -41,16 +41,65 @@ def test_checks_pass(numel: int) -> None:
     assert outcome.training is not None
 
 
-def test_a_write_ends_the_guess() -> None:
-    """What is written to a part of the truths is no longer what was guessed of all."""
+@pytest.mark.parametrize("numel", [4, 80_000, 2_000_000])
+def test_a_write_ends_the_guess(numel: int) -> None:
+    """What is written to a part of the truths is no longer what was guessed of all, and what a program filled itself is
+    no check."""
 
     def written() -> list[bool]:
         first, second = torch.isfinite(unknown(4)), torch.isfinite(unknown(4))
         first[1:] = False
         second.zero_()
-        return [bool(first.any()), bool(second.any())]
+        third = torch.isfinite(torch.randn(numel, device="cuda"))
+        third.fill_(False)
+        zeros, floats = torch.zeros(numel, dtype=torch.bool, device="cuda"), torch.zeros(numel, device="cuda")
+        return [bool(first.any()), bool(second.any()), bool(third.all()), bool(zeros.all()), bool(floats.any())]
 
-    assert distsim.simulate(written, "dgx-h100:1", nproc_per_node=1).results == [[False, False]]
+    assert distsim.simulate(written, "dgx-h100:1", nproc_per_node=1).results == [[False] * 5]
+
+
+@pytest.mark.parametrize("numel", [4, 80_000])
+def test_truths_written_in_place(numel: int) -> None:
+    """As out of place: `logical_not_`, `&=`, `|=`."""
+
+    def asked() -> list[bool]:
+        x = unknown(numel)
+        inverse, both, one = x > 0, x > 0, x < 0
+        inverse.logical_not_()
+        both &= x < 0
+        one |= x > 0
+        return [bool(inverse.all()), bool(both.all()), bool(one.all())]
+
+    assert distsim.simulate(asked, "dgx-h100:1", nproc_per_node=1).results == [[False, False, True]]
+
+
+def test_a_generation_goes_on_to_its_cap() -> None:
+    """`done |= token == end` is never true of tokens that nobody knows."""
+
+    def generate() -> int:
+        x = unknown(8 * 1000).view(8, 1000)
+        done = torch.zeros(8, dtype=torch.bool, device="cuda")
+        for number in range(50):
+            done |= x.argmax(-1) == 2
+            if done.all():
+                return number
+        return 50
+
+    assert distsim.simulate(generate, "dgx-h100:1", nproc_per_node=1).results == [50]
+
+
+def test_a_loop_that_only_a_failed_check_ends() -> None:
+    """It is refused, not gone through for ever."""
+
+    def until_it_overflows() -> None:
+        x = unknown(4)
+        while True:
+            if not torch.isfinite(x).all():
+                break
+            x = x * 2
+
+    with pytest.raises(distsim.errors.RankFailure, match="ends, at"):
+        distsim.simulate(until_it_overflows, "dgx-h100:1", nproc_per_node=1)
 
 
 def test_masks_select_nothing() -> None:

@@ -20,7 +20,7 @@ from distsim.sim.device.carrier import carrier, under_meta
 from distsim.sim.device.cpu import CpuRates
 from distsim.sim.device.generator import PlainGenerator
 from distsim.sim.device.gpu import Device
-from distsim.sim.device.operators.checks import guess_truth, is_check
+from distsim.sim.device.operators.checks import guess_truth, is_check, note_truth
 from distsim.sim.device.operators.flex import FLEX
 from distsim.sim.device.operators.handler import Handler
 from distsim.sim.device.operators.kinds import (
@@ -166,6 +166,7 @@ class ComputeMode(TorchDispatchMode):
         task.quiet_polls = task.time_queries = 0
         gpu = accelerators[base + plan.offset]
         stream = current_stream(task, gpu)
+        truth = guess_truth(self.values, func, args) if plan.checks else None
         if plan.valued or self.values.everything:
             result = self._valued(func, args, kwargs, plan, gpu, stream)
         else:
@@ -177,7 +178,7 @@ class ComputeMode(TorchDispatchMode):
             else:
                 result = plan.kind([self._part(out, args, kwargs, gpu, stream) for out in outs])
         if plan.checks and "_distsim_shadow" not in result.untyped_storage().__dict__:
-            guess_truth(self.values, func, args, result)
+            note_truth(result, truth)
         traced = task.world.traced
         equal = traced.equal
         if equal is not None and not equal.compared and task not in traced.apart:

@@ -125,19 +125,39 @@ def _place(node: ast.stmt | ast.expr) -> Place:
     return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
-def _walk(tree: ast.AST, looped: bool = False) -> Iterator[tuple[ast.expr, str, int, bool]]:
-    """*looped*: the program may come there more than once."""
+def _walk(
+    tree: ast.AST, looped: bool = False, only: dict[int, int] | None = None
+) -> Iterator[tuple[ast.expr, str, int, bool]]:
+    """*looped*: the program may come there more than once. *only*: most passes of each `if` that is the one way out of
+    its `while True`."""
+    only = {} if only is None else only
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, CONDITIONS):
             word = {ast.While: "while", ast.Assert: "assert"}.get(type(node), "if")
             most = 0
             if isinstance(node, ast.While) and not isinstance(node.test, ast.BoolOp) and not _can_be_left(node):
                 most = MOST_READINGS if looped else MOST_PASSES
+            if id(node) in only:
+                most = only[id(node)]
             fixed = isinstance(node, ast.While) and not _can_be_left(node) and not _can_change(node)
             yield node.test, word, most, fixed
         elif isinstance(node, ast.comprehension):
             yield from ((test, "if", 0, False) for test in node.ifs)
-        yield from _walk(node, looped or isinstance(node, AGAIN))
+        if isinstance(node, ast.While) and (way := _only_way_out(node)) is not None:
+            only[id(way)] = MOST_READINGS if looped else MOST_PASSES
+        yield from _walk(node, looped or isinstance(node, AGAIN), only)
+
+
+def _only_way_out(loop: ast.While) -> ast.If | None:
+    """Of a `while True`: the `if` that alone ends it, where there is one and what it asks is one thing."""
+    if not (isinstance(loop.test, ast.Constant) and loop.test.value):
+        return None
+    ways = (ast.Break, ast.Return, ast.Raise)
+    exits = [node for part in loop.body for node in ast.walk(part) if isinstance(node, ways)]
+    ifs = [part for part in loop.body if isinstance(part, ast.If) and any(isinstance(one, ways) for one in part.body)]
+    if len(exits) != 1 or len(ifs) != 1 or isinstance(ifs[0].test, ast.BoolOp):
+        return None
+    return ifs[0]
 
 
 def _can_be_left(loop: ast.While) -> bool:

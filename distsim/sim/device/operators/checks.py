@@ -3,7 +3,8 @@
 `torch.isfinite(x).all()`, `(x > 0).all()` and `x.isnan().any()` are asked to raise or to skip a step where something is
 wrong. An unknown float stands for the placeholder, a finite positive number, and a truth that follows from that for
 each element alike is noted at its storage (`_distsim_truth`): a check reads it, a mask that selects rows does not.
-Where nothing follows, as of two unknown tensors, `all` holds and `any` does not. Each is a guess, and counted.
+Of two unknown tensors that are compared `all` holds and `any` does not (`EITHER`). Of all other unknown truths nothing
+follows, and they are false. Each is a guess, and counted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from distsim.sim.device.operators.values import Values
 
-__all__ = ["guess_truth", "is_check", "truth"]
+__all__ = ["EITHER", "guess_truth", "is_check", "note_truth", "truth"]
 
 aten = torch.ops.aten
 
@@ -24,6 +25,9 @@ def _overloads(*packets: Any) -> frozenset[Any]:
     return frozenset(getattr(p, name) for p in packets for name in p.overloads() if "out" not in name)
 
 
+EITHER = "either"
+"""What a check finds right: true for `all`, false for `any`."""
+Truth = bool | str | None
 _ALL = _overloads(aten.all)
 _ANY = _overloads(aten.any, aten._is_any_true)
 _PLAIN = {
@@ -51,32 +55,38 @@ def is_check(func: Any, args: tuple[Any, ...], outs: list[Any]) -> bool:
     return func in _CHECKS and getattr(args[0] if func in _PLAIN else outs[0], "dtype", None) is torch.bool
 
 
-def truth(tensor: Tensor) -> bool | None:
+def truth(tensor: Tensor) -> Truth:
     """What is guessed of each element of *tensor*, whose values nobody knows."""
-    found: bool | None = tensor.untyped_storage().__dict__.get("_distsim_truth")
+    found: Truth = tensor.untyped_storage().__dict__.get("_distsim_truth")
     return found
 
 
-def guess_truth(values: Values, func: Any, args: tuple[Any, ...], result: Tensor) -> None:
-    """*result*, of no known value, is what *func* makes of *args*."""
-    found = _guess(values, func, args)
+def guess_truth(values: Values, func: Any, args: tuple[Any, ...]) -> Truth:
+    """What is guessed of each element that *func* makes of *args*, asked before it writes to them; None: nothing."""
+    if func in _ALL or func in _ANY:
+        found = _truths(values, args[0])
+        return func in _ALL if found == EITHER else found
+    return _guess(values, func, args)
+
+
+def note_truth(result: Tensor, found: Truth) -> None:
+    """*result*, of no known value, is *found*."""
     if found is None:
         result.untyped_storage().__dict__.pop("_distsim_truth", None)
     else:
         result.untyped_storage()._distsim_truth = found
 
 
-def _guess(values: Values, func: Any, args: tuple[Any, ...]) -> bool | None:
-    if func in _ALL or func in _ANY:
-        found = _truths(values, args[0])
-        return func in _ALL if found is None else found
+def _guess(values: Values, func: Any, args: tuple[Any, ...]) -> Truth:
     tensors = [a for a in args if isinstance(a, Tensor)]
     if func in _SAME:
         return _truths(values, args[0])
     if func is aten.isclose.default:
         return True
     if func in _ORDER and len(tensors) == 2 and all(values.host(t) is None for t in tensors):
-        return func in _EVEN if tensors[0] is tensors[1] else None  # isfinite asks whether x == x
+        return func in _EVEN if tensors[0] is tensors[1] else EITHER  # isfinite asks whether x == x
+    if func in _LOGIC and any(_truths(values, t) == EITHER for t in tensors):
+        return EITHER
     plain = [_stand_in(values, a) for a in args]
     if any(a is None for a in plain):
         return None
@@ -91,7 +101,7 @@ def _one(made: Tensor) -> bool | None:
     return None if bool(made.any()) else False
 
 
-def _truths(values: Values, tensor: Tensor) -> bool | None:
+def _truths(values: Values, tensor: Tensor) -> Truth:
     host = values.host(tensor)
     return truth(tensor) if host is None else _one(host)
 
@@ -105,5 +115,5 @@ def _stand_in(values: Values, value: Any) -> Any:
         return host
     if value.dtype is torch.bool:
         found = truth(value)
-        return None if found is None else torch.tensor(found, device="cpu")
+        return torch.tensor(found, device="cpu") if isinstance(found, bool) else None
     return torch.tensor(values.number(value.dtype), dtype=value.dtype, device="cpu")

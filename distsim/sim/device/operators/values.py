@@ -153,7 +153,7 @@ class Values:
     def _placeholders(self, tensor: Tensor) -> Tensor:
         number = self.number(tensor.dtype)
         if tensor.dtype is torch.bool:
-            number = tensor.untyped_storage().__dict__.get("_distsim_truth", number)
+            number = tensor.untyped_storage().__dict__.get("_distsim_truth") is True
         return filled(tensor.shape, number, tensor.dtype)
 
     def count(self, what: str, where: Callable[[], Reading]) -> None:
