@@ -14,6 +14,7 @@ from functools import cache
 
 from distsim.calibration.constants import data_folder
 from distsim.cluster import Cluster
+from distsim.collectives.transfer import canonical_op
 
 __all__ = [
     "NODE_CLASSES",
@@ -93,17 +94,25 @@ def _spreads() -> dict[tuple[str, ...], _Spread]:
     }
 
 
-def interval(cluster: Cluster, nbytes: float, num_nodes: int, time_s: float, flavour: str = "nccl") -> Interval | None:
-    """The interval around *time_s*, simulated for *nbytes* (as in `Transfer`) over *num_nodes* nodes.
+def interval(
+    cluster: Cluster, nbytes: float, num_nodes: int, time_s: float, flavour: str = "nccl", op: str = "all_reduce"
+) -> Interval | None:
+    """The interval around *time_s*, simulated for *nbytes* of *op* (as in `Transfer`) over *num_nodes* nodes. A
+    calibrated cluster has its own for the operations that its logs have.
     None where nothing of the kind was measured: gloo, MPI and plain alpha-beta."""
     if flavour != "nccl" or cluster.nccl.version == "ideal" or not cluster.node.num_gpus:
         return None
     domains = -(-num_nodes // max(1, cluster.node.nvlink_domain_nodes))
     fabric, nodes = ("none", NODE_CLASSES[0]) if domains <= 1 else (cluster.nccl.net, node_class(num_nodes))
     size = size_class(nbytes)
-    if (own := cluster.errors.get(f"{nodes}, {size}")) is not None:
+    own = cluster.errors.get(f"{nodes}, {size}")
+    if own is not None and (not own[2] or _family(op) in map(_family, own[2])):
         return Interval(time_s * own[0], time_s * own[1], OWN, fabric, nodes, size)
     return around(cluster.name, fabric, nodes, size, time_s)
+
+
+def _family(op: str) -> str:
+    return "sendrecv" if op in ("send", "recv") else canonical_op(op)
 
 
 def around(name: str, fabric: str, nodes: str, size: str, time_s: float) -> Interval | None:

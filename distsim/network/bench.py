@@ -180,7 +180,7 @@ def bench(
                 timing.proto,
                 timing.channels,
                 net.fidelity_of(transfer),
-                interval(cluster, transfer.nbytes, num_nodes, seconds, kind) if known else None,
+                interval(cluster, transfer.nbytes, num_nodes, seconds, kind, op) if known else None,
             )
         )
     return rows

@@ -12,7 +12,7 @@ from distsim.cli import main
 from distsim.cluster import load_cluster
 from distsim.collectives.uncertainty import interval
 from distsim.errors import UsageError
-from distsim.network.bench import bench_op, busbw_factor, counted
+from distsim.network.bench import bench, bench_op, busbw_factor, counted
 
 ROW = re.compile(
     r"^ +(\d+) +(\d+) +(\w+) +(\w+) +(-?\d+)"
@@ -200,6 +200,19 @@ def test_a_calibrated_cluster_has_the_interval_of_its_own_logs(
         "# a measured time lies within the interval in 8 cases of 10: by errors of this cluster's logs, ib, 2 nodes"
         in out
     )
+
+
+def test_logs_of_one_operation_make_no_other_surer() -> None:
+    """MI300X was measured in all_reduces: an alltoall's interval is that of machines left out, and it says so."""
+    cluster = load_cluster("mi300x")
+    own, other = (interval(cluster, 1 << 20, 1, 1.0, op=op) for op in ("all_reduce", "alltoall"))
+    assert own is not None
+    assert other is not None
+    assert (own.origin, other.origin) == ("own logs", "left out")
+    assert other.high_s - other.low_s > own.high_s - own.low_s
+    (row,) = bench("alltoall", cluster, [1 << 20])
+    assert row.interval is not None
+    assert row.interval.origin == "left out"
 
 
 def test_a_preset_has_the_interval_of_its_fabric_or_a_borrowed_one() -> None:

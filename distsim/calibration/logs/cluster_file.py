@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from distsim.calibration.logs.fit import FitToLogs
 from distsim.calibration.logs.folder import Logs
@@ -20,7 +21,7 @@ __all__ = ["cluster_file", "told"]
 def cluster_file(
     logs: Logs,
     fitted: FitToLogs,
-    errors: Mapping[str, tuple[float, float]],
+    errors: Mapping[str, tuple[float, float, tuple[str, ...]]],
     cluster: Cluster,
     like: str,
     name: str,
@@ -73,13 +74,17 @@ def cluster_file(
     ]
     lines += ["", "[errors]  # measured / simulated time of the logs after the fit: 10th and 90th percentile"]
     lines += [
-        f'"{key}" = {{ low = {one["low"]}, high = {one["high"]} }}' for key, one in sorted(_tables(errors).items())
+        f'"{key}" = {{ low = {one["low"]}, high = {one["high"]}, operations = {json.dumps(one["operations"])} }}'
+        for key, one in sorted(_tables(errors).items())
     ]
     return "\n".join(lines) + "\n"
 
 
-def _tables(errors: Mapping[str, tuple[float, float]]) -> dict[str, dict[str, float]]:
-    return {name: {"low": round(low, 3), "high": round(high, 3)} for name, (low, high) in errors.items()}
+def _tables(errors: Mapping[str, tuple[float, float, tuple[str, ...]]]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"low": round(low, 3), "high": round(high, 3), "operations": ", ".join(operations)}
+        for name, (low, high, operations) in errors.items()
+    }
 
 
 def _kept(cluster: Cluster) -> dict[str, dict[str, object]]:

@@ -115,18 +115,25 @@ def fit_to_logs(benches: Sequence[Bench], start: Constants, bounds: Callable[[st
     return FitToLogs(start, after, dict(zip(told, spread.tolist(), strict=True)), untold, at_bound)
 
 
-def spreads(benches: Sequence[Bench], constants: Constants) -> dict[str, tuple[float, float]]:
-    """10th and 90th percentile of measured / simulated time by class of nodes and sizes, where there is enough of it;
-    never narrower than runs of one day are."""
+def spreads(benches: Sequence[Bench], constants: Constants) -> dict[str, tuple[float, float, tuple[str, ...]]]:
+    """10th and 90th percentile of measured / simulated time by class of nodes and sizes, where there is enough of it,
+    never narrower than runs of one day are; and the operations that it is of."""
     found: dict[str, list[float]] = {}
+    of: dict[str, dict[str, None]] = {}
     for bench in benches:
         bench.use(constants)
         inside = -(-bench.table.nnodes // bench.compiler.cluster.node.nvlink_domain_nodes) <= 1
         nodes = NODE_CLASSES[0] if inside else node_class(bench.table.nnodes)
         for row, ratio in zip(bench.table.rows, (bench.measured_us / bench.times_us()).tolist(), strict=True):
-            found.setdefault(f"{nodes}, {size_class(row.size_bytes)}", []).append(ratio)
+            name = f"{nodes}, {size_class(row.size_bytes)}"
+            found.setdefault(name, []).append(ratio)
+            of.setdefault(name, {})[bench.table.op] = None
     return {
-        name: (min(1 - _DAY, float(np.percentile(ratios, 10))), max(1 + _DAY, float(np.percentile(ratios, 90))))
+        name: (
+            min(1 - _DAY, float(np.percentile(ratios, 10))),
+            max(1 + _DAY, float(np.percentile(ratios, 90))),
+            tuple(of[name]),
+        )
         for name, ratios in found.items()
         if len(ratios) >= _LEAST_ROWS
     }

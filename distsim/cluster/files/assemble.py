@@ -39,7 +39,10 @@ def assemble(spec: ClusterSpec, host: HostTemplate | None = None) -> Cluster:
         _nccl(spec, node),
         calibration=spec.calibration,
         constants={name: Constant(one.value, one.uncertainty, one.source) for name, one in spec.constants.items()},
-        errors={name: (one.low, one.high) for name, one in spec.errors.items()},
+        errors={
+            name: (one.low, one.high, tuple(one.operations.replace(",", " ").split()))
+            for name, one in spec.errors.items()
+        },
         measured=spec.measured,
         variant=spec.variant,
         description=spec.description,

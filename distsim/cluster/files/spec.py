@@ -227,6 +227,9 @@ class SpreadSpec(Table):
 
     low: Annotated[float, Bounds(gt=0, le=1)] = _note("10th percentile")
     high: Annotated[float, Bounds(ge=1)] = _note("90th percentile")
+    operations: str = _note(
+        "those in the logs, 'all_reduce, alltoall': others keep the preset's interval; none: all", ""
+    )
 
 
 class ClusterSpec(Table):

@@ -61,7 +61,7 @@ class Cluster:
         *,
         calibration: Mapping[str, float] | None = None,
         constants: Mapping[str, Constant] | None = None,
-        errors: Mapping[str, tuple[float, float]] | None = None,
+        errors: Mapping[str, tuple[float, float, tuple[str, ...]]] | None = None,
         measured: str = "",
         variant: str = "",
         description: str = "",
@@ -76,7 +76,7 @@ class Cluster:
         self.calibration: Mapping[str, float] = dict(calibration or {})
         self.constants: Mapping[str, Constant] = dict(constants or {})
         """Of the model of NCCL, in place of its own: by `table.key` of calibration/nccl.toml."""
-        self.errors: Mapping[str, tuple[float, float]] = dict(errors or {})
+        self.errors: Mapping[str, tuple[float, float, tuple[str, ...]]] = dict(errors or {})
         """10th and 90th percentile of measured / simulated time in its own logs, by `NODES, SIZE` (uncertainty.py)."""
         self.measured = measured
         self.variant = variant

@@ -127,8 +127,8 @@ def _constants(cluster: Cluster) -> Iterable[RenderableType]:
         spread = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
         spread.add_column("its logs", style="cyan", no_wrap=True)
         spread.add_column("measured / simulated, 8 of 10", justify="right")
-        for name, (low, high) in cluster.errors.items():
-            spread.add_row(name, f"{low:.2f} to {high:.2f}")
+        for name, (low, high, operations) in cluster.errors.items():
+            spread.add_row(f"{name}{' of ' if operations else ''}{', '.join(operations)}", f"{low:.2f} to {high:.2f}")
         yield Text()
         yield spread
 

@@ -30,7 +30,7 @@ class Sureness:
         self._world = world
         self._known = nccl_version != "ideal"
         self._nodes: dict[tuple[str, int | None, int | None], int] = {}
-        self._factors: dict[tuple[int, str, str], tuple[float, float] | None] = {}
+        self._factors: dict[tuple[int, str, str, str], tuple[float, float] | None] = {}
 
     def of(self, sums: Sequence[CallSum], group: Questions | None) -> tuple[float, float] | None:
         """(low_s, high_s) of all these calls of *group* together; None where one is of a kind that nobody measured."""
@@ -52,14 +52,14 @@ class Sureness:
         if nodes is None:
             slots = self._world.slots
             nodes = self._nodes[members] = len({slots[rank].host for rank in record.members})
-        key = (nodes, size_class(record.nbytes), flavour)
+        key = (nodes, size_class(record.nbytes), flavour, record.op)
         if key not in self._factors:
             found = self._interval(record, nodes, flavour)
             self._factors[key] = None if found is None else (found.low_s, found.high_s)
         return self._factors[key]
 
     def _interval(self, record: CallRecord, nodes: int, flavour: str) -> Interval | None:
-        return interval(self._world.cluster, record.nbytes, nodes, 1.0, flavour) if self._known else None
+        return interval(self._world.cluster, record.nbytes, nodes, 1.0, flavour, record.op) if self._known else None
 
 
 def step_interval(training: Training, totals: Sequence[CollectiveTotal]) -> tuple[float, float] | None:
