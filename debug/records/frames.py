@@ -72,7 +72,7 @@ TORCHS_TESTS = "/torch/testing/_internal/"
 ASYNCHRONOUS = "/torch/distributed/checkpoint/"
 """What torch runs in a thread of its own. What anybody may hand to a thread is not of these, nor are hooks and
 callbacks, which run now in this thread and now in that one."""
-SPAWNERS = ("/multiprocessing/spawn.py", "/multiprocessing/forkserver.py")
+SPAWNERS = ("/multiprocessing/spawn.py", "/multiprocessing/forkserver.py", "/execnet/gateway_base.py")
 
 
 def _machinery() -> tuple[str, ...]:
@@ -273,10 +273,11 @@ def torchs_thread(stack: Iterable[Frame]) -> tuple[Site, ...]:
 
 def _typed(stack: Sequence[Frame]) -> bool:
     """Whether the program is what `python -c` was given. Dataclasses and named tuples make `<string>` code, too, and
-    a spawned process begins in such a line."""
+    a spawned process, or one of pytest-xdist, begins in such lines."""
     if not stack or stack[-1][0] != TYPED[0]:
         return False
-    return len(stack) < 2 or not stack[-2][0].endswith(SPAWNERS)
+    called = next((frame[0] for frame in reversed(stack) if frame[0] != TYPED[0]), "")
+    return not called.endswith(SPAWNERS)
 
 
 def raised_at(trace: TracebackType | None) -> tuple[Site, ...]:

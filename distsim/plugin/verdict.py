@@ -120,7 +120,8 @@ def judge(verdict: Verdict, item: pytest.Function, options: Options) -> None:
     text = _text(verdict, failed, stopped, options, from_here(item), every=whole(item))
     if trace is not None:
         raise failure(text, pytrace=False).with_traceback(trace)
-    frames = failed[min(failed)].frames if failed else ()
+    ended = failed or stopped
+    frames = ended[min(ended)].frames if ended else ()
     frames = tuple(frame for frame in frames if not in_library(frame[0])) or frames
     fail_at(verdict.place if verdict.lead or not frames else frames[-1], failure(text, pytrace=False))
 

@@ -123,6 +123,8 @@ def test_the_line_that_spawns_is_nobodys() -> None:
     stack = [("/home/me/train.py", 5, "work"), (f"{PATHS['stdlib']}/multiprocessing/spawn.py", 122, "spawn_main")]
     assert len(program_frames([*stack, ("<string>", 1, "<module>")])) == 1
     assert len(program_frames([stack[0], ("<string>", 1, "<module>")])) == 2
+    worker = ("/site-packages/execnet/gateway_base.py", 1291, "executetask")  # pytest-xdist
+    assert program_frames([worker, ("<string>", 8, "<module>"), ("<string>", 1, "<module>")])[0].line == 1291
 
 
 def test_code_that_a_class_was_given_is_nobodys() -> None:

@@ -287,3 +287,4 @@ class TestAll(unittest.TestCase):
     )
     result.assert_outcomes(failed=1, skipped=1)
     result.stdout.fnmatch_lines(["ranks 1-3 were skipped, others were not: not me"])
+    result.stdout.fnmatch_lines(["FAILED *- line 8: ranks 1-3 were skipped*"])  # not a line of pytest's own

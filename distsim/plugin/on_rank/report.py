@@ -40,15 +40,15 @@ class RankReport:
 
 def describe(item: pytest.Function, body: Callable[..., Any], error: BaseException) -> RankReport:
     """*error*, raised by *body* on one rank, with its traceback cut at the test's own function."""
+    frames = _frames(error)
     if isinstance(error, pytest.skip.Exception | unittest.SkipTest):
-        return RankReport("skipped", str(getattr(error, "msg", None) or error), f"skipped: {error}")
+        return RankReport("skipped", str(getattr(error, "msg", None) or error), f"skipped: {error}", frames=frames)
     if isinstance(error, pytest.xfail.Exception):
-        return RankReport("xfailed", str(error.msg or error), f"xfail: {error}")
+        return RankReport("xfailed", str(error.msg or error), f"xfail: {error}", frames=frames)
     if not item.config.getoption("fulltrace", False):
         _without_ours(error, set())
     info = pytest.ExceptionInfo.from_exception(error)
-    lines = info.exconly().splitlines()
-    frames = tuple((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
+    lines, frames = info.exconly().splitlines(), _frames(error)
     style, replaced = item.config.option.tbstyle, item.obj
     if style in ("line", "no"):  # these leave out what no other place tells: which rank, at which line
         item.config.option.tbstyle = "short"
@@ -59,6 +59,10 @@ def describe(item: pytest.Function, body: Callable[..., Any], error: BaseExcepti
         item.config.option.tbstyle, item.obj = style, replaced
     name = type(error).__name__
     return RankReport("failed", text, lines[0] if lines else name, name, full_names(type(error)), frames)
+
+
+def _frames(error: BaseException) -> tuple[tuple[str, int], ...]:
+    return tuple((frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def full_names(kind: type) -> tuple[str, ...]:
