@@ -15,6 +15,7 @@ from functools import cache
 from distsim.calibration.constants import data_folder
 from distsim.cluster import Cluster
 from distsim.collectives.transfer import canonical_op
+from distsim.errors import UsageError
 
 __all__ = [
     "NODE_CLASSES",
@@ -112,7 +113,11 @@ def interval(
 
 
 def _family(op: str) -> str:
-    return "sendrecv" if op in ("send", "recv") else canonical_op(op)
+    """One name for all spellings; a record may be of what no logs have (blocks of messages)."""
+    try:
+        return "sendrecv" if op in ("send", "recv") else canonical_op(op)
+    except UsageError:
+        return op
 
 
 def around(name: str, fabric: str, nodes: str, size: str, time_s: float) -> Interval | None:

@@ -210,6 +210,9 @@ def test_logs_of_one_operation_make_no_other_surer() -> None:
     assert other is not None
     assert (own.origin, other.origin) == ("own logs", "left out")
     assert other.high_s - other.low_s > own.high_s - own.low_s
+    strange = interval(cluster, 1 << 20, 1, 1.0, op="coalesced")
+    assert strange is not None
+    assert strange.origin == "left out"
     (row,) = bench("alltoall", cluster, [1 << 20])
     assert row.interval is not None
     assert row.interval.origin == "left out"
