@@ -311,6 +311,7 @@ def _attempt(
                     world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
                     interruptible(world),
                     world.interrupts.deferred(),
+                    world.core,
                 ):
                     world.run()
                     finish(world)

@@ -20,8 +20,8 @@ import torch.distributed as dist
 from sim.running import HEAD, Scripts, ranks
 
 import distsim
-from distsim.sim.kernel import own_time
 from distsim.sim.kernel.baton import Baton
+from distsim.sim.kernel.machine import own_time
 from distsim.sim.kernel.task import Task
 
 

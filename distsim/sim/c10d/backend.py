@@ -35,6 +35,7 @@ from distsim.sim.c10d.group import SimGroup
 from distsim.sim.c10d.operations import algorithms
 from distsim.sim.isolation.process import SimProcess, current_task, require_task
 from distsim.sim.isolation.torch_state.torch_state import STATE
+from distsim.sim.kernel.machine.heap import fill_small_blocks
 from distsim.sim.observe.user_stack import call_stack
 
 __all__ = ["ProcessWorld", "backend_patches", "register_backend"]
@@ -285,6 +286,8 @@ def _create(options: Any, backend_options: Any) -> SimGroup:
     )
     process.group_objects.append(pg)
     pg.meet(group, record)
+    if len(process.group_objects) == 1:  # the rank is set up: it begins to make tensors
+        fill_small_blocks()
     return pg
 
 

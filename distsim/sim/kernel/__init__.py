@@ -12,7 +12,7 @@ __all__ = [
     "deadlines",
     "interrupts",
     "limits",
-    "own_time",
+    "machine",
     "polls",
     "schedule",
     "scheduler",

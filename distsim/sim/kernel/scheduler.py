@@ -18,7 +18,8 @@ from distsim.debug.records import Wait
 from distsim.sim.kernel.baton import Baton
 from distsim.sim.kernel.deadlines import Deadline, Deadlines, Due
 from distsim.sim.kernel.interrupts import Interrupts
-from distsim.sim.kernel.own_time import own_s
+from distsim.sim.kernel.machine.one_core import OneCore
+from distsim.sim.kernel.machine.own_time import own_s
 from distsim.sim.kernel.polls import PollEvent
 from distsim.watcher import beacon
 
@@ -86,6 +87,7 @@ class Runs(Protocol):
     doom: Unwind | None
     abandoned: bool
     native: int
+    cores: frozenset[int] | None
 
     def interrupt(self, cause: BaseException) -> None: ...
 
@@ -133,6 +135,8 @@ class Scheduler:
         self.beacon = beacon.here()
         """Where somebody outside sees which rank runs (overseer.py); None: nobody looks."""
         self.baton = Baton()
+        self.core = OneCore()
+        """Where its threads run, within `with`."""
         self.ticks = 0
         """Counts signs of life of the running thread: operators, calls, module loads."""
         self.in_operator = False
@@ -204,6 +208,8 @@ class Scheduler:
     def let_run(self, task: Runs, give: Callable[[], object]) -> None:
         """Give *task* the baton, and wait until it hands it back; watch that it does."""
         self.running = task
+        if task.cores is not self.core.cores:
+            self.core.bind(task)
         give()
         if not self.baton.wait_for(0.25):
             self._watch(task)
@@ -218,6 +224,9 @@ class Scheduler:
         while not self.baton.wait_for(0.1):
             if self.beacon is not None:
                 self.beacon.beat()
+            self.core.look()
+            if task.cores is not self.core.cores:
+                self.core.bind(task)
             limit_s = 2.0 if task.doom is not None else self.host_timeout_s  # a debugger lifts it meanwhile
             if self.interrupts.pending and task.doom is None:
                 self.interrupts.deliver()
@@ -233,6 +242,7 @@ class Scheduler:
                     self.baton.wait()
                     return
                 task.abandoned = True
+                self.core.release(task)
                 if self.beacon is not None:
                     self.beacon.leave_threads_behind()
                 if task.doom is None:
@@ -296,6 +306,7 @@ class Scheduler:
             is_poll = isinstance(queue[0][3], PollEvent)
             env.step()
             self.events += 1
+            self.core.look()
             if self.crash is not None:
                 raise self.crash
             if self.interrupted:

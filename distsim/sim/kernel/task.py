@@ -81,6 +81,7 @@ class Task:
         self.ident: int | None = None
         self.native = 0
         """What the kernel calls its thread, once it runs."""
+        self.cores: frozenset[int] | None = None  # where its thread may run: one_core.py
         self.finished = False
         self.abandoned = False
         self._has_thread = False
@@ -130,9 +131,8 @@ class Task:
         return event.value
 
     def wait_until(self, event: simpy.Event, why: Wait, timeout_s: float | None, explicit: bool = True) -> bool:
-        """Sleep until *event* has happened, or *timeout_s* of virtual time have passed; whether it has happened.
-        None: no limit. *explicit*: the program set the limit itself; a default one does not end a job that
-        stands still."""
+        """Sleep until *event* has happened, or *timeout_s* of virtual time have passed (None: no limit); whether it
+        has. *explicit*: the program set the limit itself; a default one does not end a job that stands still."""
         self.quiet_polls = 0
         self.time_queries = 0
         try:
@@ -258,6 +258,7 @@ class Task:
         yield env.timeout(0)
         if self.finished:
             return
+        self.cores = self.world.core.cores  # the thread that begins another has it run where it does itself
         begin_thread(self._thread_main, self.world.live_tasks)
         self._has_thread = True
         throw: BaseException | None = None
@@ -374,9 +375,8 @@ class Task:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(unwind))
 
     def stop_asking(self) -> None:
-        """The thread blocks outside of Python and will never look: CPython 3.11 has every thread look for what this one
-        was asked, at each step, and one that is traced or profiled then never gets on. The flag falls where any thread
-        takes an exception of this kind."""
+        """The thread blocks outside of Python and will never look: CPython 3.11 has every thread look for it at each
+        step, and one that is traced then never gets on. The flag falls where any thread takes such an exception."""
         if not self.finished and self.ident is not None:
             ask = ctypes.pythonapi.PyThreadState_SetAsyncExc
             ask(ctypes.c_ulong(self.ident), None)

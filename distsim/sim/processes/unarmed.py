@@ -49,7 +49,15 @@ def _pair(get: Callable[..., Any], put: Callable[..., Any], name: str) -> tuple[
 def unarmed_patches() -> list[tuple[Any, str, Any]]:
     """(holder, attribute, replacement)."""
     getlimit, setlimit = _pair(resource.getrlimit, resource.setrlimit, "limit")
-    getcores, setcores = _pair(os.sched_getaffinity, os.sched_setaffinity, "cores")
+    real_getcores = os.sched_getaffinity
+
+    def cores(pid: int) -> set[int]:
+        process = current_process()
+        if process is not None and process.world.core.all is not None and pid in (0, os.getpid()):
+            return set(process.world.core.all)  # not the one that the simulator holds its threads to
+        return real_getcores(pid)
+
+    getcores, setcores = _pair(cores, os.sched_setaffinity, "cores")
     return [
         *((faulthandler, name, _without_effect(getattr(faulthandler, name))) for name in _FAULTHANDLER),
         (os, "nice", _without_effect(os.nice, 0)),

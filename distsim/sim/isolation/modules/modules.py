@@ -215,11 +215,12 @@ def import_patches() -> list[tuple[Any, str, Any]]:
         return real_lock(name) if process is None else real_lock(f"{name}@{process.index}")
 
     def exec_module(self: Any, module: ModuleType) -> None:
-        if current_process() is None:
+        process = current_process()
+        if process is None:
             real_run(self, module)
             return
         path, name = str(getattr(self, "path", "")), module.__name__
-        with made_for_all(_deciding[0].is_shared(name)):
+        with made_for_all(_deciding[0].is_shared(name)), process.world.core.left():  # it may make threads of its own
             if path.startswith(_SITE):
                 _deciding[0].bodies.run(module, path, lambda: self.get_code(name), lambda: self.get_source(name))
             else:
