@@ -304,25 +304,25 @@ def _attempt(
                 world.start_process(process, enter(process))
             if request.conditions is not None:
                 request.conditions.begin(world)
-            try:
-                set_more_aside()
-                with (
-                    world.faults.accesses(),
-                    world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
-                    interruptible(world),
-                    world.interrupts.deferred(),
-                    world.core,
-                ):
-                    world.run()
-                    finish(world)
-            except KeyboardInterrupt:
-                interrupted = True
-                world.diagnoses = diagnose(world.evidence())
-            finally:
-                evidence = world.final = world.final_evidence()
-                world.end()
-                if request.conditions is not None:
-                    request.conditions.end(world)
+            with world.core:
+                try:
+                    set_more_aside()
+                    with (
+                        world.faults.accesses(),
+                        world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
+                        interruptible(world),
+                        world.interrupts.deferred(),
+                    ):
+                        world.run()
+                        finish(world)
+                except KeyboardInterrupt:
+                    interrupted = True
+                    world.diagnoses = diagnose(world.evidence())
+                finally:
+                    evidence = world.final = world.final_evidence()
+                    world.end()
+                    if request.conditions is not None:
+                        request.conditions.end(world)
             wrong = any(d.exit_code in (3, 4) for d in world.diagnoses)
             if world.traced.not_all and wrong and len(slots) <= MANY_TO_NAME and not interrupted:
                 raise StartAgain(None, "something is wrong, and all together say what")

@@ -7,7 +7,7 @@ results. What counts against them is all that a program costs that imports dists
 of torch in it, which every program of torch pays and no simulator can shorten, is told beside, and so is what the
 program's own operators take on one thread: 10,240 fresh tensors, the sums of 1,024 of them and their copies.
 
-Memory: torch is 0.2 GiB, a rank's thread 0.14 MiB, two generations of tensors 0.13 GiB; the rest is between them (docs/faq.md).
+Memory: torch is 0.2 GiB, a rank's thread 0.14 MiB, two generations of tensors are 0.13 GiB (docs/faq.md).
 
 With --loop, 64 ranks make 1,000 all_reduces of one element instead: what a call costs each of them, beside what a bare
 lock costs that two threads pass to and fro. sim_peers.py has torch's own simulations beside ours, sim_hand_over.py the

@@ -28,7 +28,9 @@ class Machine:
         self.put: dict[int, frozenset[int]] = {}
         self.on = 5
         self.clocks = dict.fromkeys(ALL, 3000000)
-        monkeypatch.setattr(one_core, "_get", lambda native: set(ALL))
+        monkeypatch.setattr(one_core, "_get", lambda native: set(self.put.get(native, ALL)))
+        monkeypatch.setattr(one_core, "_threads", lambda: self.threads)
+        self.threads = {1, 2}
         monkeypatch.setattr(one_core, "_set", self.put.__setitem__)
         monkeypatch.setattr(one_core, "_core_now", lambda: self.on)
         monkeypatch.setattr(one_core, "_clock_khz", lambda core: self.clocks[core])
@@ -101,9 +103,27 @@ def test_what_a_rank_is_left_with_runs_anywhere(monkeypatch: pytest.MonkeyPatch)
         with core.left():
             assert machine.put[0] == ALL
         assert machine.put[0] == {5}
+        with core.left(), core.left():
+            assert machine.put[0] == ALL
+        with core.left():
+            with core.left():  # an import within an import
+                pass
+            assert machine.put[0] == ALL
+        with core.left():
+            core.cores = ALL  # others want the core meanwhile
+        assert machine.put[0] == ALL
     machine.put.clear()
     with core.left():
         assert machine.put == {}
+
+
+def test_threads_that_stay_run_anywhere_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's begun by a rank have the rank's core; those that were there, or chose several, are left alone."""
+    machine, core = Machine(monkeypatch), OneCore()
+    with core:
+        machine.threads = {1, 2, 3, 4}
+        machine.put.update({1: frozenset((4,)), 3: frozenset((5,)), 4: frozenset((4, 5))})
+    assert machine.put == {0: ALL, 1: {4}, 3: ALL, 4: {4, 5}}
 
 
 @pytest.mark.parametrize("missing", ["_get", "_core_now"])
@@ -116,11 +136,17 @@ def test_where_there_are_no_such_calls(monkeypatch: pytest.MonkeyPatch, missing:
         assert (machine.put, core.cores, core.all) == ({}, None, None)
 
 
-def where() -> tuple[frozenset[int], set[int], set[int]]:
-    """Where the rank's thread may run, what it is told, where a program that it starts may."""
+def where() -> tuple[frozenset[int], set[int], set[int], set[int]]:
+    """Where the rank's thread may run, what it is told, where programs that it starts may."""
     real: Callable[[int], set[int]] = one_core._get  # type: ignore[assignment]
     told = subprocess.check_output([sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"])
-    return frozenset(real(0)), os.sched_getaffinity(0), {int(core) for core in told.split()}
+    reads, writes = os.pipe()
+    words = [sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"]
+    os.posix_spawn(sys.executable, words, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, writes, 1)])
+    os.close(writes)
+    with open(reads) as answer:
+        spawned = {int(core) for core in answer.read().split()}
+    return frozenset(real(0)), os.sched_getaffinity(0), {int(core) for core in told.split()}, spawned
 
 
 def test_ranks_share_a_core_and_are_told_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +159,7 @@ def test_ranks_share_a_core_and_are_told_of_all(monkeypatch: pytest.MonkeyPatch)
     found = ranks(where, 3).results
     assert {cores for cores, *_ in found} == {found[0][0]}
     assert len(found[0][0]) == 1
-    assert all((told, started) == (before, before) for _, told, started in found)
+    assert all(others == [before] * 3 for _, *others in found)
     assert os.sched_getaffinity(0) == before
 
 
@@ -171,8 +197,9 @@ def test_a_module_that_a_rank_imports_may_use_all_cores(
     """Libraries start as many threads as there are cores where they are imported, for as long as the process lives."""
     before = os.sched_getaffinity(0)
     monkeypatch.setattr(one_core._Busy, "until_s", 0.0)
+    (tmp_path / "nothing.py").write_text("")
     (tmp_path / "many_threads.py").write_text(
-        "from distsim.sim.kernel.machine import one_core\nfound = len(one_core._get(0))\n"
+        "from distsim.sim.kernel.machine import one_core\nimport nothing\nfound = len(one_core._get(0))\n"
     )
     ran = script("import many_threads\nprint(many_threads.found)\n")
     assert ran.of(0) == [str(len(before))]

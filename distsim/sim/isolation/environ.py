@@ -110,14 +110,15 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
             process.notes.told_of_torchrun = True
         return answer
 
+    start = _on_all_cores(real_execute)
+
     def execute(self: Any, *args: Any) -> None:
         process = current_process()
         if process is not None and process.accelerators is not None:
             _refuse_driver_tools(args[0])
         if current_task() is not None and args[6] is None:  # env: C's environment lacks RANK and its like
             args = (*args[:6], dict(os.environ), *args[7:])
-        with contextlib.nullcontext() if process is None else process.world.core.left():
-            real_execute(self, *args)
+        start(self, *args)
 
     def system(command: str | bytes) -> int:
         if current_task() is None:
@@ -134,9 +135,22 @@ def environ_patches() -> list[tuple[Any, str, Any]]:
         (os, "system", system),
         (subprocess.Popen, "_execute_child", execute),
     ]
+    patches += [(os, name, _on_all_cores(getattr(os, name))) for name in ("posix_spawn", "posix_spawnp")]
     for name in ("execv", "execve"):
         patches.append((os, name, _refused_in_rank(name, getattr(os, name))))
     return patches
+
+
+def _on_all_cores(real: Any) -> Any:
+    """*real* starts a program, which has no part in the turns of the ranks."""
+
+    @functools.wraps(real)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        process = current_process()
+        with contextlib.nullcontext() if process is None else process.world.core.left():
+            return real(*args, **kwargs)
+
+    return call
 
 
 def _refused_in_rank(name: str, real: Any) -> Any:

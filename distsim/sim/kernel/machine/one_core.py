@@ -66,6 +66,13 @@ def _clock_khz(core: int) -> int:
         return 0
 
 
+def _threads() -> set[int]:
+    """What the kernel calls this process's threads."""
+    with suppress(OSError, ValueError):
+        return set(map(int, os.listdir("/proc/self/task")))
+    return set()
+
+
 class OneCore:
     """Of one simulation: entered by the thread that lets the others run, and left by it."""
 
@@ -75,6 +82,8 @@ class OneCore:
         self.all: frozenset[int] | None = None
         """Where the surrounding program may run; None outside of `with`, and where there is no choice."""
         self._fast: frozenset[int] = frozenset()
+        self._there: set[int] = set()
+        """The process's threads when this was entered."""
         self._looked_s = self._ran_s = 0.0
 
     def __enter__(self) -> None:
@@ -84,19 +93,24 @@ class OneCore:
         if len(cores) > 1:
             clocks = {core: _clock_khz(core) for core in cores}
             self._fast = frozenset(core for core in cores if clocks[core] >= FAST_ENOUGH * max(clocks.values()))
-            self.all = cores
+            self.all, self._there = cores, _threads()
             self._look_again(_monotonic())
 
     def __exit__(self, *exc: object) -> None:
-        if self.all is not None and self.cores is not self.all:
-            self._put(0, self.all)
-        self.cores = self.all = None
+        cores, self.cores, self.all = self.all, None, None
+        if cores is not None:
+            self._put(0, cores)
+            for native in _threads() - self._there:  # a library's, or left behind: begun by a thread on one core
+                with suppress(OSError):
+                    if len(_get(native)) == 1:  # type: ignore[misc]
+                        self._put(native, cores)
 
     def bind(self, task: _Bound) -> None:
         """*task*, whose thread waits, runs where all do from now on."""
-        if self.cores is not None and task.native:
-            self._put(task.native, self.cores)
-        task.cores = self.cores
+        if task.native:
+            if self.cores is not None:
+                self._put(task.native, self.cores)
+            task.cores = self.cores
 
     def release(self, task: _Bound) -> None:
         """*task* is left behind and runs beside the others: anywhere."""
@@ -106,15 +120,15 @@ class OneCore:
     @contextmanager
     def left(self) -> Iterator[None]:
         """What the calling thread starts meanwhile, programs and threads of libraries, may run anywhere."""
-        cores = self.cores
-        if cores is None or self.all is None or cores is self.all:
-            yield
+        if self.all is None or self.cores in (None, self.all) or _get is None or frozenset(_get(0)) == self.all:
+            yield  # within another, too
             return
         self._put(0, self.all)
         try:
             yield
         finally:
-            self._put(0, cores)
+            if self.cores is not None:  # others may want the core by now
+                self._put(0, self.cores)
 
     def look(self) -> None:
         """Asked after each event and while a thread keeps the baton, by the thread that entered."""
