@@ -306,7 +306,11 @@ def main() -> None:
     args = parser.parse_args()
     kinds = args.kinds.split(",")
     only = [name for name in args.ops.split(",") if name]
+    if unknown := set(kinds) - set(KINDS.split(",")):
+        parser.error(f"--kinds: expected some of {KINDS}, got {', '.join(sorted(unknown))}")
     of_ranks = spawn(worker, args.ranks, args.calls, kinds, only)["ranks"]
+    if unknown := set(only) - of_ranks[0].keys():
+        parser.error(f"--ops: expected rows of the table without --ops, got {', '.join(sorted(unknown))}")
     print(f"{'CPU time of a rank a call':28} {'plain us':>9}" + "".join(f"{kind:>20}" for kind in kinds))
     missed = []
     for name, kinds_found in of_ranks[0].items():

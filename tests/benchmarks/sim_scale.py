@@ -90,6 +90,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=RANKS)
     parser.add_argument("--loop", action="store_true", help="64 ranks, 1,000 small calls instead")
     args = parser.parse_args()
+    if args.ranks < 8 or args.ranks % 8:
+        parser.error(f"--ranks: expected a multiple of the 8 ranks of a node, got {args.ranks}")
     if args.loop:
         loop(64, 1_000)
         return

@@ -4,8 +4,8 @@ torch asks for tensors at multiples of 64 bytes (posix_memalign), so glibc takes
 at once. Small pieces that are given back go into a cache of the thread's own, seven of each size, where they count as
 used: what lies before them, once it is free, cannot be joined with them, and is 96 bytes too small for the next tensor
 of the same size. A process loses seven tensors of each rest's size that way and nobody notices. A thousand ranks lose
-them a thousand times (1,024 ranks with one fresh tensor of 64 KiB a call: 0.84 GiB after 10 calls instead of 0.56,
-1.2 instead of 0.59 after 30). With a cache that is full already the pieces go where they are joined again.
+them a thousand times (1,024 ranks with one fresh tensor of 64 KiB a call: 0.84 GiB after 10 calls instead of 0.58,
+1.2 instead of 0.60 after 40). With a cache that is full already the pieces go where they are joined again.
 (glibc 2.36, malloc/malloc.c: _int_memalign, _int_free, malloc_consolidate.)
 """
 
