@@ -37,9 +37,9 @@ RECORD_BODY = struct.Struct("<QQQIIQQQQQiiQQQ")
 """All words of a record but the first, the commit word: issued_ns, completed_ns, flags, group (table),
 thread (table), seq, signature (payload), site (table), fingerprint, site hash, peer, tag, error (table),
 ordinal (which send to, or receive from, this peer with this tag), spare."""
-AGAIN = struct.Struct("<Q24sQ48sQ")
-"""The same words but the spare one: issued_ns, bytes, seq, bytes, ordinal. What is bytes stays when a call is made
-again."""
+AGAIN = struct.Struct("<QQ24sQ48sQ")
+"""All words but the spare one: commit (0: not valid yet), issued_ns, bytes, seq, bytes, ordinal. What is bytes stays
+when a call is made again."""
 WORD_COMPLETED, WORD_FLAGS, WORD_SEQ, WORD_SITE, WORD_PEER, WORD_ERROR, WORD_ORDINAL = 2, 3, 5, 7, 10, 11, 12
 
 TABLE_BYTES = 512 * 1024

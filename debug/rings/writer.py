@@ -75,7 +75,7 @@ __all__ = ["RingWriter", "stays"]
 
 def stays(body: bytes) -> tuple[bytes, bytes]:
     """What is the same in the record of a call that is made again, of the body of one."""
-    _, first, _, second, _ = AGAIN.unpack_from(body)
+    _, _, first, _, second, _ = AGAIN.unpack_from(bytes(8) + body)
     return first, second
 
 
@@ -283,8 +283,7 @@ class RingWriter:
         index: int = next(self.numbers)
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
         words = self.words
-        words[word] = 0
-        _pack(self.buffer, word * 8 + 8, _now(), same[0], seq, same[1], ordinal)
+        _pack(self.buffer, word * 8, 0, _now(), same[0], seq, same[1], ordinal)
         words[word] = words[WORDS_AT // 8] = index + 1
         return index
 

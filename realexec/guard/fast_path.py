@@ -23,24 +23,20 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
-import torch
 import torch.distributed.distributed_c10d as c10d
-from torch import Tensor
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C import _len_torch_function_stack as function_modes
 from torch._C._autograd import _profiler_enabled as profiler_enabled
-from torch.nn import Parameter
 
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.handle import MessageHandle, watched
-from distsim.realexec.guard.known import Seen, looks_of, may_be_kept, other, remember
+from distsim.realexec.guard.known import Seen, find, looks_of, may_be_kept, remember
 from distsim.realexec.guard.recorder import GroupLog
 
 __all__ = ["MISSED", "Public", "learn", "through"]
 
 C10D = vars(c10d)
-STRIDED = torch.strided
 FIRST, RECORDS, EACH = rings.RECORDS_AT // 8, rings.RECORDS, rings.RECORD_WORDS
 FLAGS, ENDED = rings.WORD_FLAGS, rings.WORD_COMPLETED
 WINDOW = rings.MEETING_WINDOW
@@ -91,31 +87,29 @@ def through(
     fast = getattr(guard, "fast", None)
     if fast is None:
         return MISSED
-    dtype, looks = None, [what, id(caller.f_code), caller.f_lasti]
-    for tensor in tensors:
-        kind = type(tensor)
-        if (kind is not Tensor and kind is not Parameter) or not tensor.is_cpu:
-            return MISSED
-        if tensor.layout is not STRIDED or tensor.is_neg():
-            return MISSED
-        if tensor.dtype is not dtype:
-            if dtype is not None:
-                return MISSED
-            looks.append(dtype := tensor.dtype)
-        looks.append(tensor.shape)
     log: GroupLog = guard.group_log
-    seen = log.seen.get(tuple(looks))
-    if seen is None:
-        return MISSED
-    frame: Any = caller
-    for code, position in seen.steps:
-        frame = frame.f_back
-        if frame is None or frame.f_code is not code or frame.f_lasti != position:
-            seen = other(seen, said, caller)
-            break
+    before = log.before
+    seen = before.next
+    if (
+        seen.what == what
+        and seen.at == caller.f_lasti
+        and seen.code is caller.f_code
+        and seen.num == len(tensors)
+        and seen.alike(*tensors)
+        and seen.said == said
+        and seen.thread == get_ident()
+    ):
+        frame: Any = caller
+        for code, position in seen.steps:
+            frame = frame.f_back
+            if frame is None or frame.f_code is not code or frame.f_lasti != position:
+                seen = find(log, what, tensors, said, caller)
+                break
+        else:
+            if frame.f_trace is not seen.mark:
+                seen = find(log, what, tensors, said, caller)
     else:
-        if frame.f_trace is not seen.mark or seen.said != said or seen.thread != get_ident():
-            seen = other(seen, said, caller)
+        seen = find(log, what, tensors, said, caller)
     recorder = guard.recorder
     if (
         seen is None
@@ -129,6 +123,7 @@ def through(
         or profiler_enabled()
     ):
         return MISSED
+    before.next = log.before = seen
     end, near = seen.end, None
     if guard.strict is not None:
         if end is not None:
@@ -154,9 +149,8 @@ def through(
         words[row + 1] = seen.print_
         words[row + 2] = index + 1
         words[row] = seq
-    words[word] = 0
     first, second = seen.same
-    pack(ring.buffer, word * 8 + 8, monotonic_ns(), first, seq, second, ordinal)
+    pack(ring.buffer, word * 8, 0, monotonic_ns(), first, seq, second, ordinal)
     words[word] = words[COUNT] = index + 1
     if len(recorder.outstanding) > FEW:
         recorder.poll()
@@ -189,9 +183,9 @@ def through(
         else:
             handle = MessageHandle()
         handle._inner = work
-        handle._recorder = recorder
         handle._group_log = log
         handle._index = index
+        handle._word = word
         handle._touched = not seen.owned
         return handle
     try:
@@ -234,12 +228,12 @@ def _message(
         raise
     if later:
         if shown is None:
-            return watched(MessageHandle, work, recorder, log, index, seen.owned)
+            return watched(MessageHandle, work, log, index, seen.owned)
         if not by_public:
             handle = messages.watched(work, log, index, shown)
         else:
             handle = messages.handle(shown)
-            handle._inner, handle._recorder, handle._group_log, handle._index = work, recorder, log, index
+            handle._inner, handle._group_log, handle._index = work, log, index
         handle._touched = not seen.owned
         return handle
     try:
@@ -287,6 +281,5 @@ def learn(
         may_be_kept(guard, made, later, caller)
         and all(any(tensor is one for one in same) for tensor in tensors)  # no view of it, as of complex numbers
     ):
-        key = (what, id(caller.f_code), caller.f_lasti, *looks)
-        remember(log, key, made, num_lead, said, caller, guard.recorder.ring.words)
+        remember(log, what, tensors, looks, made, num_lead, said, caller, guard.recorder.ring.words)
     return answer

@@ -221,7 +221,7 @@ def _method(op: str, name: str, read: Reader) -> Callable[..., Any]:
         if is_async and on_host and after is None:
             by_torch = caller is not None and caller.f_globals is C10D  # one of its public functions
             message = MessageHandle if by_torch else MessageWork
-            return watched(message if op in P2P else self.later, work, recorder, log, index, owned)
+            return watched(message if op in P2P else self.later, work, log, index, owned)
         handle = Handle(work, recorder, log, index, is_async, on_host, owned, op in P2P)
         handle._after = after
         return handle

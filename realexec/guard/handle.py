@@ -28,13 +28,19 @@ class _Noted:
     if not TYPE_CHECKING:
         __slots__ = ()  # a base beside Work can have none
     _inner: Any
-    _recorder: Recorder
     _group_log: GroupLog
     _index: int
+    _word: int
+    """Where its record begins in the ring."""
     _touched: bool
     _is_async: bool
     _polled: bool
     _again: bool
+
+    @property
+    def _recorder(self) -> Recorder:
+        recorder: Recorder = self._group_log.recorder
+        return recorder
 
     def _failed(self, error: BaseException) -> None:
         self._recorder.ring.fail(self._index, error_line(error))
@@ -116,8 +122,8 @@ class Handle(_Noted, Work):
         "_is_async",
         "_on_host",
         "_polled",
-        "_recorder",
         "_touched",
+        "_word",
     )
 
     def __init__(
@@ -133,7 +139,6 @@ class Handle(_Noted, Work):
     ) -> None:
         Work.__init__(self)
         self._inner = inner
-        self._recorder = recorder
         self._group_log = log
         self._index = index
         self._is_async = is_async
@@ -189,8 +194,8 @@ class HostHandle(Handle):
     def wait(self, timeout: timedelta | None = None) -> bool:
         # The ring's `mark` and `finish`, written out: whoever comes here has waited, and finds its caches cold.
         self._touched = True
-        recorder, index = self._recorder, self._index
-        words, word = recorder.ring.words, FIRST + index % RECORDS * EACH
+        index, word, log = self._index, self._word, self._group_log
+        words = log.words
         if words[word] == index + 1:
             words[word + FLAGS] |= WAITS
         try:
@@ -198,7 +203,7 @@ class HostHandle(Handle):
         except BaseException as error:
             self._failed(error)
             raise
-        recorder.outstanding.pop(index, None)
+        log.recorder.outstanding.pop(index, None)
         if words[word] == index + 1:
             words[word + ENDED] = monotonic_ns()
             words[word + FLAGS] = words[word + FLAGS] & ~GOES_ON | DONE
@@ -206,9 +211,8 @@ class HostHandle(Handle):
 
     def get_future(self) -> Any:
         self._touched = True
-        index = self._index
-        words, word = self._recorder.ring.words, FIRST + index % RECORDS * EACH
-        if words[word] == index + 1:
+        words, word = self._group_log.words, self._word
+        if words[word] == self._index + 1:
             words[word + FLAGS] |= rings.FUTURE
         return self._inner.get_future()
 
@@ -219,7 +223,7 @@ class MessageHandle(_Noted):
     Python alone gets it, from torch's public functions, so it says that it is a Work and is none: to make an object
     that C++ can take costs as much as half of the record. A group's methods answer a `MessageWork`."""
 
-    __slots__ = ("_group_log", "_index", "_inner", "_recorder", "_touched")
+    __slots__ = ("_group_log", "_index", "_inner", "_touched", "_word")
     _is_async = True
     _again = False
     _polled = False
@@ -231,8 +235,7 @@ class MessageHandle(_Noted):
     def wait(self, timeout: timedelta | None = None) -> bool:
         # As of a `HostHandle`, and written out again: a call of Python's would cost as much as what the two share.
         self._touched = True
-        index = self._index
-        words, word = self._recorder.ring.words, FIRST + index % RECORDS * EACH
+        index, word, words = self._index, self._word, self._group_log.words
         if words[word] == index + 1:
             words[word + FLAGS] |= WAITS
         try:
@@ -261,23 +264,21 @@ class MessageWork(HostHandle):
     def of(cls, handle: MessageHandle) -> MessageWork:
         """In the place of *handle*."""
         owned, handle._touched = not handle._touched, True
-        made: MessageWork = watched(cls, handle._inner, handle._recorder, handle._group_log, handle._index, owned)
+        made: MessageWork = watched(cls, handle._inner, handle._group_log, handle._index, owned)
         return made
 
 
-def watched(
-    kind: type[HostHandle | MessageHandle], work: Any, recorder: Recorder, log: GroupLog, index: int, owned: bool
-) -> Any:
+def watched(kind: type[HostHandle | MessageHandle], work: Any, log: GroupLog, index: int, owned: bool) -> Any:
     """The handle of a call that has just gone out. (Not by `__init__`: a call of Python's for each costs a microsecond
     where the caches are cold.)"""
     handle = kind()
     handle._inner = work
-    handle._recorder = recorder
     handle._group_log = log
     handle._index = index
+    handle._word = FIRST + index % RECORDS * EACH
     handle._touched = not owned
     if kind._polled:
-        recorder.outstanding[index] = work
+        log.recorder.outstanding[index] = work
     return handle
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from threading import get_ident
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ from torch.nn import Parameter
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import Standing, after, calling, leave_marks, standing, stands, way_to
 from distsim.debug.rings.writer import stays
-from distsim.realexec.guard.recorder import GroupLog, Made
+from distsim.realexec.guard.recorder import UNKNOWN, GroupLog, Made
 
-__all__ = ["BACKWARD", "Seen", "looks_of", "may_be_kept", "other", "remember"]
+__all__ = ["BACKWARD", "Seen", "find", "looks_of", "may_be_kept", "remember"]
 
 MOST = 4096
 """Calls that are remembered for a group."""
@@ -31,12 +31,16 @@ BACKWARD = _engine_run_backward.__code__
 """Whatever calls a group from here without a frame of Python's between is C++: DDP's reducer."""
 LEARNT = frozenset({rings.WAITING, rings.ASYNC, rings.WAITING | rings.P2P_CALL, rings.ASYNC | rings.P2P_CALL})
 """What a record may say besides that the call is made: no race, no exception on its way, nothing found in its data."""
+TensorGuards: Any = getattr(getattr(torch._C._dynamo, "guards", None), "TensorGuards", None)
+"""torch.compile's own look at tensors: type, dispatch keys (device, layout, sign), dtype, shape and strides at once."""
 
 
 class Seen:
     """A call as it was recorded the long way."""
 
     __slots__ = (
+        "alike",
+        "at",
         "bare",
         "code",
         "done",
@@ -45,6 +49,8 @@ class Seen:
         "line",
         "made",
         "mark",
+        "next",
+        "num",
         "others",
         "owned",
         "payload",
@@ -54,6 +60,7 @@ class Seen:
         "steps",
         "tail",
         "thread",
+        "what",
     )
 
     def __init__(
@@ -61,13 +68,24 @@ class Seen:
         log: GroupLog,
         made: Made,
         num_lead: int,
+        what: Any,
         said: Any,
-        code: CodeType,
+        tensors: Sequence[Tensor],
+        caller: FrameType,
         there: Standing,
         others: tuple[Seen, ...],
         bare: bool,
     ) -> None:
         self.thread = made.thread
+        self.what = what
+        """Which operation; of a message, with whom, too."""
+        self.code, self.at = caller.f_code, caller.f_lasti
+        """Where the caller was; kept alive, as the key has the id of the code."""
+        self.num = len(tensors)
+        self.alike = _alike(tensors)
+        """Whether so many others are as its tensors. It may answer False wrongly, but not True."""
+        self.next: Any = UNKNOWN
+        """What the group called after it the last time."""
         self.bare = bare
         """Nobody wants the handle: C++ takes the future, and torch's own Work has that."""
         first, second = stays(made.body)
@@ -97,22 +115,35 @@ class Seen:
         """Position of the payload ring from which on the signature must be written anew."""
         self.steps, self.mark = there
         """Where the caller stood, as `stands` tells it again."""
-        self.code = code
-        """The caller's, kept alive: its id is in the key."""
         self.others = others
         """Of the same key, where the caller was called from elsewhere, or said something else."""
 
 
-def other(found: Seen, said: Any, caller: FrameType) -> Seen | None:
-    """Of calls with the key of *found*, the one that was made like this."""
-    for other in found.others:
-        if _is(other, said, caller):
-            return other
+def find(log: GroupLog, what: Any, tensors: Sequence[Any], said: Any, caller: FrameType) -> Seen | None:
+    """The call that was made like this."""
+    looks = looks_of(tensors)
+    if looks is not None:
+        for seen in _all(log.seen.get((what, id(caller.f_code), caller.f_lasti, *looks))):
+            if seen.said == said and seen.thread == get_ident() and stands(caller, (seen.steps, seen.mark)):
+                return seen
     return None
 
 
-def _is(seen: Seen, said: Any, caller: FrameType) -> bool:
-    return bool(seen.said == said and seen.thread == get_ident() and stands(caller, (seen.steps, seen.mark)))
+def _alike(tensors: Sequence[Tensor]) -> Any:
+    if not tensors:
+        return _true
+    try:
+        return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    except (TypeError, ValueError, RuntimeError):  # of a torch that has none, or another: `find` is quick, too
+        return _false
+
+
+def _true() -> bool:
+    return True
+
+
+def _false(*_: Tensor) -> bool:
+    return False
 
 
 def looks_of(tensors: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -151,8 +182,18 @@ def may_be_kept(guard: Any, made: Made, later: bool, caller: Any) -> bool:
 
 
 def remember(
-    log: GroupLog, key: tuple[Any, ...], made: Made, num_lead: int, said: Any, caller: FrameType, words: memoryview
+    log: GroupLog,
+    what: Any,
+    tensors: Sequence[Tensor],
+    looks: tuple[Any, ...],
+    made: Made,
+    num_lead: int,
+    said: Any,
+    caller: FrameType,
+    words: memoryview,
 ) -> None:
+    """Keep a call for `find`; if it is the first of its kind, leave marks on the way to it. *looks*: of *tensors*."""
+    key = (what, id(caller.f_code), caller.f_lasti, *looks)
     if len(log.marked) > MOST:
         log.marked.clear()
     before = log.marked.pop(key, None)
@@ -170,7 +211,7 @@ def remember(
         log.seen.clear()
     others = _all(known)[:OTHERS]
     bare = caller.f_code is BACKWARD and not made.owned and _only_its_future(words, before)
-    log.seen[key] = Seen(log, made, num_lead, said, caller.f_code, there, others, bare)
+    log.seen[key] = Seen(log, made, num_lead, what, said, tensors, caller, there, others, bare)
     if known is not None:
         known.others = ()
 

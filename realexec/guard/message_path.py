@@ -15,18 +15,16 @@ from time import monotonic_ns
 from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
-from torch import Tensor
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C import _len_torch_function_stack as function_modes
 from torch._C._autograd import _profiler_enabled as profiler_enabled
 from torch._C._distributed_c10d import Backend
-from torch.nn import Parameter
 
 from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
-from distsim.realexec.guard.fast_path import COUNT, FEW, STRIDED, Public, learn, pack
+from distsim.realexec.guard.fast_path import COUNT, FEW, Public, learn, pack
 from distsim.realexec.guard.handle import MessageHandle
-from distsim.realexec.guard.known import other
+from distsim.realexec.guard.known import find
 
 __all__ = ["BARE", "FRONTS", "HIDDEN", "RECV", "SEND", "posts"]
 
@@ -50,31 +48,35 @@ def posts(name: str) -> Callable[[Public], Public]:
                 return long(tensor, peer, group, tag, group_peer)
             world = C10D["_world"]
             guard = world._default_pg if group is None else group
-            fast, kind = getattr(guard, "fast", None), type(tensor)
+            fast = getattr(guard, "fast", None)
             what = (name, peer, group_peer, tag)
             seen: Any = None
-            if (
-                fast is not None
-                and (kind is Tensor or kind is Parameter)
-                and tensor.is_cpu
-                and tensor.layout is STRIDED
-                and not tensor.is_neg()
-                and not world._pg_coalesce_state
-            ):
-                caller: Any = frame_above(1).f_back  # who called the public function
-                if caller is not None:
-                    log = guard.group_log
-                    seen = log.seen.get((what, id(caller.f_code), caller.f_lasti, tensor.dtype, tensor.shape))
-            if seen is not None:
-                frame: Any = caller
-                for code, position in seen.steps:
-                    frame = frame.f_back
-                    if frame is None or frame.f_code is not code or frame.f_lasti != position:
-                        seen = other(seen, (), caller)
-                        break
+            if fast is not None and not world._pg_coalesce_state:
+                try:
+                    caller = frame_above(2)  # who called the public function
+                except ValueError:
+                    return long(tensor, peer, group, tag, group_peer)
+                log = guard.group_log
+                before = log.before
+                seen = before.next
+                if (
+                    seen.what == what
+                    and seen.at == caller.f_lasti
+                    and seen.code is caller.f_code
+                    and seen.alike(tensor)
+                    and seen.thread == get_ident()
+                ):
+                    frame: Any = caller
+                    for code, position in seen.steps:
+                        frame = frame.f_back
+                        if frame is None or frame.f_code is not code or frame.f_lasti != position:
+                            seen = find(log, what, (tensor,), (), caller)
+                            break
+                    else:
+                        if frame.f_trace is not seen.mark:
+                            seen = find(log, what, (tensor,), (), caller)
                 else:
-                    if frame.f_trace is not seen.mark or seen.thread != get_ident():
-                        seen = other(seen, (), caller)
+                    seen = find(log, what, (tensor,), (), caller)
             recorder = None if seen is None else guard.recorder
             if (
                 recorder is None  # not known, or the guard was taken off
@@ -88,13 +90,13 @@ def posts(name: str) -> Callable[[Public], Public]:
             ):
                 args = (tensor, peer, group, tag, group_peer)
                 return learn(long, args, what, (tensor,), 1, (), group, later)
+            before.next = log.before = seen
             made = seen.made
             ordinal = made[0] = made[0] + 1
             index = next(ring.numbers)
             word, words = FIRST + index % RECORDS * EACH, ring.words
-            words[word] = 0
             first, second = seen.same
-            pack(ring.buffer, word * 8 + 8, monotonic_ns(), first, next(log.p2p), second, ordinal)
+            pack(ring.buffer, word * 8, 0, monotonic_ns(), first, next(log.p2p), second, ordinal)
             words[word] = words[COUNT] = index + 1
             if len(recorder.outstanding) > FEW:
                 recorder.poll()
@@ -108,9 +110,9 @@ def posts(name: str) -> Callable[[Public], Public]:
             if later:
                 handle: MessageHandle = MessageHandle() if shown is None else strict.messages.handle(shown)
                 handle._inner = work
-                handle._recorder = recorder
                 handle._group_log = log
                 handle._index = index
+                handle._word = word
                 handle._touched = not seen.owned
                 return handle
             try:
@@ -126,6 +128,8 @@ def posts(name: str) -> Callable[[Public], Public]:
                 words[word + FLAGS] = seen.done
             return peer if receives else None
 
+        # The interpreter keeps what it learns of a function with its code: each of the four has its own.
+        post.__code__ = post.__code__.replace(co_name=name)
         return post
 
     return way

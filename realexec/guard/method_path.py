@@ -91,5 +91,5 @@ def keep(guard: Any, by: tuple[str, Sequence[Any], Any], made: Made, caller: Fra
     name, tensors, said = by
     looks = looks_of(tensors)
     if looks is not None and may_be_kept(guard, made, made.call.is_async, caller):
-        key = (name, id(caller.f_code), caller.f_lasti, *looks)
-        remember(guard.group_log, key, made, len(made.args), said, caller, guard.recorder.ring.words)
+        words = guard.recorder.ring.words
+        remember(guard.group_log, name, tensors, looks, made, len(made.args), said, caller, words)

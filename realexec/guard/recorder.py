@@ -18,7 +18,7 @@ from distsim.debug.rings.callsite import CallSites, Place
 from distsim.debug.rings.writer import RingWriter
 from distsim.debug.words.error_text import error_traceback, last_line
 
-__all__ = ["GroupLog", "Made", "Recorder"]
+__all__ = ["UNKNOWN", "GroupLog", "Made", "Recorder"]
 
 COMPLETED, FAILED = rings.COMPLETED, rings.FAILED
 HEADS = range(4)
@@ -53,13 +53,45 @@ class Made(NamedTuple):
         return int.from_bytes(self.body[16:24], "little")
 
 
+class _Unknown:
+    """In the place of a call that is known (`known.Seen`)."""
+
+    what = None
+    next: Any = None
+
+
+UNKNOWN: Any = _Unknown()
+"""What comes after a call that nothing has come after yet."""
+
+
 class GroupLog:
     """One group's log in this process: its members, the numbers its next calls take, the call that goes on."""
 
-    __slots__ = ("busy", "group", "key", "last", "marked", "name", "near", "ordinals", "p2p", "ranks", "seen", "seq")
+    __slots__ = (
+        "before",
+        "busy",
+        "group",
+        "key",
+        "last",
+        "marked",
+        "name",
+        "near",
+        "ordinals",
+        "p2p",
+        "ranks",
+        "recorder",
+        "seen",
+        "seq",
+        "words",
+    )
 
-    def __init__(self, name: str, ranks: Sequence[int], group: int, generation: int = 0) -> None:
+    def __init__(
+        self, name: str, ranks: Sequence[int], group: int, generation: int = 0, recorder: Recorder | None = None
+    ) -> None:
         self.name = name
+        self.recorder: Any = recorder
+        """Of this process; None in tests of a log alone."""
+        self.words: Any = None if recorder is None else recorder.ring.words
         self.key = f"{name}/{generation}/{','.join(map(str, ranks))}"
         """The same on every member, and of no other group."""
         self.ranks = tuple(ranks)
@@ -70,6 +102,9 @@ class GroupLog:
         """How many messages there were, by operation, peer and tag: lists of one number, which `fast_path` keeps."""
         self.seen: dict[tuple[Any, ...], Any] = {}
         """Calls made before, by line and shape: see `fast_path`."""
+        self.before: Any = _Unknown()
+        self.before.next = UNKNOWN
+        """The last call that was one of them: the next is likely the one that came after it."""
         self.marked: dict[tuple[Any, ...], int] = {}
         """Of those that are not kept yet: marks were left on the way to them. The index of the record."""
         self.last: Made | tuple[()] | None = None
@@ -106,7 +141,7 @@ class Recorder:
         the same name (after destroy_process_group) is another one."""
         key = (name, tuple(ranks))
         generation = self._generations[key] = self._generations.get(key, -1) + 1
-        return GroupLog(name, ranks, self.ring.group(name, description, ranks, generation), generation)
+        return GroupLog(name, ranks, self.ring.group(name, description, ranks, generation), generation, self)
 
     def begin(self, log: GroupLog, call: Call, place: Place) -> tuple[int, bool, int, int]:
         """Record that a call is being made: its index, whether the caller goes on, its number, its fingerprint."""
