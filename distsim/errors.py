@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from distsim.text.ranks import format_ranks
+
 __all__ = ["DistsimError", "Failure", "NotSimulated", "RankFailure", "UsageError"]
 
 
@@ -46,8 +48,8 @@ class RankFailure(DistsimError):
         self.report = report
         parts = []
         for failure in failures:
-            ranks = ", ".join(map(str, failure.ranks))
-            parts.append(f"rank{'s' if len(failure.ranks) > 1 else ''} {ranks}:\n{failure.traceback.rstrip()}")
+            who = f"rank{'s' if len(failure.ranks) > 1 else ''} {format_ranks(failure.ranks)}"
+            parts.append(f"{who}:\n{failure.traceback.rstrip()}")
         if report:
             parts.append(report.rstrip())
         super().__init__("\n\n".join(parts))

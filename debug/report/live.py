@@ -15,9 +15,9 @@ from distsim.debug.diagnosis.stragglers import straggler_text
 from distsim.debug.evidence.procfs import look
 from distsim.debug.monitor.pace import WINDOW, recent_stragglers
 from distsim.debug.records import Group
-from distsim.debug.report.stack_tree import format_ranks
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.reader import RingReader
+from distsim.text.ranks import format_ranks
 
 __all__ = ["GroupRow", "group_rows", "live_table", "straggler_lines"]
 

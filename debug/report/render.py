@@ -21,8 +21,9 @@ from distsim.debug.records.kinds import Kind
 from distsim.debug.records.remote import REMOTE_CALLS, SERVE
 from distsim.debug.report.console import Console
 from distsim.debug.report.lines import Line, most_lines, shortened
-from distsim.debug.report.stack_tree import StackNode, blank_addresses, format_ranks, merge_equal, merge_stacks
+from distsim.debug.report.stack_tree import StackNode, blank_addresses, merge_equal, merge_stacks
 from distsim.debug.words.phrases import are, call_text, group_text, numbered, place, ranks_text
+from distsim.text.ranks import format_ranks
 
 __all__ = [
     "MAX_REPORT_LINES",

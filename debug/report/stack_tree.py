@@ -7,34 +7,19 @@ the one rank that is elsewhere is the other.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from distsim.debug.records import Site
 
-__all__ = ["StackNode", "blank_addresses", "format_ranks", "merge_equal", "merge_stacks", "short_path"]
+__all__ = ["StackNode", "blank_addresses", "merge_equal", "merge_stacks", "short_path"]
 
 T = TypeVar("T", bound=Hashable)
 
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
 _OWN_GPU = re.compile(r"\bGPU \d+(?= has a total capacity)")
 """In torch's words for out of memory."""
-
-
-def format_ranks(ranks: Iterable[int]) -> str:
-    """`0-2,4-63`; two neighbours are written `0,1`."""
-    parts: list[str] = []
-    start = end = None
-    for rank in [*sorted(set(ranks)), None]:
-        if start is not None and end is not None:
-            if rank is not None and rank == end + 1:
-                end = rank
-                continue
-            gap = "-" if end - start > 1 else ","
-            parts.append(str(start) if start == end else f"{start}{gap}{end}")
-        start = end = rank
-    return ",".join(parts)
 
 
 def blank_addresses(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distsim.debug.records.kinds import Kind
-from distsim.debug.report.stack_tree import format_ranks
+from distsim.text.ranks import format_ranks
 
 __all__ = ["advice", "no_record_advice", "raised_advice"]
 

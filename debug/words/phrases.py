@@ -19,7 +19,8 @@ from distsim.debug.records import (
 )
 from distsim.debug.records.frames import packaged
 from distsim.debug.records.remote import SERVE
-from distsim.debug.report.stack_tree import blank_addresses, format_ranks, short_path
+from distsim.debug.report.stack_tree import blank_addresses, short_path
+from distsim.text.ranks import format_ranks
 
 __all__ = [
     "are",

@@ -221,7 +221,7 @@ def _stopped(stopped: Mapping[int, RankReport]) -> list[tuple[str, str]]:
 
 
 def _who(ranks: Sequence[int]) -> str:
-    from distsim.debug.report.stack_tree import format_ranks
+    from distsim.text.ranks import format_ranks
 
     return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
 

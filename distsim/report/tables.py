@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from distsim.debug.report.stack_tree import format_ranks
+from distsim.text.ranks import format_ranks
 from distsim.text.units import format_bandwidth, format_bytes, format_time
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from distsim.debug.records import Site
-from distsim.debug.report.stack_tree import format_ranks, merge_equal, merge_stacks, short_path
+from distsim.debug.report.stack_tree import merge_equal, merge_stacks, short_path
+from distsim.text.ranks import format_ranks
 
 MAIN, STEP, LOAD, READ = (Site("a.py", n, f) for n, f in ((1, "main"), (2, "step"), (3, "load"), (4, "read")))
 

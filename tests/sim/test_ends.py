@@ -94,7 +94,7 @@ def test_exceptions_merge() -> None:
     with pytest.raises(distsim.RankFailure) as caught:
         ranks(body, 4)
     assert [(f.ranks, f.type) for f in caught.value.failures] == [((0, 1, 3), "ValueError"), ((2,), "KeyError")]
-    assert "ranks 0, 1, 3:" in str(caught.value)
+    assert "ranks 0,1,3:" in str(caught.value)
     outcome = ranks(body, 4, check=False)
     assert outcome.exit_code == 1
     assert len(outcome.failures) == 2

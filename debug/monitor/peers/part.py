@@ -16,7 +16,7 @@ from distsim.debug.monitor.peers.protocol import Follower, Leader, Rows
 from distsim.debug.records import Evidence, Finding
 from distsim.debug.records.kinds import Kind
 from distsim.debug.records.wire import evidence_from_json, evidence_to_json
-from distsim.debug.report.stack_tree import format_ranks
+from distsim.text.ranks import format_ranks
 from distsim.text.strangers import load_json, read_bytes
 
 __all__ = ["Together"]

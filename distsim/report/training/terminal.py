@@ -9,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from distsim.debug.report.stack_tree import format_ranks
 from distsim.debug.words.phrases import ranks_text
 from distsim.report.tables import bar
 from distsim.report.training.gains import gains
 from distsim.report.training.memory import memory_table, shortage
+from distsim.text.ranks import format_ranks
 from distsim.text.units import format_bytes, format_time
 
 if TYPE_CHECKING:

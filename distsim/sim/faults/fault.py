@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from distsim.debug.records import CallRecord, Finding
 from distsim.errors import UsageError
 from distsim.sim.faults.moment import When
+from distsim.text.ranks import format_ranks
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
@@ -119,5 +120,5 @@ def check_ranks(ranks: Sequence[int], world_size: int) -> None:
 
 
 def of_ranks(ranks: tuple[int, ...]) -> str:
-    """`rank 3`, `ranks 1, 2`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    """`rank 3`, `ranks 1,2`, `ranks 0-7`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"

@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from distsim.debug.records import Finding, Phase, StoreWait
 from distsim.debug.records.kinds import Kind
-from distsim.debug.report.stack_tree import format_ranks
 from distsim.sim.faults.fault import Rule, check_ranks, of_ranks
 from distsim.sim.faults.lasting import Lasting
+from distsim.text.ranks import format_ranks
 
 if TYPE_CHECKING:
     import simpy

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.debug.records import Finding
 from distsim.debug.records.kinds import Kind
-from distsim.debug.report.stack_tree import format_ranks
 from distsim.sim.isolation.process import current_process, current_task
+from distsim.text.ranks import format_ranks
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess

@@ -21,6 +21,7 @@ from distsim.debug.diagnosis.stragglers import SIMULATED, straggler_findings
 from distsim.debug.diagnosis.waits.unwaited import unwaited
 from distsim.debug.records import CallWait, Evidence, Finding, Group, HostWait, Phase, Wait
 from distsim.debug.records.call_log import window
+from distsim.debug.words.phrases import ranks_text
 from distsim.errors import UsageError
 from distsim.kernels import Gpu
 from distsim.network import Network
@@ -319,8 +320,7 @@ class World(Scheduler):
             p.phase in (Phase.FINISHED, Phase.EXITED) and not p.exit_code for p in self.processes
         ):
             first = self.diagnoses[0]
-            ranks = ", ".join(map(str, first.culprits))
-            self.note(f"{first.kind} (ranks {ranks}); the program caught the error and finished")
+            self.note(f"{first.kind} ({ranks_text(first.culprits)}); the program caught the error and finished")
             self.diagnoses = []
         if not self.diagnoses:
             self.final = self.evidence()

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distsim.debug.records import CallRecord, State
-from distsim.debug.report.stack_tree import format_ranks
 from distsim.debug.words.phrases import call_text, place, shape_of_call
 from distsim.report.html.collect.material import Material
+from distsim.text.ranks import format_ranks
 
 __all__ = ["MOST_LANES", "lanes", "thinned"]
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from distsim.debug.report.render import stack_of
-from distsim.debug.report.stack_tree import StackNode, format_ranks, merge_stacks
+from distsim.debug.report.stack_tree import StackNode, merge_stacks
 from distsim.debug.words.phrases import place
 from distsim.report.html.collect.material import Material
+from distsim.text.ranks import format_ranks
 
 __all__ = ["stacks"]
 

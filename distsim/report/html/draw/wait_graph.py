@@ -11,9 +11,9 @@ import networkx
 
 from distsim.debug.records import Site
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.report.stack_tree import format_ranks
 from distsim.debug.words.phrases import place
 from distsim.report.html.draw.drawing import LETTER_PX, Box, Drawing, arrow, scaled
+from distsim.text.ranks import format_ranks
 
 __all__ = ["wait_graph"]
 

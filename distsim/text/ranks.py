@@ -1,0 +1,22 @@
+"""Many ranks in few words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["format_ranks"]
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """`0-2,4-63`; two neighbours are written `0,1`."""
+    parts: list[str] = []
+    start = end = None
+    for rank in [*sorted(set(ranks)), None]:
+        if start is not None and end is not None:
+            if rank is not None and rank == end + 1:
+                end = rank
+                continue
+            gap = "-" if end - start > 1 else ","
+            parts.append(str(start) if start == end else f"{start}{gap}{end}")
+        start = end = rank
+    return ",".join(parts)
