@@ -9,6 +9,7 @@ Flops come from torch's own formulas (torch.utils.flop_counter).
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from distsim.sim.isolation.process import RankTask
 
 __all__ = ["CpuRates"]
 
+_bytes_of = attrgetter("nbytes")
 _FREE = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "profiler")
 """Collectives take the network's time, marks of the profiler none."""
 
@@ -139,6 +141,11 @@ def _nbytes(values: Any) -> int:
     """Of the tensors in the list *values*, and in lists in it. RuntimeError where one is sparse."""
     total = 0
     if isinstance(values, (tuple, list)):
+        if values and isinstance(values[0], Tensor):
+            try:
+                return sum(map(_bytes_of, values))
+            except AttributeError:  # other things among them: an index may have None
+                pass
         for value in values:
             if isinstance(value, Tensor):
                 total += value.nbytes
