@@ -24,6 +24,7 @@ from time import monotonic_ns
 from typing import Any
 
 import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C import _len_torch_function_stack as function_modes
 from torch._C._autograd import _profiler_enabled as profiler_enabled
@@ -32,7 +33,7 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.handle import MessageHandle, watched
 from distsim.realexec.guard.known import Seen, find, looks_of, may_be_kept, remember
-from distsim.realexec.guard.recorder import GroupLog
+from distsim.realexec.guard.recorder import UNKNOWN, GroupLog
 
 __all__ = ["MISSED", "Public", "learn", "through"]
 
@@ -50,6 +51,7 @@ SPIN_S, AT_ONCE_S = 300e-6, 50e-6
 CPU here, which is about what the members of a group are apart), and an asynchronous one before it is held: holding one
 costs as much, and the thread that lets it out more."""
 
+is_nested: Any = Tensor.is_nested.__get__
 MISSED: Any = object()
 """The answer of `again` where the call must take the long way."""
 
@@ -89,16 +91,21 @@ def through(
         return MISSED
     log: GroupLog = guard.group_log
     before = log.before
-    seen = before.next
-    if (
-        seen.what == what
-        and seen.at == caller.f_lasti
-        and seen.code is caller.f_code
-        and seen.num == len(tensors)
-        and seen.alike(*tensors)
-        and seen.said == said
-        and seen.thread == get_ident()
-    ):
+    seen = before.next() or UNKNOWN
+    try:
+        again = (
+            seen.what == what
+            and seen.at == caller.f_lasti
+            and seen.code is caller.f_code
+            and seen.num == len(tensors)
+            and True not in map(is_nested, tensors)
+            and seen.alike(*tensors)
+            and seen.said == said
+            and seen.thread == get_ident()
+        )
+    except TypeError:  # one is no tensor
+        return MISSED
+    if again:
         frame: Any = caller
         for code, position in seen.steps:
             frame = frame.f_back
@@ -123,7 +130,7 @@ def through(
         or profiler_enabled()
     ):
         return MISSED
-    before.next = log.before = seen
+    before.next, log.before = seen.ref, seen
     end, near = seen.end, None
     if guard.strict is not None:
         if end is not None:

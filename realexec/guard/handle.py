@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from datetime import timedelta
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
@@ -106,8 +105,10 @@ class _Noted:
 
     def __del__(self) -> None:
         if not self._touched:
-            with contextlib.suppress(Exception):  # the interpreter may be going down
+            try:  # noqa: SIM105  (the interpreter may be going down, and have no contextlib any more)
                 self._recorder.ring.mark(self._index, rings.DROPPED)
+            except Exception:
+                pass
 
 
 class Handle(_Noted, Work):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import weakref
 from collections.abc import Sequence
 from threading import get_ident
 from types import FrameType
@@ -39,6 +40,7 @@ class Seen:
     """A call as it was recorded the long way."""
 
     __slots__ = (
+        "__weakref__",
         "alike",
         "at",
         "bare",
@@ -55,6 +57,7 @@ class Seen:
         "owned",
         "payload",
         "print_",
+        "ref",
         "said",
         "same",
         "steps",
@@ -83,9 +86,11 @@ class Seen:
         """Where the caller was; kept alive, as the key has the id of the code."""
         self.num = len(tensors)
         self.alike = _alike(tensors)
-        """Whether so many others are as its tensors. It may answer False wrongly, but not True."""
-        self.next: Any = UNKNOWN
-        """What the group called after it the last time."""
+        """Whether so many others are as its tensors. It may answer False wrongly, but not True. Asked of a nested
+        one, which has no strides, it would end the process."""
+        self.ref = weakref.ref(self)
+        self.next: Any = UNKNOWN.next
+        """Answers what the group called after it the last time, as long as that is kept: a chain of them keeps none."""
         self.bare = bare
         """Nobody wants the handle: C++ takes the future, and torch's own Work has that."""
         first, second = stays(made.body)
@@ -157,6 +162,7 @@ def looks_of(tensors: Sequence[Any]) -> tuple[Any, ...] | None:
             or not tensor.is_cpu
             or tensor.layout is not STRIDED
             or tensor.is_neg()
+            or tensor.is_nested
         ):
             return None
         if tensor.dtype is not dtype:

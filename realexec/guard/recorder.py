@@ -57,11 +57,13 @@ class _Unknown:
     """In the place of a call that is known (`known.Seen`)."""
 
     what = None
-    next: Any = None
+
+    @staticmethod
+    def next() -> None:
+        """What came after it."""
 
 
 UNKNOWN: Any = _Unknown()
-"""What comes after a call that nothing has come after yet."""
 
 
 class GroupLog:
@@ -103,7 +105,6 @@ class GroupLog:
         self.seen: dict[tuple[Any, ...], Any] = {}
         """Calls made before, by line and shape: see `fast_path`."""
         self.before: Any = _Unknown()
-        self.before.next = UNKNOWN
         """The last call that was one of them: the next is likely the one that came after it."""
         self.marked: dict[tuple[Any, ...], int] = {}
         """Of those that are not kept yet: marks were left on the way to them. The index of the record."""

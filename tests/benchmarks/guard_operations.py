@@ -326,7 +326,7 @@ def main() -> None:
         f"limits: record {RECORD_LIMIT_US:+g} us a call, check {CHECK_LIMIT:g} and {CHECK_LIMIT_US:+g} us, "
         f"strict {STRICT_LIMIT:g}, steps {STEP_LIMIT:g}"
     )
-    print(f"missed: {', '.join(missed) or 'none'}")
+    print(f"missed, by more than twice the figure's error: {', '.join(missed) or 'none'}")
     sys.exit(bool(missed))
 
 

@@ -8,6 +8,7 @@ Beside it: the same under a dispatch mode of torch's that does nothing, the leas
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -56,6 +57,7 @@ class Nothing(TorchDispatchMode):
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     import distsim
 
     plain = operators()

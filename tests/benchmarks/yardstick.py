@@ -10,6 +10,7 @@ large.)
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Iterator
 
@@ -50,4 +51,5 @@ def told(events_per_s: float) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(told(simpy_events_per_s()))

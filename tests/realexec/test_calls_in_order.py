@@ -83,6 +83,12 @@ for call in (reduced, posted, posted_later):
         changes.get(number, lambda: None)()
         one.fill_(1)
         call()
+    one = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])  # no backend takes it, and it has no strides
+    try:
+        call()
+    except (NotImplementedError, RuntimeError):
+        continue
+    raise AssertionError("no error")
 dist.destroy_process_group()
 """
 
@@ -103,3 +109,57 @@ def test_a_tensor_that_changed_since_the_last_call_is_recorded_as_it_is(zygote: 
         found = [((c.input_shapes or c.output_shapes)[0], c.dtypes[0]) for c in calls if c.op in ("send", "recv")]
         assert found == expected[:14] * 2
         assert [(c.input_shapes[0], c.dtypes[0]) for c in calls if c.op == "all_reduce"] == expected
+
+
+MANY_WAYS = """
+import gc
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from distsim.realexec.guard.known import Seen
+
+dist.init_process_group("gloo")
+for _ in range(5):
+    dist.all_reduce(torch.ones(1))  # at the start, and never again
+counts = []
+for step in range(12):
+    for number in range(12):  # more than are kept of one line
+        for _ in range(4):
+            dist.barrier(timeout=timedelta(seconds=60 + number))
+    gc.collect()
+    counts.append(sum(type(one) is Seen for one in gc.get_objects()))
+assert counts[-1] <= counts[1], counts
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_call_keeps_none_of_those_that_came_after_it(zygote: Zygote, folder: Path) -> None:
+    """A line that is called in more ways than are kept, again and again, leaves no more behind than at first."""
+    program = folder / "program.py"
+    program.write_text(MANY_WAYS)
+    result = zygote.run(program, 2, directory=folder)
+    assert result.codes == {0: 0, 1: 0}, result.outputs
+
+
+LEFT = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(6)]
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_handles_that_outlive_the_program_say_nothing_at_its_end(zygote: Zygote, folder: Path) -> None:
+    """A module keeps handles that nobody waited for until the interpreter goes down."""
+    program = folder / "program.py"
+    program.write_text(LEFT)
+    result = zygote.run(program, 2, directory=folder)
+    assert result.codes == {0: 0, 1: 0}, result.outputs
+    assert "Exception ignored" not in str(result.outputs), result.outputs
