@@ -142,24 +142,3 @@ def test_a_call_keeps_none_of_those_that_came_after_it(zygote: Zygote, folder: P
     program.write_text(MANY_WAYS)
     result = zygote.run(program, 2, directory=folder)
     assert result.codes == {0: 0, 1: 0}, result.outputs
-
-
-LEFT = """
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(6)]
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_handles_that_outlive_the_program_say_nothing_at_its_end(zygote: Zygote, folder: Path) -> None:
-    """A module keeps handles that nobody waited for until the interpreter goes down."""
-    program = folder / "program.py"
-    program.write_text(LEFT)
-    result = zygote.run(program, 2, directory=folder)
-    assert result.codes == {0: 0, 1: 0}, result.outputs
-    assert "Exception ignored" not in str(result.outputs), result.outputs
