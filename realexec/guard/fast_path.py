@@ -33,7 +33,7 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.handle import MessageHandle, watched
 from distsim.realexec.guard.known import Seen, find, looks_of, may_be_kept, remember
-from distsim.realexec.guard.recorder import UNKNOWN, GroupLog
+from distsim.realexec.guard.recorder import GroupLog
 
 __all__ = ["MISSED", "Public", "learn", "through"]
 
@@ -91,7 +91,7 @@ def through(
         return MISSED
     log: GroupLog = guard.group_log
     before = log.before
-    seen = before.next() or UNKNOWN
+    seen = before.next
     try:
         again = (
             seen.what == what
@@ -131,7 +131,7 @@ def through(
         or profiler_enabled()
     ):
         return MISSED
-    before.next, log.before = seen.ref, seen
+    before.next = log.before = seen
     end, near = seen.end, None
     if guard.strict is not None:
         if end is not None:

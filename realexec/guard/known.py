@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import weakref
 from collections.abc import Sequence
 from threading import get_ident
 from types import FrameType
@@ -40,7 +39,6 @@ class Seen:
     """A call as it was recorded the long way."""
 
     __slots__ = (
-        "__weakref__",
         "alike",
         "at",
         "bare",
@@ -57,7 +55,6 @@ class Seen:
         "owned",
         "payload",
         "print_",
-        "ref",
         "said",
         "same",
         "steps",
@@ -88,9 +85,8 @@ class Seen:
         self.alike = _alike(tensors)
         """Whether so many others are as its tensors. It may answer False wrongly, but not True. Asked of a nested
         one, which has no strides, it would end the process."""
-        self.ref = weakref.ref(self)
-        self.next: Any = UNKNOWN.next
-        """Answers what the group called after it the last time, as long as that is kept: a chain of them keeps none."""
+        self.next: Any = UNKNOWN
+        """What the group called after it the last time."""
         self.bare = bare
         """Nobody wants the handle: C++ takes the future, and torch's own Work has that."""
         first, second = stays(made.body)
@@ -214,8 +210,10 @@ def remember(
     if there is None:
         return
     if len(log.seen) > MOST:
-        log.seen.clear()
+        log.forget_all()
+        known = None
     others = _all(known)[:OTHERS]
+    log.forget(_all(known)[OTHERS:])
     bare = caller.f_code is BACKWARD and not made.owned and _only_its_future(words, before)
     log.seen[key] = Seen(log, made, num_lead, what, said, tensors, caller, there, others, bare)
     if known is not None:

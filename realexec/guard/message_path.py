@@ -25,7 +25,6 @@ from distsim.debug.words.error_text import error_line
 from distsim.realexec.guard.fast_path import COUNT, FEW, Public, learn, pack
 from distsim.realexec.guard.handle import MessageHandle
 from distsim.realexec.guard.known import find
-from distsim.realexec.guard.recorder import UNKNOWN
 
 __all__ = ["BARE", "FRONTS", "HIDDEN", "RECV", "SEND", "posts"]
 
@@ -59,7 +58,7 @@ def posts(name: str) -> Callable[[Public], Public]:
                     return long(tensor, peer, group, tag, group_peer)
                 log = guard.group_log
                 before = log.before
-                seen = before.next() or UNKNOWN
+                seen = before.next
                 if (
                     seen.what == what
                     and seen.at == caller.f_lasti
@@ -92,7 +91,7 @@ def posts(name: str) -> Callable[[Public], Public]:
             ):
                 args = (tensor, peer, group, tag, group_peer)
                 return learn(long, args, what, (tensor,), 1, (), group, later)
-            before.next, log.before = seen.ref, seen
+            before.next = log.before = seen
             made = seen.made
             ordinal = made[0] = made[0] + 1
             index = next(ring.numbers)

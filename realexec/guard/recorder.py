@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
@@ -56,11 +56,13 @@ class Made(NamedTuple):
 class _Unknown:
     """In the place of a call that is known (`known.Seen`)."""
 
+    __slots__ = ("next",)
     what = None
+    next: Any
+    """What came after it."""
 
-    @staticmethod
-    def next() -> None:
-        """What came after it."""
+    def __init__(self) -> None:
+        self.next = self
 
 
 UNKNOWN: Any = _Unknown()
@@ -116,6 +118,24 @@ class GroupLog:
         the others' calls: a thread may wait for one all along.)"""
         self.near: Any = None
         """Strict level: the members' own queue (`strict.queue`), where all are on this host and have shown a call."""
+
+    def forget(self, calls: Iterable[Any]) -> None:
+        """They are kept no more: no guess leads to them, or on from them, or a chain of them would keep them all."""
+        for seen in calls:
+            seen.what, seen.next = None, UNKNOWN
+        self.before = _Unknown()
+
+    def forget_all(self) -> None:
+        """Calls that the same line may make again."""
+        for seen in list(self.seen.values()):
+            self.forget((seen, *seen.others))
+        self.seen.clear()
+
+    def __del__(self) -> None:
+        # They point at one another, and a training loop may have turned the garbage collector off.
+        for seen in self.seen.values():
+            for one in (seen, *seen.others):
+                one.next = None
 
 
 class Recorder:

@@ -120,7 +120,13 @@ import torch.distributed as dist
 
 from distsim.realexec.guard.known import Seen
 
+
+def num_seen():
+    return sum(type(one) is Seen for one in gc.get_objects())
+
+
 dist.init_process_group("gloo")
+gc.disable()
 for _ in range(5):
     dist.all_reduce(torch.ones(1))  # at the start, and never again
 counts = []
@@ -128,16 +134,24 @@ for step in range(12):
     for number in range(12):  # more than are kept of one line
         for _ in range(4):
             dist.barrier(timeout=timedelta(seconds=60 + number))
-    gc.collect()
-    counts.append(sum(type(one) is Seen for one in gc.get_objects()))
+    counts.append(num_seen())
 assert counts[-1] <= counts[1], counts
+other = dist.new_group()
+for _ in range(9):
+    dist.barrier(group=other)
+    dist.all_reduce(torch.ones(1), group=other)
+assert num_seen() > counts[-1]
+dist.destroy_process_group(other)
+del other
+assert num_seen() <= counts[-1], (num_seen(), counts)
 dist.destroy_process_group()
 """
 
 
 @pytest.mark.slow
-def test_a_call_keeps_none_of_those_that_came_after_it(zygote: Zygote, folder: Path) -> None:
-    """A line that is called in more ways than are kept, again and again, leaves no more behind than at first."""
+def test_calls_that_are_not_kept_are_gone_without_a_garbage_collector(zygote: Zygote, folder: Path) -> None:
+    """A line that is called in more ways than are kept, again and again, leaves no more behind than at first, and a
+    group none of its own."""
     program = folder / "program.py"
     program.write_text(MANY_WAYS)
     result = zygote.run(program, 2, directory=folder)
