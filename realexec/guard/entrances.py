@@ -4,12 +4,14 @@ Each of ours takes the arguments of one of torch's, and says which of them are t
 and what the rest is. What it does not know (another type than is usual) goes to torch's own.
 
 Most of torch's functions are its decorator around the function proper, which it finds in a closure cell. That cell is
-what is exchanged; of those without decorator the code is. So a name that a script imported before is met, too, and the
-public function stays the same object, by which torch.compile and `P2POp` know it.
+exchanged, and the decorator's code for one that packs no arguments; of functions without decorator the code is. So a
+name that a script imported before is met, too, and the public function stays the same object, by which torch.compile
+and `P2POp` know it.
 """
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable
 from types import CellType, CodeType, FunctionType, NoneType
 from typing import Any
@@ -23,13 +25,12 @@ from torch._C._distributed_c10d import Backend
 from distsim.realexec.guard.fast_path import MISSED, Public, learn, through
 from distsim.realexec.guard.group import BACKEND_NAMES
 from distsim.realexec.guard.message_path import BARE as MESSAGES
-from distsim.realexec.guard.message_path import FRONTS, HIDDEN, RECV, SEND
+from distsim.realexec.guard.message_path import HIDDEN, RECV, SEND, posts
 
 __all__ = ["Shortcuts"]
 
 P2POp = dist.P2POp
-SUM = dist.ReduceOp.SUM
-RedOpType = type(SUM)
+RedOpType = type(dist.ReduceOp.SUM)
 C10D = vars(c10d)
 ALL_GATHER, REDUCE_SCATTER = "all_gather_single", "reduce_scatter_single"
 if not hasattr(c10d, ALL_GATHER):  # torch 2.11
@@ -62,7 +63,7 @@ def _listed(name: str, source: Any, out: Any, op: Any, group: Any, async_op: boo
 def _all_reduce(long: Public) -> Public:
     method = _backends("allreduce")
 
-    def all_reduce(tensor: Any, op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
+    def all_reduce(tensor: Any, op: Any, group: Any, async_op: bool) -> Any:
         if C10D["_world"]._pg_coalesce_state:
             if _listed("all_reduce", tensor, None, op, group, async_op):
                 return None
@@ -79,9 +80,7 @@ def _all_reduce(long: Public) -> Public:
 def _broadcast(long: Public) -> Public:
     method = _backends("broadcast")
 
-    def broadcast(
-        tensor: Any, src: Any = None, group: Any = None, async_op: bool = False, group_src: Any = None
-    ) -> Any:
+    def broadcast(tensor: Any, src: Any, group: Any, async_op: bool, group_src: Any) -> Any:
         what = "broadcast async" if async_op else "broadcast"
         said = (src, group_src)
         answer = through(method, what, (tensor,), ([tensor],), said, group, async_op)
@@ -95,14 +94,7 @@ def _broadcast(long: Public) -> Public:
 def _reduce(long: Public) -> Public:
     method = _backends("reduce")
 
-    def reduce(
-        tensor: Any,
-        dst: Any = None,
-        op: Any = SUM,
-        group: Any = None,
-        async_op: bool = False,
-        group_dst: Any = None,
-    ) -> Any:
+    def reduce(tensor: Any, dst: Any, op: Any, group: Any, async_op: bool, group_dst: Any) -> Any:
         what = "reduce async" if async_op else "reduce"
         said = (dst, op, group_dst)
         answer = through(method, what, (tensor,), ([tensor],), said, group, async_op)
@@ -116,7 +108,7 @@ def _reduce(long: Public) -> Public:
 def _all_gather(long: Public) -> Public:
     method = _backends("allgather")
 
-    def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+    def all_gather(tensor_list: Any, tensor: Any, group: Any, async_op: bool) -> Any:
         if type(tensor_list) is not list:
             return long(tensor_list, tensor, group, async_op)
         what = "all_gather async" if async_op else "all_gather"
@@ -132,7 +124,7 @@ def _all_gather(long: Public) -> Public:
 def _all_gather_single(long: Public) -> Public:
     method = _backends("all_gather_single")
 
-    def all_gather_single(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False) -> Any:
+    def all_gather_single(output_tensor: Any, input_tensor: Any, group: Any, async_op: bool) -> Any:
         if C10D["_world"]._pg_coalesce_state:
             if _listed(ALL_GATHER, input_tensor, output_tensor, None, group, async_op):
                 return None
@@ -150,7 +142,7 @@ def _all_gather_single(long: Public) -> Public:
 def _reduce_scatter_single(long: Public) -> Public:
     method = _backends("reduce_scatter_single")
 
-    def reduce_scatter_single(output: Any, input: Any, op: Any = SUM, group: Any = None, async_op: bool = False) -> Any:
+    def reduce_scatter_single(output: Any, input: Any, op: Any, group: Any, async_op: bool) -> Any:
         if C10D["_world"]._pg_coalesce_state:
             if _listed(REDUCE_SCATTER, input, output, op, group, async_op):
                 return None
@@ -169,12 +161,7 @@ def _all_to_all_single(long: Public) -> Public:
     method = _backends("all_to_all_single")
 
     def all_to_all_single(
-        output: Any,
-        input: Any,
-        output_split_sizes: Any = None,
-        input_split_sizes: Any = None,
-        group: Any = None,
-        async_op: bool = False,
+        output: Any, input: Any, output_split_sizes: Any, input_split_sizes: Any, group: Any, async_op: bool
     ) -> Any:
         args = (output, input, output_split_sizes, input_split_sizes, group, async_op)
         outs, ins = output_split_sizes or [], input_split_sizes or []
@@ -191,7 +178,7 @@ def _all_to_all_single(long: Public) -> Public:
 def _barrier(long: Public) -> Public:
     method = _backends("barrier")
 
-    def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: Any = None) -> Any:
+    def barrier(group: Any, async_op: bool, device_ids: Any, timeout: Any) -> Any:
         if device_ids is not None:
             return long(group, async_op, device_ids, timeout)
         what = "barrier async" if async_op else "barrier"
@@ -239,17 +226,33 @@ def batch_isend_irecv(p2p_op_list):  # type: ignore[no-untyped-def]
     return _distsim_batch_isend_irecv(p2p_op_list)  # type: ignore[name-defined]  # noqa: F821
 
 
-WAYS: dict[str, Callable[[Public], Public]] = {
-    "all_reduce": _all_reduce,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "all_gather": _all_gather,
-    ALL_GATHER: _all_gather_single,
-    REDUCE_SCATTER: _reduce_scatter_single,
-    "all_to_all_single": _all_to_all_single,
-    "barrier": _barrier,
+SPLITS = "output_split_sizes, input_split_sizes"
+WAYS: dict[str, tuple[str, Callable[[Public], Public]]] = {
+    "all_reduce": ("tensor, op, group, async_op", _all_reduce),
+    "broadcast": ("tensor, src, group, async_op, group_src", _broadcast),
+    "reduce": ("tensor, dst, op, group, async_op, group_dst", _reduce),
+    "all_gather": ("tensor_list, tensor, group, async_op", _all_gather),
+    ALL_GATHER: ("output_tensor, input_tensor, group, async_op", _all_gather_single),
+    REDUCE_SCATTER: ("output, input, op, group, async_op", _reduce_scatter_single),
+    "all_to_all_single": (f"output, input, {SPLITS}, group, async_op", _all_to_all_single),
+    "barrier": ("group, async_op, device_ids, timeout", _barrier),
+    "send": ("tensor, dst, group, tag, group_dst", posts("send")),
+    "recv": ("tensor, src, group, tag, group_src", posts("recv")),
 }
+"""Of torch's functions with its decorator: the parameters, and the entrance."""
 BARE = {**MESSAGES, "batch_isend_irecv": (batch_isend_irecv, _batch)}
+
+
+FRONT = """
+def decorated(func):
+    def {name}({parameters}):
+        try:
+            return func({parameters})
+        except Exception as error:
+            _c10d_logger.debug({{**_get_msg_dict("{name}", group=group), "error": str(error)}})
+            raise
+    return {name}
+"""
 
 
 class Shortcuts:
@@ -261,18 +264,11 @@ class Shortcuts:
     def install(self) -> None:
         if not {"_default_pg", "_pg_coalesce_state"} <= vars(c10d._world).keys():
             return  # a torch that keeps them elsewhere: the long way does everything
-        for name, way in WAYS.items():
-            public = getattr(c10d, name)
-            cells = dict(zip(public.__code__.co_freevars, public.__closure__ or (), strict=True))
-            cell = cells.get("func")
-            if cell is not None:  # else this torch decorates otherwise
-                self._undo.append(_put_back(cell, cell.cell_contents))
-                cell.cell_contents = _opaque(way(cell.cell_contents))
-        for name, (front, way) in FRONTS.items():
-            public, ours = getattr(c10d, name), front.__code__
+        for name, (parameters, way) in WAYS.items():
+            public, ours = getattr(c10d, name), _front(name, parameters)
             long: Any = getattr(public, "__wrapped__", None)
             theirs = public.__code__
-            if (
+            if (  # else this torch decorates otherwise, or asks for other arguments
                 theirs.co_freevars == ours.co_freevars
                 and {"_c10d_logger", "_get_msg_dict"} <= public.__globals__.keys()
                 and _takes(long, ours)
@@ -295,6 +291,17 @@ class Shortcuts:
     def remove(self) -> None:
         while self._undo:
             self._undo.pop()()
+
+
+def _front(name: str, parameters: str) -> CodeType:
+    """Code for a function of torch's that does what its decorator does (it notes an error in torch's log), but takes
+    its arguments one by one: to pack and unpack them costs two microseconds where the caches are cold."""
+    made: dict[str, Any] = {}
+    source, file = FRONT.format(name=name, parameters=parameters), f"{__file__}:{name}"
+    exec(compile(source, file, "exec"), made)
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # for tracebacks
+    code: CodeType = made["decorated"](None).__code__
+    return code
 
 
 def _opaque(entrance: Any) -> Any:

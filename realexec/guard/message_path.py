@@ -26,7 +26,7 @@ from distsim.realexec.guard.fast_path import COUNT, FEW, Public, learn, pack
 from distsim.realexec.guard.handle import MessageHandle
 from distsim.realexec.guard.known import find
 
-__all__ = ["BARE", "FRONTS", "HIDDEN", "RECV", "SEND", "posts"]
+__all__ = ["BARE", "HIDDEN", "RECV", "SEND", "posts"]
 
 SEND, RECV = Backend.send, Backend.recv
 C10D = vars(c10d)
@@ -149,33 +149,3 @@ BARE: dict[str, tuple[Any, Callable[[Public], Public]]] = {
     "irecv": (irecv, posts("irecv")),
 }
 """Without decorator: code that calls what it finds in torch's module under `HIDDEN`, and the entrance put there."""
-
-
-def _send(func: Any) -> Any:
-    def send(tensor, dst=None, group=None, tag=0, group_dst=None):  # type: ignore[no-untyped-def]
-        try:
-            return func(tensor, dst, group, tag, group_dst)
-        except Exception as error:
-            _c10d_logger.debug({**_get_msg_dict("send", group=group), "error": f"{error}"})  # type: ignore[name-defined]  # noqa: F821
-            raise
-
-    return send
-
-
-def _recv(func: Any) -> Any:
-    def recv(tensor, src=None, group=None, tag=0, group_src=None):  # type: ignore[no-untyped-def]
-        try:
-            return func(tensor, src, group, tag, group_src)
-        except Exception as error:
-            _c10d_logger.debug({**_get_msg_dict("recv", group=group), "error": f"{error}"})  # type: ignore[name-defined]  # noqa: F821
-            raise
-
-    return recv
-
-
-FRONTS: dict[str, tuple[Any, Callable[[Public], Public]]] = {
-    "send": (_send(None), posts("send")),
-    "recv": (_recv(None), posts("recv")),
-}
-"""With torch's decorator: code that does the same (it notes an error in torch's log) and packs no arguments, and the
-entrance put into its cell."""
