@@ -1,4 +1,9 @@
-"""How long clusters take to build and to route: `python tests/benchmarks/cluster_build.py`."""
+"""How long clusters take to build and to route.
+
+Peer: none. Aim: none of its own; network_speed.py has that of loading 1,024 nodes.
+
+    python -m tests.benchmarks.cluster_build
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,14 @@ import random
 import time
 
 from distsim.cluster import load_cluster
+from tests.benchmarks.arguments import Arguments
 
 ROUTES = 100_000
 
 
 def main() -> None:
     """A line for each size; 16,384 accelerators are the largest of the project's figures."""
+    Arguments(__doc__).parse_args()
     load_cluster("dgx-h100")  # pydantic is imported once
     print("cluster         devices     links  build s  graph s  new us cached us")
     for name in ("dgx-h100:1", "dgx-h100:128", "dgx-h100:2048", "gb200-nvl72:16"):

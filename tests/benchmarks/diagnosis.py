@@ -1,4 +1,9 @@
-"""How long a diagnosis of many ranks takes: `python tests/benchmarks/diagnosis.py`."""
+"""How long a diagnosis of many ranks takes, fault by fault.
+
+Peer: none. Aim: none; guard_postmortem.py has that of a whole verdict.
+
+    python -m tests.benchmarks.diagnosis
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.matching.agreement import check_meeting
 from distsim.debug.records import CallRecord, CallWait, Evidence, Group, Phase, RankState, Site, State
 from distsim.debug.report.render import render_diagnoses
+from tests.benchmarks.arguments import Arguments
 
 SITES = [Site("train.py", line, "step") for line in (10, 11, 12, 13)]
 
@@ -70,6 +76,7 @@ def faults_of(num_ranks: int, num_calls: int) -> dict[str, Callable[[int, Group]
 
 def main() -> None:
     """A line for each fault and size."""
+    Arguments(__doc__).parse_args()
     print("fault                ranks    records  diagnose s   json s  render s")
     for num_ranks, num_calls in ((512, 200), (1024, 200), (1024, 1000)):
         for name, call in faults_of(num_ranks, num_calls).items():

@@ -1,15 +1,18 @@
 """What a guard takes of a rank's memory: private memory after 5,000 collectives, with and without it.
 
-python tests/benchmarks/guard_memory.py [--ranks 2]
+Peer: the same program without the guard. Aim: at most 16 MiB more.
+
+    python -m tests.benchmarks.guard_memory [--ranks 2]
 """
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from tests.benchmarks.arguments import Arguments, count
 
 LIMIT_MIB = 16.0
 
@@ -40,8 +43,8 @@ def measure(ranks: int, level: str, program: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser = Arguments(__doc__)
+    parser.add_argument("--ranks", type=count, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "program.py")

@@ -1,6 +1,10 @@
-"""What the guard costs a remote call: python -m tests.benchmarks.guard_rpc [--calls 2000]
+"""What the guard costs a remote call.
 
-`rpc_sync` of 1 KiB between two workers on TensorPipe (aim: at most 5 % more). Guarded and plain calls take turns, so
+Peer: torch's own rpc_sync. Aim: at most 5 % more.
+
+    python -m tests.benchmarks.guard_rpc [--calls 2000]
+
+`rpc_sync` of 1 KiB between two workers on TensorPipe. Guarded and plain calls take turns, so
 what disturbs the machine hits both alike; of each the mean of the middle half counts. A plain call is torch's own
 function below the guard's, to a function that the callee does not note. The wall time has both ends; the CPU time is
 the caller's, its threads and its heartbeat included.
@@ -20,6 +24,8 @@ import torch
 import torch.distributed.rpc as rpc
 from torch.distributed.rpc import api
 
+from tests.benchmarks.arguments import Arguments, count
+
 LIMIT = 1.05
 WARM = 50
 
@@ -34,7 +40,7 @@ def plain_same(x: torch.Tensor) -> torch.Tensor:
 
 def middle(times: list[float]) -> float:
     times = sorted(times)
-    return statistics.fmean(times[len(times) // 4 : -(len(times) // 4)])
+    return statistics.fmean(times[len(times) // 4 : -(len(times) // 4) or None])
 
 
 def worker(calls: int) -> None:
@@ -79,15 +85,15 @@ def worker(calls: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=2000)
+    parser = Arguments(__doc__)
+    parser.add_argument("--calls", type=count, default=2000)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
         worker(given.calls)
         return
     command = [sys.executable, "-m", "distsim", "run", "--on", "gloo", "--nproc-per-node", "2"]
-    subprocess.run([*command, __file__, "--worker", "--calls", str(given.calls)], check=True)
+    subprocess.run([*command, "-m", "tests.benchmarks.guard_rpc", "--worker", "--calls", str(given.calls)], check=True)
 
 
 if __name__ == "__main__":

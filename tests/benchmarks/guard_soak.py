@@ -1,11 +1,12 @@
 """A long healthy job: four groups, asynchronous calls; no stall, no leak, no alarm.
 
-python tests/benchmarks/guard_soak.py [--ranks 4] [--collectives 200000] [--level check]
+Peer: none. Aim: no alarm, exit codes 0, less than 2 MiB of growth.
+
+    python -m tests.benchmarks.guard_soak [--ranks 4] [--collectives 200000] [--level check]
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -13,6 +14,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "realexec"))
 
 from jobs import Zygote, ring_directory
 
+from distsim.debug.settings import Level
+from tests.benchmarks.arguments import Arguments, at_least, count, known
+
+CALLS = 8
+"""Of a round."""
 PROGRAM = """
 import resource
 import sys
@@ -53,10 +59,10 @@ dist.destroy_process_group()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--collectives", type=int, default=200_000)
-    parser.add_argument("--level", default="check")
+    parser = Arguments(__doc__)
+    parser.add_argument("--ranks", type=count, default=4)
+    parser.add_argument("--collectives", type=at_least(CALLS), default=200_000)
+    parser.add_argument("--level", type=known(Level), default="check")
     args = parser.parse_args()
     zygote = Zygote()
     with ring_directory() as folder:

@@ -1,11 +1,13 @@
 """The healthy programs of tests/realexec on a machine with twice as many busy loops as cores: false alarms per run.
 
-python tests/benchmarks/guard_stress.py [--rounds 20] [--level check,strict] [--load 4] [--only PATTERN] [--minutes 60]
+Peer: none. Aim: no alarm, and every exit code is 0.
+
+    python -m tests.benchmarks.guard_stress [--rounds 20] [--level check,strict] [--load 4] [--only PATTERN]
+        [--minutes 60]
 """
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import os
 import subprocess
@@ -17,20 +19,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "realexec"))
 
 from jobs import HERE, Case, Zygote, ring_directory
 
+from distsim.debug.settings import Level
+from tests.benchmarks.arguments import Arguments, amount, at_least, count, known, several
+
 LIMIT_S = 240.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--level", default="check,strict")
-    parser.add_argument("--load", type=int, default=2 * (os.cpu_count() or 1))
+    parser = Arguments(__doc__)
+    parser.add_argument("--rounds", type=count, default=20)
+    parser.add_argument("--level", type=several(known(Level)), default="check,strict")
+    parser.add_argument("--load", type=at_least(0), default=2 * (os.cpu_count() or 1))
     parser.add_argument("--only", default="*")
-    parser.add_argument("--minutes", type=float, default=1e6, help="start no further run after these")
+    parser.add_argument("--minutes", type=amount, default=1e6, help="start no further run after these")
     args = parser.parse_args()
     cases = [
         Case.read(path) for path in sorted((HERE / "healthy").glob("*.py")) if fnmatch.fnmatch(path.stem, args.only)
     ]
+    if not cases:
+        parser.error(f"argument --only: expected a pattern that some healthy program matches, got {args.only!r}")
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.load)]
     until = time.monotonic() + 60 * args.minutes
     runs = bad = 0
@@ -38,7 +45,7 @@ def main() -> None:
     try:
         for number in range(args.rounds):
             for case in cases:
-                for level in args.level.split(","):
+                for level in args.level:
                     if time.monotonic() > until:
                         continue
                     with ring_directory() as folder:

@@ -2,6 +2,8 @@
 
     python -m tests.benchmarks.kernels [TABLE ...] [--rows] [--fit GPU]
 
+Peer: a roofline. Aim: none here; tests/kernels/test_measured.py holds each table to its own.
+
 The tables are those of tests/kernels/measured, each with its source in its head. The peer is what a back of an envelope
 has: the longer of flops over a share of the peak and bytes over nine tenths of the bandwidth; its share is the best one
 for the very table (the median of what was measured), which is more than anybody knows beforehand. An error is that of
@@ -12,7 +14,6 @@ it finds; nothing is written.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import math
 import random
@@ -29,6 +30,7 @@ from distsim.kernels.attention import Attention
 from distsim.kernels.gemm import Gemm, gemm_seconds
 from distsim.kernels.gpu_file import GemmSpec, read_gpu
 from distsim.kernels.pricing import Pricing
+from tests.benchmarks.arguments import Arguments, known
 
 MEASURED = Path(__file__).parent.parent / "kernels" / "measured"
 SIZES = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -55,10 +57,14 @@ def tables() -> dict[str, list[Row]]:
     return {path.stem: list(_rows(path)) for path in sorted(MEASURED.glob("*.csv"))}
 
 
+def _lines(path: Path) -> Iterator[dict[str, str]]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return csv.DictReader(line for line in lines if not line.startswith("#"))
+
+
 def _rows(path: Path) -> Iterator[Row]:
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     read = {"gemm": gemm_row, "attention": attention_row, "memory": memory_row}[path.stem.split("_")[0]]
-    for line in csv.DictReader(lines):
+    for line in _lines(path):
         yield read(line)
 
 
@@ -173,8 +179,7 @@ def fit(gpu: str, tries: int = 600) -> None:
     spec = read_gpu(gpu)
     every = []
     for path in sorted(MEASURED.glob("gemm_*.csv")):
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-        some = [line for line in csv.DictReader(lines) if line["gpu"] == gpu and line["dtype"] in ("bf16", "fp16")]
+        some = [line for line in _lines(path) if line["gpu"] == gpu and line["dtype"] in ("bf16", "fp16")]
         pairs = [(gemm_of(line), float(line["tflops"]) * 1e12) for line in some]
         pairs = [(gemm, rate) for gemm, rate in pairs if gemm.flops / rate > HOST_BOUND_S or gpu == "b200"]
         if pairs:
@@ -213,10 +218,12 @@ def fit(gpu: str, tries: int = 600) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="*", help="by the name of their file (default: all)")
+    paths = {path.stem: path for path in sorted(MEASURED.glob("*.csv"))}
+    gpus = {line["gpu"] for name, path in paths.items() if name.startswith("gemm_") for line in _lines(path)}
+    parser = Arguments(__doc__)
+    parser.add_argument("tables", nargs="*", type=known(paths), help="by the name of their file (default: all)")
     parser.add_argument("--rows", action="store_true", help="the rows with the largest errors, too")
-    parser.add_argument("--fit", metavar="GPU", default=None)
+    parser.add_argument("--fit", metavar="GPU", type=known(sorted(gpus)))
     args = parser.parse_args()
     if args.fit:
         fit(args.fit)

@@ -2,18 +2,23 @@
 on the powers of 2 between. Over loopback, and (as root, with ip and tc) between two network namespaces with a
 shaped link.
 
-`python tests/benchmarks/network_gloo.py [seconds] [rate]`, by default 20 s and 1gbit. Prints, asserts
-nothing.
+Peer: gloo itself. Aim: a median error within 20 %. Prints, asserts nothing.
+
+    python -m tests.benchmarks.network_gloo [SECONDS] [RATE]
+
+By default 20 s and 1gbit.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 
 from distsim.calibration.live.check import check_gloo
 from distsim.calibration.live.measure import cluster_toml, fit_gloo, measure_gloo
+from tests.benchmarks.arguments import Arguments, amount
 
 FOURS = [4**power for power in range(3, 13)]
 BETWEEN = [2 * size for size in FOURS[:-1]]
@@ -86,13 +91,24 @@ def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("seconds", nargs="?", type=float, default=20.0)
-    parser.add_argument("rate", nargs="?", default="1gbit")
+def link_rate(text: str) -> str:
+    """As tc takes it."""
+    if not re.fullmatch(r"[1-9]\d*[kmg]?bit", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"expected a rate as 100mbit or 1gbit, got {text!r}")
+    return text
+
+
+def main() -> None:
+    parser = Arguments(__doc__)
+    parser.add_argument("seconds", nargs="?", metavar="SECONDS", type=amount, default=20.0)
+    parser.add_argument("rate", nargs="?", metavar="RATE", type=link_rate, default="1gbit")
     args = parser.parse_args()
     loopback(args.seconds)
     if os.geteuid() == 0:
         shaped(args.seconds, args.rate)
     else:
         print("shaped namespaces need root")
+
+
+if __name__ == "__main__":
+    main()

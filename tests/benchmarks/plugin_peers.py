@@ -2,23 +2,26 @@
 
     python -m tests.benchmarks.plugin_peers [REPEATS]
 
+Peer: torch's threads. Aim: at most 2 times their CPU time.
+
 Each arm is a pytest process of its own with TESTS tests; in a repeat the arms take TURNS turns, and the least time of
 each counts, for whoever else uses the machine only adds to it. Printed is the CPU time of one test, all of pytest's own
 work on it included, from the end of the first test (which imports what all need) to the end of the last; and the ratio
-of each repeat, also with the time of an empty test taken off both. Aim: 2. torch's threads
+of each repeat, also with the time of an empty test taken off both. torch's threads
 keep no clock and no record, a rank of theirs shares modules, generators and environment with all others, and a test
 that hangs there stands for its whole time limit. It exits with 1 where the median ratio is over LIMIT.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from tests.benchmarks.arguments import Arguments, count
 
 TESTS, REPEATS, TURNS, LIMIT = 100, 3, 3, 2.0
 
@@ -114,8 +117,8 @@ def measure(arm: str, folder: Path) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("repeats", nargs="?", type=int, default=REPEATS)
+    parser = Arguments(__doc__)
+    parser.add_argument("repeats", nargs="?", metavar="REPEATS", type=count, default=REPEATS)
     repeats = parser.parse_args().repeats
     seen: dict[str, list[float]] = {arm: [] for arm in ARMS}
     ratios, net = [], []

@@ -2,6 +2,8 @@
 
     python -m tests.benchmarks.sim_hand_over
 
+Peer: that lock. Aim: none of its own; sim_scale.py --loop has that of a call.
+
 Two ranks sleep in turns (virtual time), so every event leaves one simulated process and enters the other. CPU
 microseconds, on the one core that the ranks keep to and, in turns with that, where the kernel puts them; simpy's own
 events a second say how fast the machine is just now.
@@ -9,12 +11,12 @@ events a second say how fast the machine is just now.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import threading
 import time
 from unittest import mock
 
+from tests.benchmarks.arguments import Arguments
 from tests.benchmarks.yardstick import simpy_events_per_s, told
 
 TURNS = 5_000
@@ -68,7 +70,7 @@ def anywhere_us() -> float:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    Arguments(__doc__).parse_args()
     found = [(hand_over_us(), anywhere_us()) for _ in range(3)]
     ours_us, spread_us = (statistics.median(column) for column in zip(*found, strict=True))
     lock_us = bare_us()

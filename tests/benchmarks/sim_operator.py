@@ -2,13 +2,12 @@
 
     python -m tests.benchmarks.sim_operator
 
-Beside it: the same under a dispatch mode of torch's that does nothing, the least that any simulator pays. Aim: at most
+Peer: the same under a dispatch mode of torch's that does nothing, the least that any simulator pays. Aim: at most
 10 us more than plain torch, where simpy alone makes 750,000 events/s.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.benchmarks.arguments import Arguments
 from tests.benchmarks.yardstick import simpy_events_per_s, told
 
 TIMES, REPEATS = 200, 15
@@ -57,7 +57,7 @@ class Nothing(TorchDispatchMode):
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    Arguments(__doc__).parse_args()
     import distsim
 
     plain = operators()

@@ -2,13 +2,15 @@
 
     python -m tests.benchmarks.sim_peers [RANKS ...] [--train ddp|fsdp2]
 
+Peer: torch's own simulations. Aim: at most 1.2 of the threads' CPU for 64 ranks.
+
 Each arm makes the same all_reduces in a process of its own, one after the other: once with 8 ranks, which imports what
 both need, then three times. The least CPU seconds of the three, and memory above what importing torch takes. torch's
 arms keep no clock and no record, and LocalTensorMode runs one program for all ranks; it needs some 18 GB for 1,024 of
 them, so the ranks here are 64 and 256 unless others are given. MultiThreadedTestCase is what its threads do (its module
 needs `expecttest`): one thread a rank on torch's threaded group. With --train, ranks train a small MLP for some steps
 instead, ours beside torch's threads, and beside these under a dispatch mode of torch's that does nothing: the least
-that anybody pays who sees every operator from Python. Aim: ours takes at most 1.2 of the threads' CPU for 64 ranks.
+that anybody pays who sees every operator from Python.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+from tests.benchmarks.arguments import Arguments, whole_nodes
 
 CALLS, ELEMENTS = 10, 1_024
 REPEATS = 3
@@ -191,8 +195,8 @@ def measure(arm: str, ranks: int, work: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("ranks", nargs="*", type=int, default=[64, 256])
+    parser = Arguments(__doc__)
+    parser.add_argument("ranks", nargs="*", metavar="RANKS", type=whole_nodes, default=[64, 256])
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--train", choices=("ddp", "fsdp2"), default="calls", metavar="ddp|fsdp2", dest="work")
     args = parser.parse_args()

@@ -2,13 +2,14 @@
 
     python -m tests.benchmarks.startup [REPEATS]
 
+Peer: a bare interpreter, import torch, pytest without distsim. Aim: the limit in each line.
+
 Prints medians in CPU seconds (user and system, with children), all in one run, one after the other in turns, and exits
 with 1 where one is over its limit. Modules are compiled beforehand, as an installed package's are.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import statistics
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from tests.benchmarks.arguments import Arguments, count
 
 REPEATS = 5
 SCRIPT = """\
@@ -83,8 +86,11 @@ def cpu_s(command: list[str], folder: Path, environ: dict[str, str]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def main(repeats: int) -> int:
+def main() -> int:
     """Print one line a figure; exit code 1 where one is over its limit."""
+    parser = Arguments(__doc__)
+    parser.add_argument("repeats", nargs="?", metavar="REPEATS", type=count, default=REPEATS)
+    repeats = parser.parse_args().repeats
     root = Path(__file__).resolve().parents[2]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -116,6 +122,4 @@ def main(repeats: int) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("repeats", nargs="?", type=int, default=REPEATS)
-    sys.exit(main(parser.parse_args().repeats))
+    sys.exit(main())

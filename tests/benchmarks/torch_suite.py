@@ -4,8 +4,10 @@ A process that has torch loaded forks one process per test, which forks the test
 `python -m distsim.debug`. With --fresh every test is `distsim run --on gloo` and every rank a new interpreter, as in
 the simulator's arm: ten times as slow.
 
-python tests/benchmarks/torch_suite.py --arm check [--arm strict] [--tests PATTERN] [--fresh] [--out FILE]
-python tests/benchmarks/torch_suite.py --arm sim --only FILE   # those that passed plain, from an earlier --out
+Peer: the same tests on plain gloo. Aim: no result differs, no alarm.
+
+    python -m tests.benchmarks.torch_suite --arm check [--arm strict] [--tests PATTERN] [--fresh] [--out FILE]
+    python -m tests.benchmarks.torch_suite --arm sim --only FILE   # those that passed plain, from an earlier --out
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.benchmarks.arguments import Arguments
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE / "torch_tests.py"
@@ -260,23 +264,62 @@ def report(outcomes: Sequence[Outcome], plain: dict[str, int]) -> int:
     return int(bad > 0)
 
 
+def earlier(text: str) -> dict[str, int]:
+    """Exit codes on the plain arm of an earlier --out."""
+    try:
+        said = [json.loads(line) for line in Path(text).read_text().splitlines()]
+        plain = {row["test"]: row["code"] for row in said if row["arm"] == "plain"}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no such lines"
+        raise argparse.ArgumentTypeError(f"expected a file that --out has written, got {text!r}: {why}") from None
+    if not plain:
+        raise argparse.ArgumentTypeError(f"expected a file with tests of the plain arm, got {text!r}")
+    return plain
+
+
+def writable(text: str) -> Path:
+    """A file to add lines to."""
+    try:
+        Path(text).open("a").close()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"expected a file to write, got {text!r}: {error.strerror}") from None
+    return Path(text)
+
+
+def cluster(text: str) -> str:
+    """What `distsim run --on` simulates."""
+    from distsim.cluster import load_cluster
+    from distsim.errors import DistsimError
+
+    try:
+        load_cluster(text)
+    except DistsimError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Arguments(__doc__)
     parser.add_argument("--arm", action="append", choices=["plain", "check", "strict", "sim"])
     parser.add_argument("--tests", default="*", help="a shell pattern over CLASS.test_name")
-    parser.add_argument("--only", type=Path, help="tests that passed on the plain arm of this earlier --out")
+    parser.add_argument(
+        "--only",
+        type=earlier,
+        default={},
+        metavar="FILE",
+        help="tests that passed on the plain arm of this earlier --out",
+    )
     parser.add_argument("--fresh", action="store_true")
-    parser.add_argument("--on", default="ethernet-cpu:2", help="cluster of the simulator's arm")
-    parser.add_argument("--out", type=Path, help="one JSON line per test and arm")
+    parser.add_argument("--on", type=cluster, default="ethernet-cpu:2", help="cluster of the simulator's arm")
+    parser.add_argument("--out", type=writable, metavar="FILE", help="one JSON line per test and arm")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         return serve()
-    plain: dict[str, int] = {}
-    if args.only:
-        said = [json.loads(line) for line in args.only.read_text().splitlines()]
-        plain = {row["test"]: row["code"] for row in said if row["arm"] == "plain"}
+    plain: dict[str, int] = args.only
     names = [name for name in plain or all_names() if fnmatch.fnmatch(name, args.tests)]
+    if not names:
+        parser.error(f"argument --tests: expected a pattern that some test matches, got {args.tests!r}")
     arms = list(dict.fromkeys(args.arm or ["check", "strict"]))
     if not plain and "plain" not in arms:
         arms.insert(0, "plain")

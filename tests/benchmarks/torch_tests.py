@@ -117,6 +117,10 @@ def main() -> int:
     if test is None:
         print("\n".join(names()))
         return 0
+    if test not in names():
+        # Alone in its process, this program knows no other file of the benchmarks.
+        print(f"torch_tests.py: error: expected one of the tests that it lists, got {test!r}", file=sys.stderr)
+        return 2
     case, _, name = test.partition(".")
     suite = unittest.TestSuite([globals()[case](name)])
     result = unittest.TextTestRunner(verbosity=2).run(suite)

@@ -3,24 +3,143 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
-from tests.house.tree import ROOT, imports_of, python_files
+import pytest
+
+from tests.house.tree import ROOT, python_files
+
+ALONE = ("arguments", "torch_tests")
+"""Not a program; not a benchmark but what torch_suite starts."""
+NAMES = [path.stem for path in python_files("tests/benchmarks") if path.stem not in ALONE]
+COUNT, WORDS = "expected a whole number of at least ", "expected one of "
+NUMBERS = {
+    "guard_exits --exits": COUNT + "1",
+    "guard_memory --ranks": COUNT + "1",
+    "guard_operations --calls": COUNT + "1",
+    "guard_operations --ranks": COUNT + "2",
+    "guard_overhead --blocks": COUNT + "1",
+    "guard_overhead --ranks": COUNT + "1",
+    "guard_overhead --sizes": "expected a size as 4, 64K or 1M",
+    "guard_postmortem --calls": COUNT + "1",
+    "guard_postmortem --ranks": COUNT + "4",
+    "guard_record --calls": COUNT + "1",
+    "guard_rpc --calls": COUNT + "1",
+    "guard_soak --collectives": COUNT + "8",
+    "guard_soak --ranks": COUNT + "1",
+    "guard_stress --minutes": "expected a number above 0",
+    "guard_stress --rounds": COUNT + "1",
+    "network_gloo": "expected a number above 0",
+    "plugin_peers": COUNT + "1",
+    "sim_peers": COUNT + "1",
+    "sim_scale --ranks": COUNT + "1",
+    "startup": COUNT + "1",
+}
+WRONG = {
+    "guard_exits --load -1": COUNT + "0",
+    "guard_exits --level check,": WORDS + "off, record, check, strict",
+    "guard_latency --only nothing": WORDS,
+    "guard_operations --kinds check,": WORDS + "record, check, strict, plain, detail",
+    "guard_operations --ops nothing": WORDS + "all_reduce, ",
+    "guard_overhead --kinds plain,nothing": WORDS + "check, strict, plain, detail",
+    "guard_overhead --sizes 2": "expected a size as 4, 64K or 1M, at least 4",
+    "guard_soak --level nothing": WORDS + "off, record, check, strict",
+    "guard_stress --level nothing": WORDS + "off, record, check, strict",
+    "guard_stress --load many": COUNT + "0",
+    "guard_stress --only nothing": "expected a pattern that some healthy program matches",
+    "kernels nothing": WORDS,
+    "kernels --fit nothing": WORDS,
+    "network_gloo 1 nothing": "expected a rate as 100mbit or 1gbit",
+    "network_gloo inf": "expected a number above 0",
+    "sim_peers 12": "expected a multiple of the 8 ranks of a node",
+    "sim_peers --train nothing": "choose from",
+    "sim_scale --ranks 12": "expected a multiple of the 8 ranks of a node",
+    "torch_suite --arm nothing": "choose from",
+    "torch_suite --on nothing": "expected",
+    "torch_suite --only FOLDER/nothing": "expected a file that --out has written",
+    "torch_suite --only FOLDER/words": "expected a file that --out has written",
+    "torch_suite --only FOLDER/empty": "expected a file with tests of the plain arm",
+    "torch_suite --only FOLDER/plain --tests nothing": "expected a pattern that some test matches",
+    "torch_suite --out FOLDER/nothing/file": "expected a file to write",
+}
 
 
-def test_benchmarks_read_their_arguments_with_argparse() -> None:
-    """`--help` says what there is to say, and a wrong word is one line: `int(sys.argv[1])` is a traceback for both."""
-    by_hand = []
-    for path in python_files("tests/benchmarks"):
-        told = ast.parse(path.read_text(encoding="utf-8"))
-        reads = any(
-            isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and ast.unparse(node.value) == "sys.argv"
-            for node in ast.walk(told)
-        )
-        if reads or ("sys.argv" in _calls(told) and "argparse" not in {name for name, _, _ in imports_of(path)}):
-            by_hand.append(str(path.relative_to(ROOT)))
-    assert by_hand == []
+def start(line: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Exit code of `python -m tests.benchmarks.LINE`."""
+    name, *words = line.split()
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *words])
+    benchmark: Any = importlib.import_module(f"tests.benchmarks.{name}")
+    with pytest.raises(SystemExit) as stop:
+        benchmark.main()
+    return int(stop.value.code or 0)
 
 
-def _calls(tree: ast.Module) -> set[str]:
-    """What is given to functions."""
-    return {ast.unparse(given) for node in ast.walk(tree) if isinstance(node, ast.Call) for given in node.args}
+def complaint(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that it ends with."""
+    assert start(line, monkeypatch) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"{line.split()[0]}.py: error: ")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "many"])
+@pytest.mark.parametrize("line", NUMBERS)
+def test_no_count_is_measured_that_is_none(
+    line: str, word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was expected and what came, in one line."""
+    told = complaint(f"{line}{'=' if '--' in line else ' '}{word}", monkeypatch, capsys)
+    assert NUMBERS[line] in told
+    assert f"got {word!r}" in told
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_word_that_is_not_known_is_one_line(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Names, patterns and files are looked at before anything is measured."""
+    (tmp_path / "words").write_text("words\n")
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "plain").write_text('{"test": "Some.test", "arm": "plain", "code": 0}\n')
+    line = line.replace("FOLDER", str(tmp_path))
+    told = complaint(line, monkeypatch, capsys)
+    assert WRONG[line.replace(str(tmp_path), "FOLDER")] in told
+    assert repr(line.replace(",", " ").split()[-1] if not line.endswith(",") else "") in told
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nobody_takes_a_flag_that_there_is_not(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A benchmark without arguments does not run for minutes where one is given."""
+    assert "--nothing" in complaint(f"{name} --nothing", monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_says_what_is_measured_beside_whom_and_the_aim(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And how the benchmark is started."""
+    monkeypatch.setenv("COLUMNS", "200")
+    assert start(f"{name} --help", monkeypatch) == 0
+    told = capsys.readouterr().out
+    module = ast.parse((ROOT / "tests" / "benchmarks" / f"{name}.py").read_text(encoding="utf-8"))
+    assert (ast.get_docstring(module) or "").partition("\n")[0] in told
+    assert [line for line in told.splitlines() if line.startswith("Peer: ") and " Aim: " in line]
+    assert f"\n    python -m tests.benchmarks.{name}" in told
+
+
+@pytest.mark.slow
+def test_torchs_tests_name_a_test_that_is_not_there() -> None:
+    """They are a program of their own, in a process of their own."""
+    command = [sys.executable, str(ROOT / "tests" / "benchmarks" / "torch_tests.py"), "Nothing.test"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "torch_tests.py: error: expected one of the tests that it lists, got 'Nothing.test'\n"
