@@ -6,11 +6,11 @@ Plain is the very group that stands behind the guard and torch's own functions, 
 installed. A kind and plain take turns, call by call, so whatever disturbs the machine hits both alike, and the kinds
 take turns, round by round: gloo's threads meet in their locks or do not, for seconds on end. Of a round the mean of the
 middle half of the calls counts, over all ranks; printed are the median of the rounds' ratios to plain, how far that
-median is to be trusted (its standard error, from the rounds' quartiles), and the microseconds more. CPU time is
-that of the whole process: gloo's threads, the strict level's, the heartbeat. At the levels record
+median is to be trusted (its standard error, from the rounds' quartiles), and the microseconds more, with the error of
+theirs. CPU time is that of the whole process: gloo's threads, the strict level's, the heartbeat. At the levels record
 and check a rank does the same; they differ in the monitor, which is no rank: `record` is another group than `check`,
-measured as often, against the limit of its own. The column `plain` is plain against itself: the noise of the figures
-beside it. A limit is missed where the figure less twice its error lies beyond it.
+measured as often, against the limit of its own. The rows `plain` are plain against itself: the noise of the figures
+beside them. A limit is missed where the figure less twice its error lies beyond it.
 
     python -m tests.benchmarks.guard_operations [--ranks 2] [--calls 960] [--kinds check,strict] [--ops "send recv,..."]
 """
@@ -287,7 +287,8 @@ class Figure(NamedTuple):
         return cls(statistics.median(ratio), error(ratio), statistics.median(more), error(more), plain_us)
 
     def __str__(self) -> str:
-        return f"{self.ratio:.2f}±{self.ratio_error:.2f} {self.more_us:+6.1f}us"
+        ratio, more = f"{self.ratio:.2f}±{self.ratio_error:.2f}", f"{self.more_us:+.1f}±{self.more_error_us:.1f}"
+        return f"{self.plain_us:9.1f} {ratio:>13} {more:>15}"
 
     def beyond(self, limit: float, limit_us: float = math.inf) -> bool:
         return self.ratio - 2 * self.ratio_error > limit or self.more_us - 2 * self.more_error_us > limit_us
@@ -307,13 +308,12 @@ def main() -> None:
     parser.add_argument("--ops", type=several(known(operations(0, 2))), default=[], help="only these, by commas")
     args = parser.parse_args()
     of_ranks = spawn(worker, args.ranks, args.calls, args.kinds, args.ops)["ranks"]
-    print(f"{'CPU time of a rank a call':28} {'plain us':>9}" + "".join(f"{kind:>20}" for kind in args.kinds))
+    print(f"{'CPU time of a rank a call':34} {'plain us':>9} {'times plain':>13} {'us more':>15}")
     missed = []
     for name, kinds_found in of_ranks[0].items():
         row = {kind: Figure.of([found[name][kind] for found in of_ranks]) for kind in kinds_found}
-        cells = [str(row[kind]) if kind in row else "-" for kind in args.kinds]
-        base = statistics.median(figure.plain_us for figure in row.values())
-        print(f"{name:28} {base:9.0f}" + "".join(f"{cell:>20}" for cell in cells))
+        for kind in row if name.endswith(" step") else args.kinds:
+            print(f"{name:27} {kind:6} {row.get(kind, '-')}")  # DETAIL's wrapper lacks some
         limits = {"check": (STEP_LIMIT,)} if name.endswith(" step") else LIMITS
         if name in MESSAGES:
             limits = {**limits, "record": (math.inf, 2 * RECORD_LIMIT_US)}

@@ -143,3 +143,27 @@ def test_torchs_tests_name_a_test_that_is_not_there() -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "torch_tests.py: error: expected one of the tests that it lists, got 'Nothing.test'\n"
+
+
+def test_the_guards_table_fits_80_columns_and_says_its_errors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rounds of 12 to 34 us more, on plain calls of 100 us and 50 ms: the median and its error, for each level."""
+    from tests.benchmarks import guard_operations
+
+    rounds = {plain_us: [(plain_us + 12 + 2 * turn, plain_us) for turn in range(12)] for plain_us in (100.0, 50_000.0)}
+    slow = [(200_000.0 + 9_000 * turn, 50_000.0) for turn in range(12)]
+    found = {
+        "all_reduce": dict.fromkeys(guard_operations.GUARDED, rounds[100.0]),
+        "reduce_scatter_single async": dict.fromkeys(guard_operations.KINDS, slow),
+        "DDP step": {"check": rounds[50_000.0]},
+    }
+    monkeypatch.setattr(guard_operations, "spawn", lambda *words: {"ranks": [found, found]})
+    assert start("guard_operations", monkeypatch) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80 and not line.startswith("missed")] == []
+    # The quartiles are 13 us apart: 1.253 * 13 / 1.349 / sqrt(12) = 3.49.
+    assert lines[1].split() == ["all_reduce", "record", "100.0", "1.23±0.03", "+23.0±3.5"]
+    assert lines[5].split() == ["all_reduce", "detail", "-"]
+    assert [line.split()[2] for line in lines if line.startswith("DDP step")] == ["check"]
+    assert lines[-1].startswith("missed, by more than twice the figure's error: all_reduce at record, ")
