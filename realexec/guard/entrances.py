@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import Backend
 from distsim.realexec.guard.fast_path import MISSED, Public, learn, through
 from distsim.realexec.guard.group import BACKEND_NAMES
 from distsim.realexec.guard.message_path import BARE as MESSAGES
-from distsim.realexec.guard.message_path import HIDDEN, RECV, SEND, posts
+from distsim.realexec.guard.message_path import HIDDEN, posts
 
 __all__ = ["Shortcuts"]
 
@@ -192,9 +192,10 @@ def _barrier(long: Public) -> Public:
 
 def _batch(long: Public) -> Public:
     """Each operation as `isend` or `irecv` would make it; torch's own checks come before the first."""
-    longs: dict[str, Any] = {name: getattr(C10D.get(HIDDEN + name), "long", None) for name in ("isend", "irecv")}
-    if None in longs.values():
+    longs: list[Any] = [getattr(C10D.get(HIDDEN + name), "long", None) for name in ("isend", "irecv")]
+    if None in longs:
         return long  # this torch writes them otherwise
+    isend, irecv = (posts(name, 2)(one) for name, one in zip(("isend", "irecv"), longs, strict=True))
 
     def batch_isend_irecv(p2p_op_list: Any) -> Any:
         if type(p2p_op_list) is not list or not p2p_op_list or getattr(p2p_op_list[0], "group", None) is None:
@@ -209,12 +210,8 @@ def _batch(long: Public) -> Public:
                 return long(p2p_op_list)
         works = []
         for one in p2p_op_list:
-            tensor, peer, tag = one.tensor, one.group_peer, one.tag
-            method, name = (SEND, "isend") if one.op is sends else (RECV, "irecv")
-            what = (name, None, peer, tag)
-            work = through(method, what, (tensor,), ([tensor],), (), group, True)
-            if work is MISSED:
-                work = learn(longs[name], (tensor, None, group, tag, peer), what, (tensor,), 1, (), group, True)
+            post = isend if one.op is sends else irecv
+            work = post(one.tensor, None, group, one.tag, one.group_peer)
             if work is not None:
                 works.append(work)
         return works

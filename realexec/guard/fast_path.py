@@ -265,13 +265,15 @@ def learn(
     said: tuple[Any, ...],
     group: Any,
     later: bool,
+    up: int = 2,
 ) -> Any:
-    """Make a call that `through` missed by torch's own function, and remember how it was recorded."""
+    """Make a call that `through` missed by torch's own function, and remember how it was recorded. *up*: how many
+    frames above this one the public function's is."""
     world = C10D["_world"]
     guard = world._default_pg if group is None else group
     if getattr(guard, "fast", None) is None or world._pg_coalesce_state or guard.recorder is None:
         return long(*args)
-    looks, caller = looks_of(tensors), frame_above(2).f_back
+    looks, caller = looks_of(tensors), frame_above(up).f_back
     if looks is None or caller is None:  # no frame of Python's calls it
         return long(*args)
     log = guard.group_log

@@ -26,7 +26,7 @@ from distsim.realexec.guard.fast_path import COUNT, FEW, Public, learn, pack
 from distsim.realexec.guard.handle import MessageHandle
 from distsim.realexec.guard.known import find
 
-__all__ = ["BARE", "HIDDEN", "RECV", "SEND", "posts"]
+__all__ = ["BARE", "HIDDEN", "posts"]
 
 SEND, RECV = Backend.send, Backend.recv
 C10D = vars(c10d)
@@ -35,10 +35,10 @@ FLAGS, ENDED = rings.WORD_FLAGS, rings.WORD_COMPLETED
 HIDDEN = "_distsim_"
 
 
-def posts(name: str) -> Callable[[Public], Public]:
-    """`send`, `recv`, `isend` or `irecv`."""
+def posts(name: str, up: int = 1) -> Callable[[Public], Public]:
+    """`send`, `recv`, `isend` or `irecv`. *up*: how many frames above the entrance the public function's is."""
     later, receives = name.startswith("i"), name.endswith("recv")
-    method = RECV if receives else SEND
+    method, above = RECV if receives else SEND, up + 1
     by_group = name != "recv"
     """The backend is told of the group's own rank as it was given; `recv` answers with the global one."""
 
@@ -53,7 +53,7 @@ def posts(name: str) -> Callable[[Public], Public]:
             seen: Any = None
             if fast is not None and not world._pg_coalesce_state:
                 try:
-                    caller = frame_above(2)  # who called the public function
+                    caller = frame_above(above)  # who called the public function
                 except ValueError:
                     return long(tensor, peer, group, tag, group_peer)
                 log = guard.group_log
@@ -90,7 +90,7 @@ def posts(name: str) -> Callable[[Public], Public]:
                 or profiler_enabled()
             ):
                 args = (tensor, peer, group, tag, group_peer)
-                return learn(long, args, what, (tensor,), 1, (), group, later)
+                return learn(long, args, what, (tensor,), 1, (), group, later, above)
             before.next = log.before = seen
             made = seen.made
             ordinal = made[0] = made[0] + 1
