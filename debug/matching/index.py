@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from distsim.debug.matching.remote_calls import RemoteCalls
-from distsim.debug.matching.secondary_errors import aftermath
+from distsim.debug.matching.secondary_errors import aftermath, lost_in
 from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, Group, Phase, RankState, State, Wait
 from distsim.debug.records.remote import REMOTE_CALLS, SERVE
 
@@ -79,6 +79,7 @@ class EvidenceIndex:
         self._unsorted: list[list[CallRecord]] = []
         self._p2p: list[CallRecord] = []
         self._index()
+        self._died_inside: dict[int, CallRecord | None] = {}
         self.pairs = self._match()
         self.remote = RemoteCalls(self._records)
 
@@ -265,21 +266,31 @@ class EvidenceIndex:
 
     def died_inside(self, rank: int) -> CallRecord | None:
         """The call that a rank raised in or was killed in: it is a victim of that call first."""
-        state = self.states[rank]
+        if rank not in self._died_inside:
+            self._died_inside[rank] = self._last_in(rank, self.states[rank])
+        return self._died_inside[rank]
+
+    def _last_in(self, rank: int, state: RankState) -> CallRecord | None:
         if state.phase not in (Phase.RAISED, Phase.KILLED):
             return None
         for wait in state.waits:
             if isinstance(wait, CallWait):
                 return wait.record
-        last = next((call for call in reversed(self.records(rank)) if call.op != SERVE), None)
-        if last is None:
+        calls = [call for call in self.records(rank) if call.op != SERVE]
+        if not calls:
             return None
-        if last.state is State.FAILED or (not last.done and not last.is_async):
+        last, raised = calls[-1], state.phase is Phase.RAISED
+        if raised and (lost := lost_in(calls, state)) is not None:
+            return lost
+        followed = raised and aftermath(state.exception)
+        # One that failed behind the program's back is nothing to a rank that raised something of its own.
+        unseen = raised and not followed and last.is_async and not last.waited
+        if (last.state is State.FAILED and not unseen) or (not last.done and not last.is_async):
             return last
-        if state.phase is Phase.KILLED or not aftermath(state.exception):
+        if not followed:
             return None
         # A wait in C++ (DDP's reducer) leaves no record: what was lost is the oldest call still under way.
-        return next((record for record in self.records(rank) if not record.done and not record.is_p2p), None)
+        return next((call for call in calls if not call.done and not call.is_p2p), None)
 
     def call_waits(self, rank: int) -> list[CallRecord]:
         """The calls the rank cannot get past, dead in one included."""

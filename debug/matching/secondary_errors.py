@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from distsim.debug.records import CallRecord, RankState
+from distsim.debug.records import CallRecord, RankState, State
 
-__all__ = ["aftermath", "last_words", "own_fault", "timed_out"]
+__all__ = ["aftermath", "last_words", "lost_in", "own_fault", "timed_out"]
 
 TIMEOUTS = re.compile(
     r"\b(?:timed out|time out|timing out|TimeoutError|"
@@ -30,6 +31,17 @@ USAGE = re.compile(r"\bnccl(?:InvalidUsage|InvalidArgument)\b")
 def last_words(call: CallRecord | None, state: RankState) -> str | None:
     """What the call said that a rank died in, whatever the program made of it; else the rank's last exception."""
     return (call.error if call is not None else None) or state.exception
+
+
+def lost_in(calls: Sequence[CallRecord], state: RankState) -> CallRecord | None:
+    """The call that failed for another rank's sake with what a rank raised, or raised something else from. It need not
+    be the last one: who waits for an asynchronous call may have made others since, that never ended."""
+    words = f"{state.traceback}\n{state.exception}"
+    failed = [call for call in calls if call.state is State.FAILED and call.error and call.error in words]
+    failed = [call for call in failed if aftermath(call.error)]
+    blocking = [call for call in failed if not call.is_async]
+    waited = [call for call in failed if call.waited] or failed  # one lost peer fails them all, waited for or not
+    return next(reversed(blocking), next(iter(waited), None))
 
 
 def timed_out(exception: str | None) -> bool:

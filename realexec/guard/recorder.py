@@ -16,7 +16,7 @@ from distsim.debug.records.signature import content
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import CallSites, Place
 from distsim.debug.rings.writer import RingWriter
-from distsim.debug.words.error_text import error_traceback, last_line
+from distsim.debug.words.error_text import error_line, error_traceback, last_line
 
 __all__ = ["UNKNOWN", "GroupLog", "Made", "Recorder"]
 
@@ -320,8 +320,9 @@ class Recorder:
                 if not work.is_completed():
                     return
                 work.wait()
-            except RuntimeError:
+            except RuntimeError as error:
                 state = FAILED
+                self.ring.error(index, error_line(error))
             if outstanding.pop(index, None) is not None:
                 self.ring.finish(index, state)
 
@@ -335,8 +336,9 @@ class Recorder:
             if not work.is_completed():
                 return False
             work.wait()  # it has ended, so this only says how
-        except RuntimeError:
-            state = FAILED  # the caller's own wait() says so to whom it concerns
+        except RuntimeError as error:
+            state = FAILED
+            self.ring.error(index, error_line(error))  # who waits for its future, or in C++, leaves no other word of it
         if self.outstanding.pop(index, None) is not None:  # else it was waited for just now
             self.ring.finish(index, state)
         return True

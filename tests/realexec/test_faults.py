@@ -67,6 +67,7 @@ def by_kind(cases: list[Case]) -> list[Any]:
     """Every program; the first of each kind of diagnosis runs always."""
     always = {
         *{case.head["kind"]: case.path.stem for case in reversed(cases)}.values(),
+        "pending_then_messages",
         "rpc_circle",
         "rpc_then_stuck",
         "rpc_later",

@@ -1,0 +1,94 @@
+"""Which of its calls a rank died in, where it had several under way: the one whose error it raised, not the last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.records import Evidence, Phase, State
+from distsim.debug.records.kinds import Kind
+from tests.debug.builders import Programs, Step, all_reduce, fail, killed, play, recv, send, wait_all
+
+CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:16811"
+OWN = "ValueError: bad batch"
+
+
+def lost(
+    programs: Programs,
+    failed: Sequence[int],
+    *,
+    waited: Sequence[int] = (),
+    raised: str = CLOSED,
+    traceback: str | None = None,
+    size: int = 2,
+) -> Evidence:
+    """Rank 0 raised; of its calls those numbered *failed* had lost their peer, and those after the first never ended.
+    It has waited for *waited*."""
+    evidence = play(size, programs)
+    calls = evidence.records[0]
+    for call in calls:
+        call.waited = not call.is_async or call.index in waited
+        if call.index in failed:
+            call.state, call.error = State.FAILED, CLOSED
+        elif call.index > failed[0]:
+            call.state = State.ISSUED
+    state = evidence.ranks[0]
+    state.phase, state.waits, state.exception, state.exit_code = Phase.RAISED, (), raised, 1
+    state.traceback = traceback or raised
+    return evidence
+
+
+def messages(rank: int) -> list[Step]:
+    return [send(1 - rank, 11, is_async=True), recv(1 - rank, 11, is_async=True)]
+
+
+def pending(rank: int) -> list[Step]:
+    """Rank 0 alone has an all_reduce under way while the two exchange messages."""
+    return [*([] if rank else [all_reduce(10, is_async=True)]), *messages(rank), wait_all(12)]
+
+
+@pytest.mark.parametrize("waited", [[0], []])
+def test_messages_after_it_do_not_hide_the_call_that_failed(waited: list[int]) -> None:
+    """Rank 1 never came to the all_reduce and has ended: rank 0, which lost it there, is its victim, whether it waited
+    for the handle or in C++."""
+    (d,) = diagnose(lost(pending, [0], waited=waited))
+    assert (d.kind, d.culprits, d.victims, d.exit_code) == (Kind.MISSING_RANK, (1,), (0,), 3)
+    assert d.stuck[0].line == 10
+
+
+def test_of_two_receives_the_first_is_lost() -> None:
+    """A message that failed before another, which never came either."""
+    steps = [recv(1, 10, is_async=True), recv(1, 11, is_async=True), wait_all(12)]
+    (d,) = diagnose(lost(lambda r: [] if r else steps, [0], waited=[0]))
+    assert (d.kind, d.victims, d.stuck[0].line) == (Kind.P2P_UNMATCHED, (0,), 10)
+
+
+def test_one_lost_peer_fails_all_that_is_under_way() -> None:
+    """Of several calls that failed alike it is the one that was waited for."""
+    steps = [all_reduce(line, is_async=True) for line in (10, 11, 12)]
+    (d,) = diagnose(lost(lambda r: [*steps[: 1 + 2 * (r == 0)], wait_all(13)], [1, 2], waited=[0, 1]))
+    assert (d.kind, d.culprits, d.stuck[0].line) == (Kind.MISSING_RANK, (1,), 11)
+
+
+def test_what_a_program_raises_from_a_loss_is_still_one() -> None:
+    """`raise ValueError from error`: the traceback tells."""
+    traceback = f"{CLOSED}\n\nThe above exception was the direct cause of the following exception:\n\n{OWN}"
+    (d,) = diagnose(lost(pending, [0], waited=[0], raised=OWN, traceback=traceback))
+    assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (1,), (0,))
+
+
+def test_an_exception_of_its_own_is_not_the_loss_behind_its_back() -> None:
+    """Rank 0 raised before it waited for a call that had failed meanwhile: nobody else is accused of that."""
+    (d,) = diagnose(lost(lambda r: [] if r else [all_reduce(10, is_async=True), wait_all(12)], [0], raised=OWN))
+    assert (d.kind, d.culprits, d.exit_code) == (Kind.RANK_RAISED, (0,), 1)
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"), [(fail(OWN, 20), Kind.RANK_RAISED), (killed(), Kind.RANK_KILLED)], ids=["raised", "killed"]
+)
+def test_how_the_lost_peer_ended_comes_first(end: Step, kind: Kind) -> None:
+    """It is no hang where the peer raised, or was killed: that is the root, and rank 0 its victim."""
+    first, *rest = diagnose(lost(lambda r: [*pending(r), *([end] if r else [])], [0], waited=[0]))
+    assert (first.kind, first.culprits, first.victims, rest) == (kind, (1,), (0,), [])
