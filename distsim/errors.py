@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distsim.text.ranks import format_ranks
+from distsim.text.ranks import of_ranks
 
 __all__ = ["DistsimError", "Failure", "NotSimulated", "RankFailure", "UsageError"]
 
@@ -48,8 +48,7 @@ class RankFailure(DistsimError):
         self.report = report
         parts = []
         for failure in failures:
-            who = f"rank{'s' if len(failure.ranks) > 1 else ''} {format_ranks(failure.ranks)}"
-            parts.append(f"{who}:\n{failure.traceback.rstrip()}")
+            parts.append(f"{of_ranks(failure.ranks)}:\n{failure.traceback.rstrip()}")
         if report:
             parts.append(report.rstrip())
         super().__init__("\n\n".join(parts))

@@ -19,6 +19,7 @@ from distsim.plugin.on_rank.report import RankReport, full_names
 from distsim.plugin.options import Options
 from distsim.plugin.tools.debugger import NoPrompt, choose_frame, wants_frames
 from distsim.plugin.tools.hypothesis import rejected
+from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:
     from distsim.debug.diagnosis.diagnose import Diagnosis
@@ -70,7 +71,7 @@ class Verdict:
         if diagnoses[shown:]:
             kinds = ", ".join(dict.fromkeys(d.kind.label for d in diagnoses[shown:]))
             ranks = sorted({rank for d in diagnoses[shown:] for rank in d.culprits})
-            self.report += f"\nand {len(diagnoses) - shown} more ({kinds}: {_who(ranks)}); -vv shows them all\n"
+            self.report += f"\nand {len(diagnoses) - shown} more ({kinds}: {of_ranks(ranks)}); -vv shows them all\n"
         root = diagnoses[0]
         sites = [root.sites[r] for r in (*root.culprits, *root.victims) if r in root.sites]
         site = next((one for one in sites if not in_library(one.file)), None)  # a rank that is done stands in pytest
@@ -158,11 +159,11 @@ def _text(
         others = len(failed) - len(first)
         more = f" ({others} more rank{'s' if others > 1 else ''} failed, too)" if others else ""
         lead = f"{verdict.lead}; " if verdict.lead else ""
-        parts.append(f"{lead}{_who(first)}: {failed[first[0]].headline}{more}")
+        parts.append(f"{lead}{of_ranks(first)}: {failed[first[0]].headline}{more}")
     for same_place in alike:
         full = len(same_place) if every or len(same_place) <= SHOWN_IN_FULL else SHOWN_IN_FULL
         for ranks in same_place[:full]:
-            title = f"_____ {_who(ranks)} of {options.n} on {options.on} _____"
+            title = f"_____ {of_ranks(ranks)} of {options.n} on {options.on} _____"
             parts += ["", title, failed[ranks[0]].text.rstrip()]
         if same_place[full:]:
             parts += ["", *_folded(same_place[full:], failed)]
@@ -201,11 +202,11 @@ def _folded(rest: Sequence[list[int]], failed: Mapping[int, RankReport]) -> list
         shown = listed[:SHOWN_IN_A_LINE]
     width = columns()
     for ranks, text in shown:
-        line_of = f"{_who(ranks)}: {text}"
+        line_of = f"{of_ranks(ranks)}: {text}"
         lines.append(line_of if len(line_of) <= width else line_of[: width - 3] + "...")
     left = sorted(rank for ranks, _ in listed[len(shown) :] for rank in ranks)
     if left:
-        lines.append(f"and {_who(left)}")
+        lines.append(f"and {of_ranks(left)}")
     return [*lines, "-vv shows each of them whole"]
 
 
@@ -215,15 +216,9 @@ def _stopped(stopped: Mapping[int, RankReport]) -> list[tuple[str, str]]:
     for rank in sorted(stopped):
         said.setdefault((stopped[rank].kind, stopped[rank].text), []).append(rank)
     return [
-        (_who(ranks), f"{'was' if len(ranks) == 1 else 'were'} {kind}, others were not: {reason}")
+        (of_ranks(ranks), f"{'was' if len(ranks) == 1 else 'were'} {kind}, others were not: {reason}")
         for (kind, reason), ranks in said.items()
     ]
-
-
-def _who(ranks: Sequence[int]) -> str:
-    from distsim.text.ranks import format_ranks
-
-    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
 
 
 def _essence(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["format_ranks"]
+__all__ = ["format_ranks", "of_ranks"]
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -20,3 +20,9 @@ def format_ranks(ranks: Iterable[int]) -> str:
             parts.append(str(start) if start == end else f"{start}{gap}{end}")
         start = end = rank
     return ",".join(parts)
+
+
+def of_ranks(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 1,2`, `ranks 0-7`."""
+    runs = format_ranks(ranks)
+    return f"rank{'' if runs.isdecimal() else 's'} {runs}"

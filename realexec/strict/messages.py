@@ -27,6 +27,7 @@ from distsim.realexec.guard.handle import Handle, MessageHandle
 from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.strict.deferred import Watched, look_out
 from distsim.realexec.strict.peers import Neighbour, Peers, timeout_s
+from distsim.text.ranks import of_ranks
 
 __all__ = ["LooksOut", "Messages", "payload_print"]
 
@@ -271,7 +272,7 @@ class Messages:
         return CollectiveMismatch(
             f"{kind.value}: message number {ordinal} from rank {send.rank} to rank {recv.rank} (tag {send.tag or 0}, "
             f"group {send.group.label}) did not go out: rank {send.rank} sends {_text(send)}; "
-            f"rank {recv.rank} receives {_text(recv)}. Make ranks {sorted((send.rank, recv.rank))} agree.",
+            f"rank {recv.rank} receives {_text(recv)}. Make {of_ranks((send.rank, recv.rank))} agree.",
             (send, recv),
         )
 

@@ -15,6 +15,7 @@ from distsim.debug.records.errors import CollectiveMismatch
 from distsim.realexec.guard.recorder import GroupLog
 from distsim.realexec.strict.deferred import Deferred
 from distsim.realexec.strict.peers import Peers, StorePeer
+from distsim.text.ranks import of_ranks
 
 __all__ = ["Queue"]
 
@@ -94,11 +95,11 @@ class Queue:
 
     def late(self, seq: int, timeout_s: float) -> str:
         """Words for a call that timed out."""
-        ranks = [peer.rank for peer in self.absent(seq)]
+        who = of_ranks(peer.rank for peer in self.absent(seq))
         # Programs look for gloo's words, with a space before and after.
         return (
-            f"[distsim] Timed out waiting {timeout_s * 1000:.0f}ms for ranks {ranks} to make call #{seq} on group "
-            f"{self.group.label} (ranks {list(self.group.ranks)})"
+            f"[distsim] Timed out waiting {timeout_s * 1000:.0f}ms for {who} to make call #{seq} on group "
+            f"{self.group.label} ({of_ranks(self.group.ranks)})"
         )
 
     def _pattern(self, print_: int, answers: Sequence[tuple[int, int]]) -> tuple[int, ...]:
@@ -138,14 +139,14 @@ class Queue:
 
 
 def _message(mismatch: Any, records: Sequence[CallRecord], rank: int) -> str:
-    calls = "; ".join(
-        f"rank {record.rank}: {mismatch.found.get(record.rank, mismatch.expected)}"
-        + (f" at {record.site}" if record.site is not None else "")
-        for record in sorted(records, key=lambda record: record.rank)
-    )
+    said: dict[str, list[int]] = {}
+    for record in sorted(records, key=lambda record: record.rank):
+        where = f" at {record.site}" if record.site is not None else ""
+        said.setdefault(f"{mismatch.found.get(record.rank, mismatch.expected)}{where}", []).append(record.rank)
+    calls = "; ".join(f"{of_ranks(ranks)}: {call}" for call, ranks in said.items())
     mine = next((record for record in records if record.rank == rank), None)
     here = f"{mine.op} #{mismatch.seq}" if mine is not None else f"call #{mismatch.seq}"
     return (
-        f"{mismatch.kind.value}: {here} on group {mismatch.group.label} (ranks {list(mismatch.group.ranks)}) "
-        f"did not go out: {calls}. Make ranks {list(mismatch.culprits)} agree with the others."
+        f"{mismatch.kind.value}: {here} on group {mismatch.group.label} ({of_ranks(mismatch.group.ranks)}) "
+        f"did not go out: {calls}. Make {of_ranks(mismatch.culprits)} agree with the others."
     )

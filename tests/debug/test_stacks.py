@@ -6,7 +6,7 @@ import pytest
 
 from distsim.debug.records import Site
 from distsim.debug.report.stack_tree import merge_equal, merge_stacks, short_path
-from distsim.text.ranks import format_ranks
+from distsim.text.ranks import format_ranks, of_ranks
 
 MAIN, STEP, LOAD, READ = (Site("a.py", n, f) for n, f in ((1, "main"), (2, "step"), (3, "load"), (4, "read")))
 
@@ -25,6 +25,14 @@ MAIN, STEP, LOAD, READ = (Site("a.py", n, f) for n, f in ((1, "main"), (2, "step
 def test_ranges(ranks: list[int], text: str) -> None:
     """Neighbours become ranges, two stay a pair, order and repeats do not matter."""
     assert format_ranks(ranks) == text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [([3], "rank 3"), ([7, 7], "rank 7"), ([1, 2], "ranks 1,2"), (range(64), "ranks 0-63")]
+)
+def test_one_rank_or_several(ranks: list[int], text: str) -> None:
+    """One is `rank`, also where it is named twice; more are `ranks`."""
+    assert of_ranks(iter(ranks)) == text
 
 
 def test_equal_frames_are_merged() -> None:

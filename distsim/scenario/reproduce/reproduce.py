@@ -20,6 +20,7 @@ from distsim.scenario.reproduce.calls import Calls, calls_of
 from distsim.scenario.reproduce.write_program import write_program
 from distsim.scenario.run import simulate_scenario
 from distsim.scenario.shrink import shrink
+from distsim.text.ranks import of_ranks
 
 __all__ = ["reproduce"]
 
@@ -122,9 +123,9 @@ def _find(found: Found, first: Diagnosis, folder: Path, small: bool) -> tuple[Ca
             break
     if calls is None:
         got = _attempt(whole, folder, STYLES[0]).diagnosis
-        told = "nothing wrong" if got is None else f"{got.kind.value} of ranks {list(got.culprits)}: {got.explanation}"
+        told = "nothing wrong" if got is None else f"{got.kind.value} of {of_ranks(got.culprits)}: {got.explanation}"
         raise UsageError(
-            f"the records say {first.kind.value} of ranks {list(first.culprits)}; simulated, the same calls give "
+            f"the records say {first.kind.value} of {of_ranks(first.culprits)}; simulated, the same calls give "
             f"{told} "
             "(what made the run hang is not in its calls alone)"
         )

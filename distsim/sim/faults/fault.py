@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from distsim.debug.records import CallRecord, Finding
 from distsim.errors import UsageError
 from distsim.sim.faults.moment import When
-from distsim.text.ranks import format_ranks
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from distsim.sim.isolation.process import RankTask, SimProcess
     from distsim.sim.world import World
 
-__all__ = ["Fault", "Rule", "check_ranks", "later", "of_ranks"]
+__all__ = ["Fault", "Rule", "check_ranks", "later"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +116,3 @@ def check_ranks(ranks: Sequence[int], world_size: int) -> None:
     outside = [rank for rank in ranks if not 0 <= rank < world_size]
     if outside:
         raise UsageError(f"no rank {outside[0]}: the world has ranks 0 to {world_size - 1}")
-
-
-def of_ranks(ranks: tuple[int, ...]) -> str:
-    """`rank 3`, `ranks 1,2`, `ranks 0-7`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from distsim.debug.records.frames import Owner, owner
-from distsim.sim.faults.fault import Rule, check_ranks, of_ranks
+from distsim.sim.faults.fault import Rule, check_ranks
 from distsim.sim.faults.lasting import Lasting
 from distsim.sim.isolation.process import RankTask, current_task
 from distsim.sim.isolation.resemblance import resembling
+from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster

@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from distsim.debug.records import Finding, Phase, StoreWait
 from distsim.debug.records.kinds import Kind
-from distsim.sim.faults.fault import Rule, check_ranks, of_ranks
+from distsim.sim.faults.fault import Rule, check_ranks
 from distsim.sim.faults.lasting import Lasting
-from distsim.text.ranks import format_ranks
+from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:
     import simpy
@@ -83,7 +83,7 @@ class Unreached(Lasting[R]):
         if not self._cut_off:
             return []
         ranks = tuple(sorted(self._cut_off))
-        who = f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
+        who = of_ranks(ranks)
         return [
             Finding(
                 Kind.NETWORK_FAULT,

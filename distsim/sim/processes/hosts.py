@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from distsim.debug.records import Finding
 from distsim.debug.records.kinds import Kind
 from distsim.sim.isolation.process import current_process, current_task
-from distsim.text.ranks import format_ranks
+from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -94,7 +94,7 @@ def lost_clients(world: World) -> list[Finding]:
     found = []
     for (name, port, machine), processes in lost.items():
         ranks = tuple(sorted(process.rank for process in processes))
-        who = f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}"
+        who = of_ranks(ranks)
         own = ", ".join(dict.fromkeys(node_name(machine_of(process)) for process in processes[:4]))
         looks = f"{who} on {own} look{'s' if len(ranks) == 1 else ''} for the store at {name}:{port}"
         loopback = _is_loopback(name)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from distsim.debug.records import CallRecord, CallWait, State
 from distsim.sim.device.timeline.items import NEVER, Comm
 from distsim.sim.observe.user_stack import user_stack
+from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:
     from distsim.sim.device.gpu import Device
@@ -138,10 +139,9 @@ def _launcher_looks(dead: SimProcess) -> None:
 
     def end(left: list[SimProcess], number: signal.Signals) -> None:
         if left:
-            ranks = ",".join(str(other.rank) for other in left)
             world.note(
-                f"torchrun ended rank{'s' * (len(left) > 1)} {ranks} with {number.name}: NCCL's watchdog had taken "
-                f"down rank {dead.rank} of the same node"
+                f"torchrun ended {of_ranks(other.rank for other in left)} with {number.name}: NCCL's watchdog had "
+                f"taken down rank {dead.rank} of the same node"
             )
         for other in left:
             _end(other, number)

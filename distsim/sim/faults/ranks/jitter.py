@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distsim.errors import UsageError
-from distsim.sim.faults.fault import Rule, check_ranks, of_ranks
+from distsim.sim.faults.fault import Rule, check_ranks
 from distsim.sim.faults.lasting import Lasting
+from distsim.text.ranks import of_ranks
 from distsim.text.units import format_time
 
 if TYPE_CHECKING:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from distsim.debug.records import CallRecord, Phase
-from distsim.sim.faults.fault import Fault, Rule, check_ranks, of_ranks
+from distsim.sim.faults.fault import Fault, Rule, check_ranks
 from distsim.sim.kernel.task import Killed
 from distsim.sim.observe.user_stack import user_stack
+from distsim.text.ranks import of_ranks
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster

@@ -1,0 +1,35 @@
+"""Level strict: what a refused call says of its ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from jobs import Zygote
+
+SHAPES = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+for work in [dist.all_reduce(torch.ones(3)), dist.all_reduce(torch.ones(3 + (rank == size - 1)), async_op=ASYNC)]:
+    work and work.wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "how"), [(2, "False"), (5, "True"), (8, "False")])
+def test_many_ranks_are_ranges(size: int, how: str, zygote: Zygote, folder: Path) -> None:
+    """Ranks that called the same are told once, as a range; no list of Python's is in the text."""
+    script = folder / "shapes.py"
+    script.write_text(SHAPES.replace("ASYNC", how))
+    result = zygote.run(script, size, directory=folder, level="strict")
+    others = {2: "rank 0: ", 5: "ranks 0-3: ", 8: "ranks 0-6: "}[size]
+    members = {2: "(ranks 0,1)", 5: "(ranks 0-4)", 8: "(ranks 0-7)"}[size]
+    for output in result.outputs.values():
+        text = output[output.index("CollectiveMismatch: ") :]
+        assert all(part in text for part in (members, others, f"rank {size - 1}: ")), text
+        assert f"Make rank {size - 1} agree" in text or size == 2, text
+        assert not any(start in text for start in ("[0", "[1")), text
+    assert result.diagnoses[0].kind.value == "shape_mismatch", result.report
