@@ -116,6 +116,14 @@ def test_unwaited_handles_are_found_once_a_line() -> None:
     assert "each have 2 all_reduce calls" in found[0].text
 
 
+def test_a_call_that_torch_refused_left_no_handle() -> None:
+    """Who got an exception in place of a handle cannot wait for it."""
+    evidence = play(2, lambda r: [all_reduce(10, is_async=True)])
+    assert unwaited(evidence)
+    evidence.records = {r: [replace(call, rejected=True) for call in calls] for r, calls in evidence.records.items()}
+    assert not unwaited(evidence)
+
+
 def test_of_very_many_unwaited_handles_only_the_newest_are_known() -> None:
     """Where older ones are no longer on record their number is a lower bound, and says so."""
     evidence = play(2, lambda r: [all_reduce(10, is_async=True)] * 500)

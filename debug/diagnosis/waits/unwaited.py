@@ -23,8 +23,8 @@ def unwaited(evidence: Evidence, *, written_out: bool = False) -> list[Finding]:
         if state is None or state.phase not in (Phase.FINISHED, Phase.EXITED):
             continue
         for record in records:
-            if record.remote is not None:
-                continue  # whoever sends an order need not wait for its end
+            if record.remote is not None or record.rejected:
+                continue  # who sends an order need not wait for its end; a refused call has no handle
             if record.is_async and not record.waited and not (written_out and not _named(record, evidence)):
                 lines.setdefault((record.op, record.site), []).append(record)
     found = []
