@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, NamedTuple
 
 __all__ = ["FIELDS", "METHODS", "SYNCHRONOUS_P2P", "Call", "Fields", "Key", "Reader"]
@@ -72,6 +73,8 @@ class Fields:
     all_gather, reduce_scatter and all_to_all, one rank's share of all else."""
 
 
+TAGS = 1 << 31
+"""torch's tags are C's int."""
 INPUTS, OUTPUTS = 1, 2
 """Parts of a key."""
 
@@ -216,7 +219,8 @@ def _by_splits(op: str, fields: Fields, method: str) -> Reader:
             source.device,
         )
         later = getattr(opts, "asyncOp", None)
-        return _new(Call, (key, later is not False, source, later is not None, -1, 0, (source,), (output,), opts))
+        direct = later is not None and type(output_splits) is list is type(input_splits)
+        return _new(Call, (key, later is not False, source, direct, -1, 0, (source,), (output,), opts))
 
     return read
 
@@ -234,6 +238,11 @@ def _message(op: str, fields: Fields, method: str) -> Reader:
             args = tuple(_in_order(args, kwargs, *names))
         tensors, end = _tensors(args[0]), args[1]
         first = tensors[0]
+        tag = args[num - 1] or 0
+        if type(tag) is not int:
+            tag = index(tag)  # TypeError: torch says so in its words
+        if not -TAGS <= tag < TAGS:
+            raise ValueError("no tag of torch's")
         peer = -1
         if num == 3 and 0 <= end < len(ranks):  # the backend refuses another
             peer = ranks[end]
@@ -250,7 +259,7 @@ def _message(op: str, fields: Fields, method: str) -> Reader:
             first.device,
         )
         inputs, outputs = (tensors, ()) if sends else ((), tensors)
-        return _new(Call, (key, True, first, direct, peer, args[num - 1] or 0, inputs, outputs, end))
+        return _new(Call, (key, True, first, direct, peer, tag, inputs, outputs, end))
 
     return read
 

@@ -82,7 +82,12 @@ def _broadcast(long: Public) -> Public:
 
     def broadcast(tensor: Any, src: Any, group: Any, async_op: bool, group_src: Any) -> Any:
         what = "broadcast async" if async_op else "broadcast"
-        said = (src, group_src)
+        if type(src) is int and group_src is None:
+            said: Any = src  # one number takes no more than the tuple for two would
+        elif src is None and type(group_src) is int:
+            said = (None, group_src)
+        else:
+            return long(tensor, src, group, async_op, group_src)  # 0.0 equals 0, and torch refuses it
         answer = through(method, what, (tensor,), ([tensor],), said, group, async_op)
         if answer is MISSED:
             return learn(long, (tensor, src, group, async_op, group_src), what, (tensor,), 1, said, group, async_op)
@@ -96,7 +101,12 @@ def _reduce(long: Public) -> Public:
 
     def reduce(tensor: Any, dst: Any, op: Any, group: Any, async_op: bool, group_dst: Any) -> Any:
         what = "reduce async" if async_op else "reduce"
-        said = (dst, op, group_dst)
+        if type(dst) is int and group_dst is None:
+            said: Any = (dst, op)
+        elif dst is None and type(group_dst) is int:
+            said = (None, op, group_dst)
+        else:
+            return long(tensor, dst, op, group, async_op, group_dst)
         answer = through(method, what, (tensor,), ([tensor],), said, group, async_op)
         if answer is MISSED:
             return learn(long, (tensor, dst, op, group, async_op, group_dst), what, (tensor,), 1, said, group, async_op)
@@ -164,7 +174,8 @@ def _all_to_all_single(long: Public) -> Public:
         output: Any, input: Any, output_split_sizes: Any, input_split_sizes: Any, group: Any, async_op: bool
     ) -> Any:
         args = (output, input, output_split_sizes, input_split_sizes, group, async_op)
-        outs, ins = output_split_sizes or [], input_split_sizes or []
+        outs = [] if output_split_sizes is None else output_split_sizes
+        ins = [] if input_split_sizes is None else input_split_sizes
         if type(outs) is not list or type(ins) is not list or not all(type(one) is int for one in (*outs, *ins)):
             return long(*args)
         what = "all_to_all_single async" if async_op else "all_to_all_single"
@@ -179,12 +190,12 @@ def _barrier(long: Public) -> Public:
     method = _backends("barrier")
 
     def barrier(group: Any, async_op: bool, device_ids: Any, timeout: Any) -> Any:
-        if device_ids is not None:
+        if device_ids is not None or timeout is not None:
             return long(group, async_op, device_ids, timeout)
         what = "barrier async" if async_op else "barrier"
-        answer = through(method, what, (), (), (timeout,), group, async_op)
+        answer = through(method, what, (), (), (), group, async_op)
         if answer is MISSED:
-            return learn(long, (group, async_op, device_ids, timeout), what, (), 0, (timeout,), group, async_op)
+            return learn(long, (group, async_op, device_ids, timeout), what, (), 0, (), group, async_op)
         return answer
 
     return barrier

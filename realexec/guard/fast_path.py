@@ -104,7 +104,7 @@ def through(
             and seen.said == said
             and seen.thread == get_ident()
         )
-    except (AttributeError, TypeError):  # one is no tensor
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # one is no tensor, or cannot be compared
         return MISSED
     if again:
         frame: Any = caller

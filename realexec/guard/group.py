@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._autograd import _profiler_enabled as profiler_enabled
 from torch._C._distributed_c10d import Backend, ProcessGroup
+from torch._C._functorch import peek_interpreter_stack as transforms
 from torch.nn import Parameter
 
 from distsim.debug.records import P2P
@@ -127,9 +128,9 @@ def _method(op: str, name: str, read: Reader) -> Callable[..., Any]:
     words = words_of(op, read)
 
     def raw(self: GuardedGroup, said: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # The group goes through torch's dispatcher, which sparse and fake tensors, negated and conjugated views,
-        # modes and the profiler need, and which costs more than all of the guard; plain tensors go to their
-        # backend at once.
+        # The group goes through torch's dispatcher, which sparse, fake and quantized tensors, negated and conjugated
+        # views, modes, transforms of torch.func and the profiler need, and which costs more than all of the guard;
+        # plain tensors go to their backend at once.
         first = said.first
         if (
             first is not None
@@ -140,6 +141,8 @@ def _method(op: str, name: str, read: Reader) -> Callable[..., Any]:
             and first.layout is torch.strided
             and not first.is_neg()
             and not first.is_conj()
+            and not first.is_quantized
+            and transforms() is None
             and not profiler_enabled()
             and not dispatch_modes()
         ):

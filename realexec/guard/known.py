@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack as transforms
 from torch.autograd.graph import _engine_run_backward
 from torch.nn import Parameter
 
@@ -124,9 +125,17 @@ def find(log: GroupLog, what: Any, tensors: Sequence[Any], said: Any, caller: Fr
     """The call that was made like this."""
     looks = looks_of(tensors)
     if looks is not None:
-        for seen in _all(log.seen.get((what, id(caller.f_code), caller.f_lasti, *looks))):
-            if seen.said == said and seen.thread == get_ident() and stands(caller, (seen.steps, seen.mark)):
-                return seen
+        try:
+            for seen in _all(log.seen.get((what, id(caller.f_code), caller.f_lasti, *looks))):
+                if (
+                    seen.said == said
+                    and seen.thread == get_ident()
+                    and stands(caller, (seen.steps, seen.mark))
+                    and transforms() is None  # else its tensors stand for others (`Seen.alike` sees that, too)
+                ):
+                    return seen
+        except (TypeError, ValueError, RuntimeError):
+            return None  # of something that cannot be compared, as an array
     return None
 
 
