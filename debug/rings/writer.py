@@ -266,6 +266,11 @@ class RingWriter:
         """The call number in a record that was just written."""
         return self.words[RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS + WORD_SEQ]
 
+    def flags(self, index: int) -> int:
+        """The flags of a record; 0 where a later one has taken its slot."""
+        word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS
+        return self.words[word + WORD_FLAGS] if self.words[word] == index + 1 else 0
+
     def template(self, index: int) -> bytes:
         """The body of a record that was just written, for `replay`."""
         word = RECORDS_AT // 8 + (index % RECORDS) * RECORD_WORDS

@@ -84,6 +84,7 @@ class GroupLog:
         "p2p",
         "ranks",
         "recorder",
+        "refusing",
         "seen",
         "seq",
         "words",
@@ -118,6 +119,9 @@ class GroupLog:
         the others' calls: a thread may wait for one all along.)"""
         self.near: Any = None
         """Strict level: the members' own queue (`strict.queue`), where all are on this host and have shown a call."""
+        self.refusing: Callable[[int, int], bool] | None = None
+        """Strict level: told the number and index of a collective that the backend refused, before the record says so.
+        Whether the number is used up."""
 
     def forget(self, calls: Iterable[Any]) -> None:
         """They are kept no more: no guess leads to them, or on from them, or a chain of them would keep them all."""
@@ -205,10 +209,12 @@ class Recorder:
         operation, peer and tag of a message."""
         self.ring.fail(index, error)
         if not aftermath(error):
-            self.ring.mark(index, rings.REJECTED)
             seq = self.ring.number(index)
+            used_up = end is None and log.refusing is not None and log.refusing(seq, index)
+            self.ring.mark(index, rings.REJECTED)
             if end is None:
-                log.seq = count(seq)
+                if not used_up:
+                    log.seq = count(seq)
             else:
                 log.p2p = count(seq)
                 log.ordinals[end][0] -= 1

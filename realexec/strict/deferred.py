@@ -77,7 +77,10 @@ class Deferred(Handle):
         try:
             self._inner = self.issue()
         except BaseException as error:
-            self.refuse(error)
+            self._error = error
+            self._recorder.not_issued(self._group_log, None, self._index, error_line(error))
+            self._free()
+            self._decided()
             return
         if self._inner is None:
             self._recorder.ring.finish(self._index, rings.COMPLETED)

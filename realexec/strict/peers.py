@@ -19,7 +19,7 @@ from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import ring_path
 from distsim.debug.rings.reader import RingReader
 
-__all__ = ["Neighbour", "Peers", "StorePeer", "timeout_s"]
+__all__ = ["Neighbour", "Peers", "StorePeer", "refused_key", "timeout_s"]
 
 DEFAULT_TIMEOUT_S = 1800.0
 WRITTEN_S = 5.0
@@ -89,6 +89,13 @@ class Neighbour:
             time.sleep(1e-3)
         return self._reader.decode(place.copy(), 0)
 
+    def refused(self, name: str, seq: int, said: tuple[int, int]) -> bool:
+        """Whether the backend refused what it *said* its call *seq* is, or it says another thing by now."""
+        index = said[1]
+        word = rings.RECORDS_AT // 8 + index % rings.RECORDS * rings.RECORD_WORDS
+        rejected = self.words[word + rings.WORD_FLAGS] & rings.REJECTED
+        return bool(rejected and self.words[word] == index + 1) or self.said(name, seq) != said
+
     def gone(self) -> bool:
         """It will make no further call."""
         header = rings.HEADER.unpack_from(self._map, 0)
@@ -110,14 +117,24 @@ class StorePeer:
         key = f"{name}/{seq}/{self.rank}"
         if not self._store.check([key]):
             return None
-        return int(json.loads(self._store.get(key))["print"]), seq
+        said = json.loads(self._store.get(key))
+        return int(said["print"]), int(said["index"])
 
     def record(self, name: str, seq: int, index: int) -> CallRecord | None:
         said = json.loads(self._store.get(f"{name}/{seq}/{self.rank}"))["call"]
         return call_from(said, self.rank, self._group, seq)
 
+    def refused(self, name: str, seq: int, said: tuple[int, int]) -> bool:
+        """See `Neighbour.refused`."""
+        return self.said(name, seq) != said or self._store.check([refused_key(name, seq, self.rank, said[1])])
+
     def gone(self) -> bool:
         return False
+
+
+def refused_key(name: str, seq: int, rank: int, index: int) -> str:
+    """Key of the store under which a rank says that its backend refused a call."""
+    return f"{name}/{seq}/{rank}/refused/{index}"
 
 
 def call_from(said: dict[str, Any], rank: int, group: Group, seq: int) -> CallRecord:

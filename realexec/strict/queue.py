@@ -12,12 +12,18 @@ from typing import Any
 from distsim.debug.matching.agreement import check_meeting
 from distsim.debug.records import CallRecord, Group
 from distsim.debug.records.errors import CollectiveMismatch
+from distsim.debug.rings import layout as rings
+from distsim.debug.rings.writer import RingWriter
 from distsim.realexec.guard.recorder import GroupLog
 from distsim.realexec.strict.deferred import Deferred
 from distsim.realexec.strict.peers import Peers, StorePeer
 from distsim.text.ranks import of_ranks
 
 __all__ = ["Queue"]
+
+REFUSED_S = 0.5
+"""How long after a refusal here the same may come at another rank, which had seen that all agree: its core may be taken
+from it. A rank whose backend took the call says nothing more until the call ends."""
 
 
 class Queue:
@@ -39,6 +45,9 @@ class Queue:
         """Held by the thread that lets calls go out."""
         self.done = 0
         """Number of the last call that went out."""
+        self.again: tuple[int, dict[int, tuple[int, int]]] = (0, {})
+        """Number of a call that the backend refused here and that is to be made anew, and what the peers, by rank, had
+        shown under it: of one that is refused there, too, that is no answer to the new one."""
         self.remote = any(isinstance(peer, StorePeer) for peer in peers)
         self.rows: list[tuple[memoryview, int]] = []
         """Where each peer shows its calls, once all have shown one."""
@@ -83,15 +92,40 @@ class Queue:
         answers = []
         for peer in self.peers:
             answer = peer.said(name, seq)
-            if answer is None:
+            if answer is None or (seq == self.again[0] and self.again[1].get(peer.rank) == answer):
                 return None
             answers.append(answer)
         return answers
 
     def absent(self, seq: int) -> list[Any]:
         """The peers that have not made their call *seq*."""
+        name, old = self.group_log.key, self.again[1] if seq == self.again[0] else {}
+        return [peer for peer in self.peers if (answer := peer.said(name, seq)) is None or answer == old.get(peer.rank)]
+
+    def refused(self, seq: int, index: int, ring: RingWriter) -> bool:
+        """The backend refused a call of this rank, and no record says so yet, so no peer has shown its next. Whether
+        the number is used up: that of an asynchronous call is, as others may have numbered more calls before they heard
+        of it. One that nobody was shown leaves no trace."""
+        if self.row is None or ring.words[self.row + rings.meeting_slot(seq) + 2] != index + 1:
+            return False
+        if ring.flags(index) & rings.ASYNC:
+            return True
         name = self.group_log.key
-        return [peer for peer in self.peers if peer.said(name, seq) is None]
+        self.again = seq, {peer.rank: said for peer in self.peers if (said := peer.said(name, seq)) is not None}
+        self.group_log.near = None  # the next call goes the long way, and asks `settle`
+        return False
+
+    def settle(self, seq: int) -> None:
+        """Before a call is shown under a number that was refused: wait until the peers are through with the old one,
+        for they would take this one for it. Who made it without being refused is held to it."""
+        name, old = self.group_log.key, self.again[1] if seq == self.again[0] else {}
+        until = monotonic() + REFUSED_S
+        for peer in self.peers:
+            while (said := old.get(peer.rank)) is not None and not peer.refused(name, seq, said):
+                if monotonic() > until or peer.gone():
+                    del old[peer.rank]
+                    break
+                sched_yield()
 
     def late(self, seq: int, timeout_s: float) -> str:
         """Words for a call that timed out."""

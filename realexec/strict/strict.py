@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch._C._autograd import _profiler_enabled as profiler_enabled
 
 from distsim.debug.records import Group
@@ -27,7 +28,7 @@ from distsim.realexec.guard.recorder import GroupLog, Recorder
 from distsim.realexec.strict.deferred import FIRST_SLEEP_S, LAST_SLEEP_S, LIFE_CHECK_S, Deferred, WentOut
 from distsim.realexec.strict.futures import CallbackHooks
 from distsim.realexec.strict.messages import Messages
-from distsim.realexec.strict.peers import Peers, StorePeer, timeout_s
+from distsim.realexec.strict.peers import Peers, StorePeer, refused_key, timeout_s
 from distsim.realexec.strict.queue import Queue
 
 __all__ = ["Strict"]
@@ -36,6 +37,9 @@ AHEAD = rings.MEETING_WINDOW // 2
 """Asynchronous calls of a group that may be shown before they went out; beyond it they queue unseen."""
 DOZE_S = 0.25
 """A program that makes asynchronous calls makes more: so long the thread looks by itself, and nobody need wake it."""
+STRIDED, COORDINATES = torch.strided, torch.sparse_coo
+SUM = 0
+"""torch's number of it."""
 LEAVE_S = 2.0
 """How long the end of the process waits for a call that is just going out."""
 
@@ -103,6 +107,8 @@ class Strict:
         if queue is None:
             self._recorder.ring.mark(index, rings.UNCHECKED)
             return None
+        if queue.again[0] == seq:
+            queue.settle(seq)
         if op == "monitored_barrier":
             self._drain(guard, queue)
             self._show_and_look(guard, queue, seq, print_, index, said)
@@ -140,7 +146,7 @@ class Strict:
     def _goes_at_once(self, queue: Queue, seq: int, print_: int, index: int, said: Call) -> bool:
         """Show an asynchronous call where none waits before it; whether all members have made the same already, or do
         in a moment."""
-        if queue.waiting or queue.row is None or not queue.is_near():
+        if queue.waiting or queue.row is None or queue.again[0] == seq or not queue.is_near():
             return False
         self._recorder.ring.publish(queue.row, seq, print_, index)
         queue.group_log.near = queue
@@ -191,6 +197,7 @@ class Strict:
                     peers.append(StorePeer(self._peers.store(), rank, group))
             row = self._recorder.ring.meeting_row(log.key)
             queue = self._queues[id(log)] = Queue(log, row, peers, group, self._rank, self._peers)
+            log.refusing = partial(self._refused, queue)
         return queue if queue.row is not None else None
 
     def _show(self, queue: Queue, seq: int, print_: int, index: int, said: Call) -> None:
@@ -198,11 +205,18 @@ class Strict:
             self._recorder.ring.publish(queue.row, seq, print_, index)
         if queue.remote:
             store = self._peers.store()
-            value = json_call(print_, said)
+            value = json_call(print_, said, index)
             name = queue.group_log.key
             store.set(f"{name}/{seq}/{self._rank}", value)
             if seq > rings.MEETING_WINDOW:
                 store.delete_key(f"{name}/{seq - rings.MEETING_WINDOW}/{self._rank}")
+
+    def _refused(self, queue: Queue, seq: int, index: int) -> bool:
+        """`Queue.refused`, for those on other hosts, too."""
+        used_up = queue.refused(seq, index, self._recorder.ring)
+        if queue.again[0] == seq and queue.remote:
+            self._peers.store().set(refused_key(queue.group_log.key, seq, self._rank, index), "1")
+        return used_up
 
     def _meet(self, guard: Any, queue: Queue, seq: int, print_: int, index: int) -> None:
         """Wait in place for all members, then compare."""
@@ -343,11 +357,19 @@ class Strict:
 
 def _is_refused(said: Call, size: int) -> bool:
     """The backend refuses such a call at this rank, so nobody else is to hear of it."""
-    return any(said.key[part] and len(said.key[part]) != size for part in FIELDS[said.key[0]].lists)
+    op = said.key[0]
+    if any(said.key[part] and len(said.key[part]) != size for part in FIELDS[op].lists):
+        return True
+    # torch's dispatcher knows no collective of sparse tensors but the sum of coordinates (c10d/Ops.cpp).
+    return any(
+        tensor.layout is not STRIDED
+        and not (op == "all_reduce" and tensor.layout is COORDINATES and said.key[4] == SUM)
+        for tensor in (*said.inputs, *said.outputs)
+    )
 
 
-def json_call(print_: int, said: Call) -> str:
+def json_call(print_: int, said: Call, index: int) -> str:
     """A call for the store."""
     import json
 
-    return json.dumps({"print": print_, "call": content(said.key)[0]})
+    return json.dumps({"print": print_, "index": index, "call": content(said.key)[0]})
