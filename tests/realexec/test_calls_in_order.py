@@ -113,7 +113,6 @@ def test_a_tensor_that_changed_since_the_last_call_is_recorded_as_it_is(zygote: 
 
 MANY_WAYS = """
 import gc
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -129,11 +128,12 @@ dist.init_process_group("gloo")
 gc.disable()
 for _ in range(5):
     dist.all_reduce(torch.ones(1))  # at the start, and never again
-counts = []
+counts, one, Op = [], torch.ones(1, dtype=torch.int), dist.ReduceOp
+ways = [(dst, op) for op in (Op.SUM, Op.PRODUCT, Op.MIN, Op.MAX, Op.BAND, Op.BOR) for dst in range(2)]
 for step in range(12):
-    for number in range(12):  # more than are kept of one line
+    for dst, op in ways:  # more than are kept of one line
         for _ in range(4):
-            dist.barrier(timeout=timedelta(seconds=60 + number))
+            dist.reduce(one, dst, op)
     counts.append(num_seen())
 assert counts[-1] <= counts[1], counts
 other = dist.new_group()
