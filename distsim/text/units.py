@@ -124,8 +124,11 @@ def format_time(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """A number of bytes for people, in powers of 1024: `"64 MiB"`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    """A number of bytes for people, in powers of 1024: `"64 MiB"`. A mean is of whole bytes, too."""
+    if abs(count) < 1024:
+        return f"{count:.0f} B" if abs(count) >= 0.5 or not count else "<1 B"
+    count /= 1024
+    for unit in ("KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.4g} {unit}"
         count /= 1024
