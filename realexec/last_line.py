@@ -13,7 +13,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from distsim.debug.monitor.start import gone_text
 from distsim.debug.records.diagnosis import Diagnosis
-from distsim.debug.report.render import piped_width, render_diagnoses
+from distsim.debug.report.console import piped_width
+from distsim.debug.report.render import render_diagnoses
 
 __all__ = ["failure_line", "say_if_killed", "verdict_line"]
 

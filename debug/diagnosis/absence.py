@@ -15,7 +15,7 @@ from distsim.debug.records import CallRecord, CallWait, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.advice import advice, no_record_advice
-from distsim.debug.words.phrases import are, call_text, capital, group_text, place, ranks_text, several
+from distsim.debug.words.phrases import are, call_text, capital, group_text, place, ranks_text, several, some_ranks_text
 
 __all__ = ["absent_from_call", "extra_call", "group_mismatch", "loop_ended"]
 
@@ -94,7 +94,7 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
         pass
     elif all(_is_over(case, rank) for rank in ranks) and there * 2 == len(call.members) and kind is Kind.MISSING_RANK:
         what += " As many made that call as did not: it may as well be one too many."
-    suggestion = advice(Kind.STRAGGLER if running else kind, who=who, theirs=place(call.site))
+    suggestion = advice(Kind.STRAGGLER if running else kind, who=some_ranks_text(ranks), theirs=place(call.site))
     if refused is not None:
         suggestion = refusal_advice(refused)
     elif running and gave_up:
@@ -289,7 +289,7 @@ def _too_late(case: Case, call: CallRecord, late: Sequence[int], victims: Sequen
         call=call,
         explanation=f"{capital(ranks_text(late))} came to {call_text(call)} on {group_text(call.group)} "
         f"{waited:.1f} s late, at {place(own.site)}. {capital(ranks_text(victims))} had given up by then.",
-        suggestion=advice(Kind.STRAGGLER, who=ranks_text(late)) + " Or pass a longer timeout=.",
+        suggestion=advice(Kind.STRAGGLER, who=some_ranks_text(late)) + " Or pass a longer timeout=.",
         since_s=call.issued_s,
     )
 

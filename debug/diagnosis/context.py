@@ -139,6 +139,15 @@ class Case:
             return min(collectives, key=lambda c: (c.issued_s, c.rank))
         return min(calls, key=lambda c: (c.rank, c.index), default=None)
 
+    def nobody_waits(self, ranks: Sequence[int]) -> str:
+        """The sentence about the others where none waits for *ranks*."""
+        others = self.index.states.keys() - set(ranks)
+        if self.any_raised(others) and all(self.index.states[rank].phase is Phase.RAISED for rank in others):
+            return "Every other rank has raised, too."
+        if others or len(self.index.states) < self.index.evidence.world_size:
+            return "No other rank waits for it."
+        return "That is every rank." if len(ranks) > 1 else ""
+
     def waiting(self, call: CallRecord | None, victims: Sequence[int]) -> str:
         """The sentence about those who wait: all of *victims* that are in *call*."""
         if call is None:

@@ -15,7 +15,16 @@ from distsim.debug.records import CallRecord
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.advice import advice
-from distsim.debug.words.phrases import are, call_text, capital, group_text, place, ranks_text, shape_of_call
+from distsim.debug.words.phrases import (
+    are,
+    call_text,
+    capital,
+    group_text,
+    place,
+    ranks_text,
+    shape_of_call,
+    some_ranks_text,
+)
 
 __all__ = ["contradiction"]
 
@@ -57,7 +66,7 @@ def _suggestion(d: Divergence) -> str:
         return refusal_advice(d.refused)
     if d.kind in SHIFTS and d.got.site is not None and d.got.site == d.expected.site and d.got.op != d.expected.op:
         return f"{place(d.got.site)} makes other calls on some ranks: build and wrap the model alike on every rank."
-    return advice(d.kind, who=ranks_text(d.culprits), mine=place(d.got.site), theirs=place(d.expected.site))
+    return advice(d.kind, who=some_ranks_text(d.culprits), mine=place(d.got.site), theirs=place(d.expected.site))
 
 
 def _at(record: CallRecord) -> str:

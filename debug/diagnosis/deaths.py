@@ -11,7 +11,7 @@ from distsim.debug.records import CallRecord, HostWait, Phase, StoreWait
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.advice import advice, raised_advice
-from distsim.debug.words.phrases import capital, exception_line, ranks_text, several
+from distsim.debug.words.phrases import capital, exception_line, ranks_text, several, some_ranks_text
 
 __all__ = ["death", "host_wait", "in_flight_exception"]
 
@@ -41,7 +41,7 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
     kind = Kind.RANK_EXITED if unseen else _KIND.get(first.phase, Kind.HOST_STUCK)
     call = case.first_wait(ranks)
     who = ranks_text(ranks)
-    waiting = case.waiting(call, victims)
+    waiting = case.waiting(call, victims) if call is not None or victims else case.nobody_waits(ranks)
     if call is None:
         call = case.index.died_inside(ranks[0])
     what = f"{who} {several(case.where(ranks[0]), ranks)}"
@@ -52,14 +52,14 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
         victims,
         call=call,
         explanation=f"{capital(what)}.{gave_up(case, case.index.died_inside(ranks[0]))}"
-        f"{died_serving(case, ranks[0])} {waiting}",
+        f"{died_serving(case, ranks[0])} {waiting}".rstrip(),
         suggestion=_AT_THE_END
         if first.over
         else _UNSEEN
         if unseen
-        else raised_advice(who, first.exception or "", bool(victims))
+        else raised_advice(some_ranks_text(ranks), first.exception or "", bool(victims))
         if kind is Kind.RANK_RAISED
-        else advice(kind, who=who),
+        else advice(kind, who=some_ranks_text(ranks)),
         since_s=first.since_s if first.since_s is not None else (call.issued_s if call else None),
         sites=sites,
     )
@@ -76,7 +76,8 @@ def in_flight_exception(case: Case, ranks: Sequence[int], victims: Sequence[int]
         call=call,
         explanation=f"{capital(who)} raised {exception_line(state)}, and on the way out "
         f"{several(case.where(ranks[0]), ranks)} (a finally or except block). {case.waiting(call, victims)}",
-        suggestion=f"Fix the exception of {who} first, and make no collective calls in finally blocks.",
+        suggestion=f"Fix the exception of {some_ranks_text(ranks)} first, and make no collective calls in finally "
+        "blocks.",
         since_s=state.since_s if state.since_s is not None else (call.issued_s if call else None),
     )
 

@@ -12,7 +12,7 @@ from distsim.debug.records import Finding
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import INCONSISTENT, Kind
 from distsim.debug.words.advice import advice
-from distsim.debug.words.phrases import call_text, place, ranks_text
+from distsim.debug.words.phrases import call_text, place, some_ranks_text
 
 __all__ = ["merge_findings", "order"]
 
@@ -88,7 +88,7 @@ def _from_finding(case: Case, finding: Finding, effect: Diagnosis | None) -> Dia
         group=finding.group,
         explanation=f"{text} {_consequence(effect, finding)}".strip(),
         suggestion=finding.suggestion
-        or advice(finding.kind, who=ranks_text(finding.ranks), mine=place(site), theirs=place(site)),
+        or advice(finding.kind, who=some_ranks_text(finding.ranks), mine=place(site), theirs=place(site)),
         since_s=since,
         sites={} if site is None else dict.fromkeys(finding.ranks, site),
     )

@@ -446,8 +446,8 @@ class Monitor:
             self.abort()
 
     def _print(self, new: Sequence[Diagnosis], evidence: Evidence) -> None:
-        from distsim.debug.report.console import Console
-        from distsim.debug.report.render import piped_width, render_diagnoses
+        from distsim.debug.report.console import Console, piped_width
+        from distsim.debug.report.render import render_diagnoses
 
         tty = sys.stderr.isatty()
         console = Console(stderr=True, soft_wrap=True) if tty else Console(file=sys.stderr, width=piped_width(120))

@@ -6,8 +6,9 @@ markup, and an escape sequence (of a colour, a window title, a link, a direction
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TextIO
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
@@ -15,7 +16,24 @@ from rich.segment import Segment
 
 from distsim.text.strangers import printable
 
-__all__ = ["Console"]
+__all__ = ["Console", "piped_width", "stream_width"]
+
+PLAIN_WIDTH = 120
+"""Columns where the output is no terminal (a file, a CI log)."""
+
+
+def piped_width(otherwise: int = PLAIN_WIDTH) -> int:
+    """Columns of a report that goes into a pipe or a file: as COLUMNS says."""
+    said = os.environ.get("COLUMNS", "")
+    return int(said) if said.isascii() and said.isdigit() and int(said) > 0 else otherwise
+
+
+def stream_width(stream: TextIO) -> int:
+    """Columns of a report that goes to *stream*: as the terminal, or `piped_width`."""
+    try:
+        return piped_width(os.get_terminal_size(stream.fileno()).columns or PLAIN_WIDTH)
+    except (AttributeError, OSError, ValueError):  # no terminal, or no file, or closed
+        return piped_width()
 
 
 class Console(rich.console.Console):

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,13 +21,12 @@ from distsim.debug.records.remote import REMOTE_CALLS, SERVE
 from distsim.debug.report.console import Console
 from distsim.debug.report.lines import Line, most_lines, shortened
 from distsim.debug.report.stack_tree import StackNode, blank_addresses, merge_equal, merge_stacks
-from distsim.debug.words.phrases import are, call_text, group_text, numbered, place, ranks_text
+from distsim.debug.words.phrases import are, call_text, group_text, numbered, place, ranks_text, some_ranks_text
 from distsim.text.ranks import format_ranks
 
 __all__ = [
     "MAX_REPORT_LINES",
     "DiagnosisReport",
-    "piped_width",
     "render_diagnoses",
     "shown_tracebacks",
     "stack_of",
@@ -44,6 +42,7 @@ MAX_REPORT_LINES = 40
 """Further diagnoses are only counted once a report is that long, so that hundreds of ranks with an error each
 fit on a screen."""
 
+REST = "--report FILE"
 VERDICT_STYLE = {"WARNING": "bold yellow", "HEALTHY": "bold green", "INCONCLUSIVE": "bold yellow"}
 
 
@@ -56,6 +55,8 @@ class DiagnosisReport:
     inconclusive: Inconclusive | None = None
     whole: bool = False
     """Every diagnosis in full, however many there are."""
+    rest: str = REST
+    """What has those that are not shown."""
 
     def __rich_console__(self, console: object, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
@@ -65,27 +66,27 @@ class DiagnosisReport:
             yield Text("HEALTHY  no hang and no inconsistent collective", style=VERDICT_STYLE["HEALTHY"])
         used = 0
         for i, diagnosis in enumerate(self.diagnoses):
-            shown = [_head(diagnosis, width)]
-            for line in _body(diagnosis, self.evidence, self._most_lines):
+            shown = list(_head(diagnosis, width))
+            for line in self._body(diagnosis):
                 shown += line.wrapped(width)
             used += len(shown) + 1
             if i and used > MAX_REPORT_LINES and not self.whole:
-                yield from _rest(self.diagnoses[i:], width)
+                yield from _rest(self.diagnoses[i:], width, self.rest)
                 return
             if i or self.inconclusive is not None:
                 yield Text("")
             yield from shown
 
-    @property
-    def _most_lines(self) -> int:
-        return sys.maxsize if self.whole else most_lines(len(self.diagnoses))
+    def _body(self, diagnosis: Diagnosis) -> Iterator[Line]:
+        most = sys.maxsize if self.whole else most_lines(len(self.diagnoses))
+        return _body(diagnosis, self.evidence, most, self.rest)
 
     @property
     def shown(self) -> Sequence[Diagnosis]:
         """The diagnoses that are printed in full where the report is as wide as in a file."""
         used = 0
         for i, diagnosis in enumerate(self.diagnoses):
-            lines = (part for line in _body(diagnosis, self.evidence, self._most_lines) for part in line.wrapped(120))
+            lines = (part for line in self._body(diagnosis) for part in line.wrapped(120))
             used += sum(1 for _ in lines) + 2
             if i and used > MAX_REPORT_LINES and not self.whole:
                 return self.diagnoses[:i]
@@ -104,12 +105,14 @@ def render_diagnoses(
     evidence: Evidence | None = None,
     inconclusive: Inconclusive | None = None,
     whole: bool = False,
+    rest: str = REST,
 ) -> DiagnosisReport:
     """A rich renderable of *diagnoses*; with *evidence*: shapes, last calls, stacks and source lines.
 
-    *inconclusive* is said instead of `HEALTHY`; *whole* shows each of very many, and tracebacks to their last line.
+    *inconclusive* is said instead of `HEALTHY`; *whole* shows each of very many, and tracebacks to their last line;
+    *rest* is what has all of them.
     """
-    return DiagnosisReport(diagnoses, evidence, inconclusive, whole)
+    return DiagnosisReport(diagnoses, evidence, inconclusive, whole, rest)
 
 
 def _inconclusive(said: Inconclusive, width: int) -> Iterator[Text]:
@@ -121,12 +124,6 @@ def _inconclusive(said: Inconclusive, width: int) -> Iterator[Text]:
         yield text
     for line in (*(Line(detail) for detail in said.details), Line(f"next: {said.suggestion}", style="bold")):
         yield from line.wrapped(width)
-
-
-def piped_width(otherwise: int) -> int:
-    """Columns of a report that goes into a pipe or a file: as COLUMNS says."""
-    said = os.environ.get("COLUMNS", "")
-    return int(said) if said.isascii() and said.isdigit() and int(said) > 0 else otherwise
 
 
 def verdict(diagnosis: Diagnosis) -> str:
@@ -142,7 +139,7 @@ def verdict(diagnosis: Diagnosis) -> str:
             return "HANG" if diagnosis.stuck else "FAILED"
 
 
-def _rest(diagnoses: Sequence[Diagnosis], width: int) -> Iterator[Text]:
+def _rest(diagnoses: Sequence[Diagnosis], width: int, where: str) -> Iterator[Text]:
     """What is not shown in full: a line for each kind and place, and where to find it."""
     alike: dict[tuple[str, str, Site | None], list[Diagnosis]] = {}
     for d in diagnoses:
@@ -150,19 +147,20 @@ def _rest(diagnoses: Sequence[Diagnosis], width: int) -> Iterator[Text]:
         alike.setdefault((verdict(d), d.kind.label, site), []).append(d)
     num = len(diagnoses)
     yield Text("")
-    more = f"... and {num} more {'diagnosis' if num == 1 else 'diagnoses'} (all of them: --report FILE)"
+    more = f"... and {num} more {'diagnosis' if num == 1 else 'diagnoses'} (all of them: {where})"
     yield from Line(more, indent=0).wrapped(width)
     for (word, label, site), found in list(alike.items())[:MAX_LINES]:
         ranks = {rank for d in found for rank in d.culprits}
-        where = "" if site is None else f"  {place(site)}"
+        at = "" if site is None else f"  {place(site)}"
         times = "" if len(found) == 1 else f"  ({len(found)} different)"
-        yield from Line(f"{word}  {label}  {ranks_text(ranks)}{where}{times}").wrapped(width)
+        yield from Line(f"{word}  {label}  {ranks_text(ranks)}{at}{times}").wrapped(width)
     if len(alike) > MAX_LINES:
         yield from Line(f"... of {len(alike) - MAX_LINES} more kinds or places").wrapped(width)
 
 
-def _head(d: Diagnosis, width: int) -> Text:
-    """One line where it fits: first the group's ranks are left out, then the line of the program."""
+def _head(d: Diagnosis, width: int) -> Sequence[Text]:
+    """One line where it fits: first the group's ranks are left out, then the line of the program. Of very many ranks
+    only the first are here: the body has them all. What is still too long goes on below its own text."""
     word = verdict(d)
     after = "" if d.detected_after_s is None else "at once"
     if d.detected_after_s:
@@ -173,12 +171,13 @@ def _head(d: Diagnosis, width: int) -> Text:
         for where in (f"  {place(site)}", f"  {place(site, through=False)}", "") if site is not None else ("",):
             text = Text(word, style=VERDICT_STYLE.get(word, "bold red"))
             text.append(f"  {d.kind.label}  ", style="bold")
-            text.append(ranks_text(d.culprits), style="bold yellow")
+            text.append(some_ranks_text(d.culprits), style="bold yellow")
             text.append(what, style="default").append(where, style="cyan")
             gap = width - text.cell_len - len(after)
-            if gap >= 2:
-                return text.append(" " * gap).append(after, style="dim") if after else text
-    return text
+            if gap >= 2 or (not after and gap >= 0):
+                return [text.append(" " * gap).append(after, style="dim") if after else text]
+    said = f"{text.plain}  {after}" if after else text.plain
+    return list(Line(said, indent=0, style=VERDICT_STYLE.get(word, "bold red")).wrapped(width))
 
 
 def _subjects(d: Diagnosis) -> list[str]:
@@ -189,7 +188,7 @@ def _subjects(d: Diagnosis) -> list[str]:
     return [f"  {d.call} on {group_text(d.group)}", f"  {d.call} on {d.group.label}", f"  {d.call}"]
 
 
-def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int) -> Iterator[Line]:
+def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int, rest: str) -> Iterator[Line]:
     yield Line(d.explanation)
     if d.provisional and d.kind is not Kind.STRAGGLER:
         yield Line(until_when(None if evidence is None else evidence.hang_after_s))
@@ -197,7 +196,7 @@ def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int) -> Iterator[
     if evidence is not None:
         yield from _last_calls(d, evidence)
         yield from _source(d, evidence)
-        yield from _tracebacks(d, evidence, most_lines)
+        yield from _tracebacks(d, evidence, most_lines, rest)
         yield from _stacks(d, evidence)
         for note in evidence.notes:
             yield Line(f"note: {note}", style="dim")
@@ -255,7 +254,7 @@ def _last_calls(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
         where = "" if last.site is None else f", {place(last.site)}"
         texts[rank] = f"{call_text(last)}{on}{where}, {last.state.value}"
     for ranks, text in merge_equal(texts)[:MAX_LINES]:
-        yield Line(f"last call of {ranks_text(ranks)}: {text}")
+        yield Line(f"last call of {_named(d, ranks)}: {text}")
 
 
 def _source(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
@@ -283,12 +282,18 @@ def shown_tracebacks(d: Diagnosis, evidence: Evidence) -> list[tuple[tuple[int, 
     return merge_equal(texts)[:MAX_TRACEBACKS]
 
 
-def _tracebacks(d: Diagnosis, evidence: Evidence, most: int) -> Iterator[Line]:
+def _named(d: Diagnosis, ranks: Sequence[int]) -> str:
+    """All *ranks*, or the first of very many where the explanation has them all."""
+    whole = ranks_text(ranks)
+    return some_ranks_text(ranks) if f"{whole} " in d.explanation.replace("Rank", "rank") else whole
+
+
+def _tracebacks(d: Diagnosis, evidence: Evidence, most: int, rest: str) -> Iterator[Line]:
     shown = shown_tracebacks(d, evidence)
     for ranks, text in shown:
-        yield Line(f"traceback of {ranks_text(ranks)}:")
+        yield Line(f"traceback of {_named(d, ranks)}:")
         lines = text.splitlines()
-        for line in shortened(lines, most // len(shown)):
+        for line in shortened(lines, most // len(shown), f"{rest} has them"):
             yield Line(line, indent=4, whole=True)
 
 

@@ -1,22 +1,37 @@
-"""Ctrl-C on a job: nobody is to blame, but where the ranks were is what its user wants to know."""
+"""Ctrl-C, or a limit: nobody is to blame, but where the ranks were is what the job's user wants to know."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from distsim.debug.records import CallRecord, Evidence, State
 from distsim.debug.report.stack_tree import merge_equal
-from distsim.debug.words.phrases import capital, group_text, numbered, place, ranks_text, several
+from distsim.debug.words.phrases import capital, group_text, numbered, place, ranks_text, several, state_text
 
-__all__ = ["MARKER", "MOST_LINES", "where_ranks_were"]
+__all__ = ["MARKER", "MOST_LINES", "sentences", "where_ranks_were", "whereabouts"]
 
 MARKER = "interrupted.json"
 """The launcher leaves it in the folder of the rings before it ends the ranks."""
 MOST_LINES = 8
 
 
+def whereabouts(evidence: Evidence) -> list[str]:
+    """Of ranks whose state is known: one sentence for all at the same place, in the order of their first rank."""
+    together: dict[str, list[int]] = {}
+    for rank, state in sorted(evidence.ranks.items()):
+        calls = evidence.records.get(rank, ())
+        text = state_text(state, state.waits, calls[-1] if calls else None)
+        together.setdefault(text, []).append(rank)
+    return sentences(together)
+
+
+def sentences(together: Mapping[str, Iterable[int]]) -> list[str]:
+    """What the ranks that do the same do."""
+    return [f"{capital(ranks_text(ranks))} {several(text, ranks)}" for text, ranks in together.items()]
+
+
 def where_ranks_were(evidence: Evidence) -> list[str]:
-    """A line for all ranks that were in, or had last ended, the same call."""
+    """Of ranks whose calls are all that is known: a line for all that were in, or had last ended, the same call."""
     texts = {rank: _where(evidence.records.get(rank) or ()) for rank in sorted(evidence.ranks)}
     lines = [f"{capital(ranks_text(ranks))} {several(text, ranks)}." for ranks, text in merge_equal(texts)]
     if len(lines) > MOST_LINES:

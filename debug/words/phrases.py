@@ -35,6 +35,7 @@ __all__ = [
     "remote_text",
     "several",
     "shape_of_call",
+    "some_ranks_text",
     "state_text",
     "wait_text",
     "worker_text",
@@ -44,6 +45,8 @@ LONGEST = 300
 """Letters of an exception that a sentence holds."""
 MOST_RUNS = 24
 """Ranges of ranks that a sentence holds; the lists of a diagnosis have them all."""
+FEW_RUNS = 8
+"""So many a line holds that has more to say."""
 RAISES = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
 """How the last line of a traceback begins."""
 
@@ -59,6 +62,17 @@ def ranks_text(ranks: Iterable[int]) -> str:
     if len(runs) > MOST_RUNS:
         return f"ranks {','.join(runs[: MOST_RUNS // 2])},...,{runs[-1]} ({len(listed)} of them)"
     return f"ranks {','.join(runs)}"
+
+
+def some_ranks_text(ranks: Iterable[int]) -> str:
+    """`ranks 0,2,4,6 and 16 more`, where the whole list stands elsewhere; few as `ranks_text`."""
+    listed = sorted(set(ranks))
+    runs = format_ranks(listed).split(",")
+    if len(runs) <= FEW_RUNS:
+        return ranks_text(listed)
+    first = ",".join(runs[: FEW_RUNS // 2])
+    last = int(runs[FEW_RUNS // 2 - 1].rpartition("-")[2])
+    return f"ranks {first} and {sum(rank > last for rank in listed)} more"
 
 
 def capital(text: str) -> str:

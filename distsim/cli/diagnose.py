@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     """Diagnose and print; what is wrong with single files is said in one line each."""
     from distsim.debug.postmortem import examine, examine_jobs
     from distsim.debug.records.report_json import diagnoses_to_json, exit_code
-    from distsim.debug.report.console import Console
-    from distsim.debug.report.render import piped_width, render_diagnoses
+    from distsim.debug.report.console import Console, piped_width
+    from distsim.debug.report.render import render_diagnoses
 
     if args.html is not None:
         from distsim.report.html import check_page

@@ -104,8 +104,7 @@ def _known(points: list[Point], figure: str) -> None:
 
 def _table(points: list[Point]) -> None:
     """One table; two where it is wider than the terminal, or than COLUMNS in a pipe."""
-    from distsim.debug.report.console import Console
-    from distsim.debug.report.render import piped_width
+    from distsim.debug.report.console import Console, piped_width
 
     console = Console(width=None if sys.stdout.isatty() else piped_width(160))
     times, rates = _times(points), _rates(points)

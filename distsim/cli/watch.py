@@ -38,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.live import Live
 
     from distsim.debug.postmortem import load_jobs, load_rings
-    from distsim.debug.report.console import Console
-    from distsim.debug.report.render import piped_width
+    from distsim.debug.report.console import Console, piped_width
 
     if args.html is not None:
         from distsim.report.html import check_page

@@ -297,7 +297,7 @@ def _told(directory: Path) -> list[Diagnosis]:
 
 def _where(directory: Path) -> str:
     """Where every rank is, as long as it lives."""
-    from distsim.report.whereabouts import whereabouts
+    from distsim.debug.report.whereabouts import whereabouts
 
     return "\n".join(whereabouts(_found(directory).evidence))
 

@@ -62,7 +62,8 @@ def fatal_outcome(fate: Fate) -> Outcome:
 
 def fatal_text(fate: Fate) -> str:
     """The same for a process that is not the command line's: a report as text."""
-    from distsim.debug.report.render import piped_width, render_diagnoses
+    from distsim.debug.report.console import piped_width
+    from distsim.debug.report.render import render_diagnoses
 
     diagnoses, evidence = _judged(fate)
     program = fate.facts.get("program", "a simulation")

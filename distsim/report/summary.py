@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -11,6 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from distsim.debug.report.console import Console as PlainConsole
+from distsim.debug.report.console import piped_width
 from distsim.report.failures import Failures
 from distsim.report.tables import collectives_table, links_table, ranks_table
 from distsim.report.training import training_parts
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from distsim.sim.outcome import Outcome
 
 __all__ = ["Summary", "print_summary"]
-
-PLAIN_WIDTH = 120
-"""Columns where the output is no terminal (a file, a CI log)."""
 
 
 class Summary:
@@ -117,10 +113,6 @@ def _verdict(outcome: Outcome) -> tuple[str, str]:
 def print_summary(outcome: Outcome, file: TextIO | None = None) -> None:
     """Print the summary, as wide as the terminal, or 120 columns where there is none."""
     stream = sys.stdout if file is None else file
-    width = None
-    if not stream.isatty() and "COLUMNS" not in os.environ:
-        width = PLAIN_WIDTH
-    elif not stream.isatty():
-        width = shutil.get_terminal_size().columns
+    width = None if stream.isatty() else piped_width()
     console = PlainConsole(file=stream, width=width)
     console.print(Summary(outcome), crop=False)  # lines of a traceback stay whole

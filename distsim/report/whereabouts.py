@@ -1,30 +1,18 @@
-"""Where every rank was when a run was cut short, and who left with which exit code."""
+"""What the summary of a run that was cut short says: where every rank was, and who left with which exit code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from distsim.debug.words.phrases import capital, ranks_text, several, state_text
+from distsim.debug.report.whereabouts import sentences, whereabouts
 
 if TYPE_CHECKING:
-    from distsim.debug.records import Evidence
     from distsim.sim.outcome import Outcome
 
-__all__ = ["Whereabouts", "leavers", "whereabouts"]
-
-
-def whereabouts(evidence: Evidence) -> list[str]:
-    """One sentence for all ranks at the same place, in the order of their first rank."""
-    together: dict[str, list[int]] = {}
-    for rank, state in sorted(evidence.ranks.items()):
-        calls = evidence.records.get(rank, ())
-        text = state_text(state, state.waits, calls[-1] if calls else None)
-        together.setdefault(text, []).append(rank)
-    return _sentences(together)
+__all__ = ["Whereabouts", "leavers"]
 
 
 def leavers(outcome: Outcome) -> list[str]:
@@ -34,11 +22,7 @@ def leavers(outcome: Outcome) -> list[str]:
     for summary in outcome.ranks:
         if summary.exit_code and summary.rank not in told:
             together.setdefault(f"left with exit code {summary.exit_code}", []).append(summary.rank)
-    return _sentences(together)
-
-
-def _sentences(together: Mapping[str, Iterable[int]]) -> list[str]:
-    return [f"{capital(ranks_text(ranks))} {several(text, ranks)}" for text, ranks in together.items()]
+    return sentences(together)
 
 
 class Whereabouts:

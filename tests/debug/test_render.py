@@ -12,7 +12,7 @@ from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import Evidence, Finding, Group, Site
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.render import render_diagnoses
-from tests.debug.builders import FILE, all_reduce, barrier, fail, group, killed, play, recv, run, send, spin
+from tests.debug.builders import FILE, all_reduce, barrier, fail, finish, group, killed, play, recv, run, send, spin
 from tests.golden import assert_golden
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -133,6 +133,61 @@ def test_first_line_names_verdict_culprit_and_place() -> None:
     first = render_diagnoses(diagnose(evidence), evidence).plain(120).splitlines()[0]
     assert first.startswith("HANG  missing rank  rank 3  all_reduce #2 on group dp (ranks 0-7)")
     assert first.endswith("after 31.2 s")
+
+
+def _odd_ranks_raise(size: int) -> Evidence:
+    """Every other rank raised at its own piece of the list."""
+    return play(size, lambda r: [all_reduce(10), fail("ValueError: bad batch", 11) if r % 2 else barrier(12)])
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_many_pieces_of_ranks_fit_a_headline(width: int) -> None:
+    """The first few, how many more, and all that follows them; the whole list once, and as data."""
+    evidence = _odd_ranks_raise(40)
+    evidence.now_s += 31.2
+    found = diagnose(evidence)
+    text = render_diagnoses(found, evidence).plain(width)
+    lines = text.splitlines()
+    assert lines[0].startswith("ERROR  rank raised  ranks 1,3,5,7 and 16 more  barrier #2")
+    assert lines[0].endswith("after 31.7 s")
+    assert max(map(len, lines)) <= width
+    assert all(line.startswith(" ") for line in lines[1:])
+    whole = ",".join(map(str, range(1, 40, 2)))
+    assert (text.count(whole), text.count("ranks 1,3,5,7 and 16 more")) == (1, 3)
+    assert "last call of ranks 1,3,5,7 and 16 more: all_reduce #1" in text
+    assert found[0].to_json()["culprits"] == list(range(1, 40, 2))
+
+
+def test_a_list_that_stands_nowhere_else_is_whole() -> None:
+    """Culprits who differ in their last calls: each list is the only one."""
+    evidence = _odd_ranks_raise(40)
+    for rank in range(1, 20, 2):
+        evidence.records[rank][-1].site = MAIN
+    text = render_diagnoses(diagnose(evidence), evidence).plain(120)
+    assert "last call of ranks 1,3,5,7,9,11,13,15,17,19: all_reduce" in text
+
+
+def test_a_headline_that_does_not_fit_goes_on_below() -> None:
+    """Nothing that follows is lost, and nothing stands in the first column that is no verdict."""
+    evidence = _odd_ranks_raise(40)
+    evidence.now_s += 31.2
+    lines = render_diagnoses(diagnose(evidence), evidence).plain(40).splitlines()
+    assert lines[:2] == ["ERROR  rank raised  ranks 1,3,5,7 and 16", "  more  barrier #2  after 31.7 s"]
+
+
+def test_all_ranks_raised() -> None:
+    """Nobody is left who might wait: that is said, not that nobody waits."""
+    alike = play(4, lambda r: [all_reduce(10), fail("ValueError: bad batch", 11)])
+    (told,) = diagnose(alike)
+    assert told.explanation == "Ranks 0-3 raised ValueError: bad batch, at train.py:11 in main. That is every rank."
+    alone = play(1, {0: [fail("ValueError: bad batch", 11)]})
+    assert diagnose(alone)[0].explanation == "Rank 0 raised ValueError: bad batch, at train.py:11 in main."
+    apart = play(2, lambda r: [fail(f"ValueError: bad {'ab'[r]}", 11)])
+    assert [d.explanation.partition("in main. ")[2] for d in diagnose(apart)] == [
+        "Every other rank has raised, too."
+    ] * 2
+    some = play(2, {0: [fail("ValueError: bad batch", 11)], 1: [finish()]})
+    assert diagnose(some)[0].explanation.endswith("No other rank waits for it.")
 
 
 def test_healthy() -> None:

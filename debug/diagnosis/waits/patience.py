@@ -16,7 +16,7 @@ from distsim.debug.records import CallRecord, Phase
 from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.words.advice import advice
-from distsim.debug.words.phrases import are, call_text, capital, group_text, place, ranks_text
+from distsim.debug.words.phrases import are, call_text, capital, group_text, place, ranks_text, some_ranks_text
 
 __all__ = ["lateness", "patience"]
 
@@ -69,7 +69,7 @@ def patience(
                     f"{_where(index, ranks[0])}. "
                     f"{num} {'rank waits' if num == 1 else 'ranks wait'} at {place(call.site)} for "
                     f"{evidence.now_s - call.issued_s:.1f} s so far.",
-                    suggestion=advice(Kind.STRAGGLER, who=who),
+                    suggestion=advice(Kind.STRAGGLER, who=some_ranks_text(ranks)),
                     since_s=call.issued_s,
                 )
             )

@@ -17,8 +17,8 @@ from typing import Any
 from distsim.debug.diagnosis.diagnose import Diagnosis
 from distsim.debug.records import Evidence
 from distsim.debug.report.render import render_diagnoses
+from distsim.debug.report.whereabouts import whereabouts
 from distsim.errors import UsageError
-from distsim.report.whereabouts import whereabouts
 from distsim.scenario.expect.replay import WIDTH, never_struck, replay_command
 from distsim.scenario.expect.result import Result
 from distsim.scenario.expect.run_result import result_of
