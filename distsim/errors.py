@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from distsim.text.alike import but_for_numbers, last_words
 from distsim.text.ranks import of_ranks
 
 __all__ = ["DistsimError", "Failure", "NotSimulated", "RankFailure", "UsageError"]
@@ -40,15 +42,36 @@ class Failure:
 
 
 class RankFailure(DistsimError):
-    """One or more ranks raised. *failures* has one entry for each different traceback, with its ranks;
-    *report*, what the diagnosis says beyond them, stands at the end of the message."""
+    """One or more ranks raised. *failures* has one entry for each different traceback, with its ranks; in the message
+    those that differ only in the numbers that they say are one. *report*, what the diagnosis says beyond them, stands
+    at its end. *outcome* is the whole of the run, as `simulate(..., check=False)` returns it."""
 
-    def __init__(self, failures: Sequence[Failure], report: str = "") -> None:
+    def __init__(self, failures: Sequence[Failure], report: str = "", outcome: Any = None) -> None:
         self.failures = list(failures)
         self.report = report
-        parts = []
+        self.outcome = outcome
+        alike: dict[tuple[str, str], list[Failure]] = {}
         for failure in failures:
-            parts.append(f"{of_ranks(failure.ranks)}:\n{failure.traceback.rstrip()}")
+            alike.setdefault((failure.type, but_for_numbers(failure.traceback)), []).append(failure)
+        parts = [_told_once(same) for same in alike.values()]
         if report:
             parts.append(report.rstrip())
         super().__init__("\n\n".join(parts))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RankFailure, (self.failures, self.report)  # to another process without what was simulated
+
+
+def _told_once(alike: Sequence[Failure]) -> str:
+    """The first of *alike* whole, and the last words of the last."""
+    first, last, more = alike[0], alike[-1], len(alike) - 1
+    text = first.traceback.rstrip()
+    if not more:
+        return f"{of_ranks(first.ranks)}:\n{text}"
+    everyone = [rank for failure in alike for rank in failure.ranks]
+    others = "one more that differs" if more == 1 else f"{more} more that differ"
+    of = "of" if more == 1 else "the last of"
+    return (
+        f"{of_ranks(everyone)}, alike but for numbers; of {of_ranks(first.ranks)}:\n{text}\n"
+        f"... and {others} in numbers, {of} {of_ranks(last.ranks)}:\n{last_words(last.traceback)}"
+    )

@@ -82,6 +82,8 @@ def run_simulated(
             )
     except UsageError as mistake:
         raise pytest.UsageError(str(mistake)) from None
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt from None  # pytest has one line for it
     except pytest.fail.Exception as stop:  # pytest-timeout: say where everybody is
         raise pytest.fail.Exception(f"{stop}\n\n{_where(conditions)}", pytrace=False) from None
     finally:
@@ -89,8 +91,6 @@ def run_simulated(
     for error in errors.values():
         if isinstance(error, NoCopy):
             raise pytest.UsageError(str(error))
-    if outcome.interrupted:
-        raise KeyboardInterrupt
     verdict = Verdict({rank: describe(item, body, error) for rank, error in sorted(errors.items())})
     verdict.results = outcome.results
     if wants_frames(item):
@@ -134,7 +134,7 @@ def _where(conditions: TimedConditions) -> str:
     """Where every rank was when a run was cut short; the diagnosis says it where there is one."""
     from distsim.debug.diagnosis.diagnose import diagnose
     from distsim.debug.report.render import render_diagnoses
-    from distsim.report.whereabouts import whereabouts
+    from distsim.debug.report.whereabouts import whereabouts
 
     evidence = conditions.seen
     if evidence is None:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.debug.report.render import render_diagnoses
+from distsim.debug.report.whereabouts import whereabouts
 from distsim.errors import DistsimError
 from distsim.report import Summary, report_document
-from distsim.report.whereabouts import whereabouts
 from distsim.scenario.expect.figures import figures
 from distsim.scenario.expect.replay import WIDTH, never_struck, replay_command
 from distsim.scenario.expect.result import NOT_RUN, Result
@@ -90,6 +90,8 @@ def simulate_scenario(
     with _captured() as printed, _environment(spec.env):
         if scenario.function is None:
             outcome = run_program(RunRequest(program=str(scenario.file), args=list(spec.args), **common))
+            if outcome.interrupted:  # as `simulate` does: no scenario after this one
+                raise KeyboardInterrupt
         else:
             outcome = simulate(_caller(scenario), check=False, **common)
             outcome.program = spec.program

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import shutil
 import sys
 import threading
 import time
@@ -17,20 +16,23 @@ from typing import Any
 import simpy
 import torch
 
-from distsim.cluster import Cluster, Slot, load_cluster
+from distsim.cluster import Cluster, load_cluster
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records.frames import shown_from
+from distsim.debug.records.kinds import Kind
+from distsim.debug.report.console import stream_width
+from distsim.debug.report.whereabouts import whereabouts
 from distsim.errors import RankFailure, UsageError
 from distsim.network import make_network
 from distsim.sim.device.operators.values import Data
 from distsim.sim.faults.planted import Faults
 from distsim.sim.faults.tensors import Guards
-from distsim.sim.isolation.environ import without_launchers
+from distsim.sim.isolation.environ import torchruns_environ
 from distsim.sim.isolation.output import Held, RankStream, open_streams
 from distsim.sim.isolation.process import SimProcess
 from distsim.sim.isolation.randomness import undrawn
 from distsim.sim.kernel.collector import paced, set_aside, set_more_aside
-from distsim.sim.kernel.interrupts import interruptible
+from distsim.sim.kernel.interrupts import CtrlC
 from distsim.sim.observe.evidence import evidence as evidence_of
 from distsim.sim.observe.lookahead import Lookahead
 from distsim.sim.observe.reading import forget_readings
@@ -52,7 +54,8 @@ with undrawn():  # rich.style draws a number when it is imported
 
 __all__ = ["RunRequest", "run_program", "simulate"]
 
-MASTER_PORT = 29_500
+REST = "the Outcome"
+"""Where a caller from Python finds what a report leaves out."""
 DEFAULT_HOST_TIMEOUT_S = 30.0
 DEFAULT_PATIENCE = 20.0
 _real_perf_counter = time.perf_counter
@@ -105,7 +108,8 @@ def simulate(
     `distsim.report.write_trace` draws: every call and every operator, where else each rank's last calls are kept.
     `Outcome.results` holds what each rank returned. A rank that raises raises `RankFailure` here,
     with all ranks' tracebacks merged and the diagnosis after them, unless *check* is False; a hang or
-    mismatch without an exception is reported in `Outcome.diagnoses`.
+    mismatch without an exception is reported in `Outcome.diagnoses`. Ctrl-C ends the simulation and raises
+    KeyboardInterrupt here, which says where every rank was; so far as the run came it is in its attribute `outcome`.
     """
     request = RunRequest(
         program=getattr(fn, "__qualname__", repr(fn)),
@@ -127,24 +131,55 @@ def simulate(
     )
     call, args = dict(kwargs or {}), tuple(args)
     outcome = _run(request, lambda process: lambda: fn(*args, **call), request.program)
+    return _answer(outcome, check)
+
+
+def _answer(outcome: Outcome, check: bool) -> Outcome:
+    """The *outcome* of a run; with *check*, a RankFailure where ranks raised."""
+    if outcome.interrupted:  # it is the caller's: a loop over simulations ends, too
+        raise _interrupt(outcome)
     if check and outcome.failures:
-        raise RankFailure(outcome.failures, _beside(outcome))
+        raise RankFailure(outcome.failures, _beside(outcome), outcome)
     if check and outcome.diagnoses and hasattr(sys, "ps1"):  # at a prompt nobody looks into an outcome unasked
-        print(render_diagnoses(outcome.diagnoses, outcome.evidence).plain(shutil.get_terminal_size().columns), end="")
+        print(_report(outcome, stream_width(sys.stdout)), end="")
     return outcome
+
+
+def _report(outcome: Outcome, width: int) -> str:
+    return render_diagnoses(outcome.diagnoses, outcome.evidence, rest=REST).plain(width)
+
+
+def _interrupt(outcome: Outcome) -> KeyboardInterrupt:
+    """Python's own type and no other: an interpreter that ends with it says to its shell that it was interrupted."""
+    stop = KeyboardInterrupt()
+    stop.outcome = outcome  # type: ignore[attr-defined]
+    if outcome.diagnoses:
+        stop.add_note(_report(outcome, stream_width(sys.stderr)).rstrip())
+    elif outcome.evidence is not None:
+        stop.add_note("\n".join(whereabouts(outcome.evidence)))
+    return stop
 
 
 def _beside(outcome: Outcome) -> str:
     """What a reader of the tracebacks has to know as well: who waits for a rank, whom a timeout waited for."""
     raised = {rank for failure in outcome.failures for rank in failure.ranks}
-    told = [d for d in outcome.diagnoses if d.adds_to(raised)]
+    told = []
+    waiting: set[int] = set()
+    for found in outcome.diagnoses:
+        if not found.adds_to(raised):
+            continue
+        if found.kind is Kind.RANK_RAISED and raised.issuperset(found.culprits):
+            if waiting.issuperset(found.victims):  # its traceback is there, and so is who waits
+                continue
+            waiting.update(found.victims)
+        told.append(found)
     if not told:
         return ""
     evidence = outcome.evidence
     if evidence is not None:  # their tracebacks are there already
         states = {r: dataclasses.replace(s, traceback=None) for r, s in evidence.ranks.items()}
         evidence = dataclasses.replace(evidence, ranks=states)
-    return render_diagnoses(told, evidence).plain()
+    return render_diagnoses(told, evidence, rest=REST).plain(stream_width(sys.stderr))
 
 
 def _find(request: RunRequest) -> Program:
@@ -172,32 +207,6 @@ def _module_spec(name: str) -> ModuleSpec | None:
     if spec is not None and spec.submodule_search_locations is not None:
         return PathFinder.find_spec(name + ".__main__", path)
     return spec
-
-
-def _environ(slots: Sequence[Slot], per_node: int, nodes: int) -> Callable[[Slot], dict[bytes, bytes]]:
-    """What torchrun puts into the environment of the worker on a slot."""
-    said = {
-        "WORLD_SIZE": str(len(slots)),
-        "LOCAL_WORLD_SIZE": str(per_node),
-        "GROUP_WORLD_SIZE": str(nodes),
-        "ROLE_NAME": "default",
-        "ROLE_WORLD_SIZE": str(len(slots)),
-        "MASTER_ADDR": master_address([slot.host for slot in slots]),
-        "MASTER_PORT": str(MASTER_PORT),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": "none",
-        "TORCHELASTIC_ERROR_FILE": "",
-    }
-    # As Python keeps them: to decode all for each run, and encode them for each rank, is most of a small test's start.
-    common = without_launchers(os.environ._data)  # type: ignore[attr-defined]
-    common.update((name.encode(), value.encode()) for name, value in said.items())
-
-    def of(slot: Slot) -> dict[bytes, bytes]:
-        rank, local_rank, host = b"%d" % slot.rank, b"%d" % slot.local_rank, b"%d" % slot.host
-        return common | {b"RANK": rank, b"LOCAL_RANK": local_rank, b"GROUP_RANK": host, b"ROLE_RANK": rank}
-
-    return of
 
 
 def _run(request: RunRequest, enter: Callable[[SimProcess], Callable[[], Any]], name: str) -> Outcome:
@@ -267,11 +276,10 @@ def _attempt(
         assert request.progress is not None
         request.progress(_progress(world, _real_perf_counter() - started))
 
-    interrupted = False
     stack_bytes = threading.stack_size(_STACK_BYTES)
     try:
         traced = len(slots) if equal is None else len(equal.traced)
-        with simulation(gpus=cluster.node.num_gpus > 0) as host, paced(traced):
+        with CtrlC() as ctrl_c, simulation(gpus=cluster.node.num_gpus > 0) as host, paced(traced):
             setting = Setting(
                 cluster,
                 slots,
@@ -295,7 +303,8 @@ def _attempt(
             world = World(setting, Surroundings(live, evidence_of, Lookahead))
             if again is not None and again.equal is None:
                 world.note(f"every rank was traced: {again.why}")
-            environ_of = _environ(slots, per_node, nodes)
+            address = master_address([slot.host for slot in slots])
+            environ_of = torchruns_environ(slots, per_node, nodes, address)
             for slot in slots:
                 if slot.rank not in world.traced:
                     continue
@@ -304,27 +313,29 @@ def _attempt(
                 world.start_process(process, enter(process))
             if request.conditions is not None:
                 request.conditions.begin(world)
+            ctrl_c.asks(world)
             with world.core:
                 try:
                     set_more_aside()
                     with (
                         world.faults.accesses(),
                         world.memory.watching() if world.memory is not None else contextlib.nullcontext(),
-                        interruptible(world),
                         world.interrupts.deferred(),
                     ):
                         world.run()
                         finish(world)
                 except KeyboardInterrupt:
-                    interrupted = True
+                    ctrl_c.pressed = ctrl_c.heeded = True  # a handler of the program's may have raised it
                     world.diagnoses = diagnose(world.evidence())
                 finally:
-                    evidence = world.final = world.final_evidence()
-                    world.end()
-                    if request.conditions is not None:
-                        request.conditions.end(world)
+                    try:
+                        evidence = world.final = world.final_evidence()
+                    finally:
+                        world.end()
+                        if request.conditions is not None:
+                            request.conditions.end(world)
             wrong = any(d.exit_code in (3, 4) for d in world.diagnoses)
-            if world.traced.not_all and wrong and len(slots) <= MANY_TO_NAME and not interrupted:
+            if world.traced.not_all and wrong and len(slots) <= MANY_TO_NAME and not ctrl_c.pressed:
                 raise StartAgain(None, "something is wrong, and all together say what")
     except StartAgain as found:
         if any(stream.is_shown for stream in held):
@@ -341,7 +352,7 @@ def _attempt(
         if page is not None:
             page.rest()
 
-    return summing_up(world, evidence, request, name, interrupted, _real_perf_counter() - started)
+    return summing_up(world, evidence, request, name, ctrl_c.pressed, _real_perf_counter() - started)
 
 
 def _is_real(data: str) -> bool:

@@ -288,3 +288,28 @@ class TestAll(unittest.TestCase):
     result.assert_outcomes(failed=1, skipped=1)
     result.stdout.fnmatch_lines(["ranks 1-3 were skipped, others were not: not me"])
     result.stdout.fnmatch_lines(["FAILED *- line 8: ranks 1-3 were skipped*"])  # not a line of pytest's own
+
+
+PRESSED = """
+import ctypes, time
+
+@pytest.mark.ranks(2)
+def test_pressed(rank):
+    libc = ctypes.CDLL(None)
+    libc.kill(libc.getpid(), 2)
+    while True:
+        time.sleep(1)
+
+@pytest.mark.ranks(2)
+def test_after(rank):
+    print("went on")
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_session(run: Run) -> None:
+    """pytest says so in its one line, with its own exit code; no test comes after it."""
+    result = run(PRESSED, "-s", apart=True)
+    assert result.ret is pytest.ExitCode.INTERRUPTED
+    result.stdout.re_match_lines([r"!+ KeyboardInterrupt !+$"])
+    result.stdout.no_fnmatch_line("*went on*")

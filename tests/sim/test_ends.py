@@ -298,13 +298,15 @@ def test_time_in_which_others_had_the_machine_does_not_count(script: Scripts, mo
 
 
 @pytest.mark.slow
-def test_ctrl_c(tmp_path: Path) -> None:
-    """SIGINT in the middle of `distsim run`: where every rank is, exit code 130, no traceback."""
+@pytest.mark.parametrize("at_the_end", ["pass", "libc = ctypes.CDLL(None); libc.kill(libc.getpid(), 2)"])
+def test_ctrl_c(tmp_path: Path, at_the_end: str) -> None:
+    """SIGINT in the middle of `distsim run`, and another while its ranks are ended: where every rank is, exit code 130,
+    no traceback."""
     program = tmp_path / "program.py"
     program.write_text(
         HEAD
-        + "print('started', flush=True)\nif rank == 1:\n    while True:\n"
-        + "        torch.ones(100).sum()\ndist.barrier()\n"
+        + "import ctypes\nprint('started', flush=True)\ntry:\n    while rank == 1:\n"
+        + f"        torch.ones(100).sum()\n    dist.barrier()\nfinally:\n    {at_the_end}\n"
     )
     command = [sys.executable, "-m", "distsim", "run", "--on", "ethernet-cpu:2", "--nproc-per-node", "1", str(program)]
     with subprocess.Popen(

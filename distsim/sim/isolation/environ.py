@@ -7,11 +7,12 @@ import functools
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
+from distsim.cluster import Slot
 from distsim.errors import NotSimulated
 from distsim.sim.kernel.task import current_process, current_task
 
@@ -20,9 +21,11 @@ __all__ = [
     "enter_environ",
     "environ_patches",
     "leave_environ",
+    "torchruns_environ",
     "without_launchers",
 ]
 
+MASTER_PORT = 29_500
 TORCHRUN = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -160,3 +163,31 @@ def _refused_in_rank(name: str, real: Any) -> Any:
         raise NotSimulated(f"os.{name}", "it would replace all ranks at once; use subprocess.run")
 
     return call
+
+
+def torchruns_environ(
+    slots: Sequence[Slot], per_node: int, nodes: int, address: str
+) -> Callable[[Slot], dict[bytes, bytes]]:
+    """What torchrun puts into the environment of the worker on a slot."""
+    said = {
+        "WORLD_SIZE": str(len(slots)),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "GROUP_WORLD_SIZE": str(nodes),
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": str(len(slots)),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(MASTER_PORT),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_ERROR_FILE": "",
+    }
+    # As Python keeps them: to decode all for each run, and encode them for each rank, is most of a small test's start.
+    common = without_launchers(os.environ._data)  # type: ignore[attr-defined]
+    common.update((name.encode(), value.encode()) for name, value in said.items())
+
+    def of(slot: Slot) -> dict[bytes, bytes]:
+        rank, local_rank, host = b"%d" % slot.rank, b"%d" % slot.local_rank, b"%d" % slot.host
+        return common | {b"RANK": rank, b"LOCAL_RANK": local_rank, b"GROUP_RANK": host, b"ROLE_RANK": rank}
+
+    return of

@@ -2,7 +2,7 @@
 
 A Python signal handler that raises would do so between any two bytecodes of the scheduler, also in the
 middle of handing the baton over. So while a simulation runs the handlers only take note. Ctrl-C
-(`interruptible`) then ends the run, so that it can still say where every rank is; the handlers of other
+(`CtrlC`) then ends the run, so that it can still say where every rank is; the handlers of other
 signals (`Interrupts`: pytest-timeout's SIGALRM) are called by the scheduler between two events.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-__all__ = ["Interrupts", "interruptible"]
+__all__ = ["CtrlC", "Interrupts"]
 
 _real_signal, _real_getsignal = signal.signal, signal.getsignal
 DEFERRED = (signal.SIGALRM, signal.SIGTERM)
@@ -24,6 +24,8 @@ class Interruptible(Protocol):
     """A scheduler, which looks whether it was interrupted."""
 
     interrupted: bool
+    ended: bool
+    running: Any
     beacon: Any
 
 
@@ -62,25 +64,42 @@ class Interrupts:
         return lambda *args: self.pending.append((handler, args))
 
 
-@contextmanager
-def interruptible(world: Interruptible) -> Iterator[None]:
-    """Within this, SIGINT only asks *world* to stop; asked twice, it is the KeyboardInterrupt it always is."""
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or _real_getsignal(signal.SIGINT) != signal.default_int_handler
-    ):
-        yield
-        return
+class CtrlC:
+    """Within this, SIGINT only asks the world to stop, and nothing is cut off halfway that a simulation puts in place
+    or takes away: what is pressed meanwhile is known to who comes after."""
 
-    def ask(number: int, frame: object) -> None:
-        if world.interrupted:
-            raise KeyboardInterrupt
-        world.interrupted = True
-        if world.beacon is not None:
-            world.beacon.noted_interrupt()
+    def __init__(self) -> None:
+        self.pressed = False
+        self.heeded = False
+        """The world has stopped because of it, and no rank runs."""
+        self._world: Interruptible | None = None
+        self._ours = False
 
-    _real_signal(signal.SIGINT, ask)
-    try:
-        yield
-    finally:
-        _real_signal(signal.SIGINT, signal.default_int_handler)
+    def asks(self, world: Interruptible) -> None:
+        """From now on it is *world* that is asked."""
+        self._world, world.interrupted = world, self.pressed
+
+    def __enter__(self) -> CtrlC:
+        self._ours = (
+            threading.current_thread() is threading.main_thread()
+            and _real_getsignal(signal.SIGINT) == signal.default_int_handler
+        )
+        if self._ours:
+            _real_signal(signal.SIGINT, self._press)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._ours:
+            _real_signal(signal.SIGINT, signal.default_int_handler)
+        if self.pressed and kind is not None and not issubclass(kind, KeyboardInterrupt):
+            raise KeyboardInterrupt  # no outcome would tell of it
+
+    def _press(self, number: int, frame: object) -> None:
+        world = self._world
+        if self.pressed and world is not None and not world.ended and (self.heeded or world.running is None):
+            raise KeyboardInterrupt  # asked twice, while it thinks: a diagnosis of many ranks, say
+        self.pressed = True
+        if world is not None:
+            world.interrupted = True
+            if world.beacon is not None:
+                world.beacon.noted_interrupt()

@@ -10,6 +10,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from simpy.events import Timeout
+
 from distsim.debug.diagnosis.stragglers import PLANTED, straggler_findings
 from distsim.debug.records import CallRecord, CallWait, Evidence, Finding, HostWait, Phase, RankState, Wait
 from distsim.debug.records.frames import absolute
@@ -114,7 +116,7 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
             _stand(task.served, sys._current_frames().get(task.ident))
         if task.finished or (task.daemon and not is_main):
             continue
-        why = task.wait_reason
+        why = None if _goes_on(task) else task.wait_reason
         meeting = None if process.rpc is None else process.rpc.meeting
         if is_main and why is not None and meeting is not None:
             why = CallWait(meeting)  # init_rpc or shutdown, whatever torch's Python waits for in it
@@ -153,6 +155,12 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
         signal=process.signal_name,
         host=f"node{process.slot.host}",
     )
+
+
+def _goes_on(task: Any) -> bool:
+    """What it waited for has come: it goes on when its turn does."""
+    event = None if task.request is None else task.request.event
+    return event is not None and event.triggered and not isinstance(event, Timeout)  # a timeout is, from the first
 
 
 def _stand(served: CallRecord, frame: FrameType | None) -> None:
