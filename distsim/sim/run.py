@@ -20,7 +20,6 @@ from distsim.cluster import Cluster, load_cluster
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records.frames import shown_from
 from distsim.debug.records.kinds import Kind
-from distsim.debug.report.console import stream_width
 from distsim.debug.report.whereabouts import whereabouts
 from distsim.errors import RankFailure, UsageError
 from distsim.network import make_network
@@ -50,6 +49,7 @@ from distsim.watcher import beacon
 from distsim.watcher.overseer import watch_from_outside
 
 with undrawn():  # rich.style draws a number when it is imported
+    from distsim.debug.report.console import stream_width
     from distsim.debug.report.render import render_diagnoses
 
 __all__ = ["RunRequest", "run_program", "simulate"]

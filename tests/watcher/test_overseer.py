@@ -184,7 +184,8 @@ def test_after_a_simulation_its_process_is_not_watched(page: Beacon, monkeypatch
 
     monkeypatch.setattr("distsim.watcher.beacon.here", lambda: page)
     monkeypatch.setattr(World, "run", in_the_middle)
-    distsim.simulate(lambda: None, on="ethernet-cpu:1", nproc_per_node=1, check=False)
+    with pytest.raises(KeyboardInterrupt):
+        distsim.simulate(lambda: None, on="ethernet-cpu:1", nproc_per_node=1)
     assert (page.rank, page.limit_s) == (None, 0.0)
 
 
