@@ -298,8 +298,10 @@ if dist.get_rank() == 0:
 store = dist.distributed_c10d._get_default_store()
 if dist.get_rank() == 0:
     store.set("over", "")
+    store.wait(["bye"], timedelta(seconds=40))  # it holds the store
 else:
     store.wait(["over"], timedelta(seconds=40))
+    store.set("bye", "")
 """
 
 
