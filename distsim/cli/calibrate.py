@@ -9,6 +9,7 @@ from typing import Any
 
 from distsim.cli.calibration.logs import write
 from distsim.errors import UsageError
+from distsim.text.writable import check_writable
 
 __all__ = ["add_parser", "run"]
 
@@ -69,6 +70,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("expected --plot with --from LOGS")
     if args.leave_one_out and not tables:
         raise UsageError("expected --leave-one-out with --from DIR, where DIR has tables and an _index.csv")
+    if args.plot is not None and not args.plot.endswith(".svg"):
+        raise UsageError(f"--plot {args.plot}: expected a file ending in .svg")
+    if not args.leave_one_out:  # which writes nothing
+        check_writable(args.output, "-o", "gpu.toml" if args.ops else "nccl.toml" if tables else "cluster.toml")
+    check_writable(args.plot, "--plot", "fit.svg")
     if args.ops:
         return _ops(args)
     if logs:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.errors import UsageError
 from distsim.text.strangers import folded, printable
+from distsim.text.writable import check_writable
 from distsim.text.written import say_written
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from distsim.debug.report.console import Console, piped_width
     from distsim.debug.report.render import render_diagnoses
 
+    check_writable(args.report, "--report")
     if args.html is not None:
         from distsim.report.html import check_page
 

@@ -227,6 +227,7 @@ def _launch(args: argparse.Namespace) -> int:
     args.local_rank_flag = local_rank_flag(args.training_script, args.module, args.use_env)
     if importlib.util.find_spec("distsim.realexec.launch") is None:
         raise UsageError(f"--on {args.on}: real runs are not in this version; simulate with --on {DEFAULT_CLUSTER}")
+    check_writable(args.report, "--report")
     launch = importlib.import_module("distsim.realexec.launch").launch
     if args.html is None:
         return int(launch(args))

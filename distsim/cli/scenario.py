@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.errors import DistsimError, UsageError
 from distsim.text.strangers import printable
+from distsim.text.writable import check_writable
 from distsim.text.written import say_written
 
 if TYPE_CHECKING:
@@ -73,9 +74,7 @@ def _run(args: argparse.Namespace) -> int:
         from distsim.report.html import check_page
 
         check_page(args.html)
-    for flag, path in (("--junit", args.junit),):
-        if path is not None and not Path(path).absolute().parent.is_dir():
-            raise UsageError(f"{flag} {path}: no folder {Path(path).parent}; create it first")
+    check_writable(args.junit, "--junit", "junit.xml")
     scenarios, bad = _chosen(args)
     results = [Result(file.name, str(file.path), list(file.faults), kind=NOT_RUN) for file in bad]
     if not scenarios:  # nothing runs, so nothing is reported but the files' own faults

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.errors import UsageError
+from distsim.text.writable import check_writable
 from distsim.text.written import say_written
 
 if TYPE_CHECKING:
@@ -59,11 +60,11 @@ def run(args: argparse.Namespace) -> int:
 
     if args.workers < 1:
         raise UsageError(f"-n: expected at least one worker, got {args.workers}")
-    for flag, path in (("--csv", args.csv), ("--plot", args.plot)):
-        if path is not None and not Path(path).absolute().parent.is_dir():
-            raise UsageError(f"{flag} {path}: no folder {Path(path).parent}; create it first")
+    check_writable(args.csv, "--csv", "sweep.csv")
+    check_writable(args.plot, "--plot", "sweep.png")
     if args.plot is not None and find_spec("matplotlib") is None:
         raise UsageError("--plot: matplotlib is not installed; pip install 'torch-distsim[plot]'")
+    _check_kind(args.plot)
     if args.html is not None:
         from distsim.report.html import check_page
 
@@ -80,6 +81,17 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         _write_page(points, args)
     return 0
+
+
+def _check_kind(plot: str | None) -> None:
+    """Refuse a picture of a kind that matplotlib does not draw; without an ending it is a .png."""
+    ending = "" if plot is None else Path(plot).suffix[1:].lower()
+    if ending:
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        kinds = sorted(FigureCanvasBase.get_supported_filetypes())
+        if ending not in kinds:
+            raise UsageError(f"--plot {plot}: expected a file ending in .{', .'.join(kinds)}, got .{ending}")
 
 
 def _write_page(points: list[Point], args: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from distsim.text.writable import check_writable
 from distsim.text.written import say_written
 
 __all__ = ["add_parser"]
@@ -74,6 +75,12 @@ def _list(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     from distsim.cluster import load_cluster, preset_names, preset_variants
 
+    for flag, path, example in (
+        ("--graphml", args.graphml, "cluster.graphml"),
+        ("--node-link", args.node_link, "cluster.json"),
+        ("--plot", args.plot, "cluster.svg"),
+    ):
+        check_writable(None if path is None else str(path), flag, example)
     cluster = load_cluster(args.cluster)
     if args.graphml:
         from distsim.cluster.files.node_link import to_graphml

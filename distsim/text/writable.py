@@ -47,6 +47,6 @@ def _probe(target: Path, path: str, flag: str) -> None:
         with target.open("ab"):
             pass
         if not existed:
-            target.unlink()
+            target.unlink(missing_ok=True)  # another rank under mpirun may have tried it at the same time
     except OSError as error:
         raise UsageError(f"{flag} {path}: cannot be written ({error.strerror})") from None

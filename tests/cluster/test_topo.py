@@ -96,12 +96,16 @@ def test_a_cluster_as_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
 
 
 def test_a_file_that_cannot_be_written_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """For every kind of file."""
-    for flag in ("--graphml", "--node-link"):
-        assert main(["topo", "show", "dgx-h100", flag, str(tmp_path / "no" / "x")]) == 2
+    """For every kind of file, before any other is written."""
+    there = tmp_path / "there.xml"
+    for flag in ("--graphml", "--node-link", "--plot"):
+        argv = ["topo", "show", "dgx-h100", "--graphml", str(there)] if flag != "--graphml" else ["topo", "show", "x"]
+        assert main([*argv, flag, str(tmp_path / "no" / "x.svg")]) == 2
         error = capsys.readouterr().err
-        assert error.startswith("distsim: error: cannot write")
+        assert error.startswith(f"distsim: error: {flag} ")
+        assert "no; create it first" in error
         assert error.count("\n") == 1
+        assert not there.exists()
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,8 @@ def test_a_scenario_that_cannot_run_here_is_no_failed_expectation(
         (["--explore", "0"], "expected at least one schedule"),
         (["--explore", "9", "--schedule", "buffered"], "--schedule replays one; give one of the two"),
         (["--junit", "/nowhere/x.xml"], "no folder /nowhere"),
+        (["--junit", "/proc"], "--junit /proc: expected a file, got a folder"),
+        (["--junit", "/proc/x.xml"], "--junit /proc/x.xml: cannot be written"),
         (["--schedule", "backwards"], "expected a schedule"),
         (["--schedule", "rank9@0+1s"], "schedule: rank9@0+1s: no rank 9: the world has ranks 0 to 3"),
         (["--schedule", "rank1@0+1s", "--backend", "gloo"], "schedule: of simulated runs only"),
@@ -184,6 +186,60 @@ def test_a_new_scenario_makes_its_folder_or_says_why_not(tmp_path: Path, capsys:
     said = capsys.readouterr().err
     assert "cannot be written (Not a directory: " in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("nope.py", "expected a script that exists, found no file "),
+        ("nope.py:main", "expected a script that exists, found no file "),
+        ("there.py:other", "no function other in "),
+        ("there", "expected script.py, script.py:function or module:function"),
+    ],
+)
+def test_a_new_scenario_names_a_program_that_is_there(
+    program: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As seen from the new file; one line otherwise, and nothing is written."""
+    (tmp_path / "there.py").write_text("def main():\n    pass\n")
+    assert main(["scenario", "new", str(tmp_path / "x.toml"), "--program", program]) == 2
+    said = capsys.readouterr().err
+    assert f"--program {program}: {told}" in said
+    assert said.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["there.py"]
+    for good in ("there.py", "there.py:main", "package.module:main"):
+        assert main(["scenario", "new", str(tmp_path / f"{len(good)}.toml"), "--program", good]) == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["sweep", "x.toml", "--vary", "seed=1,2", "--csv", "/proc"], "--csv /proc: expected a file, got a folder"),
+        (["sweep", "x.toml", "--vary", "seed=1,2", "--plot", "/proc/x.png"], "--plot /proc/x.png: cannot be written"),
+        (["sweep", "x.toml", "--vary", "seed=1,2", "--plot", "p.xyz"], "--plot p.xyz: expected a file ending in ."),
+        (["scenario", "from", ".", "-o", "/proc/x.toml"], "-o /proc/x.toml: cannot be written"),
+        (["diagnose", ".", "--report", "no/r.json"], "--report no/r.json: no folder no; create it first"),
+        (["calibrate", "--on", "gloo", "-o", "no/x.toml"], "-o no/x.toml: no folder no; create it first"),
+        (["run", "--on", "gloo", "--report", "no/r.json", "x.py"], "--report no/r.json: no folder no; create it first"),
+    ],
+)
+def test_where_a_command_writes_is_told_before_it_works(
+    argv: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line, exit code 2, and nothing was run: the folder holds no records, and no rank printed."""
+    if "--plot" in argv:
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    made(tmp_path, "[expect]", name="x")
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
 
 
 @pytest.mark.soak

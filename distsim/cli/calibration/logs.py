@@ -36,8 +36,6 @@ def run_logs(args: argparse.Namespace) -> int:
     from distsim.calibration.logs.folder import agreed, fits, read_logs
     from distsim.calibration.logs.physical import bounds
 
-    if args.plot is not None and not args.plot.endswith(".svg"):
-        raise UsageError(f"--plot {args.plot}: expected a file ending in .svg")
     say = _stderr if args.output is None else print
     folder = Path(args.folder)
     logs = agreed(read_logs(folder))

@@ -6,7 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from distsim.errors import UsageError
+from distsim.scenario.file.functions import lacks
 from distsim.scenario.file.json_schema import ID, json_schema
+from distsim.text.strangers import brief
 
 __all__ = ["SCHEMA", "new_scenario"]
 
@@ -54,6 +56,8 @@ def new_scenario(path: Path, program: str | None = None) -> list[Path]:
     as it is; answers what was written."""
     if path.suffix != ".toml":
         path = path.with_suffix(".toml")
+    if program is not None:
+        _check(program, path.parent)
     script = path.with_suffix(".py")
     for one in [path, *([] if program else [script])]:
         if one.exists():
@@ -77,3 +81,22 @@ def new_scenario(path: Path, program: str | None = None) -> list[Path]:
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror}: {error.filename})") from None
     return list(written)
+
+
+def _check(program: str, folder: Path) -> None:
+    """Refuse what could not be run: a script is found from the new file on, a module has a function."""
+    head, colon, tail = program.rpartition(":")
+    named, function = (head, tail) if colon and head and tail.isidentifier() else (program, None)
+    if named.endswith(".py"):
+        if not (folder / named).is_file():
+            raise UsageError(
+                f"--program {brief(program)}: expected a script that exists, found no file {folder / named}: write it "
+                "first, give its path as seen from the new file, or leave --program out to get one"
+            )
+        if function is not None and lacks(folder / named, function):
+            raise UsageError(f"--program {brief(program)}: no function {function} in {folder / named}; name one it has")
+    elif function is None:
+        raise UsageError(
+            f"--program {brief(program)}: expected script.py, script.py:function or module:function; leave --program "
+            "out to get one"
+        )

@@ -21,6 +21,7 @@ from distsim.scenario.reproduce.write_program import write_program
 from distsim.scenario.run import simulate_scenario
 from distsim.scenario.shrink import shrink
 from distsim.text.ranks import of_ranks
+from distsim.text.writable import check_writable
 
 __all__ = ["reproduce"]
 
@@ -56,8 +57,7 @@ def reproduce(directory: Path, output: Path, shrink: bool = True) -> Iterator[st
     for path in (output, script):
         if path.exists():
             raise UsageError(f"{path} exists already; choose another name (-o FILE)")
-    if not output.absolute().parent.is_dir():
-        raise UsageError(f"{output}: no folder {output.parent}; create it first")
+        check_writable(str(path), "-o")
     found = examine(directory)
     yield from (f"note: {complaint}" for complaint in found.complaints)
     first = next((d for d in found.diagnoses if not d.is_warning), None)
