@@ -59,10 +59,13 @@ def run(args: argparse.Namespace) -> int:
     if not isinstance(document, dict):
         got = f"expected an object, got a {type(document).__name__}"
         raise UsageError(f"{args.report}: no report of distsim ({got}); {MAKE}")
+    from distsim.report.html.damage import damage
     from distsim.report.html.page import write_page
     from distsim.report.html.pages import run_page
 
     try:
+        if (wrong := damage(document)) is not None:
+            raise ValueError(wrong)
         page = run_page(document)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as error:
         raise UsageError(f"{args.report}: no report of distsim, or a damaged one ({_line(error)}); {MAKE}") from None

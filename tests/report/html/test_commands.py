@@ -88,6 +88,36 @@ def test_a_broken_report_is_one_line(content: str, expected: str, errors: Errors
     assert not Path("r.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        (("virtual_time_s",), "abc", "virtual_time_s: expected a number of 0 or more, got 'abc'"),
+        (("virtual_time_s",), -3, "virtual_time_s: expected a number of 0 or more, got -3"),
+        (("virtual_time_s",), True, "virtual_time_s: expected a number of 0 or more, got True"),
+        (("ranks", 0, "end_s"), "1.5", "ranks[0].end_s: expected a number of 0 or more, got '1.5'"),
+        (("links", 0, "bytes"), -4, "links[0].bytes: expected a number of 0 or more, got -4"),
+        (("world_size",), 2.5, "world_size: expected a whole number of 0 or more, got 2.5"),
+        (("seed",), [1], "seed: expected a whole number, got a list"),
+        (("version",), 7, "version: expected a text, got 7"),
+        (("interrupted",), "no", "interrupted: expected true or false, got 'no'"),
+        (("notes",), "all", "notes: expected a list of texts, got 'all'"),
+        (("schema",), "distsim.report/9", "expected schema 'distsim.report/1', got 'distsim.report/9'"),
+    ],
+)
+def test_a_figure_that_cannot_be_one_is_told_with_its_place(
+    place: tuple[str | int, ...], value: object, told: str, errors: Errors
+) -> None:
+    """And no page is left, which would show it as if it were measured."""
+    report = json.loads(json.dumps(report_document(finished())))
+    table: Any = report
+    for step in place[:-1]:
+        table = table[step]
+    table[place[-1]] = value
+    assert main(["html", written("r.json", report)]) == 2
+    assert f"r.json: no report of distsim, or a damaged one ({told}); write it with --report FILE" in errors()
+    assert not Path("r.html").exists()
+
+
 def test_a_report_that_is_not_there_is_one_line(errors: Errors) -> None:
     """Which file, and why."""
     assert main(["html", "nowhere.json"]) == 2
