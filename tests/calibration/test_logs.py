@@ -158,6 +158,14 @@ LINE = table_line("all_reduce", 8, 1 << 20, 60.0)
             log("all_reduce", TIMES).replace(LINE, table_line("all_reduce", 8, 1 << 20, 60.0, wrong="7")),
             ":20: left out: 1048576 bytes came with 14 wrong values",
         ),
+        (
+            log("all_reduce", TIMES).replace(LINE, LINE.replace("  60.00", "  30.00")),
+            ":20: left out: 1048576 bytes in 30.00 us make 34.95 GB/s of algbw, it says 17.48",
+        ),
+        (
+            log("all_reduce", TIMES).replace(LINE, LINE.replace("  30.58", "  60.58")),
+            ":20: left out: 1048576 bytes in 60.00 us make 30.58 GB/s of busbw, it says 60.58",
+        ),
         (log("all_reduce", TIMES).replace("(us)", "(ms)"), ": left out: line 17 has (ms) where (us) is expected"),
         (
             log("all_reduce", TIMES).replace("  60.00  ", "   0.06  ").replace(" 500.00  ", "   0.50  "),
@@ -182,7 +190,8 @@ LINE = table_line("all_reduce", 8, 1 << 20, 60.0)
         (log("all_reduce", TIMES, nodes=2).replace("node1 device  7", "node2 device  7"), "unequal numbers of GPUs"),
     ],
     ids=str.split(
-        "cut torn inf wrong ms us factor cpu column unnamed ranks lost twice one empty mixed groups agg graph uneven"
+        "cut torn inf wrong halved doubled ms us factor cpu column unnamed ranks lost twice one empty mixed groups agg "
+        "graph uneven"
     ),
 )
 def test_what_is_left_out_is_one_line(text: str, said: str, tmp_path: Path) -> None:
@@ -202,6 +211,17 @@ def test_a_run_without_a_whole_line_says_what_is_missing(tmp_path: Path) -> None
     assert not runs
     assert len(notes) == len(TIMES) + 1
     assert notes[-1] == "a.log: left out: all 4 of its lines are cut (9 of 13 columns), as its head has them"
+
+
+@pytest.mark.parametrize("time_us", [3.36, 59.97, 4321.4, 123456.0])
+def test_what_was_not_printed_is_no_contradiction(time_us: float, tmp_path: Path) -> None:
+    """A time and its bandwidths are rounded each by itself; of small sizes hardly a digit is left."""
+    for size in (8, 1000, 1 << 13, 1 << 20):
+        short = f"{time_us:.0f}" if time_us > 1000 else f"{time_us:.2f}"
+        text = log("all_reduce", [(size, time_us + 0.004)])
+        runs, notes = _read(tmp_path, text.replace(f"{time_us + 0.004:7.2f}", f"{short:>7s}"))
+        assert notes == []
+        assert len(runs[0].rows) == 1
 
 
 def test_ranks_dealt_out_in_turn_are_left_out(tmp_path: Path) -> None:
@@ -247,6 +267,15 @@ def test_logs_of_mixed_runs_are_refused(other: str, said: str, tmp_path: Path) -
         agreed(read_logs(folder))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_release_that_nobody_has_is_refused_before_it_is_taken_for_another(tmp_path: Path) -> None:
+    """One line, and no note before it that says what it is taken for."""
+    folder = _folder(tmp_path, a=log("all_reduce", TIMES, heard=("NCCL version 9.99.1+cuda12.9",)))
+    with pytest.raises(
+        UsageError, match=r"a\.log: it says NCCL 9\.99\.1: expected a release 2\.x, .* leave that log out"
+    ):
+        fits(agreed(read_logs(folder)), "dgx-h100")
 
 
 def test_a_contradiction_is_said_with_both_figures(tmp_path: Path) -> None:

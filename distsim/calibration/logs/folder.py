@@ -168,6 +168,12 @@ def _version(logs: Logs, cluster: Cluster, like: str) -> list[str]:
             f"no log names its version of {library}: taken for {version}, "
             f"as {like} has it (NCCL_DEBUG=VERSION prints it)"
         ]
+    if not logs.version.startswith("2."):
+        file = next(run.file for run in logs.runs if run.version == logs.version)
+        raise UsageError(
+            f"{file}: it says {cluster.nccl.library.upper()} {brief(logs.version)}: expected a release 2.x, whose "
+            "choices distsim follows; leave that log out, or mend the line if it is torn"
+        )
     told = strange_release(logs.version) if cluster.nccl.library == "nccl" else None
     return [] if told is None else [told]
 

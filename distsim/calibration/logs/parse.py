@@ -219,7 +219,7 @@ class _Reader:
             self.notes.append(f"{self.name}: left out: {why}")
             return
         assert op is not None
-        rows = self._rows(run)
+        rows = self._rows(run, busbw_factor(op, len(run.ranks)))
         hosts = Counter(host for host, _, _ in run.ranks.values())
         processes = {(host, process) for host, process, _ in run.ranks.values()}
         if rows:
@@ -240,7 +240,7 @@ class _Reader:
                 )
             )
 
-    def _rows(self, run: _Open) -> tuple[LogRow, ...]:
+    def _rows(self, run: _Open, factor: float) -> tuple[LogRow, ...]:
         if run.columns is not None and len(run.columns.blocks) == 1:
             self.notes.append(f"{self.name}: one column of times, not out-of-place and in-place: it is taken as it is")
         rows: dict[int, LogRow] = {}
@@ -248,6 +248,9 @@ class _Reader:
             if line.num_wrong:
                 told = f"{line.num_wrong:g} wrong values"
                 self.notes.append(f"{self.name}:{number}: left out: {line.size_bytes} bytes came with {told}")
+                continue
+            if (off := line.contradiction(factor, (_UNEVEN, _AGREED))) is not None:
+                self.notes.append(f"{self.name}:{number}: left out: {off}")
                 continue
             known = rows.get(line.size_bytes)
             time_us = min(time for time in line.times_us)

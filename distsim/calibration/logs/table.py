@@ -23,6 +23,12 @@ class CutLine(ValueError):
     """A line that begins as one of the table's and has not all of its columns; the text says what is missing."""
 
 
+def _last_digit(figure: str) -> float:
+    """What one of the last digit that was printed is worth: 0.01 of 60.25."""
+    digits, _, power = figure.lower().partition("e")
+    return float(10.0 ** (int(power or 0) - len(digits.partition(".")[2])))
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of the table: by block (out-of-place, in-place) the time, both bandwidths, and wrong values if any."""
@@ -40,6 +46,21 @@ class Line:
     def num_wrong(self) -> float:
         """Wrong values over all blocks; none where they were not looked at (N/A)."""
         return sum(float(block.get("#wrong", "0").replace("N/A", "0") or 0) for block in self.blocks)
+
+    def contradiction(self, factor: float, shares: tuple[float, float]) -> str | None:
+        """Where a time and a bandwidth contradict each other, beyond what was not printed of either and a share: of
+        algbw, of busbw. *factor* makes the second of the first. None where all agree."""
+        for block in self.blocks:
+            time_us = float(block["time"])
+            own = self.size_bytes / time_us / 1e3
+            unprinted = _last_digit(block["time"]) / time_us
+            for name, expected, share in (("algbw", own, shares[0]), ("busbw", own * factor, shares[1])):
+                if abs(float(block[name]) - expected) > expected * (share + unprinted) + _last_digit(block[name]):
+                    return (
+                        f"{self.size_bytes} bytes in {block['time']} us make {expected:.2f} GB/s of {name}, it says "
+                        f"{block[name]}"
+                    )
+        return None
 
     def bandwidths(self) -> list[tuple[float, float, float]]:
         """(time_us, algbw, busbw) of each block."""
