@@ -14,6 +14,7 @@ from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records.kinds import Kind
 from distsim.report.document import report_document
 from distsim.report.html.collect.lanes import thinned
+from distsim.report.html.draw.cluster import cluster
 from distsim.report.html.page import html
 from distsim.report.html.pages import run_page
 from distsim.report.html.reports import outcome_document, records_document
@@ -115,6 +116,33 @@ def test_messages_are_arrows_and_the_lonely_one_dangles() -> None:
     assert traces["received"]["y"] == [0, 1, None]
     assert traces["no other end"]["y"][0] == 1
     assert "recv of rank 1 without its other end" in traces["no other end"]["hovertext"][0]
+
+
+def test_the_times_say_whose_they_are_and_how_sure() -> None:
+    """The collectives' software and the step's interval, as the terminal has them; neither where a report has none."""
+    training = {"step_time_s": 0.0004, "step_low_s": 0.0003, "step_high_s": 0.0005}
+    report = report_document(finished()) | {"software": "NCCL 2.21.5, aws-ofi-nccl 1.9.1", "training": training}
+    text = seen_of(report).text
+    assert "software assumed: NCCL 2.21.5, aws-ofi-nccl 1.9.1" in text
+    assert "400 us a training step (300 us to 500 us in 8 cases of 10, by its exposed communication)" in text
+    unsure = {"step_time_s": 0.0004, "step_low_s": None, "step_high_s": None}
+    text = seen_of(report | {"software": None, "training": unsure}).text
+    assert "software" not in text
+    assert "400 us a training step · " in text
+
+
+@pytest.mark.parametrize(("groups", "switch"), [(1, "group0/switch0"), (12, "group*/switch*")])
+def test_every_nic_is_drawn_to_its_switch(groups: int, switch: str) -> None:
+    """Also where the fabric has groups with switches of their own; very many are drawn as one."""
+    names = ["n0/gpu0->n0/nic0", *(f"n0/nic0->group{n}/switch{n}" for n in range(groups)), "group0/switch0->n1/nic0"]
+    figures = {"mean_utilisation": 0.5, "peak_utilisation": 1.0, "bandwidth_bytes_per_s": 1e9}
+    drawing = cluster([{"name": name, **figures} for name in names])
+    assert drawing is not None
+    assert sorted(box.title for box in drawing.boxes) == sorted([switch, "n0/gpu0", "n0/nic0", "n1/nic0"])
+    joined = {one.title.partition(":")[0] for one in drawing.arrows}
+    assert joined == {"n0/gpu0 - n0/nic0", f"{switch} - n0/nic0", f"{switch} - n1/nic0"}
+    over, under = (box.y for title in (switch, "n0/nic0") for box in drawing.boxes if box.title == title)
+    assert over < under
 
 
 def test_links_are_a_heat_map_with_faults_as_bands() -> None:

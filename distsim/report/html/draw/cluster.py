@@ -20,7 +20,8 @@ LAYERS = ("gpu", "cpu", "nvswitch", "pcie", "nic", "leaf", "switch", "spine")
 MOST_HOSTS, MOST_ALIKE = 2, 8
 STEPS = ((0.9, "#b2182b"), (0.6, "#e08214"), (0.3, "#d9b13b"), (0.1, "#5aae61"), (0.0, "#7f8c9a"))
 """From that share on, that colour."""
-_NAME = re.compile(r"(?:n(\d+)/)?([A-Za-z_]+)(\d*)")
+_NAME = re.compile(r"(?:n(\d+)/)?([A-Za-z_]+\d*/)?([A-Za-z_]+)(\d*)")
+"""`n0/gpu3`, `leaf2`, `group1/switch5`: host, the fabric's own groups, kind, number."""
 
 
 @dataclass(slots=True)
@@ -76,7 +77,7 @@ def cluster(links: Sequence[Mapping[str, Any]]) -> Drawing | None:
 
 def _kind(name: str) -> str:
     found = _NAME.match(name.replace("*", "0"))
-    return found[2] if found is not None else ""
+    return found[3] if found is not None else ""
 
 
 def _folded(names: set[str]) -> dict[str, str]:
@@ -84,18 +85,22 @@ def _folded(names: set[str]) -> dict[str, str]:
     parts = {name: found for name in sorted(names) if (found := _NAME.fullmatch(name)) is not None}
     hosts = {found[1] for found in parts.values() if found[1] is not None}
     all_hosts = len(hosts) > MOST_HOSTS
-    of_kind: dict[tuple[str | None, str], int] = {}
+    of_kind: dict[tuple[str | None, str, str], int] = {}
     for found in parts.values():
-        key = (found[1], found[2])
+        key = (found[1], _any_number(found[2]), found[3])
         of_kind[key] = of_kind.get(key, 0) + 1
     drawn = {}
     for name, found in parts.items():
-        host, kind, number = found.groups()
-        if of_kind[host, kind] > MOST_ALIKE * (1 if host is None else 2):
-            number = "*"
+        host, group, kind, number = found.groups()
+        if of_kind[host, _any_number(group), kind] > MOST_ALIKE * (1 if host is None else 2):
+            group, number = _any_number(group), "*"
         prefix = "" if host is None else "n*/" if all_hosts else f"n{host}/"
-        drawn[name] = f"{prefix}{kind}{number}"
+        drawn[name] = f"{prefix}{group or ''}{kind}{number}"
     return drawn
+
+
+def _any_number(group: str | None) -> str:
+    return re.sub(r"\d+", "*", group or "")
 
 
 def _placed(counts: Mapping[str, int]) -> dict[str, Box]:
