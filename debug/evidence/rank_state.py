@@ -27,6 +27,7 @@ __all__ = [
     "read_exits",
     "settle_stuck",
     "sources",
+    "sources_at",
     "wall_offsets",
 ]
 
@@ -363,15 +364,19 @@ def _in_seconds(spans: Iterable[tuple[int, int]], origin_ns: int) -> tuple[tuple
 def sources(records: Iterable[Sequence[CallRecord]], roots: Sequence[Path] | None = None) -> dict[str, str]:
     """Text of the user's files that calls were made from, where they can be read. *roots*: only of files under one of
     these folders, for records that may be a stranger's, who could name any file of the reader's."""
+    return sources_at((call.site for calls in records for call in calls if call.site is not None), roots)
+
+
+def sources_at(sites: Iterable[Site], roots: Sequence[Path] | None = None) -> dict[str, str]:
+    """The same of the files that *sites* are in."""
     found: dict[str, str] = {}
-    for calls in records:
-        for call in calls:
-            if call.site is None or call.site.file in found or len(found) >= MOST_SOURCES:
-                continue
-            file = call.site.file
-            try:
-                path = absolute(file) if roots is None else within(absolute(file), list(roots))
-                found[file] = "" if path is None else read_bytes(path, LONGEST_SOURCE).decode()
-            except (OSError, ValueError):
-                found[file] = ""
+    for site in sites:
+        if site.file in found or len(found) >= MOST_SOURCES:
+            continue
+        file = site.file
+        try:
+            path = absolute(file) if roots is None else within(absolute(file), list(roots))
+            found[file] = "" if path is None else read_bytes(path, LONGEST_SOURCE).decode()
+        except (OSError, ValueError):
+            found[file] = ""
     return {file: text for file, text in found.items() if text}

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +29,7 @@ import pytest
 import torch.distributed  # noqa: F401  # once, here, and not in every child
 
 from distsim.debug.monitor.series import Series
+from distsim.plugin.annotations import in_library
 from distsim.plugin.on_rank.body import rank_body
 from distsim.plugin.on_rank.report import RankReport, describe
 from distsim.plugin.options import NotSent, Options
@@ -38,6 +39,7 @@ from distsim.plugin.verdict import Verdict, from_here, whole
 if TYPE_CHECKING:
     from distsim.debug.diagnosis.diagnose import Diagnosis
     from distsim.debug.postmortem import Found
+    from distsim.debug.records import Evidence
 
 __all__ = ["MONITOR", "run_real"]
 
@@ -108,7 +110,7 @@ def run_real(
         verdict.report = late
         return verdict
     told = [d for d in (diagnoses if early is None else early) if d.adds_to(reports)]
-    verdict.explain(told, None, every=whole(item))
+    verdict.explain(told, _lines_of(told, options.n), every=whole(item))
     for rank, code in codes.items():
         if code and not reports and not verdict.report:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
@@ -312,6 +314,16 @@ def _found(directory: Path) -> Found:
         return examine(directory)
     except UsageError:  # nobody has come as far as to write one
         return Found([], Evidence(0, {}, {}))
+
+
+def _lines_of(told: Sequence[Diagnosis], num: int) -> Evidence:
+    """The lines of the program that *told* names, and no more: what else the rings hold is of after it was told."""
+    from distsim.debug.evidence.rank_state import sources_at
+    from distsim.debug.records import Evidence
+
+    return Evidence(
+        num, {}, sources=sources_at(site for d in told for site in d.sites.values() if not in_library(site.file))
+    )
 
 
 def _print_output(directory: Path, num: int) -> None:

@@ -27,7 +27,7 @@ from distsim.plugin.options import Options
 from distsim.plugin.timeouts import TimedConditions
 from distsim.plugin.tools.debugger import traces_of, wants_frames
 from distsim.plugin.tools.hypothesis import in_the_example
-from distsim.plugin.verdict import Verdict, columns, from_here, whole
+from distsim.plugin.verdict import REST, Verdict, columns, from_here, whole
 from distsim.sim.kernel.collector import set_more_aside
 from distsim.sim.kernel.scheduler import Unwind
 from distsim.sim.run import simulate
@@ -85,7 +85,7 @@ def run_simulated(
     except KeyboardInterrupt:
         raise KeyboardInterrupt from None  # pytest has one line for it
     except pytest.fail.Exception as stop:  # pytest-timeout: say where everybody is
-        raise pytest.fail.Exception(f"{stop}\n\n{_where(conditions)}", pytrace=False) from None
+        raise pytest.fail.Exception(f"{stop}\n\n{_where(conditions, whole(item))}", pytrace=False) from None
     finally:
         vars(item).pop("distsim_conditions", None)  # pytest keeps its items to the end, and this keeps the world
     for error in errors.values():
@@ -102,7 +102,7 @@ def run_simulated(
                 outcome.evidence.ranks[rank].traceback = None
         verdict.explain(told, outcome.evidence, every=whole(item))
     elif conditions.limits.reached is not None:
-        verdict.report = f"{conditions.limits.reached}\n{_where(conditions)}"
+        verdict.report = f"{conditions.limits.reached}\n{_where(conditions, whole(item))}"
     elif outcome.exit_code and not errors:
         codes = {r.rank: r.exit_code for r in outcome.ranks if r.exit_code}
         verdict.report = f"ranks left with exit codes {codes}"
@@ -130,7 +130,7 @@ def _torch_logs_nothing() -> Iterator[None]:
         logger.disabled = before
 
 
-def _where(conditions: TimedConditions) -> str:
+def _where(conditions: TimedConditions, every: bool) -> str:
     """Where every rank was when a run was cut short; the diagnosis says it where there is one."""
     from distsim.debug.diagnosis.diagnose import diagnose
     from distsim.debug.report.render import render_diagnoses
@@ -140,7 +140,9 @@ def _where(conditions: TimedConditions) -> str:
     if evidence is None:
         return ""
     diagnoses = diagnose(evidence)
-    text = render_diagnoses(diagnoses, evidence).plain(columns()) if diagnoses else "\n".join(whereabouts(evidence))
+    text = "\n".join(whereabouts(evidence))
+    if diagnoses:
+        text = render_diagnoses(diagnoses, evidence, whole=every, rest=REST).plain(columns())
     return text.rstrip()
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from distsim.debug.diagnosis.diagnose import Diagnosis
     from distsim.debug.records import Evidence
 
-__all__ = ["Verdict", "columns", "fail_at", "from_here", "judge", "whole"]
+__all__ = ["REST", "Verdict", "columns", "fail_at", "from_here", "judge", "whole"]
 
 SHOWN_IN_FULL = 2
 """Failures shown whole of those that differ only in their values, as long as nobody asks for -vv."""
@@ -34,6 +34,8 @@ SHOWN_IN_A_LINE = 8
 
 MAX_DIAGNOSES = 3
 """Diagnoses shown whole."""
+REST = "pytest -vv"
+"""What shows those that are not, and tracebacks to their last line."""
 
 _RAISED = ("rank_raised", "rank_exited", "ddp_unused_parameter")
 """Kinds that say of a rank what its own exception says."""
@@ -67,7 +69,7 @@ class Verdict:
         if not diagnoses:
             return
         shown = len(diagnoses) if every else MAX_DIAGNOSES
-        self.report = render_diagnoses(diagnoses[:shown], evidence).plain(columns())
+        self.report = render_diagnoses(diagnoses[:shown], evidence, whole=every, rest=REST).plain(columns())
         if diagnoses[shown:]:
             kinds = ", ".join(dict.fromkeys(d.kind.label for d in diagnoses[shown:]))
             ranks = sorted({rank for d in diagnoses[shown:] for rank in d.culprits})

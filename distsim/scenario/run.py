@@ -19,7 +19,7 @@ from distsim.debug.report.whereabouts import whereabouts
 from distsim.errors import DistsimError
 from distsim.report import Summary, report_document
 from distsim.scenario.expect.figures import figures
-from distsim.scenario.expect.replay import WIDTH, never_struck, replay_command
+from distsim.scenario.expect.replay import REST, WIDTH, never_struck, replay_command
 from distsim.scenario.expect.result import NOT_RUN, Result
 from distsim.scenario.expect.run_result import result_of
 from distsim.scenario.file.load import Scenario
@@ -155,7 +155,7 @@ def _never(rule: Rule, outcome: Outcome) -> str:
 
 def _report(outcome: Outcome) -> str:
     if outcome.diagnoses:
-        return render_diagnoses(outcome.diagnoses, outcome.evidence).plain(WIDTH)
+        return render_diagnoses(outcome.diagnoses, outcome.evidence, rest=REST).plain(WIDTH)
     from distsim.debug.report.console import Console
 
     console = Console(width=WIDTH, color_system=None, force_terminal=False, file=io.StringIO())

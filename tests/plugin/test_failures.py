@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 from plugin.conftest import Run
 
+from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.plugin.verdict import Verdict
+from tests.debug.builders import all_reduce, fail, play
+
 LATE = """
 import time
 
@@ -173,6 +177,20 @@ def test_values(rank):
     ).stdout.str()
     assert text.count("ERROR  rank raised") <= 3
     assert len(text.splitlines()) < 120
+
+
+def test_a_cut_traceback_says_what_shows_it_in_pytest() -> None:
+    """-vv, which shows it to its last line; no flag of the command line."""
+    evidence = play(2, {0: [all_reduce(5)], 1: [fail("ValueError: bad batch", 7)]})
+    frames = "".join(f'  File "train.py", line {n}, in f{n}\n    f{n + 1}()\n' for n in range(300))
+    evidence.ranks[1].traceback = f"Traceback (most recent call last):\n{frames}ValueError: bad batch\n"
+    short, long = Verdict(), Verdict()
+    short.explain(diagnose(evidence), evidence, every=False)
+    assert "more lines; pytest -vv has them)" in short.report
+    assert "--report" not in short.report
+    long.explain(diagnose(evidence), evidence, every=True)
+    assert "pytest -vv" not in long.report
+    assert "line 150, in f150" in long.report
 
 
 def test_the_report_is_there_once(run: Run) -> None:

@@ -123,6 +123,7 @@ def test_real_ranks_are_judged_like_simulated_ones(pytester: pytest.Pytester) ->
             "*rank 1 of 2 on gloo*",
             "[[]1] line of 1",
             "HANG  missing rank  rank 2  barrier #1*",
+            "  test_it.py:19  |  dist.barrier()",
             "HANG  rank killed  rank 1*",
             "HANG  *  rank 1*",
             "FAILED test_it.py::test_hang - line 19: HANG  missing rank*",

@@ -10,10 +10,12 @@ from distsim.sim.faults.fault import Rule
 from distsim.sim.kernel.schedule import Schedule
 from distsim.text.units import format_time
 
-__all__ = ["WIDTH", "never_struck", "replay_command"]
+__all__ = ["REST", "WIDTH", "never_struck", "replay_command"]
 
 WIDTH = 100
 """Columns of a report in a log."""
+REST = "distsim scenario run --html FILE"
+"""What has all of a report that is cut."""
 
 
 def replay_command(scenario: Scenario, schedule: Schedule | None = None) -> str:

@@ -19,7 +19,7 @@ from distsim.debug.records import Evidence
 from distsim.debug.report.render import render_diagnoses
 from distsim.debug.report.whereabouts import whereabouts
 from distsim.errors import UsageError
-from distsim.scenario.expect.replay import WIDTH, never_struck, replay_command
+from distsim.scenario.expect.replay import REST, WIDTH, never_struck, replay_command
 from distsim.scenario.expect.result import Result
 from distsim.scenario.expect.run_result import result_of
 from distsim.scenario.file.load import Scenario
@@ -77,7 +77,7 @@ def run_for_real(scenario: Scenario, *, picture: bool = False) -> Result:
         scenario,
         outcome,
         output,
-        report=render_diagnoses(diagnoses, evidence).plain(WIDTH) if diagnoses else said,
+        report=render_diagnoses(diagnoses, evidence, rest=REST).plain(WIDTH) if diagnoses else said,
         replay=replay_command(scenario) + " --backend gloo",
         figures={"wall_time_s": wall_s},
         unstruck=[_never(rule, wall_s) for rule in unstruck],
