@@ -18,6 +18,7 @@ from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, HostWait,
 from distsim.debug.records.diagnosis import Diagnosis, Stuck
 from distsim.debug.records.kinds import Kind
 from distsim.debug.records.remote import REMOTE_CALLS, SERVE
+from distsim.debug.report.alike import and_others, told_once
 from distsim.debug.report.console import Console
 from distsim.debug.report.lines import Line, most_lines, shortened
 from distsim.debug.report.stack_tree import StackNode, blank_addresses, merge_equal, merge_stacks
@@ -65,32 +66,39 @@ class DiagnosisReport:
         elif not self.diagnoses:
             yield Text("HEALTHY  no hang and no inconsistent collective", style=VERDICT_STYLE["HEALTHY"])
         used = 0
-        for i, diagnosis in enumerate(self.diagnoses):
+        groups = self._groups()
+        for i, (diagnosis, *others) in enumerate(groups):
             shown = list(_head(diagnosis, width))
-            for line in self._body(diagnosis):
+            for line in self._body(diagnosis, others):
                 shown += line.wrapped(width)
             used += len(shown) + 1
             if i and used > MAX_REPORT_LINES and not self.whole:
-                yield from _rest(self.diagnoses[i:], width, self.rest)
+                yield from _rest([d for group in groups[i:] for d in group], width, self.rest)
                 return
             if i or self.inconclusive is not None:
                 yield Text("")
             yield from shown
 
-    def _body(self, diagnosis: Diagnosis) -> Iterator[Line]:
+    def _groups(self) -> list[list[Diagnosis]]:
+        return [[d] for d in self.diagnoses] if self.whole else told_once(self.diagnoses, self.evidence)
+
+    def _body(self, diagnosis: Diagnosis, others: Sequence[Diagnosis]) -> Iterator[Line]:
         most = sys.maxsize if self.whole else most_lines(len(self.diagnoses))
-        return _body(diagnosis, self.evidence, most, self.rest)
+        yield from _body(diagnosis, self.evidence, most, self.rest)
+        if others and self.evidence is not None:
+            yield Line(and_others(others, self.evidence, self.rest))
 
     @property
     def shown(self) -> Sequence[Diagnosis]:
         """The diagnoses that are printed in full where the report is as wide as in a file."""
         used = 0
-        for i, diagnosis in enumerate(self.diagnoses):
-            lines = (part for line in self._body(diagnosis) for part in line.wrapped(120))
+        groups = self._groups()
+        for i, (diagnosis, *others) in enumerate(groups):
+            lines = (part for line in self._body(diagnosis, others) for part in line.wrapped(120))
             used += sum(1 for _ in lines) + 2
             if i and used > MAX_REPORT_LINES and not self.whole:
-                return self.diagnoses[:i]
-        return self.diagnoses
+                return [first for first, *_ in groups[:i]]
+        return [first for first, *_ in groups]
 
     def plain(self, width: int = 80) -> str:
         """The report as text without colour, *width* columns wide."""

@@ -13,6 +13,7 @@ from distsim.debug.report.lines import most_lines, shortened
 from distsim.debug.report.render import MAX_REPORT_LINES
 from distsim.debug.report.stack_tree import blank_addresses
 from distsim.debug.words.phrases import ranks_text
+from distsim.text.alike import but_for_numbers, last_words
 
 if TYPE_CHECKING:
     from distsim.sim.outcome import Failure
@@ -56,11 +57,15 @@ class Failures:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         used = 0
-        for number, failure in enumerate(self.failures):
+        alike: dict[tuple[str, str], list[MergedFailure]] = {}
+        for one in self.failures:
+            alike.setdefault((one.type, but_for_numbers(one.traceback) or one.message), []).append(one)
+        groups = list(alike.values())
+        for number, (failure, *others) in enumerate(groups):
             lines = shortened(failure.traceback.splitlines(), most_lines(len(self.failures)))
             used += len(lines) + 2
             if number and used > MAX_REPORT_LINES:
-                yield from self._rest(self.failures[number:])
+                yield from self._rest([one for group in groups[number:] for one in group])
                 return
             head = Text()
             head.append("RAISED", style="bold red")
@@ -70,7 +75,19 @@ class Failures:
             yield head
             if lines:
                 yield Text("\n".join(f"  {line}" for line in lines), no_wrap=True, overflow="ignore")
+            if others:
+                used += 1
+                yield self._and_others(others)
             yield Text()
+
+    @staticmethod
+    def _and_others(others: Sequence[MergedFailure]) -> Text:
+        """Those that differ from one that is shown in the numbers of their messages only."""
+        ranks = ranks_text([rank for failure in others for rank in failure.ranks])
+        more = "one more that differs" if len(others) == 1 else f"{len(others)} more that differ"
+        last = others[-1]
+        said = last_words(last.traceback) or f"{last.type}: {last.message}"
+        return Text(f"  ... and {more} in numbers, {ranks} (--report FILE); {ranks_text(last.ranks)}: {said}")
 
     @staticmethod
     def _rest(failures: Sequence[MergedFailure]) -> Iterator[Text]:

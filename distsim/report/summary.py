@@ -40,10 +40,12 @@ class Summary:
             yield report
             yield Text()
             if outcome.evidence is not None:
-                for found in report.shown:
-                    told += [r for ranks, _ in shown_tracebacks(found, outcome.evidence) for r in ranks]
-                for found in outcome.diagnoses[len(report.shown) :]:
-                    told += found.culprits  # counted there, and what they raised with it
+                shown = {id(found) for found in report.shown}
+                for found in outcome.diagnoses:
+                    if id(found) in shown:
+                        told += [r for ranks, _ in shown_tracebacks(found, outcome.evidence) for r in ranks]
+                    else:
+                        told += found.culprits  # counted there, and what they raised with it
         yield Failures(outcome.failures, told)
         yield Whereabouts(outcome)
         yield from self._header()

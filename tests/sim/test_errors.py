@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 import distsim
+from distsim.debug.report.render import render_diagnoses
 from distsim.report import Summary, report_document
 
 
@@ -84,10 +85,11 @@ def test_five_hundred_errors_fit_on_a_screen() -> None:
     from distsim.sim.outcome import Failure
 
     trace = "Traceback (most recent call last):\n" + "".join(f'  File "t.py", line {n}, in f\n' for n in range(40))
+    shards = ["".join("abcdefghij"[int(digit)] for digit in str(rank)) for rank in range(500)]
     states = {
         rank: RankState(
-            rank, Phase.RAISED, site=Site("t.py", 9, "f"), exception=f"ValueError: shard {rank * 17}",
-            traceback=f"{trace}ValueError: shard {rank * 17}",
+            rank, Phase.RAISED, site=Site("t.py", 9, "f"), exception=f"ValueError: shard {shards[rank]}",
+            traceback=f"{trace}ValueError: shard {shards[rank]}",
         )
         for rank in range(500)
     }  # fmt: skip
@@ -96,7 +98,7 @@ def test_five_hundred_errors_fit_on_a_screen() -> None:
     assert len(found) == 500
     outcome = outcome_of(Mute)
     outcome.diagnoses, outcome.evidence = found, evidence
-    outcome.failures = [Failure((r,), "ValueError", f"shard {r * 17}", f"{states[r].traceback}") for r in range(500)]
+    outcome.failures = [Failure((r,), "ValueError", f"shard {shards[r]}", f"{states[r].traceback}") for r in range(500)]
     lines = text_of(outcome).splitlines()
     assert len(lines) <= 60, "\n".join(lines)
     assert any("more diagnoses (all of them: --report FILE)" in line for line in lines)
@@ -107,6 +109,34 @@ def test_five_hundred_errors_fit_on_a_screen() -> None:
     assert len(lines) <= 60
     assert any("more different exceptions (all of them: --report FILE)" in line for line in lines)
     assert len(report_document(outcome)["failures"]) == 500
+
+
+def test_errors_that_differ_in_numbers_are_told_once() -> None:
+    """One rank's in full, the others in a line with the last one's words; other errors, and the JSON, keep theirs."""
+
+    def body() -> None:
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 5:
+            raise KeyError("no shard")
+        raise ValueError(f"loss {dist.get_rank() * 1.5} is bad")
+
+    outcome = distsim.simulate(body, nproc_per_node=8, check=False)
+    text = " ".join(text_of(outcome).split())
+    assert text.count("ERROR rank raised") == 2
+    assert (
+        "... and 6 more that differ in numbers, ranks 1-4,6,7 (all of them: --report FILE); rank 7: ValueError" in text
+    )
+    assert "loss 10.5 is bad" in text
+    assert "loss 1.5 is bad" not in text
+    assert "KeyError: 'no shard'" in text
+    assert "RAISED" not in text, "what a diagnosis has told is not told again"
+    report = report_document(outcome)
+    assert [len(report[name]) for name in ("diagnoses", "failures")] == [8, 8]
+    assert render_diagnoses(outcome.diagnoses, outcome.evidence, whole=True).plain(120).count("ERROR  rank raised") == 8
+    outcome.diagnoses, outcome.evidence = [], None
+    text = " ".join(text_of(outcome).split())
+    assert text.count("RAISED") == 2
+    assert "... and 6 more that differ in numbers, ranks 1-4,6,7 (--report FILE); rank 7: ValueError: loss 10.5" in text
 
 
 def test_who_waits_for_many_is_said_once() -> None:
