@@ -67,6 +67,8 @@ def by_kind(cases: list[Case]) -> list[Any]:
     """Every program; the first of each kind of diagnosis runs always."""
     always = {
         *{case.head["kind"]: case.path.stem for case in reversed(cases)}.values(),
+        "future",
+        "future_callback",
         "pending_then_messages",
         "rpc_circle",
         "rpc_then_stuck",

@@ -14,7 +14,7 @@ from sim.running import ranks
 
 
 def test_what_a_call_moved_is_free_once_it_was_waited_for() -> None:
-    """Inputs, outputs and handles of completed calls are gone when the program drops them, without the collector."""
+    """Inputs, outputs, handles and futures of completed calls go when the program drops them, without the collector."""
 
     def body() -> list[bool]:
         dist.init_process_group("gloo")
@@ -29,7 +29,9 @@ def test_what_a_call_moved_is_free_once_it_was_waited_for() -> None:
             )
             for handle in filter(None, handles):
                 handle.wait()
-            seen.extend(weakref.ref(thing) for thing in (tensor, *parts, *filter(None, handles)))
+            future = dist.all_reduce(tensor, async_op=True).get_future()
+            future.wait()
+            seen.extend(weakref.ref(thing) for thing in (tensor, *parts, *filter(None, handles), future))
 
         for async_op in (True, False):
             call(async_op)

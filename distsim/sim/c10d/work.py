@@ -14,9 +14,9 @@ from torch.futures import Future
 
 from distsim.debug.records import CallRecord, CallWait, State
 from distsim.debug.words.error_text import message
-from distsim.sim.c10d.on_gpu.futures import InBackward, callback_patches, have_stream_wait
-from distsim.sim.isolation.process import current_task, require_task
-from distsim.sim.kernel.behind import why_it_waits
+from distsim.sim.c10d.futures import CallFuture, wait_patches
+from distsim.sim.c10d.on_gpu.futures import InBackward, callback_patches
+from distsim.sim.isolation.process import RankTask, current_task, require_task
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -95,12 +95,11 @@ class SimWork(Work):
             raise TypeError("wait(): incompatible function arguments: timeout must be a datetime.timedelta")
         task = require_task()
         self.record.waited = True
-        own = timeout is not NO_TIMEOUT and timeout.total_seconds() > 0
+        own_s = timeout.total_seconds() if timeout is not NO_TIMEOUT else 0.0
         if not self.done.processed:
-            limit_s = timeout.total_seconds() if own else self._timeout_s
-            left_s = limit_s if own else max(0.0, self.record.issued_s + limit_s - task.now_s())
-            if not task.wait_until(self.done, CallWait(self.record), left_s, own or self._explicit):
-                raise self._give_up(limit_s)
+            left_s = own_s if own_s > 0 else max(0.0, self.expires_s - task.now_s())
+            if not task.wait_until(self.done, CallWait(self.record), left_s, own_s > 0 or self._explicit):
+                raise self.give_up(own_s if own_s > 0 else self._timeout_s)
         else:
             task.flush()
         self._settle_all()
@@ -109,21 +108,37 @@ class SimWork(Work):
         self._was_waited_for()
         return True
 
-    def _give_up(self, limit_s: float) -> BaseException:
-        error = self._timeout_error(self.record, limit_s)
+    @property
+    def expires_s(self) -> float:
+        """When the group's timeout is over."""
+        return self.record.issued_s + self._timeout_s
+
+    @property
+    def has_own_limit(self) -> bool:
+        """The program has set the timeout itself."""
+        return self._explicit
+
+    def give_up(self, limit_s: float | None = None) -> BaseException:
+        """The call has not ended in *limit_s* (None: as long as its group allows)."""
+        error = self._timeout_error(self.record, self._timeout_s if limit_s is None else limit_s)
         self._error = self._error or error
         self.record.state = State.FAILED
         self.record.error = message(error)
         self._on_give_up(error, self)
+        self._settle_all()
         return error
+
+    def give_up_if_late(self, task: RankTask) -> None:
+        """As gloo's own thread does, whoever only looks: in a program of a default timeout, not once all do."""
+        late = task.now_s() > self.expires_s and (self._explicit or not task.world.only_polls)
+        if late and not self.done.triggered and not task.wait_until(self.done, CallWait(self.record), 0.0):
+            self.give_up()
 
     def is_completed(self) -> bool:
         task = current_task()
         if not self.done.processed and task is not None:
             task.poll(CallWait(self.record), task.looks_on(self.record))
-            late = task.now_s() > self.record.issued_s + self._timeout_s
-            if late and not self.done.triggered and (self._explicit or not task.world.only_polls):
-                self._give_up(self._timeout_s)
+            self.give_up_if_late(task)
         if self.done.processed or self._error is not None:
             self.record.waited = True
             return True
@@ -179,8 +194,8 @@ class SimWork(Work):
         if self._future is None:
             if self.process.notes.ddp_waits_in_cpp:
                 self.wait()
-            self._future = Future()
-            self._when_done(lambda: _settle(self._future, self._value(), self._error))
+            self._future = future = CallFuture(self)
+            self._when_done(lambda: future.settle(self._value(), self._error))
         return self._future
 
     def get_future_result(self) -> Future[Any]:
@@ -198,9 +213,9 @@ class SimWork(Work):
         process = self.process
         self._settlers.append(settle)
         if len(self._settlers) == 1:
-            process.notes.unsettled += 1
+            process.notes.unsettled[self] = None
             assert self.done.callbacks is not None
-            self.done.callbacks.append(lambda _: process.due.append(self._settle_all))
+            self.done.callbacks.append(lambda _: process.fall_due(self._settle_all))
         if torch._C._current_graph_task_id() != -1:
             process.notes.backward.append(self)
             if len(process.notes.backward) == 1:
@@ -211,7 +226,7 @@ class SimWork(Work):
         for settle in settlers:
             settle()
         if settlers:
-            self.process.notes.unsettled -= 1
+            del self.process.notes.unsettled[self]
             self._was_waited_for()
 
     def fail(self, error: BaseException) -> None:
@@ -221,16 +236,6 @@ class SimWork(Work):
             self.record.state = State.FAILED
             self.record.error = message(error)
             self.done.succeed()
-
-
-def _settle(future: Future[Any] | None, value: object, error: BaseException | None) -> None:
-    assert future is not None
-    if future.done():
-        return
-    if error is None:
-        future.set_result(value)
-    else:
-        future.set_exception(error)
 
 
 def drain_backward(process: SimProcess) -> None:
@@ -304,21 +309,6 @@ def handle_of(op: str, flavour: str) -> type[SimWork]:
     return _ON_GLOO.get(op, SimWork) if flavour == "gloo" else SimWork
 
 
-_real_wait = torch._C.Future.wait
-
-
-def _future_wait(self: Any) -> Any:
-    task = current_task()
-    if task is not None:
-        task.process.complete_futures()
-        while not self.done():
-            task.poll(why_it_waits(self))
-    value = _real_wait(self)
-    if task is not None:
-        have_stream_wait(task, value)
-    return value
-
-
 _Reducer = torch._C._distributed_c10d.Reducer
 _real_delay_all_reduce = _Reducer._delay_all_reduce
 
@@ -339,5 +329,4 @@ def _delay_all_reduce(self: Any) -> None:
 
 def future_patches() -> list[tuple[Any, str, Any]]:
     """What blocks in C++ and would keep the baton, and what runs on streams there."""
-    waits = (torch._C.Future, "wait", _future_wait), (_Reducer, "_delay_all_reduce", _delay_all_reduce)
-    return [*waits, *callback_patches()]
+    return [*wait_patches(), (_Reducer, "_delay_all_reduce", _delay_all_reduce), *callback_patches()]

@@ -59,8 +59,8 @@ class Notes:
     """Its holds on the files of FileStores, in order (file_store._File)."""
     backward: list[Any] = field(default_factory=list)
     """Works and futures that the end of backward waits for (work.SimWork)."""
-    unsettled: int = 0
-    """Calls whose futures have callbacks that have not run."""
+    unsettled: dict[Any, None] = field(default_factory=dict)
+    """Handles of calls whose futures are not done, in order (work.SimWork)."""
     works_of_torch: set[Any] = field(default_factory=set)
     """Handles that torch's C++ may be the only one to hold (work.SimWork)."""
     ddp_waits_in_cpp: bool = False
@@ -139,6 +139,7 @@ class SimProcess:
         self.next_seq: dict[tuple[str, bool], int] = {}
         self.due: deque[Callable[[], None]] = deque()
         """Completions (futures) to carry out in this process's own thread."""
+        self._awaits_due: list[simpy.Event] = []
         self.phase = Phase.RUNNING
         self.exit_code: int | None = None
         self.result: Any = None
@@ -293,6 +294,22 @@ class SimProcess:
             slices[-1] = (slices[-1][0], start_s + seconds, name)
         elif len(slices) < MAX_SLICES:
             slices.append((start_s, start_s + seconds, name))
+
+    def fall_due(self, completion: Callable[[], None]) -> None:
+        """Have *completion* carried out by the next of its threads that runs: one that waits for it is woken."""
+        self.due.append(completion)
+        self.wake_for_due()
+
+    def next_due(self) -> simpy.Event:
+        """Happens when the next completion falls due, or might have been carried out already."""
+        event: simpy.Event = self.world.env.event()
+        self._awaits_due.append(event)
+        return event
+
+    def wake_for_due(self) -> None:
+        waiting, self._awaits_due = self._awaits_due, []
+        for event in waiting:
+            event.succeed()
 
     def complete_futures(self) -> None:
         """Carry out completions that fell due while this process slept."""

@@ -1,17 +1,22 @@
-"""Futures that were made of a remote call's: who waits for one waits for that call."""
+"""Futures that calls are behind: who waits for one waits for those calls."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import torch
 
 from distsim.debug.records import HostWait, Wait
 
-__all__ = ["made_of", "why_it_waits"]
+__all__ = ["calls_behind", "is_done", "made_of", "why_it_waits"]
+
+is_done = torch._C.Future.done
+"""torch's own, which takes no time."""
 
 _sources: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-"""Future -> those that it waits for, where calls are behind them: `why` says which (sim/rpc/agent/futures.py)."""
+"""Future -> those that it waits for, where calls are behind them: `why` says which (Reply, CallFuture)."""
 
 
 def made_of(future: Any, sources: Iterable[Any]) -> None:
@@ -21,15 +26,22 @@ def made_of(future: Any, sources: Iterable[Any]) -> None:
         _sources[future] = known
 
 
-def why_it_waits(future: Any) -> Wait:
-    """The first call behind *future* that is not over."""
+def calls_behind(future: Any) -> Iterator[Any]:
+    """The futures of the calls behind *future* that are not over, in order."""
     open_ = [future]
     while open_:
         one = open_.pop()
-        if one.done():
+        if is_done(one):
             continue
         if hasattr(one, "why"):
-            why: Wait = one.why
-            return why
-        open_.extend(reversed(_sources.get(one, ())))
+            yield one
+        else:
+            open_.extend(reversed(_sources.get(one, ())))
+
+
+def why_it_waits(future: Any) -> Wait:
+    """The first call behind *future* that is not over."""
+    for one in calls_behind(future):
+        why: Wait = one.why
+        return why
     return HostWait("a torch.futures.Future")

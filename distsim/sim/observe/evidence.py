@@ -108,15 +108,18 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
     if process is None:
         return RankState(rank, Phase.ABSENT)
     waits: list[Wait] = []
+    helping: list[Wait] = []
+    """Calls of its daemon threads."""
     since_s = process.end_s
     stack = process.last_stack
     for task in process.tasks if process.alive else ():
         is_main = task is process.main_task
         if task.served is not None and task.ident is not None:
             _stand(task.served, sys._current_frames().get(task.ident))
-        if task.finished or (task.daemon and not is_main):
-            continue
         why = None if _goes_on(task) else task.wait_reason
+        if task.finished or (task.daemon and not is_main):
+            helping += [why] if isinstance(why, CallWait) and not task.finished and not task.serves else []
+            continue
         meeting = None if process.rpc is None else process.rpc.meeting
         if is_main and why is not None and meeting is not None:
             why = CallWait(meeting)  # init_rpc or shutdown, whatever torch's Python waits for in it
@@ -132,6 +135,8 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
     ends = _ENDS if asleep else (*_ENDS, "sleep")
     if waits and all(isinstance(w, HostWait) and w.what in ends for w in waits):
         waits = []  # it will wake by itself: late, not stuck
+    if waits and all(isinstance(w, HostWait) for w in waits):  # a future's callback may end them, or a daemon thread
+        waits += [*(CallWait(work.record) for work in process.notes.unsettled), *helping]
     if not waits and hang_after_s is not None:
         waits = _on_gpu(process, hang_after_s)
     if phase is Phase.RUNNING and waits:

@@ -241,7 +241,7 @@ class SimGroup(Questions):
             or world.schedule is not None
             or world.lookahead is not None
             or process.recorder is not None
-            or process.notes.unsettled > 0  # their callbacks may be due before the call
+            or bool(process.notes.unsettled)  # their callbacks may be due before the call
             or len(process.tasks) > 1
         )
 

@@ -19,7 +19,7 @@ from distsim.sim.device.gpu import Device
 from distsim.sim.device.streams import accelerators_of, current_stream, set_current_stream
 from distsim.sim.device.timeline import Mark, Stream
 from distsim.sim.isolation.process import RankTask, current_task
-from distsim.sim.kernel.behind import made_of
+from distsim.sim.kernel.behind import is_done, made_of
 
 __all__ = ["InBackward", "callback_patches", "have_stream_wait", "written"]
 
@@ -80,7 +80,7 @@ def _on_gpus(value: object) -> Iterator[Tensor]:
             yield from _on_gpus(part)
     elif isinstance(value, dict):
         yield from _on_gpus(list(value.values()))
-    elif isinstance(value, _Base) and value.done():  # of collect_all
+    elif isinstance(value, _Base) and is_done(value):  # of collect_all
         yield from _on_gpus(_value_of(value))
 
 

@@ -41,16 +41,6 @@ class GpuWork(SimWork):
     together: Sequence[GpuWork] = ()
     """Of a batch, on its last call, whose handle the program has: those of its other calls."""
 
-    @property
-    def expires_s(self) -> float:
-        """When the group's timeout is over."""
-        return self.record.issued_s + self._timeout_s
-
-    @property
-    def has_own_limit(self) -> bool:
-        """The program has set the timeout itself."""
-        return self._explicit
-
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         task = require_task()
         self.record.waited = True

@@ -10,7 +10,7 @@ import torch
 from torch.futures import Future
 
 from distsim.sim.isolation.process import current_task
-from distsim.sim.kernel.behind import made_of
+from distsim.sim.kernel.behind import is_done, made_of
 
 if TYPE_CHECKING:
     from distsim.debug.records import Wait
@@ -56,7 +56,7 @@ class Reply(Future[Any]):
 
     def wait(self) -> Any:
         task = current_task()
-        if task is not None and not self.done():
+        if task is not None and not is_done(self):
             self._waiters += 1
             try:
                 task.wait(self._came, self.why)
@@ -71,8 +71,8 @@ _real_collect_all: Any = torch._C._collect_all
 
 
 def collect_all(futures: Sequence[Any]) -> Any:
-    """torch's own; with a reply that has failed it is over at once, as a failed future of C++'s would have it."""
-    if current_task() is None or not any(isinstance(future, Reply) for future in futures):
+    """torch's own; with a call that has failed it is over at once, as a failed future of C++'s would have it."""
+    if current_task() is None or not any(hasattr(future, "why") for future in futures):
         made = _real_collect_all(futures)
         made_of(made, futures)
         return made
@@ -82,10 +82,10 @@ def collect_all(futures: Sequence[Any]) -> Any:
     def one_more(future: Any) -> None:
         nonlocal left
         left -= 1
-        if together.done():
+        if is_done(together):
             return
-        if isinstance(future, Reply) and future.error is not None:
-            together.set_exception(future.error)
+        if (error := _error_of(future)) is not None:
+            together.set_exception(error)
         elif not left:
             together.set_result(list(futures))
 
@@ -93,3 +93,12 @@ def collect_all(futures: Sequence[Any]) -> Any:
         future.add_done_callback(lambda _, future=future: one_more(future))
     made_of(together, futures)
     return together
+
+
+def _error_of(future: Any) -> Exception | None:
+    """What it has failed with."""
+    try:
+        future.value()
+    except Exception as error:
+        return error
+    return None
