@@ -50,6 +50,7 @@ OTHERWISE_ON_GPUS = {
     "modified_in_flight": "writes to a buffer on a GPU are not watched",
     "monitored_barrier": "NCCL has none",
     "rank_exited": "the host is ahead of its kernels: the call before has not ended either",
+    "rpc_collective": "who serves the call only launches its kernel, and answers",
     "thread_race": "a call on a GPU does not keep its thread inside",
 }
 """Programs that end otherwise with CUDA tensors and NCCL, and why."""
@@ -71,6 +72,7 @@ def by_kind(cases: list[Case]) -> list[Any]:
         "future_callback",
         "pending_then_messages",
         "rpc_circle",
+        "rpc_collective",
         "rpc_then_stuck",
         "rpc_later",
     }

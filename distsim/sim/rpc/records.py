@@ -110,10 +110,9 @@ def _record(
         stack=stack,
         thread=task.name,
         issued_s=task.now_s(),
-        index=len(process.records),
         remote=remote,
     )
-    process.records.append(record)
+    process.made_call(record)
     return record
 
 
