@@ -58,9 +58,13 @@ def _wait(self: Any) -> Any:
     if task is not None:
         process = task.process
         process.complete_futures()
-        if not is_done(self):
-            _real_add(self, lambda _: process.wake_for_due())  # another thread may set it
+        watched: Any = None
         while not is_done(self):
+            first = next(calls_behind(self), self)
+            if first is not watched:  # when that call is over, it is another that the rank is said to wait for
+                for one in (first,) if first is self else (first, self):
+                    _real_add(one, lambda _: process.wake_for_due())
+                watched = first
             _sleep(task, self)
     value = _real_wait(self)
     if task is not None:
