@@ -14,9 +14,9 @@ from torch.futures import Future
 
 from distsim.debug.records import CallRecord, CallWait, State
 from distsim.debug.words.error_text import message
-from distsim.sim.c10d.futures import CallFuture, wait_patches
-from distsim.sim.c10d.on_gpu.futures import InBackward, callback_patches
+from distsim.sim.c10d.on_gpu.futures import InBackward, callback_patches, have_stream_wait
 from distsim.sim.isolation.process import RankTask, current_task, require_task
+from distsim.sim.kernel.behind import calls_behind, is_done, why_it_waits
 
 if TYPE_CHECKING:
     from distsim.sim.isolation.process import SimProcess
@@ -238,6 +238,22 @@ class SimWork(Work):
             self.done.succeed()
 
 
+class CallFuture(Future[Any]):
+    """What `get_future` gives: done when the call of *work* is, or when its time is over."""
+
+    def __init__(self, work: SimWork) -> None:
+        super().__init__()
+        self.work: SimWork | None = work
+        self.why = CallWait(work.record)
+
+    def settle(self, value: object, error: BaseException | None) -> None:
+        self.work = None  # it has the future
+        if error is None:
+            self.set_result(value)
+        else:
+            self.set_exception(error)
+
+
 def drain_backward(process: SimProcess) -> None:
     """Runs at the end of backward, before DDP's own finalizer: wait in virtual time."""
     works: list[SimWork | InBackward] = process.notes.backward
@@ -309,6 +325,53 @@ def handle_of(op: str, flavour: str) -> type[SimWork]:
     return _ON_GLOO.get(op, SimWork) if flavour == "gloo" else SimWork
 
 
+_real_wait, _real_add = torch._C.Future.wait, torch._C.Future.add_done_callback
+
+
+def _works(future: Any) -> list[SimWork]:
+    """The handles of the calls behind *future* that are not over; a remote call has none."""
+    return [work for one in calls_behind(future) if (work := getattr(one, "work", None)) is not None]
+
+
+def _sleep(task: RankTask, future: Any) -> None:
+    """Until something fell due in the process that may be the end of *future*, or the first of the calls behind it has
+    used up its time: it then ends as if somebody had waited for its handle."""
+    first = min(_works(future), key=lambda work: work.expires_s, default=None)
+    event, why = task.process.next_due(), why_it_waits(future)
+    if first is None:
+        task.wait(event, why)
+    elif not task.wait_until(event, why, max(0.0, first.expires_s - task.now_s()), first.has_own_limit):
+        first.give_up()
+
+
+def _future_wait(self: Any) -> Any:
+    task = current_task()
+    if task is not None:
+        process = task.process
+        process.complete_futures()
+        watched: Any = None
+        while not is_done(self):
+            first = next(calls_behind(self), self)
+            if first is not watched:  # when that call is over, it is another that the rank is said to wait for
+                for one in (first,) if first is self else (first, self):
+                    _real_add(one, lambda _: process.wake_for_due())
+                watched = first
+            _sleep(task, self)
+    value = _real_wait(self)
+    if task is not None:
+        have_stream_wait(task, value)
+    return value
+
+
+def _future_done(self: Any) -> bool:
+    task = current_task()
+    if task is not None and not is_done(self):
+        task.poll(why_it_waits(self), task.looks_on(self))
+        for work in _works(self):
+            work.give_up_if_late(task)
+    return bool(is_done(self))
+
+
 _Reducer = torch._C._distributed_c10d.Reducer
 _real_delay_all_reduce = _Reducer._delay_all_reduce
 
@@ -329,4 +392,5 @@ def _delay_all_reduce(self: Any) -> None:
 
 def future_patches() -> list[tuple[Any, str, Any]]:
     """What blocks in C++ and would keep the baton, and what runs on streams there."""
-    return [*wait_patches(), (_Reducer, "_delay_all_reduce", _delay_all_reduce), *callback_patches()]
+    waits = (torch._C.Future, "wait", _future_wait), (torch._C.Future, "done", _future_done)
+    return [*waits, (_Reducer, "_delay_all_reduce", _delay_all_reduce), *callback_patches()]
