@@ -236,7 +236,8 @@ def _looks_alive(snap: Snapshot, life: int) -> bool:
 
 def _exception(state: RankState, reader: RingReader) -> None:
     which = rings.W_EXCEPTION if reader.text(rings.W_EXCEPTION) else rings.W_PENDING
-    state.exception, state.traceback, _ = reader.raised(which)
+    said, _ = reader.raised(which)
+    state.exception, state.traceback, state.origins = map(said.get, ("error", "traceback", "origins"))
 
 
 def _pending(reader: RingReader, waiting: Sequence[CallRecord], unfinished: Mapping[int, int]) -> bool:
@@ -244,7 +245,7 @@ def _pending(reader: RingReader, waiting: Sequence[CallRecord], unfinished: Mapp
 
 
 def _raise_site(reader: RingReader) -> tuple[Site, ...]:
-    return reader.raised(rings.W_EXCEPTION)[2]
+    return reader.raised(rings.W_EXCEPTION)[1]
 
 
 def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting: Sequence[CallRecord]) -> None:
@@ -276,7 +277,7 @@ def _dead(state: RankState, snap: Snapshot, life: int, known: Knowledge, waiting
     else:
         state.phase = Phase.KILLED
     if state.phase is not Phase.RAISED:
-        state.exception = state.traceback = None
+        state.exception = state.traceback = state.origins = None
     if waiting:
         state.waits = tuple(CallWait(record) for record in waiting)
         if state.phase is Phase.KILLED:

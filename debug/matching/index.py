@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from distsim.debug.matching.remote_calls import RemoteCalls
-from distsim.debug.matching.secondary_errors import aftermath, lost_in
+from distsim.debug.matching.secondary_errors import aftermath, lost_in, unrelated
 from distsim.debug.records import P2P, CallRecord, CallWait, Evidence, Group, Phase, RankState, State, Wait
 from distsim.debug.records.remote import REMOTE_CALLS, SERVE
 
@@ -285,6 +285,7 @@ class EvidenceIndex:
         followed = raised and aftermath(state.exception)
         # One that failed behind the program's back is nothing to a rank that raised something of its own.
         unseen = raised and not followed and last.is_async and not last.waited
+        unseen = unseen or (raised and unrelated(last, state))
         if (last.state is State.FAILED and not unseen) or (not last.done and not last.is_async):
             return last
         if not followed:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from distsim.debug.records import CallRecord, RankState, State
 
-__all__ = ["aftermath", "last_words", "lost_in", "own_fault", "timed_out"]
+__all__ = ["aftermath", "last_words", "lost_in", "own_fault", "timed_out", "unrelated"]
 
 TIMEOUTS = re.compile(
     r"\b(?:timed out|time out|timing out|TimeoutError|"
@@ -24,6 +24,8 @@ LOSSES = re.compile(
 """What they, and TensorPipe, say when the other end is gone. Whole phrases: a user's own error may tell of a pipeline
 or a peer."""
 
+WORDS = 1_000
+"""Letters by which an error is known again: a longer one is cut, in one place or another."""
 USAGE = re.compile(r"\bnccl(?:InvalidUsage|InvalidArgument)\b")
 """What NCCL says of a program's own mistake (its documentation, "ncclResult_t"), beside its words for any error."""
 
@@ -36,12 +38,20 @@ def last_words(call: CallRecord | None, state: RankState) -> str | None:
 def lost_in(calls: Sequence[CallRecord], state: RankState) -> CallRecord | None:
     """The call that failed for another rank's sake with what a rank raised, or raised something else from. It need not
     be the last one: who waits for an asynchronous call may have made others since, that never ended."""
-    words = f"{state.traceback}\n{state.exception}"
+    words = f"{state.traceback}\n{state.exception}\n{state.origins}"
     failed = [call for call in calls if call.state is State.FAILED and call.error and call.error in words]
     failed = [call for call in failed if aftermath(call.error)]
     blocking = [call for call in failed if not call.is_async]
     waited = [call for call in failed if call.waited] or failed  # one lost peer fails them all, waited for or not
     return next(reversed(blocking), next(iter(waited), None))
+
+
+def unrelated(call: CallRecord, state: RankState) -> bool:
+    """Whether *call* failed for another rank's sake, and what its rank raised is known to have come from something
+    else: it had caught that loss, and was through with it."""
+    if state.origins is None or call.error is None or aftermath(state.exception):
+        return False
+    return aftermath(call.error) and call.error[:WORDS] not in state.origins
 
 
 def timed_out(exception: str | None) -> bool:

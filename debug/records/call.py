@@ -250,6 +250,9 @@ class RankState:
     """`"ValueError: ..."`: the last line of its traceback. On a blocked rank: an exception that is
     on its way while a `finally` or `except` block makes calls."""
     traceback: str | None = None
+    origins: str | None = None
+    """The last lines of the exception and of all that it was raised from, or while handling, whether the traceback
+    shows them or not; None: nobody knows."""
     host: str | None = None
     pid: int | None = None
     over: bool = False

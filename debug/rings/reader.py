@@ -325,15 +325,14 @@ class RingReader:
             self.damage = f"a call site: {error}"
             return ()
 
-    def raised(self, word: int) -> tuple[str | None, str | None, tuple[Site, ...]]:
-        """The exception that a header word names: its last line, its traceback, and its frames, innermost first."""
+    def raised(self, word: int) -> tuple[dict[str, str], tuple[Site, ...]]:
+        """The exception that a header word names: its last line (`error`), `traceback` and `origins` where they are
+        known, and its frames, innermost first."""
         said = self.text(word)
         if not isinstance(said, dict):
-            return None, None, ()
-        error, traceback = (
-            printable(found) if isinstance(found := said.get(key), str) else None for key in ("error", "traceback")
-        )
-        return error, traceback, self._frames(said.get("frames", []))
+            return {}, ()
+        texts = {key: found for key in ("error", "traceback", "origins") if isinstance(found := said.get(key), str)}
+        return {key: printable(text) for key, text in texts.items()}, self._frames(said.get("frames", []))
 
     def signature(self, position: int, fingerprint: int) -> Signature:
         """Shapes and the rest of a call; `UNKNOWN` where a later one has overwritten it."""

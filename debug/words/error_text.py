@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import traceback
 
-__all__ = ["error_line", "error_traceback", "last_line", "message", "printable"]
+__all__ = ["error_line", "error_traceback", "last_line", "message", "origins", "printable"]
 
 LONGEST_LINE = 2_000
 LONGEST = 20_000
 """Letters of a message, or a traceback, that are kept: a report is read by people. What is cut is said."""
+MOST_ORIGINS, LONGEST_ORIGINS = 50, 8_000
 
 
 def message(error: BaseException) -> str:
@@ -34,6 +35,23 @@ def last_line(error: BaseException) -> str:
     except Exception:
         text = error_line(error)
     return printable(text)[:LONGEST_LINE]
+
+
+def origins(error: BaseException) -> str | None:
+    """The last lines of *error* and of all that it was raised from, or while handling, also of what `from None` keeps
+    out of its traceback; None where they are too many."""
+    todo: list[BaseException | None] = [error]
+    seen: dict[int, BaseException] = {}
+    try:
+        while todo:
+            one = todo.pop()
+            if one is not None and id(one) not in seen:
+                seen[id(one)] = one
+                todo += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+    except Exception:  # an exception may be any object
+        return None
+    text = "\n".join(map(last_line, seen.values())) if len(seen) <= MOST_ORIGINS else ""
+    return text if 0 < len(text) <= LONGEST_ORIGINS else None
 
 
 def error_traceback(shown: traceback.TracebackException | BaseException) -> str:

@@ -16,7 +16,7 @@ from distsim.debug.records.signature import content
 from distsim.debug.rings import layout as rings
 from distsim.debug.rings.callsite import CallSites, Place
 from distsim.debug.rings.writer import RingWriter
-from distsim.debug.words.error_text import error_line, error_traceback, last_line
+from distsim.debug.words.error_text import error_line, error_traceback, last_line, origins
 
 __all__ = ["UNKNOWN", "GroupLog", "Made", "Recorder"]
 
@@ -297,7 +297,7 @@ class Recorder:
         return self.ring.entry(
             rings.TABLE_TEXT,
             (id(error), last),
-            {"error": last, "frames": frames, "traceback": text[-8000:]},
+            {"error": last, "frames": frames, "traceback": text[-8000:], "origins": origins(error)},
         )
 
     def end(self, index: int, state: int) -> None:

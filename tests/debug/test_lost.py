@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from distsim.debug.diagnosis.diagnose import diagnose
+from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
 from distsim.debug.records import Evidence, Phase, State
 from distsim.debug.records.kinds import Kind
 from tests.debug.builders import Programs, Step, all_reduce, fail, killed, play, recv, send, wait_all
@@ -22,6 +22,7 @@ def lost(
     waited: Sequence[int] = (),
     raised: str = CLOSED,
     traceback: str | None = None,
+    origins: str | None = None,
     size: int = 2,
 ) -> Evidence:
     """Rank 0 raised; of its calls those numbered *failed* had lost their peer, and those after the first never ended.
@@ -36,7 +37,7 @@ def lost(
             call.state = State.ISSUED
     state = evidence.ranks[0]
     state.phase, state.waits, state.exception, state.exit_code = Phase.RAISED, (), raised, 1
-    state.traceback = traceback or raised
+    state.traceback, state.origins = traceback or raised, origins
     return evidence
 
 
@@ -83,6 +84,24 @@ def test_an_exception_of_its_own_is_not_the_loss_behind_its_back() -> None:
     """Rank 0 raised before it waited for a call that had failed meanwhile: nobody else is accused of that."""
     (d,) = diagnose(lost(lambda r: [] if r else [all_reduce(10, is_async=True), wait_all(12)], [0], raised=OWN))
     assert (d.kind, d.culprits, d.exit_code) == (Kind.RANK_RAISED, (0,), 1)
+
+
+def caught(origins: str | None) -> list[Diagnosis]:
+    """Rank 0 has lost rank 1 in a synchronous call, and made none since; what it raised came from *origins*."""
+    return diagnose(lost(lambda r: [] if r else [all_reduce(10)], [0], raised=OWN, origins=origins))
+
+
+def test_a_loss_that_was_dealt_with_is_history() -> None:
+    """A rank that caught what it lost in a synchronous call, and raised something of its own later, is no victim."""
+    (d,) = caught(OWN)
+    assert (d.kind, d.culprits, d.exit_code) == (Kind.RANK_RAISED, (0,), 1)
+
+
+@pytest.mark.parametrize("origins", [f"{OWN}\n{CLOSED}", None], ids=["from the loss", "not known"])
+def test_what_comes_from_a_loss_is_one_whatever_the_traceback_shows(origins: str | None) -> None:
+    """`raise ValueError from None` while the loss is handled; and where nobody has kept what it came from."""
+    (d,) = caught(origins)
+    assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (1,), (0,))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ MOST_ENTRIES = 13
 MOST_LINES = 400
 LONGER = {
     "debug/monitor/loop.py": 546,
-    "debug/rings/reader.py": 405,
+    "debug/rings/reader.py": 404,
 }
 """Files over 400 lines, and how many they may have: numbers here only fall."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from distsim.debug.records import State
+from distsim.debug.rings import layout as rings
 from distsim.debug.rings.jobdir import ring_path
 from distsim.debug.rings.reader import RingReader
 from distsim.debug.rings.writer import RingWriter
@@ -37,3 +38,32 @@ def test_what_failed_behind_the_programs_back_says_why(look: Callable[[Recorder]
     reader = RingReader(path)
     call = reader.decode(reader.since(0)[0][0], 0)
     assert (call.state, call.error) == (State.FAILED, "RuntimeError: Connection closed by peer [127.0.0.1]:16811")
+
+
+def _loss() -> None:
+    raise RuntimeError("Connection closed by peer")
+
+
+def _raised(how: str) -> BaseException:
+    """What a program raised whose call had lost its peer."""
+    try:
+        try:
+            _loss()
+        except RuntimeError as error:
+            if how == "from it":
+                raise ValueError("bad batch") from error
+            if how == "from None":
+                raise ValueError("bad batch") from None
+        raise ValueError("bad batch")
+    except ValueError as error:
+        return error
+
+
+@pytest.mark.parametrize(("how", "came"), [("from it", True), ("from None", True), ("later", False)])
+def test_what_an_exception_came_from_is_on_record(how: str, came: bool, tmp_path: Path) -> None:
+    """Also what its traceback does not show: it tells a loss that is being handled from one that was dealt with."""
+    path = ring_path(tmp_path, 0, 0, "job")
+    ring = RingWriter(path, rank=0, world_size=2, local_rank=0, job="job", attempt=0)
+    ring.header(rings.W_EXCEPTION, Recorder(ring).exception(_raised(how)))
+    origins = RingReader(path).raised(rings.W_EXCEPTION)[0]["origins"]
+    assert ("Connection closed by peer" in origins, "ValueError: bad batch" in origins) == (came, True)

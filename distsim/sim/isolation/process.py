@@ -147,6 +147,8 @@ class SimProcess:
         self.error_text = ""
         """What `str` says of the exception; asked once, in the rank's own thread: it is the user's code."""
         self.traceback_text: str | None = None
+        self.origins: str | None = None
+        """Of the exception (`RankState.origins`)."""
         self.end_s: float | None = None
         self.thaw: simpy.Event | None = None
         """Set while the process is stopped (SIGSTOP): what it waits for to go on."""

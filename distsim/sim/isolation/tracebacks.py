@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterable
 
 from distsim.debug.records.frames import is_ours, raised_at
-from distsim.debug.words.error_text import error_line, error_traceback, message
+from distsim.debug.words.error_text import error_line, error_traceback, message, origins
 from distsim.sim.isolation.process import SimProcess
 
 __all__ = ["format_user_traceback", "keep_failure"]
@@ -48,3 +48,4 @@ def keep_failure(process: SimProcess, exc: BaseException) -> None:
     process.error_text = message(exc)
     process.last_stack = raised_at(exc.__traceback__)
     process.traceback_text = format_user_traceback(exc)
+    process.origins = origins(exc)

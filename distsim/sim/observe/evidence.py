@@ -157,6 +157,7 @@ def _state(world: World, rank: int, asleep: bool, hang_after_s: float | None) ->
         exit_code=0 if process.ended_by_program or process.told_its_parent else process.exit_code,
         exception=line,
         traceback=text,
+        origins=process.origins,
         signal=process.signal_name,
         host=f"node{process.slot.host}",
     )

@@ -29,6 +29,7 @@ _KEPT = (
     "exit_code",
     "exception",
     "traceback_text",
+    "origins",
     "end_s",
     "last_stack",
     "exposed_s",
