@@ -143,6 +143,22 @@ def test_a_future_that_is_looked_at_fails_when_the_time_of_its_call_is_over() ->
     assert "closed" not in said
 
 
+@pytest.mark.parametrize("look", ["is_completed", "done"])
+def test_who_only_looks_is_told_who_never_came(look: str) -> None:
+    """A loop that its group's own timeout ends has met a fault, though the program goes on: the report says which."""
+
+    def body() -> None:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=3))
+        if dist.get_rank() != 1:
+            work = dist.all_reduce(torch.ones(2), async_op=True)
+            asked = work.is_completed if look == "is_completed" else work.get_future().done
+            while not asked():
+                time.sleep(0.5)
+
+    outcome = ranks(body, 3)
+    assert any(note.startswith("missing_rank (rank 1)") for note in outcome.notes), outcome.notes
+
+
 def test_one_failed_call_ends_the_wait_for_all() -> None:
     """As with C++'s futures, `wait_all` does not wait for the others once one has failed."""
 
