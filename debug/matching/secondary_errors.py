@@ -40,10 +40,22 @@ def lost_in(calls: Sequence[CallRecord], state: RankState) -> CallRecord | None:
     be the last one: who waits for an asynchronous call may have made others since, that never ended."""
     words = f"{state.traceback}\n{state.exception}\n{state.origins}"
     failed = [call for call in calls if call.state is State.FAILED and call.error and call.error in words]
-    failed = [call for call in failed if aftermath(call.error)]
+    failed = [call for call in failed if aftermath(call.error) and not _got_over(call, calls)]
     blocking = [call for call in failed if not call.is_async]
-    waited = [call for call in failed if call.waited] or failed  # one lost peer fails them all, waited for or not
-    return next(reversed(blocking), next(iter(waited), None))
+    if blocking:
+        return blocking[-1]
+    waited = [call for call in failed if call.waited]
+    if not waited:
+        return next(iter(failed), None)  # one lost peer fails them all, waited for or not
+    return next(call for call in waited if call.group == waited[-1].group)
+
+
+def _got_over(lost: CallRecord, calls: Sequence[CallRecord]) -> bool:
+    """Whether the same thread has made a call since that came to its end."""
+    end_s = lost.completed_s
+    return end_s is not None and any(
+        call.state is State.COMPLETED and call.issued_s > end_s and call.thread == lost.thread for call in calls
+    )
 
 
 def unrelated(call: CallRecord, state: RankState) -> bool:

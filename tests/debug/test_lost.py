@@ -9,7 +9,7 @@ import pytest
 from distsim.debug.diagnosis.diagnose import Diagnosis, diagnose
 from distsim.debug.records import Evidence, Phase, State
 from distsim.debug.records.kinds import Kind
-from tests.debug.builders import Programs, Step, all_reduce, fail, killed, play, recv, send, wait_all
+from tests.debug.builders import Programs, Step, all_reduce, fail, group, killed, play, recv, send, wait_all
 
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:16811"
 OWN = "ValueError: bad batch"
@@ -102,6 +102,30 @@ def test_what_comes_from_a_loss_is_one_whatever_the_traceback_shows(origins: str
     """`raise ValueError from None` while the loss is handled; and where nobody has kept what it came from."""
     (d,) = caught(origins)
     assert (d.kind, d.culprits, d.victims) == (Kind.MISSING_RANK, (1,), (0,))
+
+
+def test_a_loss_that_a_rank_went_on_from_is_history() -> None:
+    """It made good calls since, if only in the handler, so that the loss stands in the traceback of what it raised."""
+    other = group(0, 1)
+    evidence = lost(
+        lambda r: [*([] if r else [all_reduce(10, other, is_async=True)]), all_reduce(11)],
+        [0],
+        waited=[0],
+        raised=OWN,
+        origins=f"{OWN}\n{CLOSED}",
+        traceback=f"{CLOSED}\n\nDuring handling of the above exception, another exception occurred:\n\n{OWN}",
+    )
+    failed, good = evidence.records[0]
+    failed.completed_s, good.issued_s, good.completed_s, good.state = 1.0, 2.0, 3.0, State.COMPLETED
+    (d,) = diagnose(evidence)
+    assert (d.kind, d.culprits, d.exit_code) == (Kind.RANK_RAISED, (0,), 1)
+
+
+def test_of_losses_one_after_the_other_the_last_is_it() -> None:
+    """Each of another group, all with the same words, and all but the last caught."""
+    steps = [all_reduce(10 + n, group(0, 1, name=str(n + 1)), is_async=True) for n in range(3)]
+    (d,) = diagnose(lost(lambda r: [] if r else [*steps, wait_all(13)], [0, 1, 2], waited=[0, 1, 2]))
+    assert (d.kind, d.culprits, d.stuck[0].line) == (Kind.MISSING_RANK, (1,), 12)
 
 
 @pytest.mark.parametrize(
