@@ -251,13 +251,19 @@ WAYS: dict[str, tuple[str, Callable[[Public], Public]]] = {
 BARE = {**MESSAGES, "batch_isend_irecv": (batch_isend_irecv, _batch)}
 
 
+# torch's asks for the group only if it was given by name; one that it does not know any more (or never did) must not
+# put another error in the place of this one.
 FRONT = """
 def decorated(func):
     def {name}({parameters}):
         try:
             return func({parameters})
         except Exception as error:
-            _c10d_logger.debug({{**_get_msg_dict("{name}", group=group), "error": str(error)}})
+            try:
+                said = _get_msg_dict("{name}", group=group)
+            except Exception:
+                said = _get_msg_dict("{name}")
+            _c10d_logger.debug({{**said, "error": str(error)}})
             raise
     return {name}
 """
@@ -275,9 +281,10 @@ class Shortcuts:
         for name, (parameters, way) in WAYS.items():
             public, ours = getattr(c10d, name), _front(name, parameters)
             long: Any = getattr(public, "__wrapped__", None)
-            theirs = public.__code__
-            if (  # else this torch decorates otherwise, or asks for other arguments
-                theirs.co_freevars == ours.co_freevars
+            theirs = getattr(public, "__code__", None)
+            if (  # else this torch decorates or asks otherwise, or the program has put its own there
+                type(theirs) is CodeType
+                and theirs.co_freevars == ours.co_freevars
                 and {"_c10d_logger", "_get_msg_dict"} <= public.__globals__.keys()
                 and _takes(long, ours)
             ):
@@ -287,8 +294,8 @@ class Shortcuts:
                 public.__code__, public.__defaults__ = ours, long.__defaults__
         for name, (bare, way) in BARE.items():
             public, ours = getattr(c10d, name), bare.__code__
-            theirs = public.__code__
-            if _takes(public, ours) and not theirs.co_freevars:
+            theirs = getattr(public, "__code__", None)
+            if type(theirs) is CodeType and _takes(public, ours) and not theirs.co_freevars:
                 long = FunctionType(theirs, vars(c10d), name, public.__defaults__)
                 entrance = _opaque(way(long))
                 entrance.long = long
@@ -328,7 +335,7 @@ def _put_back(cell: CellType, original: Any) -> Callable[[], None]:
 def _takes(function: Any, ours: CodeType) -> bool:
     """Whether a function of torch's has the parameters that ours has."""
     code = getattr(function, "__code__", None)
-    return code is not None and code.co_varnames[: code.co_argcount] == ours.co_varnames[: ours.co_argcount]
+    return type(code) is CodeType and code.co_varnames[: code.co_argcount] == ours.co_varnames[: ours.co_argcount]
 
 
 def _code_back(public: Any, original: Any, defaults: Any) -> Callable[[], None]:

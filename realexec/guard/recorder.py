@@ -62,10 +62,11 @@ class _Unknown:
     """What came after it."""
 
     def __init__(self) -> None:
-        self.next = self
+        self.next = UNKNOWN
 
 
-UNKNOWN: Any = _Unknown()
+UNKNOWN: Any = _Unknown.__new__(_Unknown)
+UNKNOWN.next = UNKNOWN
 
 
 class GroupLog:
@@ -127,7 +128,8 @@ class GroupLog:
         """They are kept no more: no guess leads to them, or on from them, or a chain of them would keep them all."""
         for seen in calls:
             seen.what, seen.next = None, UNKNOWN
-        self.before = _Unknown()
+            if self.before is seen:
+                self.before = _Unknown()
 
     def forget_all(self) -> None:
         """Calls that the same line may make again."""

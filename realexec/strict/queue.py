@@ -21,9 +21,10 @@ from distsim.text.ranks import of_ranks
 
 __all__ = ["Queue"]
 
-REFUSED_S = 0.5
+REFUSED_S, LEAST_S = 0.5, 0.02
 """How long after a refusal here the same may come at another rank, which had seen that all agree: its core may be taken
-from it. A rank whose backend took the call says nothing more until the call ends."""
+from it. A rank whose backend took the call says nothing more until the call ends: where that was so, less is waited the
+next time."""
 
 
 class Queue:
@@ -48,6 +49,7 @@ class Queue:
         self.again: tuple[int, dict[int, tuple[int, int]]] = (0, {})
         """Number of a call that the backend refused here and that is to be made anew, and what the peers, by rank, had
         shown under it: of one that is refused there, too, that is no answer to the new one."""
+        self.patience_s = REFUSED_S
         self.remote = any(isinstance(peer, StorePeer) for peer in peers)
         self.rows: list[tuple[memoryview, int]] = []
         """Where each peer shows its calls, once all have shown one."""
@@ -119,11 +121,12 @@ class Queue:
         """Before a call is shown under a number that was refused: wait until the peers are through with the old one,
         for they would take this one for it. Who made it without being refused is held to it."""
         name, old = self.group_log.key, self.again[1] if seq == self.again[0] else {}
-        until = monotonic() + REFUSED_S
+        until = monotonic() + self.patience_s
         for peer in self.peers:
             while (said := old.get(peer.rank)) is not None and not peer.refused(name, seq, said):
-                if monotonic() > until or peer.gone():
+                if (late := monotonic() > until) or peer.gone():
                     del old[peer.rank]
+                    self.patience_s = max(self.patience_s / 4, LEAST_S) if late else self.patience_s
                     break
                 sched_yield()
 
