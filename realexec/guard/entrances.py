@@ -262,7 +262,7 @@ def decorated(func):
             try:
                 said = _get_msg_dict("{name}", group=group)
             except Exception:
-                said = _get_msg_dict("{name}")
+                said = {{"func_name": "{name}"}}
             _c10d_logger.debug({{**said, "error": str(error)}})
             raise
     return {name}
