@@ -19,7 +19,8 @@ def install(level: str | None = None, on_hang: str | None = None, dir: Any = Non
 
     *level*: `record`, `check` (default), `strict` or `off`. *on_hang*: `report` (default), `abort` or
     `wait`. *dir*: where the rings go. Further settings: `hang_after_s`, `report`, `nan`, `checksum`.
-    What is not given comes from the environment (`DISTSIM_LEVEL`, ...). Call it in every rank.
+    What is not given comes from the environment (`DISTSIM_LEVEL`, ...). Call it in every rank, best before
+    `init_process_group`: what is called on a group object from before goes on, unrecorded.
     """
     importlib.import_module("distsim.realexec.install").install(level, on_hang, dir, **settings)
 

@@ -44,7 +44,8 @@ def install(
     nan: bool | None = None,
     checksum: bool | None = None,
 ) -> None:
-    """Put every process group of this process under guard, those that exist and those made later.
+    """Put every process group of this process under guard, those that exist and those made later. (What the program
+    calls on a group object that it has got before goes on, unrecorded.)
 
     *level* is `record`, `check` (default), `strict` or `off`; *on_hang* is `report` (default), `abort`
     or `wait`. What is not given comes from the environment (`DISTSIM_LEVEL`, `DISTSIM_ON_HANG`,

@@ -32,7 +32,7 @@ from distsim.realexec.guard.method_path import again, keep, words_of
 from distsim.realexec.guard.recorder import GroupLog, Made, Recorder
 from distsim.realexec.guard.tensor_checks import Checksums, find_nan
 
-__all__ = ["GuardedGroup"]
+__all__ = ["GuardedGroup", "HeldGroup"]
 
 PASSED_THROUGH = ("get_group_store", "split_group", "merge_remote_group", "abort", "shutdown", "set_timeout")
 """Methods of the C++ group that need its own store or its backends' state, where the installed torch has them."""
@@ -99,6 +99,17 @@ class GuardedGroup(ProcessGroup):
         plain = not self.nan and self.checksums is None and self.on_host is None
         self.later = HostHandle if self.strict is None else self.strict.handle
         self.fast = gloo if plain and type(gloo).__name__ == "ProcessGroupGloo" else None
+
+
+class HeldGroup(GuardedGroup):
+    """Of a group that the program had before the guard came, and may hold: torch.distributed, which looks groups up,
+    finds this one by that, too. (What is called on the old one goes on, unrecorded.)"""
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self.inner
+
+    def __hash__(self) -> int:
+        return hash(self.inner)
 
 
 def _backend_type(backend: Any) -> Any:

@@ -229,8 +229,7 @@ def _waiting(original: Any) -> Callable[..., Any]:
 
 
 def _type_of(thing: Any) -> Any:
-    kind = type(thing)
-    return ProcessGroup if kind is GuardedGroup else kind
+    return ProcessGroup if isinstance(thing, GuardedGroup) else type(thing)
 
 
 def swap(old: Any, new: Any) -> None:
@@ -244,7 +243,8 @@ def swap(old: Any, new: Any) -> None:
         world.pg_to_tag,
     ):
         if old in table:
-            table[new] = table.pop(old)
+            said = table.pop(old)  # first: a held group is equal to its guard
+            table[new] = said
     for groups in world.tags_to_pg.values():
         groups[:] = [new if group is old else group for group in groups]
     name = world.pg_names.get(new)
@@ -260,5 +260,6 @@ def guard_world(session: Session) -> None:
     """Put every group that exists already under guard."""
     world = c10d._world
     for pg in list(world.pg_map):
-        if not isinstance(pg, GuardedGroup):
-            swap(pg, session.guard(pg, tuple(world.pg_group_ranks.get(pg, range(pg.size())))))
+        guard = session.guard(pg, tuple(world.pg_group_ranks.get(pg, range(pg.size()))), held=True)
+        if guard is not pg:
+            swap(pg, guard)

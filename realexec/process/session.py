@@ -114,27 +114,32 @@ class Session:
         self._stack_file = file
         self.ring.header(rings.W_STACK_SIGNAL, int(STACK_SIGNAL))
 
-    def guard(self, pg: Any, ranks: tuple[int, ...]) -> Any:
-        """A guarded group in the place of *pg*."""
+    def guard(self, pg: Any, ranks: tuple[int, ...], held: bool = False) -> Any:
+        """A guarded group in the place of *pg*; itself if it was guarded before. *held*: the program may have it."""
+        from distsim.realexec.guard.group import GuardedGroup, HeldGroup
+
         group = Group(str(pg.group_name), str(pg.group_desc), ranks)
-        guard = self._guard(pg, group)
+        known = isinstance(pg, GuardedGroup)
+        inner = pg.inner if known else pg
+        guard = self._guard(pg if known else None, inner, group, HeldGroup if held else GuardedGroup)
         made = [guard]
         if guard.has_two_backends():
-            guard.on_host = self._guard(pg, group.on_host())
+            guard.on_host = self._guard(None, inner, group.on_host(), GuardedGroup)
             made.append(guard.on_host)
         for one in made:
             one.decide_way()
             self.guards.add(one)
         return guard
 
-    def _guard(self, pg: Any, group: Group) -> Any:
-        from distsim.realexec.guard.group import GuardedGroup
+    def _guard(self, guard: Any, inner: Any, group: Group, kind: Any) -> Any:
         from distsim.realexec.guard.tensor_checks import Checksums
 
         log = self.recorder.group_log(group.name, group.description, group.ranks)
-        guard = GuardedGroup(pg, log, self.recorder)
-        if self.strict is not None:
-            guard.strict = self.strict
+        if guard is None:
+            guard = kind(inner, log, self.recorder)
+        else:
+            guard.group_log, guard.recorder = log, self.recorder
+        guard.strict = self.strict
         guard.nan = self.settings.nan
         guard.checksums = Checksums(self.recorder) if self.settings.checksum else None
         return guard
