@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distsim.text.alike import but_for_numbers, last_words
+from distsim.text.alike import but_for_numbers, first_difference
 from distsim.text.ranks import of_ranks
 
 __all__ = ["DistsimError", "Failure", "NotSimulated", "RankFailure", "UsageError"]
@@ -63,7 +63,7 @@ class RankFailure(DistsimError):
 
 
 def _told_once(alike: Sequence[Failure]) -> str:
-    """The first of *alike* whole, and the last words of the last."""
+    """The first of *alike* whole, and of the last where it begins to differ."""
     first, last, more = alike[0], alike[-1], len(alike) - 1
     text = first.traceback.rstrip()
     if not more:
@@ -73,5 +73,5 @@ def _told_once(alike: Sequence[Failure]) -> str:
     of = "of" if more == 1 else "the last of"
     return (
         f"{of_ranks(everyone)}, alike but for numbers; of {of_ranks(first.ranks)}:\n{text}\n"
-        f"... and {others} in numbers, {of} {of_ranks(last.ranks)}:\n{last_words(last.traceback)}"
+        f"... and {others} in numbers, {of} {of_ranks(last.ranks)}:\n{first_difference(first.traceback, last.traceback)}"
     )

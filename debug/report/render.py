@@ -86,7 +86,7 @@ class DiagnosisReport:
         most = sys.maxsize if self.whole else most_lines(len(self.diagnoses))
         yield from _body(diagnosis, self.evidence, most, self.rest)
         if others and self.evidence is not None:
-            yield Line(and_others(others, self.evidence, self.rest))
+            yield Line(and_others(diagnosis, others, self.evidence, self.rest))
 
     @property
     def shown(self) -> Sequence[Diagnosis]:

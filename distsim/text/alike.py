@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["but_for_numbers", "last_words"]
+__all__ = ["but_for_numbers", "first_difference"]
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
 _BEGIN = "Traceback (most recent call last):"
+_FRAME = re.compile(r'[\s|]*File ".*", line \d')
+"""A message may hold a traceback, too: that of a DataLoader's worker. Another line is another failure there as well."""
 
 
 def but_for_numbers(traceback: str) -> str:
@@ -18,11 +20,12 @@ def but_for_numbers(traceback: str) -> str:
             in_message = False
         elif line[:1].strip():  # frames are indented; the first line that is not begins the message
             in_message = True
-        lines.append(_NUMBER.sub("#", line) if in_message else line)
+        lines.append(_NUMBER.sub("#", line) if in_message and not _FRAME.match(line) else line)
     return "\n".join(lines)
 
 
-def last_words(traceback: str) -> str:
-    """The line that names the error: the first one after the last frame."""
-    last = traceback.rstrip().rpartition(_BEGIN)[2]
-    return next((line for line in last.splitlines() if line[:1].strip()), "").strip()
+def first_difference(first: str, other: str) -> str:
+    """The line of *other* that first tells it from *first*, which is alike: of any of its messages, at any line."""
+    lines = other.rstrip().splitlines()
+    pairs = zip(first.splitlines(), lines, strict=False)
+    return next((line for one, line in pairs if one != line), lines[-1] if lines else "").strip()

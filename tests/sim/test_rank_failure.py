@@ -7,11 +7,13 @@ import pickle
 import pty
 import re
 import termios
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 from sim.running import ranks
+from sim.test_errors import text_of
 
 import distsim
 from distsim.debug.report.console import stream_width
@@ -73,7 +75,61 @@ def test_a_chain_is_alike_in_all_its_messages() -> None:
 
     text = str(_caught(body, 3))
     assert text.count("Traceback") == 2
-    assert text.endswith("the last of rank 2:\nValueError: 2: read")
+    assert text.endswith("the last of rank 2:\nKeyError: 2")
+
+
+def _second_line(rank: int) -> None:
+    raise ValueError(f"bad\nsecond {rank}")
+
+
+def _cause(rank: int) -> None:
+    raise ValueError("cannot read") from KeyError(f"shard {rank}")
+
+
+def _worker(rank: int, line: int = 10) -> None:
+    """As a DataLoader hands on what its worker raised."""
+    raise ValueError(
+        f"Caught KeyError in worker {rank}.\nOriginal Traceback (most recent call last):\n"
+        f"  File \"d.py\", line {line}, in f\n    x = d[k]\nKeyError: 'k'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("raises", "said"),
+    [
+        (_second_line, "second 2"),
+        (_cause, "KeyError: 'shard 2'"),
+        (_worker, "ValueError: Caught KeyError in worker 2."),
+    ],
+)
+def test_the_line_that_differs_is_said(raises: Callable[[int], None], said: str) -> None:
+    """Of the last one, wherever it stands: in a message of many lines, in the cause's, before another's traceback."""
+
+    def body() -> None:
+        raises(int(os.environ["RANK"]))
+
+    failure = _caught(body, 3)
+    assert str(failure).endswith(f"... and 2 more that differ in numbers, the last of rank 2:\n{said}")
+    assert failure.outcome is not None
+    if len(failure.outcome.diagnoses) > 1:  # one that names them all shows the tracebacks of two
+        assert f"ranks 1,2 (all of them: --report FILE); rank 2: {said}" in _words(failure.outcome)
+    failure.outcome.diagnoses = []
+    assert f"ranks 1,2 (--report FILE); rank 2: {said}" in _words(failure.outcome)
+
+
+def _words(outcome: distsim.Outcome) -> str:
+    return " ".join(text_of(outcome).split())
+
+
+def test_another_line_within_a_message_is_another_failure() -> None:
+    """What a DataLoader's workers raised at two lines differs in more than numbers."""
+
+    def body() -> None:
+        rank = int(os.environ["RANK"])
+        _worker(rank, 20 if rank == 2 else 10)
+
+    text = str(_caught(body, 3))
+    assert re.findall("^ranks? .*:$", text, re.MULTILINE) == ["ranks 0,1, alike but for numbers; of rank 0:", "rank 2:"]
 
 
 def test_who_waits_is_said_once() -> None:
