@@ -71,7 +71,8 @@ def _told_once(alike: Sequence[Failure]) -> str:
     everyone = [rank for failure in alike for rank in failure.ranks]
     others = "one more that differs" if more == 1 else f"{more} more that differ"
     of = "of" if more == 1 else "the last of"
+    said = first_difference(first.traceback, last.traceback)
     return (
         f"{of_ranks(everyone)}, alike but for numbers; of {of_ranks(first.ranks)}:\n{text}\n"
-        f"... and {others} in numbers, {of} {of_ranks(last.ranks)}:\n{first_difference(first.traceback, last.traceback)}"
+        f"... and {others} in numbers, {of} {of_ranks(last.ranks)}:\n{said}"
     )

@@ -107,7 +107,7 @@ def _plain(case: Case, kind: Kind, call: CallRecord, ranks: Sequence[int], victi
         ranks,
         victims,
         call=call,
-        explanation=f"{capital(what)} {case.waiting(call, victims)}",
+        explanation=f"{capital(what)} {case.waiting(call, ranks, victims)}",
         suggestion=suggestion,
         since_s=call.issued_s,
     )
@@ -123,7 +123,7 @@ def _no_record(case: Case, call: CallRecord, ranks: Sequence[int], victims: Sequ
         victims,
         call=call,
         explanation=f"{capital(who)} left no record: whether {they} came to {call_text(call)} on "
-        f"{group_text(call.group)}, and where {they} {are_}, cannot be told. {case.waiting(call, victims)}",
+        f"{group_text(call.group)}, and where {they} {are_}, cannot be told. {case.waiting(call, ranks, victims)}",
         suggestion=no_record_advice(ranks),
         since_s=call.issued_s,
     )
@@ -139,7 +139,7 @@ def _never_waited(
         victims,
         call=call,
         explanation=f"{capital(ranks_text(pending))} started {call_text(own)} at {place(own.site)} without "
-        f"waiting for it, and finished before it was done. {case.waiting(call, victims)}",
+        f"waiting for it, and finished before it was done. {case.waiting(call, pending, victims)}",
         suggestion=advice(Kind.ASYNC_NEVER_WAITED),
         since_s=call.issued_s,
     )
@@ -324,7 +324,7 @@ def _other_group(
         victims,
         call=call,
         explanation=f"{capital(ranks_text(ranks))} called {call_text(own)} on {group_text(own.group)}, at "
-        f"{place(own.site)}. {case.waiting(call, victims)}",
+        f"{place(own.site)}. {case.waiting(call, ranks, victims)}",
         suggestion=advice(Kind.GROUP_MISMATCH, mine=place(own.site)),
         since_s=call.issued_s,
         sites={own.rank: own.site} if own.site is not None else {},

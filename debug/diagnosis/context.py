@@ -139,21 +139,12 @@ class Case:
             return min(collectives, key=lambda c: (c.issued_s, c.rank))
         return min(calls, key=lambda c: (c.rank, c.index), default=None)
 
-    def nobody_waits(self, ranks: Sequence[int]) -> str:
-        """The sentence about the others where none waits for *ranks*."""
-        others = self.index.states.keys() - set(ranks)
-        if self.any_raised(others) and all(self.index.states[rank].phase is Phase.RAISED for rank in others):
-            return "Every other rank has raised, too."
-        if others or len(self.index.states) < self.index.evidence.world_size:
-            return "No other rank waits for it."
-        return "That is every rank." if len(ranks) > 1 else ""
-
-    def waiting(self, call: CallRecord | None, victims: Sequence[int]) -> str:
-        """The sentence about those who wait: all of *victims* that are in *call*."""
+    def waiting(self, call: CallRecord | None, ranks: Sequence[int], victims: Sequence[int]) -> str:
+        """The sentence about those who wait for *ranks*: all of *victims* that are in *call*."""
         if call is None:
             if not victims:
-                return "No other rank waits for it."
-            return f"{capital(ranks_text(victims))} {are(victims, 'waits', 'wait')} for it."
+                return self._nobody_waits(ranks)
+            return f"{capital(ranks_text(victims))} {are(victims, 'waits', 'wait')} for {are(ranks, 'it', 'them')}."
         inside = [
             rank
             for rank in victims
@@ -168,3 +159,13 @@ class Case:
             f"{capital(ranks_text(inside))} {verb} in {numbered(call)} "
             f"on {group_text(call.group)}, at {place(call.site)}."
         )
+
+    def _nobody_waits(self, ranks: Sequence[int]) -> str:
+        """The sentence about the others where none waits for *ranks*."""
+        others = self.index.states.keys() - set(ranks)
+        all_known = len(self.index.states) >= self.index.evidence.world_size
+        if others and all_known and all(self.index.states[rank].phase is Phase.RAISED for rank in others):
+            return f"Every other rank has raised{', too' if self.any_raised(ranks) else ''}."
+        if others or not all_known:
+            return f"No other rank waits for {are(ranks, 'it', 'them')}."
+        return "That is every rank." if len(ranks) > 1 else ""

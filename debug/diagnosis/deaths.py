@@ -41,7 +41,7 @@ def death(case: Case, ranks: Sequence[int], victims: Sequence[int]) -> Diagnosis
     kind = Kind.RANK_EXITED if unseen else _KIND.get(first.phase, Kind.HOST_STUCK)
     call = case.first_wait(ranks)
     who = ranks_text(ranks)
-    waiting = case.waiting(call, victims) if call is not None or victims else case.nobody_waits(ranks)
+    waiting = case.waiting(call, ranks, victims)
     if call is None:
         call = case.index.died_inside(ranks[0])
     what = f"{who} {several(case.where(ranks[0]), ranks)}"
@@ -75,7 +75,7 @@ def in_flight_exception(case: Case, ranks: Sequence[int], victims: Sequence[int]
         victims,
         call=call,
         explanation=f"{capital(who)} raised {exception_line(state)}, and on the way out "
-        f"{several(case.where(ranks[0]), ranks)} (a finally or except block). {case.waiting(call, victims)}",
+        f"{several(case.where(ranks[0]), ranks)} (a finally or except block). {case.waiting(call, ranks, victims)}".rstrip(),
         suggestion=f"Fix the exception of {some_ranks_text(ranks)} first, and make no collective calls in finally "
         "blocks.",
         since_s=state.since_s if state.since_s is not None else (call.issued_s if call else None),
@@ -95,7 +95,7 @@ def host_wait(case: Case, rank: int, victims: Sequence[int]) -> Diagnosis:
         [rank],
         victims,
         call=call,
-        explanation=f"Rank {rank} {case.where(rank)}. {case.waiting(call, victims)}",
+        explanation=f"Rank {rank} {case.where(rank)}. {case.waiting(call, [rank], victims)}".rstrip(),
         suggestion="Nothing that still runs will set that key: look at who should."
         if on_store
         else f"Nothing that still runs can end the wait for {what}: look at who should.",

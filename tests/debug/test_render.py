@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from distsim.debug.diagnosis.diagnose import diagnose
-from distsim.debug.records import Evidence, Finding, Group, Site
+from distsim.debug.records import Evidence, Finding, Group, Phase, RankState, Site
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.render import render_diagnoses
 from tests.debug.builders import FILE, all_reduce, barrier, fail, finish, group, killed, play, recv, run, send, spin
@@ -188,6 +188,20 @@ def test_all_ranks_raised() -> None:
     ] * 2
     some = play(2, {0: [fail("ValueError: bad batch", 11)], 1: [finish()]})
     assert diagnose(some)[0].explanation.endswith("No other rank waits for it.")
+
+
+@pytest.mark.parametrize("phase", [Phase.KILLED, Phase.EXITED])
+def test_who_went_another_way_has_not_raised_too(phase: Phase) -> None:
+    """Of a rank that was killed, or left, while all others raised; several that nobody waits for are "them"."""
+
+    def told(size: int) -> dict[tuple[int, ...], str]:
+        evidence = play(size, lambda r: [run(11)] if r == 4 else [fail("ValueError: bad batch", 11)])
+        evidence.ranks[1] = RankState(1, phase)
+        return {d.culprits: d.explanation for d in diagnose(evidence)}
+
+    assert told(4)[1,].endswith(". Every other rank has raised.")
+    assert told(5)[1,].endswith(". No other rank waits for it.")
+    assert told(5)[0, 2, 3].endswith(". No other rank waits for them.")
 
 
 def test_healthy() -> None:
