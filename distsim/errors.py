@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distsim.text.alike import but_for_numbers, first_difference
-from distsim.text.ranks import of_ranks
+from distsim.text.ranks import some_ranks
 
 __all__ = ["DistsimError", "Failure", "NotSimulated", "RankFailure", "UsageError"]
 
@@ -42,9 +42,10 @@ class Failure:
 
 
 class RankFailure(DistsimError):
-    """One or more ranks raised. *failures* has one entry for each different traceback, with its ranks; in the message
-    those that differ only in the numbers that they say are one. *report*, what the diagnosis says beyond them, stands
-    at its end. *outcome* is the whole of the run, as `simulate(..., check=False)` returns it."""
+    """One or more ranks raised. *failures* has one entry for each different traceback, with all its ranks; in the
+    message those that differ only in the numbers that they say are one, and of very many ranks the first are named.
+    *report*, what the diagnosis says beyond them, stands at its end. *outcome* is the whole of the run, as
+    `simulate(..., check=False)` returns it."""
 
     def __init__(self, failures: Sequence[Failure], report: str = "", outcome: Any = None) -> None:
         self.failures = list(failures)
@@ -67,12 +68,12 @@ def _told_once(alike: Sequence[Failure]) -> str:
     first, last, more = alike[0], alike[-1], len(alike) - 1
     text = first.traceback.rstrip()
     if not more:
-        return f"{of_ranks(first.ranks)}:\n{text}"
+        return f"{some_ranks(first.ranks)}:\n{text}"
     everyone = [rank for failure in alike for rank in failure.ranks]
     others = "one more that differs" if more == 1 else f"{more} more that differ"
     of = "of" if more == 1 else "the last of"
     said = first_difference(first.traceback, last.traceback)
     return (
-        f"{of_ranks(everyone)}, alike but for numbers; of {of_ranks(first.ranks)}:\n{text}\n"
-        f"... and {others} in numbers, {of} {of_ranks(last.ranks)}:\n{said}"
+        f"{some_ranks(everyone)}, alike but for numbers; of {some_ranks(first.ranks)}:\n{text}\n"
+        f"... and {others} in numbers, {of} {some_ranks(last.ranks)}:\n{said}"
     )

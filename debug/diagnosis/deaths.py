@@ -75,7 +75,8 @@ def in_flight_exception(case: Case, ranks: Sequence[int], victims: Sequence[int]
         victims,
         call=call,
         explanation=f"{capital(who)} raised {exception_line(state)}, and on the way out "
-        f"{several(case.where(ranks[0]), ranks)} (a finally or except block). {case.waiting(call, ranks, victims)}".rstrip(),
+        f"{several(case.where(ranks[0]), ranks)} (a finally or except block). "
+        f"{case.waiting(call, ranks, victims)}".rstrip(),
         suggestion=f"Fix the exception of {some_ranks_text(ranks)} first, and make no collective calls in finally "
         "blocks.",
         since_s=state.since_s if state.since_s is not None else (call.issued_s if call else None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ LONGEST_LINE = 1_000
 MAX_TRACEBACK_LINES = 24, 200
 """Where there are many diagnoses, and where there are few. What is cut is cut from the middle: the last lines
 name the error, the first ones the way in."""
+_COMMA = re.compile(r"(?<=\d,)(?=\d)")
 MANY = 4
 """More diagnoses, or exceptions, than these are many."""
 
@@ -35,8 +37,7 @@ class Line:
         first = " " * self.indent
         if self.whole:
             return [Text(first + self.text, style=self.style, no_wrap=True, overflow="ignore")]
-        wrapped = textwrap.wrap(
-            self.text,
+        wrapped = _Wrapper(
             width=max(20, width),
             initial_indent=first,
             subsequent_indent=first + " " * self.hang,
@@ -44,8 +45,19 @@ class Line:
             break_on_hyphens=False,
             replace_whitespace=False,
             drop_whitespace=True,
-        )
+        ).wrap(self.text)
         return [Text(part, style=self.style, no_wrap=True, overflow="ignore") for part in wrapped or [first]]
+
+
+class _Wrapper(textwrap.TextWrapper):
+    """Breaks a list of ranks, which has no spaces, where a line cannot hold it; no other word."""
+
+    def _split(self, text: str) -> list[str]:
+        longest = self.width - len(self.subsequent_indent)
+        parts: list[str] = []
+        for word in super()._split(text):
+            parts += [word] if len(word) <= longest else _COMMA.split(word)
+        return parts
 
 
 def most_lines(number: int) -> int:

@@ -21,9 +21,9 @@ from distsim.debug.records.remote import REMOTE_CALLS, SERVE
 from distsim.debug.report.alike import and_others, told_once
 from distsim.debug.report.console import Console
 from distsim.debug.report.lines import Line, most_lines, shortened
-from distsim.debug.report.stack_tree import StackNode, blank_addresses, merge_equal, merge_stacks
+from distsim.debug.report.stack_tree import blank_addresses, folded_frames, merge_equal, merge_stacks
 from distsim.debug.words.phrases import are, call_text, group_text, numbered, place, ranks_text, some_ranks_text
-from distsim.text.ranks import format_ranks
+from distsim.text.ranks import format_ranks, of_ranks
 
 __all__ = [
     "MAX_REPORT_LINES",
@@ -197,7 +197,7 @@ def _subjects(d: Diagnosis) -> list[str]:
 
 
 def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int, rest: str) -> Iterator[Line]:
-    yield Line(d.explanation)
+    yield from _explained(d)
     if d.provisional and d.kind is not Kind.STRAGGLER:
         yield Line(until_when(None if evidence is None else evidence.hang_after_s))
     yield from _waiters(d, evidence)
@@ -209,6 +209,18 @@ def _body(d: Diagnosis, evidence: Evidence | None, most_lines: int, rest: str) -
         for note in evidence.notes:
             yield Line(f"note: {note}", style="dim")
     yield Line(f"next: {d.suggestion} See {d.see}", style="bold")
+
+
+def _explained(d: Diagnosis) -> Iterator[Line]:
+    """What the diagnosis says, with the whole list of its culprits where its sentence names the first of very many."""
+    said, whole = ranks_text(d.culprits), of_ranks(d.culprits)
+    if not d.culprits or said == whole:
+        yield Line(d.explanation)
+        return
+    said = said[1:]  # a sentence may begin with them
+    yield Line(d.explanation.replace(said, whole[1:], 1))
+    if said not in d.explanation:
+        yield Line(f"all of them: {whole}")
 
 
 def _waiters(d: Diagnosis, evidence: Evidence | None) -> Iterator[Line]:
@@ -317,7 +329,7 @@ def _stacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
     lines = merge_stacks(stacks).lines()
     yield Line("stacks, outermost frame first:")
     columns = min(24, max(len(format_ranks(node.ranks)) for _, node in lines))
-    folded = _fold(lines)
+    folded = folded_frames(lines)
     for depth, node, times in folded[: 3 * MAX_LINES]:
         ranks = format_ranks(node.ranks)
         if len(ranks) > columns:
@@ -329,19 +341,6 @@ def _stacks(d: Diagnosis, evidence: Evidence) -> Iterator[Line]:
         yield Line(f"{ranks:<{columns}}  {'  ' * depth}{name}", indent=4, hang=columns + 4)
     if len(folded) > 3 * MAX_LINES:
         yield Line(f"... {sum(times for *_, times in folded[3 * MAX_LINES :])} more frames", indent=4)
-
-
-def _fold(lines: Sequence[tuple[int, StackNode]]) -> list[tuple[int, StackNode, int]]:
-    """A frame that calls itself again and again, with the same ranks, once."""
-    folded: list[tuple[int, StackNode, int]] = []
-    for depth, node in lines:
-        if folded:
-            before, last, times = folded[-1]
-            if (before, last.site, last.ranks) == (depth, node.site, node.ranks):
-                folded[-1] = (before, last, times + 1)
-                continue
-        folded.append((depth, node, 1))
-    return folded
 
 
 def stack_of(rank: int, evidence: Evidence) -> tuple[Site, ...]:

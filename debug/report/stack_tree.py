@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from distsim.debug.records import Site
 
-__all__ = ["StackNode", "blank_addresses", "merge_equal", "merge_stacks", "short_path"]
+__all__ = ["StackNode", "blank_addresses", "folded_frames", "merge_equal", "merge_stacks", "short_path"]
 
 T = TypeVar("T", bound=Hashable)
 
@@ -59,6 +59,19 @@ class StackNode:
             forks = len(child.children) > 1 or any(len(c.ranks) < len(child.ranks) for c in child.children.values())
             found.extend(child.lines(depth + 1 if forks else depth))
         return found
+
+
+def folded_frames(lines: Sequence[tuple[int, StackNode]]) -> list[tuple[int, StackNode, int]]:
+    """A frame that calls itself again and again, with the same ranks, once."""
+    folded: list[tuple[int, StackNode, int]] = []
+    for depth, node in lines:
+        if folded:
+            before, last, times = folded[-1]
+            if (before, last.site, last.ranks) == (depth, node.site, node.ranks):
+                folded[-1] = (before, last, times + 1)
+                continue
+        folded.append((depth, node, 1))
+    return folded
 
 
 def merge_stacks(stacks: Mapping[int, Sequence[Site]]) -> StackNode:

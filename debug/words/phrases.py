@@ -20,7 +20,7 @@ from distsim.debug.records import (
 from distsim.debug.records.frames import packaged
 from distsim.debug.records.remote import SERVE
 from distsim.debug.report.stack_tree import blank_addresses, short_path
-from distsim.text.ranks import format_ranks
+from distsim.text.ranks import format_ranks, some_ranks
 
 __all__ = [
     "are",
@@ -44,9 +44,7 @@ __all__ = [
 LONGEST = 300
 """Letters of an exception that a sentence holds."""
 MOST_RUNS = 24
-"""Ranges of ranks that a sentence holds; the lists of a diagnosis have them all."""
-FEW_RUNS = 8
-"""So many a line holds that has more to say."""
+"""Ranges of ranks that a sentence holds; the lists of a diagnosis, and its report, have all its culprits."""
 RAISES = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
 """How the last line of a traceback begins."""
 
@@ -66,13 +64,8 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 def some_ranks_text(ranks: Iterable[int]) -> str:
     """`ranks 0,2,4,6 and 16 more`, where the whole list stands elsewhere; few as `ranks_text`."""
-    listed = sorted(set(ranks))
-    runs = format_ranks(listed).split(",")
-    if len(runs) <= FEW_RUNS:
-        return ranks_text(listed)
-    first = ",".join(runs[: FEW_RUNS // 2])
-    last = int(runs[FEW_RUNS // 2 - 1].rpartition("-")[2])
-    return f"ranks {first} and {sum(rank > last for rank in listed)} more"
+    listed = list(ranks)
+    return some_ranks(listed) if listed else ranks_text(listed)
 
 
 def capital(text: str) -> str:

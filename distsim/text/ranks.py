@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["format_ranks", "of_ranks"]
+__all__ = ["format_ranks", "of_ranks", "some_ranks"]
+
+FEW_RUNS = 8
+"""So many ranges a line holds that has more to say."""
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -26,3 +29,14 @@ def of_ranks(ranks: Iterable[int]) -> str:
     """`rank 3`, `ranks 1,2`, `ranks 0-7`."""
     runs = format_ranks(ranks)
     return f"rank{'' if runs.isdecimal() else 's'} {runs}"
+
+
+def some_ranks(ranks: Iterable[int]) -> str:
+    """`ranks 0,2,4,6 and 16 more`, where the whole list stands elsewhere; few as `of_ranks`."""
+    listed = sorted(set(ranks))
+    runs = format_ranks(listed).split(",")
+    if len(runs) <= FEW_RUNS:
+        return of_ranks(listed)
+    first = ",".join(runs[: FEW_RUNS // 2])
+    last = int(runs[FEW_RUNS // 2 - 1].rpartition("-")[2])
+    return f"ranks {first} and {sum(rank > last for rank in listed)} more"

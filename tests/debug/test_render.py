@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records import Evidence, Finding, Group, Phase, RankState, Site
+from distsim.debug.records.diagnosis import Diagnosis
 from distsim.debug.records.kinds import Kind
 from distsim.debug.report.render import render_diagnoses
 from tests.debug.builders import FILE, all_reduce, barrier, fail, finish, group, killed, play, recv, run, send, spin
@@ -156,6 +158,24 @@ def test_many_pieces_of_ranks_fit_a_headline(width: int) -> None:
     assert (text.count(whole), text.count("ranks 1,3,5,7 and 16 more")) == (1, 3)
     assert "last call of ranks 1,3,5,7 and 16 more: all_reduce #1" in text
     assert found[0].to_json()["culprits"] == list(range(1, 40, 2))
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_whole_list_stands_in_the_report_however_long_it_is(width: int) -> None:
+    """It goes on in the next line where one cannot hold it; in the sentence that is data it stays short."""
+    evidence = _odd_ranks_raise(400)
+    (told,) = diagnose(evidence)
+    assert "Ranks 1,3,5,7,9,11,13,15,17,19,21,23,...,399 (200 of them) raised" in told.explanation
+    whole = ",".join(map(str, range(1, 400, 2)))
+
+    def report(of: Diagnosis) -> str:
+        text = render_diagnoses([of], evidence).plain(width)
+        assert max(map(len, text.splitlines())) <= width
+        return "".join(text.split())
+
+    assert report(told).count(f"Ranks{whole}raised") == report(told).count(whole) == 1
+    text = report(replace(told, explanation="Some raised."))
+    assert text.count(f"Someraised.allofthem:ranks{whole}") == text.count(whole) == 1
 
 
 def test_a_list_that_stands_nowhere_else_is_whole() -> None:

@@ -44,6 +44,24 @@ def test_messages_that_differ_in_numbers_are_one() -> None:
     assert len(failure.failures) == 32, "as data they are what they were"
 
 
+def test_a_headline_names_the_first_of_many_pieces_of_ranks() -> None:
+    """As those of reports; as data they are whole."""
+
+    def body() -> None:
+        rank = int(os.environ["RANK"])
+        if rank % 2:
+            raise ValueError(f"bad {rank % 4}")
+
+    failure = _caught(body, 40)
+    lines = str(failure).splitlines()
+    assert lines[0] == "ranks 1,3,5,7 and 16 more, alike but for numbers; of ranks 1,5,9,13 and 6 more:"
+    assert lines[-2:] == [
+        "... and one more that differs in numbers, of ranks 3,7,11,15 and 6 more:",
+        "ValueError: bad 3",
+    ]
+    assert [one.ranks for one in failure.failures] == [tuple(range(1, 40, 4)), tuple(range(3, 40, 4))]
+
+
 def test_every_place_and_every_word_has_its_traceback() -> None:
     """Another line, another word or another type is another failure; equal ones are said as before."""
 
