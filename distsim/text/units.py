@@ -125,14 +125,19 @@ def format_time(seconds: float) -> str:
 
 def format_bytes(count: float) -> str:
     """A number of bytes for people, in powers of 1024: `"64 MiB"`. A mean is of whole bytes, too."""
+    if 0 < abs(count) < 1:
+        return "<1 B"
+    count = float(f"{count:.0f}")
     if abs(count) < 1024:
-        return f"{count:.0f} B" if abs(count) >= 0.5 or not count else "<1 B"
-    count /= 1024
+        return f"{count:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.4g} {unit}"
         count /= 1024
-    return f"{count:.4g} TiB"
+        text = f"{count:.4g}"
+        if abs(float(text)) < 1024:
+            return f"{text} {unit}"
+        if abs(count) < 1024:  # what would be 1024 of these is one of the next
+            count = float(text)
+    return f"{count / 1024:.4g} TiB"
 
 
 def _number(value: object, expected: str) -> float:

@@ -101,3 +101,6 @@ def test_figures_are_printed_short() -> None:
     assert [format_time(t) for t in (0, 130e-9, 5e-6, 2e-3, 1.5)] == ["0", "130 ns", "5 us", "2 ms", "1.5 s"]
     assert [format_bytes(n) for n in (8, 64 << 20, 3 << 40)] == ["8 B", "64 MiB", "3 TiB"]
     assert [format_bytes(n) for n in (0, 0.2, 31.2, 1023, 1536)] == ["0 B", "<1 B", "31 B", "1023 B", "1.5 KiB"]
+    assert [format_bytes(n) for n in (0.5, 0.9, 1, 1.5)] == ["<1 B", "<1 B", "1 B", "2 B"]
+    near = [1023.4, 1023.6, 1023.4 * 1024, 1023.6 * 1024, (1 << 30) - 1, (1 << 40) - 1, -1023.6]
+    assert [format_bytes(n) for n in near] == ["1023 B", "1 KiB", "1023 KiB", "1 MiB", "1 GiB", "1 TiB", "-1 KiB"]
