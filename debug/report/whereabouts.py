@@ -8,7 +8,7 @@ from distsim.debug.records import CallRecord, Evidence, State
 from distsim.debug.report.stack_tree import merge_equal
 from distsim.debug.words.phrases import capital, group_text, numbered, place, ranks_text, several, state_text
 
-__all__ = ["MARKER", "MOST_LINES", "sentences", "where_ranks_were", "whereabouts"]
+__all__ = ["MARKER", "MOST_LINES", "first_places", "sentences", "where_ranks_were", "whereabouts"]
 
 MARKER = "interrupted.json"
 """The launcher leaves it in the folder of the rings before it ends the ranks."""
@@ -33,11 +33,16 @@ def sentences(together: Mapping[str, Iterable[int]]) -> list[str]:
 def where_ranks_were(evidence: Evidence) -> list[str]:
     """Of ranks whose calls are all that is known: a line for all that were in, or had last ended, the same call."""
     texts = {rank: _where(evidence.records.get(rank) or ()) for rank in sorted(evidence.ranks)}
-    lines = [f"{capital(ranks_text(ranks))} {several(text, ranks)}." for ranks, text in merge_equal(texts)]
-    if len(lines) > MOST_LINES:
-        left = len(lines) - MOST_LINES
-        lines[MOST_LINES:] = [f"... and {left} more place{'s' * (left > 1)}"]
-    return lines
+    return first_places([f"{capital(ranks_text(ranks))} {several(text, ranks)}." for ranks, text in merge_equal(texts)])
+
+
+def first_places(lines: Sequence[str], rest: str = "") -> list[str]:
+    """The first of *lines*, a place each, and how many more there are; *rest* is what has them."""
+    left = len(lines) - MOST_LINES
+    if left <= 0:
+        return list(lines)
+    has = f" (all of them: {rest})" if rest else ""
+    return [*lines[:MOST_LINES], f"... and {left} more place{'s' * (left > 1)}{has}"]
 
 
 def _where(calls: Sequence[CallRecord]) -> str:

@@ -20,7 +20,7 @@ from distsim.cluster import Cluster, load_cluster
 from distsim.debug.diagnosis.diagnose import diagnose
 from distsim.debug.records.frames import shown_from
 from distsim.debug.records.kinds import Kind
-from distsim.debug.report.whereabouts import whereabouts
+from distsim.debug.report.whereabouts import first_places, whereabouts
 from distsim.errors import RankFailure, UsageError
 from distsim.network import make_network
 from distsim.sim.device.operators.values import Data
@@ -108,8 +108,9 @@ def simulate(
     `distsim.report.write_trace` draws: every call and every operator, where else each rank's last calls are kept.
     `Outcome.results` holds what each rank returned. A rank that raises raises `RankFailure` here,
     with all ranks' tracebacks merged and the diagnosis after them, unless *check* is False; a hang or
-    mismatch without an exception is reported in `Outcome.diagnoses`. Ctrl-C ends the simulation and raises
-    KeyboardInterrupt here, which says where every rank was; so far as the run came it is in its attribute `outcome`.
+    mismatch without an exception is reported in `Outcome.diagnoses`. Ctrl-C, in the main thread and with Python's own
+    handler, ends the simulation and raises KeyboardInterrupt here, which says where every rank was; so far as the run
+    came it is in its attribute `outcome`, unless Ctrl-C is pressed again while the ranks are diagnosed.
     """
     request = RunRequest(
         program=getattr(fn, "__qualname__", repr(fn)),
@@ -156,7 +157,7 @@ def _interrupt(outcome: Outcome) -> KeyboardInterrupt:
     if outcome.diagnoses:
         stop.add_note(_report(outcome, stream_width(sys.stderr)).rstrip())
     elif outcome.evidence is not None:
-        stop.add_note("\n".join(whereabouts(outcome.evidence)))
+        stop.add_note("\n".join(first_places(whereabouts(outcome.evidence), REST)))
     return stop
 
 

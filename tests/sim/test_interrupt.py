@@ -178,6 +178,24 @@ def test_who_waits_is_said_to_wait() -> None:
     assert caught.value.__notes__[0].startswith("Rank 0 waits in barrier #1 on group default_pg (ranks 0,1), at ")
 
 
+def test_of_very_many_places_the_first_are_told() -> None:
+    """Ranks at a line each: eight, how many more, and what has them."""
+
+    def body() -> None:
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        if rank == 11:
+            time.sleep(1)
+            press()
+        exec(compile("\n" * rank + "time.sleep(9)", __file__, "exec"), {"time": time})
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        ranks(body, 12)
+    lines = caught.value.__notes__[0].splitlines()
+    assert [line.partition(" is ")[0] for line in lines[:8]] == [f"Rank {rank}" for rank in range(8)]
+    assert lines[8:] == ["... and 4 more places (all of them: the Outcome)"]
+
+
 @pytest.mark.slow
 def test_a_program_that_simulates_says_to_its_shell_that_it_was_interrupted(tmp_path: Path) -> None:
     """It dies of SIGINT as every Python program does, and its last words are where every rank was."""
