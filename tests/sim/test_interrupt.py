@@ -27,9 +27,9 @@ from distsim.sim.kernel.interrupts import CtrlC
 _libc = ctypes.CDLL(None)
 
 
-def press() -> None:
-    """SIGINT for this very process: a rank's own os.kill is the simulated machine's."""
-    _libc.kill(_libc.getpid(), int(signal.SIGINT))
+def press(number: signal.Signals = signal.SIGINT) -> None:
+    """A signal for this very process: a rank's own os.kill is the simulated machine's."""
+    _libc.kill(_libc.getpid(), int(number))
 
 
 def _computes() -> None:
@@ -194,6 +194,38 @@ def test_of_very_many_places_the_first_are_told() -> None:
     lines = caught.value.__notes__[0].splitlines()
     assert [line.partition(" is ")[0] for line in lines[:8]] == [f"Rank {rank}" for rank in range(8)]
     assert lines[8:] == ["... and 4 more places (all of them: the Outcome)"]
+
+
+class _Enough(Exception):
+    """What a handler of the caller's raises."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
+def test_what_a_handler_of_the_callers_raises_ends_the_run_at_once(number: signal.Signals) -> None:
+    """While a rank spins, and before it is another's turn."""
+    begun, over = [], threading.Event()
+
+    def handler(*_: object) -> None:
+        over.set()
+        raise _Enough
+
+    def body() -> None:
+        dist.init_process_group("gloo")
+        begun.append(dist.get_rank())
+        press(number)
+        while not over.is_set():
+            pass
+        dist.barrier()
+
+    before = signal.signal(number, handler)
+    try:
+        with pytest.raises(_Enough):
+            ranks(body, 3, host_timeout_s=2)
+        assert signal.getsignal(number) is handler
+    finally:
+        signal.signal(number, before)
+    assert len(begun) == 1
+    assert ranks(dist.is_initialized).results == [False, False], "the next one runs"
 
 
 @pytest.mark.slow

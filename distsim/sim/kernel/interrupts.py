@@ -2,8 +2,9 @@
 
 A Python signal handler that raises would do so between any two bytecodes of the scheduler, also in the
 middle of handing the baton over. So while a simulation runs the handlers only take note. Ctrl-C
-(`CtrlC`) then ends the run, so that it can still say where every rank is; the handlers of other
-signals (`Interrupts`: pytest-timeout's SIGALRM) are called by the scheduler between two events.
+(`CtrlC`) then ends the run, so that it can still say where every rank is; handlers of the caller's
+own (`Interrupts`: pytest-timeout's SIGALRM, asyncio's SIGINT) are called by the scheduler between two
+events, or while a rank computes. One that raises ends the run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 __all__ = ["CtrlC", "Interrupts"]
 
 _real_signal, _real_getsignal = signal.signal, signal.getsignal
-DEFERRED = (signal.SIGALRM, signal.SIGTERM)
+DEFERRED = (signal.SIGALRM, signal.SIGTERM, signal.SIGINT)
 
 
 class Interruptible(Protocol):
@@ -50,7 +51,7 @@ class Interrupts:
         saved = {}
         for number in DEFERRED:
             handler = _real_getsignal(number)
-            if callable(handler):
+            if callable(handler) and not isinstance(getattr(handler, "__self__", None), CtrlC):
                 saved[number] = handler
                 _real_signal(number, self._note(handler))
         try:

@@ -229,7 +229,11 @@ class Scheduler:
                 self.core.bind(task)
             limit_s = 2.0 if task.doom is not None else self.host_timeout_s  # a debugger lifts it meanwhile
             if self.interrupts.pending and task.doom is None:
-                self.interrupts.deliver()
+                try:
+                    self.interrupts.deliver()
+                except BaseException as error:
+                    self.crash = error  # simpy would keep it until it had been every other rank's turn
+                    raise
             self._report_progress()
             if self.interrupted and task.doom is None:
                 raise KeyboardInterrupt
