@@ -51,6 +51,8 @@ OTHERWISE_ON_GPUS = {
     "monitored_barrier": "NCCL has none",
     "rank_exited": "the host is ahead of its kernels: the call before has not ended either",
     "rpc_collective": "who serves the call only launches its kernel, and answers",
+    "rpc_then_stuck": "no device map says where a tensor on a GPU goes: torch refuses to send it",
+    "thread_order": "the GPU of a new thread is the first, and NCCL takes no two ranks on one",
     "thread_race": "a call on a GPU does not keep its thread inside",
 }
 """Programs that end otherwise with CUDA tensors and NCCL, and why."""
